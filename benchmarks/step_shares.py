@@ -29,7 +29,7 @@ from lines import write_json
 from models import write_model, write_prompts
 from origin import CHANGED, commit, machine
 from parent import run_script
-from rates import best_of, measure_rates, rate_at
+from rates import measure_rates
 from settings import AS_IT_COMES, SWITCHED_OFF, environment
 from workloads import WORKLOADS, Workload, check_same_work, encode, planned_lengths, quick
 
@@ -40,11 +40,13 @@ UNWATCHED = 3
 """Steps by the clock."""
 EXPLANATION = """\
 `step` is the median of three steps without the profiler. The other tables are of one step with it. Seconds. `floor`:
-the phase's unavoidable multiply-adds at the best matrix rate measured here. `reading`: the time to read the weights
-once for each token of the longest response at the measured memory rate; sampling cannot be faster, however few rows
-are left. `products` to `other`: operations by kind, each without the operations that it calls. `kernels` are norms,
-rotations and gates in C (attention kernels are in `attention`); `copies` are conversions, gathering and filling;
-`other` is every other operation; `between` is time in no operation, which is Python's."""
+the phase's unavoidable multiply-adds at the best matrix rate. Where the rate of products stands beside that of memory,
+it was measured before and after every step, because some machines are faster at one time than at another; elsewhere
+once. `reading`: the time to read the weights once for each token of the longest response at the measured memory rate;
+sampling cannot be faster, however few rows are left. `products` to `other`: operations by kind, each without the
+operations that it calls. `kernels` are norms, rotations and gates in C (attention kernels are in `attention`); `copies`
+are conversions, gathering and filling; `other` is every other operation; `between` is time in no operation, which is
+Python's."""
 
 
 def main() -> None:
@@ -59,20 +61,18 @@ def main() -> None:
     }
     if not options.quick and origin["commit"].endswith(CHANGED):
         raise SystemExit("what is measured differs from its commit: commit it, so that the figures stand for something")
-    rates, tables = [measure_rates(options.threads, variables)], []
+    rates, tables = measure_rates(options.threads, variables), []
     with tempfile.TemporaryDirectory(prefix="shares-") as folder:
         chosen = [quick(WORKLOADS[name]) if options.quick else WORKLOADS[name] for name in options.workloads]
         for workload, precision in cells(chosen, options.precisions, quick=options.quick):
             print(f"{workload.name} {precision}", file=sys.stderr, flush=True)
             tables.append(measure(workload, precision, Path(folder), options.threads, variables))
-            rates.append(measure_rates(options.threads, variables))
-    add_floors(tables, best_of(rates))
     report = {
         "command": " ".join(["python", "benchmarks/step_shares.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         **origin,
         "load_after": os.getloadavg()[0],
-        "rates": best_of(rates),
+        "rates": rates,
         "tables": tables,
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -88,8 +88,8 @@ def measure(
     threads: int,
     variables: Mapping[str, str],
 ) -> dict[str, Any]:
-    """One workload at one precision: seconds of a step, and by phase of each column of the page.
-    `floor` is still in multiply-adds. `variables` are added to the environment."""
+    """One workload at one precision: seconds of a step, and by phase of each column of the page. `variables` are
+    added to the environment."""
     model = folder / workload.model
     if not model.exists():
         write_model(workload.model, model)
@@ -112,6 +112,7 @@ def measure(
     result = run_script(PEERS / "run_shares.py", task, environment=variables)
     check_same_work("burnish", workload, result, planned_lengths(workload, prompts, range(before, before + 1)))
     macs = step_macs(workload, result["lengths"][0])
+    *rates, rate = result["macs_per_second"]  # the last one is of the step with the profiler
     longest = max(response for _, response in result["lengths"][0])
     reading = longest * result["weight_bytes"] / result["read_bytes_per_second"]
     return {
@@ -119,24 +120,20 @@ def measure(
         "title": workload.title,
         "precision": precision,
         "step": statistics.median(result["step_seconds"]),
-        "floor": sum(macs.values()),
+        "floor": statistics.median(sum(macs.values()) / rate for rate in rates),
+        "over_floor": statistics.median(
+            seconds * rate / sum(macs.values()) for seconds, rate in zip(result["step_seconds"], rates, strict=True)
+        ),
+        "macs_per_second": [*rates, rate],
         "read_bytes_per_second": result["read_bytes_per_second"],
         "phases": {
             phase: seconds
-            | {"floor": macs.get(phase, 0.0), "reading": reading if phase == "generate" else 0.0}
+            | {"floor": macs.get(phase, 0.0) / rate, "reading": reading if phase == "generate" else 0.0}
             | {"between": seconds["all"] - sum(seconds.get(name, 0.0) for name in COLUMNS)}
             for phase, seconds in result["shares"].items()
             if phase in macs
         },
     }
-
-
-def add_floors(tables: Sequence[dict[str, Any]], rates: Mapping[str, Any]) -> None:
-    """From multiply-adds to seconds, at the best rate of the whole run."""
-    for table in tables:
-        rate = rate_at(rates, table["precision"])
-        for floored in (table, *table["phases"].values()):
-            floored["floor"] /= rate
 
 
 def to_markdown(report: Mapping[str, Any]) -> str:
@@ -152,12 +149,18 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     lines += ["| workload | precision | step | floor | step / floor |", "|---|---|---:|---:|---:|"]
     for table in report["tables"]:
         name, step, floor = f"{table['workload']} | {table['precision']}", table["step"], table["floor"]
-        lines.append(f"| {name} | {step:.2f} | {floor:.2f} | {step / floor:.2f} |")
+        over = table.get("over_floor", step / floor)  # pages of before had one rate for all steps
+        lines.append(f"| {name} | {step:.2f} | {floor:.2f} | {over:.2f} |")
     for table in report["tables"]:
         lines += ["", f"## {table['workload']}, {table['precision']}: {table['title']}", ""]
-        lines += [f"Memory is read at {table['read_bytes_per_second'] / 1e9:.0f} GB/s.", ""]
+        lines += [f"Memory is read at {table['read_bytes_per_second'] / 1e9:.0f} GB/s{_products(table)}.", ""]
         lines += rows(table["phases"])
     return "\n".join(lines) + "\n"
+
+
+def _products(table: Mapping[str, Any]) -> str:
+    rates = [rate / 1e9 for rate in table.get("macs_per_second", ())]
+    return f", products are {min(rates):.0f} to {max(rates):.0f} x 10^9 multiply-adds per second" if rates else ""
 
 
 def rows(phases: Mapping[str, Mapping[str, float]]) -> Sequence[str]:

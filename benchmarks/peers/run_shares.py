@@ -3,6 +3,8 @@ operations by phase and kind."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -15,14 +17,18 @@ import torch
 from rich.console import Console
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from burnish.doctor.rates import KINDS as KINDS_OF_PRODUCTS
+from burnish.doctor.rates import product_seconds
+from burnish.forward.matmul_precision import matmul_precision
 from burnish.kernels.attention import AttentionKernels
 from burnish.kernels.decoding import DecodeKernels
+from burnish.kernels.products import ProductKernels
 from burnish.kernels.training import TrainKernels
 from burnish.trainers.rl.setup import open_rl_run
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 KINDS = (
-    ("products", ("mm", "addmm", "addmm_", "bmm", "_linear_pointwise")),
+    ("products", ("mm", "addmm", "addmm_", "bmm", "_linear_pointwise", "multiply")),
     (
         "attention",
         (
@@ -58,6 +64,7 @@ KINDS = (
 """Operations by kind; what is in none is `other`. An operation counts for itself, not for those that it calls."""
 MARK = "phase: "
 READ_BYTES = 1 << 28
+SHAPE = (2048, 2048, 2048)
 
 
 def main() -> None:
@@ -68,18 +75,34 @@ def main() -> None:
     marking_phases()
     marking_kernels()
     with open_rl_run(config, Console(quiet=True)) as run:
-        unwatched = run_burnish.measure(run, task["warmup"], task["unwatched"], logged=False)["seconds"]
+        run_burnish.measure(run, task["warmup"], 0, logged=False)
+        rates, seconds = [best_rate(task["precision"])], []
+        for _ in range(task["unwatched"]):
+            seconds += run_burnish.measure(run, 0, 1, logged=False)["seconds"]
+            rates.append(best_rate(task["precision"]))
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             result = run_burnish.measure(run, 0, 1, logged=False)
+        rates.append(best_rate(task["precision"]))
         model = run.policy.model  # type: ignore[attr-defined]
         result["weight_bytes"] = sum(p.numel() * p.element_size() for p in model.parameters())
         if not model.config.tie_word_embeddings:  # otherwise the head reads the embedding
             result["weight_bytes"] -= model.get_input_embeddings().weight.nbytes  # looked up, not read
     result["shares"] = shares(profiler.events())
-    result["step_seconds"] = [seconds["step"] for seconds in unwatched]
+    result["step_seconds"] = [step["step"] for step in seconds]
+    result["macs_per_second"] = [max(around) for around in itertools.pairwise(rates)]
     result["read_bytes_per_second"] = read_rate()
     result["settings"] = {}
     child.report(result, ["burnish", "torch", "transformers"])
+
+
+def best_rate(precision: str) -> float:
+    """Multiply-adds per second just now, of the kind of product that is faster."""
+    kinds = ("float32", "float32_fast") if precision == "float32" else (precision,)
+    found = []
+    for matmul, dtype in (KINDS_OF_PRODUCTS[kind] for kind in kinds):
+        with matmul_precision(matmul):
+            found.append(math.prod(SHAPE) / min(product_seconds(SHAPE, dtype, repeats=3)))
+    return max(found)
 
 
 def marking_phases() -> None:
@@ -96,6 +119,7 @@ def marking_phases() -> None:
 
 def marking_kernels() -> None:
     """What runs in C becomes operations of the profile."""
+    _mark(ProductKernels, "multiply", lambda given: "multiply")
     for kernels, names in ((DecodeKernels, ("add_and_normalise", "gate", "attend")), (TrainKernels, ("call",))):
         for name in names:
             _mark(kernels, name, lambda given, name=name: given[0] if name == "call" else name)
