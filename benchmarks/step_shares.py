@@ -29,7 +29,7 @@ from lines import write_json
 from models import write_model, write_prompts
 from origin import CHANGED, commit, machine
 from parent import run_script
-from rates import measure_rates
+from rates import kinds_at, measure_rates
 from settings import AS_IT_COMES, SWITCHED_OFF, environment
 from workloads import WORKLOADS, Workload, check_same_work, encode, planned_lengths, quick
 
@@ -66,7 +66,7 @@ def main() -> None:
         chosen = [quick(WORKLOADS[name]) if options.quick else WORKLOADS[name] for name in options.workloads]
         for workload, precision in cells(chosen, options.precisions, quick=options.quick):
             print(f"{workload.name} {precision}", file=sys.stderr, flush=True)
-            tables.append(measure(workload, precision, Path(folder), options.threads, variables))
+            tables.append(measure(workload, precision, Path(folder), rates, options.threads, variables))
     report = {
         "command": " ".join(["python", "benchmarks/step_shares.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
@@ -85,6 +85,7 @@ def measure(
     workload: Workload,
     precision: str,
     folder: Path,
+    rates: Mapping[str, Any],
     threads: int,
     variables: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -103,6 +104,7 @@ def measure(
         "prompts": str(prompts),
         "output": tempfile.mkdtemp(dir=folder),
         "precision": precision,
+        "kinds": kinds_at(rates, precision),
         "threads": threads,
         "warmup": warmup,
         "unwatched": UNWATCHED,
@@ -112,7 +114,7 @@ def measure(
     result = run_script(PEERS / "run_shares.py", task, environment=variables)
     check_same_work("burnish", workload, result, planned_lengths(workload, prompts, range(before, before + 1)))
     macs = step_macs(workload, result["lengths"][0])
-    *rates, rate = result["macs_per_second"]  # the last one is of the step with the profiler
+    *by_step, rate = result["macs_per_second"]  # the last one is of the step with the profiler
     longest = max(response for _, response in result["lengths"][0])
     reading = longest * result["weight_bytes"] / result["read_bytes_per_second"]
     return {
@@ -120,11 +122,12 @@ def measure(
         "title": workload.title,
         "precision": precision,
         "step": statistics.median(result["step_seconds"]),
-        "floor": statistics.median(sum(macs.values()) / rate for rate in rates),
+        "floor": statistics.median(sum(macs.values()) / around for around in by_step),
         "over_floor": statistics.median(
-            seconds * rate / sum(macs.values()) for seconds, rate in zip(result["step_seconds"], rates, strict=True)
+            seconds * around / sum(macs.values())
+            for seconds, around in zip(result["step_seconds"], by_step, strict=True)
         ),
-        "macs_per_second": [*rates, rate],
+        "macs_per_second": [*by_step, rate],
         "read_bytes_per_second": result["read_bytes_per_second"],
         "phases": {
             phase: seconds

@@ -25,6 +25,10 @@ def best_of(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def rate_at(rates: Mapping[str, Any], precision: str) -> float:
-    """Multiply-adds per second at a precision: the faster float32 where it is as accurate."""
-    names = ["float32", "float32_fast"] if rates["fast_is_accurate"] and precision == "float32" else [precision]
-    return max(rates["macs_per_second"][name] for name in names)
+    """Multiply-adds per second at a precision."""
+    return max(rates["macs_per_second"][kind] for kind in kinds_at(rates, precision))
+
+
+def kinds_at(rates: Mapping[str, Any], precision: str) -> list[str]:
+    """Kinds of products that count at a precision: the faster float32 only where it is as accurate."""
+    return ["float32", "float32_fast"] if rates["fast_is_accurate"] and precision == "float32" else [precision]

@@ -4,7 +4,6 @@ operations by phase and kind."""
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -15,11 +14,9 @@ import child
 import run_burnish
 import torch
 from rich.console import Console
+from run_rates import best_rate
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from burnish.doctor.rates import KINDS as KINDS_OF_PRODUCTS
-from burnish.doctor.rates import product_seconds
-from burnish.forward.matmul_precision import matmul_precision
 from burnish.kernels.attention import AttentionKernels
 from burnish.kernels.decoding import DecodeKernels
 from burnish.kernels.products import ProductKernels
@@ -64,7 +61,6 @@ KINDS = (
 """Operations by kind; what is in none is `other`. An operation counts for itself, not for those that it calls."""
 MARK = "phase: "
 READ_BYTES = 1 << 28
-SHAPE = (2048, 2048, 2048)
 
 
 def main() -> None:
@@ -76,13 +72,13 @@ def main() -> None:
     marking_kernels()
     with open_rl_run(config, Console(quiet=True)) as run:
         run_burnish.measure(run, task["warmup"], 0, logged=False)
-        rates, seconds = [best_rate(task["precision"])], []
+        rates, seconds = [max(map(best_rate, task["kinds"]))], []
         for _ in range(task["unwatched"]):
             seconds += run_burnish.measure(run, 0, 1, logged=False)["seconds"]
-            rates.append(best_rate(task["precision"]))
+            rates.append(max(map(best_rate, task["kinds"])))
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             result = run_burnish.measure(run, 0, 1, logged=False)
-        rates.append(best_rate(task["precision"]))
+        rates.append(max(map(best_rate, task["kinds"])))
         model = run.policy.model  # type: ignore[attr-defined]
         result["weight_bytes"] = sum(p.numel() * p.element_size() for p in model.parameters())
         if not model.config.tie_word_embeddings:  # otherwise the head reads the embedding
@@ -93,16 +89,6 @@ def main() -> None:
     result["read_bytes_per_second"] = read_rate()
     result["settings"] = {}
     child.report(result, ["burnish", "torch", "transformers"])
-
-
-def best_rate(precision: str) -> float:
-    """Multiply-adds per second just now, of the kind of product that is faster."""
-    kinds = ("float32", "float32_fast") if precision == "float32" else (precision,)
-    found = []
-    for matmul, dtype in (KINDS_OF_PRODUCTS[kind] for kind in kinds):
-        with matmul_precision(matmul):
-            found.append(math.prod(SHAPE) / min(product_seconds(SHAPE, dtype, repeats=3)))
-    return max(found)
 
 
 def marking_phases() -> None:
