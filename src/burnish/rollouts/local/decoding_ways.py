@@ -93,27 +93,26 @@ def _decodes(model: PreTrainedModel, name: str, make: MakeDecoder, kernels: UseK
 @torch.no_grad()
 def _layout(model: PreTrainedModel, kernels: UseKernels, paths: FastPaths) -> Layout:
     """The layout of weights with which products are fastest, tested and timed on some layers."""
-    runs = {}
-    for name in _possible_layouts(model, kernels):
+    ways = []
+    for name in _made_layouts(model, kernels):
         try:
-            runs[name] = _products_of(model, LAYOUTS[name])
-            runs[name]()
+            run = _products_of(model, LAYOUTS[name])
+            run()
+            ways.append(Way(name, run))
         except KernelError:  # loading the model has reported why
-            runs.pop(name, None)
+            continue
         except Exception as error:  # noqa: BLE001 boundary: oneDNN may raise anything on a processor it does not know
-            runs.pop(name, None)
             paths.notes.append(f"{PRODUCTS} without {name}: {failure(error)}")
-    required = KERNELS if kernels == "required" and KERNELS in runs else None
-    ways = [Way(name, run) for name, run in runs.items()]
+    required = KERNELS if kernels == "required" and any(way.name == KERNELS for way in ways) else None
+    ways.append(Way(ORDINARY, _products_of(model, LAYOUTS[ORDINARY])))
     return LAYOUTS[paths.choose(PRODUCTS, shape_of(model), ways, required=required)]
 
 
-def _possible_layouts(model: PreTrainedModel, kernels: UseKernels) -> list[str]:
+def _made_layouts(model: PreTrainedModel, kernels: UseKernels) -> list[str]:
+    """Those for which weights are copied, and which this processor and the run file allow."""
     weight = model.get_input_embeddings().weight
-    impossible = {KERNELS} if kernels == "off" else set()
-    if not has_blocks(weight.device, weight.dtype):
-        impossible.add(PACKED)
-    return [name for name in LAYOUTS if name not in impossible]
+    allowed = {KERNELS: kernels != "off", PACKED: has_blocks(weight.device, weight.dtype)}
+    return [name for name, may in allowed.items() if may]
 
 
 def _products_of(model: PreTrainedModel, layout: Layout) -> Callable[[], None]:
