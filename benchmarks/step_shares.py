@@ -61,12 +61,12 @@ def main() -> None:
     }
     if not options.quick and origin["commit"].endswith(CHANGED):
         raise SystemExit("what is measured differs from its commit: commit it, so that the figures stand for something")
-    rates, tables = measure_rates(options.threads, variables), []
+    rates, tables = measure_rates(options.threads, variables, quick=options.quick), []
     with tempfile.TemporaryDirectory(prefix="shares-") as folder:
         chosen = [quick(WORKLOADS[name]) if options.quick else WORKLOADS[name] for name in options.workloads]
         for workload, precision in cells(chosen, options.precisions, quick=options.quick):
             print(f"{workload.name} {precision}", file=sys.stderr, flush=True)
-            tables.append(measure(workload, precision, Path(folder), rates, options.threads, variables))
+            tables.append(measure(workload, precision, Path(folder), rates, options, variables))
     report = {
         "command": " ".join(["python", "benchmarks/step_shares.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
@@ -86,7 +86,7 @@ def measure(
     precision: str,
     folder: Path,
     rates: Mapping[str, Any],
-    threads: int,
+    options: argparse.Namespace,
     variables: Mapping[str, str],
 ) -> dict[str, Any]:
     """One workload at one precision: seconds of a step, and by phase of each column of the page. `variables` are
@@ -105,7 +105,8 @@ def measure(
         "output": tempfile.mkdtemp(dir=folder),
         "precision": precision,
         "kinds": kinds_at(rates, precision),
-        "threads": threads,
+        "threads": options.threads,
+        "quick": options.quick,
         "warmup": warmup,
         "unwatched": UNWATCHED,
         "steps": 1,

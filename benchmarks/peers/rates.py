@@ -11,9 +11,9 @@ from parent import run_script
 HERE = Path(__file__).parent
 
 
-def measure_rates(threads: int, variables: Mapping[str, str]) -> dict[str, Any]:
+def measure_rates(threads: int, variables: Mapping[str, str], *, quick: bool) -> dict[str, Any]:
     """Multiply-adds per second of each kind of product, and their errors. `variables` are added to the environment."""
-    return run_script(HERE / "run_rates.py", {"threads": threads}, environment=variables)
+    return run_script(HERE / "run_rates.py", {"threads": threads, "quick": quick}, environment=variables)
 
 
 def best_of(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
