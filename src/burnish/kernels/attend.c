@@ -8,7 +8,7 @@
  */
 #include "blocks.h"
 
-#define TILE 16
+#define TILE 32
 
 int omp_get_thread_num(void);
 
@@ -125,33 +125,34 @@ static void forward_stretch(
     }
 }
 
-/* grads[t] += sum over queries of weights[q][t] lines[q]. */
+/* grads[t + i] += sum over queries of weights[q][t + i] lines[q], for T tokens and the columns in V vectors. */
+#define SPREAD(T, V)                                                                                                   \
+    {                                                                                                                  \
+        float *to = grads + t * width + c;                                                                             \
+        lanes sums[T][V], line[V];                                                                                     \
+        EACH(i, T) EACH(v, V) sums[i][v] = load_lanes(to + i * width + v * LANES);                                     \
+        for (int64_t q = 0; q < queries; q++) {                                                                        \
+            EACH(v, V) line[v] = load_lanes(lines + q * width + c + v * LANES);                                        \
+            EACH(i, T) EACH(v, V) sums[i][v] += weights[q * stride + t + i] * line[v];                                 \
+        }                                                                                                              \
+        EACH(i, T) EACH(v, V) store_lanes(to + i * width + v * LANES, sums[i][v]);                                     \
+    }
+
+/* Beyond the last token are padding's columns, with weight 0, up to an even number of them at least. */
+#define SPREAD_TOKENS(V)                                                                                               \
+    {                                                                                                                  \
+        int64_t t = 0;                                                                                                 \
+        for (; t + 4 < tokens; t += 6) SPREAD(6, V)                                                                    \
+        for (; t + 2 < tokens; t += 4) SPREAD(4, V)                                                                    \
+        for (; t < tokens; t += 2) SPREAD(2, V)                                                                        \
+    }
+
 static void spread(
     const float *weights, int64_t queries, int64_t stride, const float *lines, int64_t tokens, int64_t width, float *grads
 ) {
-    for (int64_t c = 0; c < width; c += 2 * LANES) {
-        int two = BLOCK >= 2 * LANES || c + LANES < width;
-        for (int64_t t = 0; t < tokens; t += 4) { /* the columns after the last token are padding, with weight 0 */
-            lanes sums[4][2];
-            for (int i = 0; i < 4; i++) {
-                sums[i][0] = load_lanes(grads + (t + i) * width + c);
-                sums[i][1] = two ? load_lanes(grads + (t + i) * width + c + LANES) : sums[i][0];
-            }
-            for (int64_t q = 0; q < queries; q++) {
-                lanes line = load_lanes(lines + q * width + c);
-                lanes next = two ? load_lanes(lines + q * width + c + LANES) : line;
-                for (int i = 0; i < 4; i++) {
-                    float weight = weights[q * stride + t + i];
-                    sums[i][0] += weight * line;
-                    sums[i][1] += weight * next;
-                }
-            }
-            for (int i = 0; i < 4; i++) {
-                store_lanes(grads + (t + i) * width + c, sums[i][0]);
-                if (two) store_lanes(grads + (t + i) * width + c + LANES, sums[i][1]);
-            }
-        }
-    }
+    int64_t c = 0;
+    for (; c + 2 * LANES <= width; c += 2 * LANES) SPREAD_TOKENS(2)
+    for (; c < width; c += LANES) SPREAD_TOKENS(1)
 }
 
 static void backward_stretch(
@@ -215,7 +216,7 @@ void attend_forward(
     const struct attention *a, const element *queries, const element *keys, const element *values, element *outputs,
     float *sums
 ) {
-#pragma omp parallel for num_threads(a->threads) schedule(dynamic) if (a->tokens > 4 * TILE)
+#pragma omp parallel for num_threads(a->threads) schedule(dynamic) if (a->tokens > 2 * TILE)
     for (int64_t item = 0; item < a->groups * a->heads; item++) {
         int64_t group = item / a->heads, head = item % a->heads;
         float *scratch = a->scratch + omp_get_thread_num() * a->scratch_size;
@@ -241,7 +242,7 @@ void attend_backward(
     const element *outputs, const float *sums, const element *grad_outputs, element *grad_queries, float *grad_keys,
     float *grad_values
 ) {
-#pragma omp parallel for num_threads(a->threads) schedule(dynamic) if (a->tokens > 4 * TILE)
+#pragma omp parallel for num_threads(a->threads) schedule(dynamic) if (a->tokens > 2 * TILE)
     for (int64_t item = 0; item < a->groups * a->heads; item++) {
         int64_t group = item / a->heads, head = item % a->heads, begin = a->group_starts[group];
         float *scratch = a->scratch + omp_get_thread_num() * a->scratch_size;

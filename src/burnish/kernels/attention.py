@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from burnish.kernels.build import load_library
 from burnish.kernels.decoding import rounded_up
 
-_TILE = 16
+_TILE = 32
 """As in attend.c."""
 _ADDRESS = ctypes.c_void_p
 _COUNT = ctypes.c_int64

@@ -1,14 +1,16 @@
 /* The parts of attention: products of a few queries with blocks of keys, softmax, products of weights with values. */
 #include "elements.h"
 
-/* A tile is Q queries by V vectors, whose sums stay in registers: 16 of the 32 registers of AVX-512 and NEON, 8 of the
- * 16 of AVX2 and SSE. Wide tiles are better than tall ones, because each number of a query has to be loaded and
- * broadcast to a vector. USE(Q, V) is applied from the most queries down to one. Remaining vectors are taken by 4, 2
- * and 1. */
+/* A tile is Q queries by V vectors, whose sums stay in registers: 16 of the 32 registers of AVX-512 and NEON, 12 of the
+ * 16 of AVX, 8 of those of SSE, which needs others for products. Every number of a query has to be loaded and broadcast
+ * to a vector: once for all V. USE(Q, V) is applied from the most queries down to one. Remaining vectors are taken by
+ * 4, 2 and 1. */
 #if __AVX512F__
 #define TILES(USE) USE(8, 2) USE(4, 4) USE(2, 4) USE(1, 4)
 #elif __ARM_NEON
 #define TILES(USE) USE(4, 4) USE(2, 4) USE(1, 8)
+#elif __AVX__
+#define TILES(USE) USE(6, 2) USE(4, 2) USE(2, 4) USE(1, 8)
 #else
 #define TILES(USE) USE(2, 4) USE(1, 8)
 #endif
@@ -26,16 +28,13 @@
 #define SCORE(Q, V)                                                                                                    \
     {                                                                                                                  \
         const float *from = keys + at / VECTORS * width * BLOCK + at % VECTORS * LANES;                                \
-        lanes sums[Q][V];                                                                                              \
-        for (int q = 0; q < Q; q++)                                                                                    \
-            for (int v = 0; v < V; v++) sums[q][v] = (lanes){0};                                                       \
-        for (int64_t d = 0; d < width; d++)                                                                            \
-            for (int v = 0; v < V; v++) {                                                                              \
-                lanes key = load_lanes(from + (v / VECTORS * width + d) * BLOCK + v % VECTORS * LANES);                \
-                for (int q = 0; q < Q; q++) sums[q][v] += queries[q * width + d] * key;                                \
-            }                                                                                                          \
-        for (int q = 0; q < Q; q++)                                                                                    \
-            for (int v = 0; v < V; v++) store_lanes(scores + q * stride + (at + v) * LANES, sums[q][v]);               \
+        lanes sums[Q][V], key[V];                                                                                      \
+        EACH(q, Q) EACH(v, V) sums[q][v] = (lanes){0};                                                                 \
+        for (int64_t d = 0; d < width; d++) {                                                                          \
+            EACH(v, V) key[v] = load_lanes(from + (v / VECTORS * width + d) * BLOCK + v % VECTORS * LANES);            \
+            EACH(q, Q) EACH(v, V) sums[q][v] += queries[q * width + d] * key[v];                                       \
+        }                                                                                                              \
+        EACH(q, Q) EACH(v, V) store_lanes(scores + q * stride + (at + v) * LANES, sums[q][v]);                         \
     }
 
 #define SCORE_QUERIES(Q, V)                                                                                            \
@@ -57,16 +56,13 @@ SOME_USE void score(
     {                                                                                                                  \
         const float *from = values + at * LANES;                                                                       \
         float *to = outputs + at * LANES;                                                                              \
-        lanes sums[Q][V];                                                                                              \
-        for (int q = 0; q < Q; q++)                                                                                    \
-            for (int v = 0; v < V; v++) sums[q][v] = load_lanes(to + q * width + v * LANES);                           \
-        for (int64_t t = 0; t < tokens; t++)                                                                           \
-            for (int v = 0; v < V; v++) {                                                                              \
-                lanes value = load_lanes(from + t * width + v * LANES);                                                \
-                for (int q = 0; q < Q; q++) sums[q][v] += weights[q * stride + t] * value;                             \
-            }                                                                                                          \
-        for (int q = 0; q < Q; q++)                                                                                    \
-            for (int v = 0; v < V; v++) store_lanes(to + q * width + v * LANES, sums[q][v]);                           \
+        lanes sums[Q][V], value[V];                                                                                    \
+        EACH(q, Q) EACH(v, V) sums[q][v] = load_lanes(to + q * width + v * LANES);                                     \
+        for (int64_t t = 0; t < tokens; t++) {                                                                         \
+            EACH(v, V) value[v] = load_lanes(from + t * width + v * LANES);                                            \
+            EACH(q, Q) EACH(v, V) sums[q][v] += weights[q * stride + t] * value[v];                                    \
+        }                                                                                                              \
+        EACH(q, Q) EACH(v, V) store_lanes(to + q * width + v * LANES, sums[q][v]);                                     \
     }
 
 #define MIX_QUERIES(Q, V)                                                                                              \

@@ -22,6 +22,9 @@
 #define VECTORS (BLOCK / LANES)
 #define INLINE static inline __attribute__((always_inline))
 
+/* A loop that is unrolled early: later, GCC has already given an array of sums a place in memory. */
+#define EACH(i, count) _Pragma("GCC unroll 12") for (int i = 0; i < count; i++)
+
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
 
@@ -174,10 +177,9 @@ INLINE float sum_of_squares(const element *from, int64_t size) {
 /* e^x to within 2 units in the last place, for x <= 0 (up to rounding) or NaN; 0 below -87. x = n ln 2 + r, and e^r is
  * its Taylor series up to the seventh power. */
 INLINE lanes exp_lanes(lanes x) {
-    const lanes zero = {0}, lowest = zero - 87.0f, highest = zero + 88.0f;
-    whole_lanes low = x < lowest, high = x > highest;
-    x = (lanes)(((whole_lanes)lowest & low) | ((whole_lanes)x & ~low));
-    x = (lanes)(((whole_lanes)highest & high) | ((whole_lanes)x & ~high));
+    const lanes zero = {0};
+    whole_lanes low = x < zero - 87.0f;
+    x = (lanes)((whole_lanes)x & ~low);
     lanes shifted = x * 1.44269504f + 12582912.0f; /* adding 1.5 * 2^23 leaves the integer n in the last bits */
     lanes n = shifted - 12582912.0f;
     lanes r = x - n * 0.693145752f - n * 1.42860677e-6f; /* ln 2 in two parts; n times the first is exact */

@@ -55,9 +55,6 @@ struct chunk {
     int64_t every;
 };
 
-/* Unrolled early: later, GCC has already given the sums a place in memory. */
-#define EACH(i, count) _Pragma("GCC unroll 12") for (int i = 0; i < count; i++)
-
 /* stored (Q, PANEL) += lines (inputs, Q) times the chunk. */
 #define TILE(Q)                                                                                                        \
     static void tile_##Q(const float *lines, struct chunk chunk, float *stored) {                                      \
