@@ -8,6 +8,7 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 def most_by_hand(cases: Iterable[Any], *kept: Any) -> list[Any]:
     """The cases, all of which but the kept ones are left to `make test-matrix`."""
-    return [case if case in kept else pytest.param(case, marks=pytest.mark.matrix) for case in cases]
+    return [case if case in kept else by_hand(case) for case in cases]
+
+
+def by_hand(case: Any) -> Any:
+    """A case, or a tuple of what one consists of."""
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.matrix)
 
 
 @pytest.fixture
@@ -118,7 +124,11 @@ def test_two_trainers_are_one(run: Callable[..., Path], trace: Callable[[Path], 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "own", "trainers", "workers"),
-    [("ppo", ("reference", "critic"), 1, 0), ("ppo", ("critic",), 2, 1), ("grpo", ("reference",), 1, 1)],
+    [
+        pytest.param("ppo", ("reference", "critic"), 1, 0, marks=pytest.mark.matrix),
+        ("ppo", ("critic",), 2, 1),
+        ("grpo", ("reference",), 1, 1),
+    ],
 )
 def test_models_with_a_process_of_their_own_have_the_same_numbers(
     case: str,
@@ -137,6 +147,7 @@ def test_models_with_a_process_of_their_own_have_the_same_numbers(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_no_number_of_rollout_workers_changes_a_token_of_sixty_thousand(
     run: Callable[..., Path], trace: Callable[[Path], Any]
 ) -> None:
@@ -314,11 +325,10 @@ def test_a_run_continues_with_another_sharding(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", most_by_hand([(1, 1), (1, 3), (2, 2)], (1, 3), (2, 2)))
+@pytest.mark.parametrize(("trainers", "workers"), most_by_hand([(1, 1), (1, 3), (2, 2)], (2, 2)))
 def test_no_number_of_rollout_workers_changes_a_bit(
-    processes: tuple[int, int], run: Callable[..., Path], trace: Callable[[Path], Any]
+    trainers: int, workers: int, run: Callable[..., Path], trace: Callable[[Path], Any]
 ) -> None:
-    trainers, workers = processes
     assert trace(run("several", "grpo", trainers=trainers, workers=workers)) == trace(run("one", "grpo"))
 
 
@@ -332,7 +342,7 @@ def test_rollout_workers_sample_with_the_rounded_weights(run: Callable[..., Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainers", [1, 4])
+@pytest.mark.parametrize("trainers", most_by_hand([1, 4], 1))
 def test_a_run_continues_on_another_number_of_trainers(
     trainers: int, run: Callable[..., Path], trace: Callable[[Path], Any]
 ) -> None:
@@ -344,8 +354,11 @@ def test_a_run_continues_on_another_number_of_trainers(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "sharding"),
-    [(signal.SIGKILL, "whole"), (signal.SIGSTOP, "whole"), (signal.SIGKILL, "optimizer")],
-    ids=["killed", "stopped", "killed with slices"],
+    [
+        pytest.param(signal.SIGKILL, "whole", id="killed", marks=pytest.mark.matrix),
+        pytest.param(signal.SIGSTOP, "whole", id="stopped"),
+        pytest.param(signal.SIGKILL, "optimizer", id="killed with slices"),
+    ],
 )
 def test_a_lost_trainer_costs_time_only(
     number: signal.Signals,
@@ -381,8 +394,10 @@ def furthest(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainers", [2, 3])
-@pytest.mark.parametrize("case", most_by_hand(["sft", "sft lora", "rm", "rm lora", "rm trainable"], "sft", "rm lora"))
+@pytest.mark.parametrize(
+    ("case", "trainers"),
+    most_by_hand(product(["sft", "sft lora", "rm", "rm lora", "rm trainable"], [2, 3]), ("sft", 2), ("rm lora", 3)),
+)
 def test_full_sharding_of_given_data(case: str, trainers: int, learn: Callable[..., Path]) -> None:
     """Three steps, one more on another number of processes, and one more with `whole`: always close to one process."""
     words = ("cluster.lanes=6", "optimization.schedule=constant")
@@ -412,13 +427,13 @@ def trained_of(run: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("case", "words", "own"),
     [
-        ("grpo", (), ()),
+        by_hand(("grpo", (), ())),
         ("grpo", ("model.gradient_checkpointing=true",), ()),
-        ("lora", (), ()),
+        by_hand(("lora", (), ())),
         ("bfloat16", (), ()),
-        ("ppo", ("critic.warmup_steps=0",), ()),
+        by_hand(("ppo", ("critic.warmup_steps=0",), ())),
         ("ppo", ("critic.warmup_steps=0",), ("cluster.own_process=critic",)),
-        ("ppo shared", (), ()),
+        by_hand(("ppo shared", (), ())),
     ],
 )
 def test_full_sharding_is_one_process_up_to_rounding(

@@ -240,6 +240,7 @@ def test_gsm8k_run_with_a_small_model(gsm8k: list[str], small_chat_model: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_the_run_on_ray_is_the_run_on_one_process(custom_task: list[str], tmp_path: Path) -> None:
     """The commands of its page, cut to four steps: the same weights."""
     pytest.importorskip("ray", reason="Ray is not installed (pip install 'burnish[ray]')")

@@ -133,8 +133,15 @@ def test_whatever_rests_in_other_runs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["whole", "optimizer"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "sharding"),
+    [
+        ("bfloat16", "whole"),
+        ("float32", "optimizer"),
+        pytest.param("float32", "whole", marks=pytest.mark.matrix),
+        pytest.param("bfloat16", "optimizer", marks=pytest.mark.matrix),
+    ],
+)
 def test_what_rests_in_trainers(
     run: Callable[..., Path], trace: Callable[[Path], Any], sharding: str, dtype: str
 ) -> None:

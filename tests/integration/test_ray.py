@@ -284,7 +284,8 @@ def test_a_killed_rollout_worker_changes_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("window", "partial"), [(6, False), (0, True), pytest.param(6, True, marks=pytest.mark.matrix)]
+    ("window", "partial"),
+    [(0, True), *(pytest.param(6, partial, marks=pytest.mark.matrix) for partial in (False, True))],
 )
 def test_sampling_that_depends_on_timing_loses_no_prompt_with_a_worker_on_ray(
     window: int,

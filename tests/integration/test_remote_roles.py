@@ -89,7 +89,7 @@ def train_here(config: RlConfig) -> None:
     [
         pytest.param(GRPO, id="grpo"),
         pytest.param(PPO, id="ppo", marks=pytest.mark.slow),
-        pytest.param(SHARED, id="ppo with a shared backbone", marks=pytest.mark.slow),
+        pytest.param(SHARED, id="ppo with a shared backbone", marks=[pytest.mark.slow, pytest.mark.matrix]),
     ],
 )
 def test_models_and_engine_in_other_processes_change_no_bit(

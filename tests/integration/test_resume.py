@@ -146,7 +146,7 @@ def test_a_run_may_die_whenever_it_writes(
 @pytest.mark.parametrize(
     ("first", "kind"),
     [
-        pytest.param(1 + number % 3, kind, marks=[pytest.mark.matrix] if kind in ("grpo", "ppo_shared") else [])
+        pytest.param(1 + number % 3, kind, marks=[] if kind == "lora" else [pytest.mark.matrix])
         for number, kind in enumerate(ALGORITHMS)
     ],
 )
@@ -172,7 +172,7 @@ def test_supervised_fine_tuning_may_die_at_every_single_write(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (1, 2))])
 @pytest.mark.parametrize("kind", list(ALGORITHMS))
 def test_several_kills_at_random_instants(
     commands: Any, run_file: WriteRunFile, tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path, kind: str, seed: int
