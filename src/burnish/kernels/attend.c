@@ -138,7 +138,7 @@ static void forward_stretch(
         EACH(i, T) EACH(v, V) store_lanes(to + i * width + v * LANES, sums[i][v]);                                     \
     }
 
-/* Beyond the last token are padding's columns, with weight 0, up to an even number of them at least. */
+/* Tokens go by an even number, so the last tile may have columns of padding, whose weights are 0. */
 #define SPREAD_TOKENS(V)                                                                                               \
     {                                                                                                                  \
         int64_t t = 0;                                                                                                 \

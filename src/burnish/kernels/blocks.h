@@ -5,7 +5,7 @@
  * 16 of AVX, 8 of those of SSE, which needs others for products. Every number of a query has to be loaded and broadcast
  * to a vector: once for all V. USE(Q, V) is applied from the most queries down to one. Remaining vectors are taken by
  * 4, 2 and 1. */
-#if __AVX512F__
+#if LANES == 16
 #define TILES(USE) USE(8, 2) USE(4, 4) USE(2, 4) USE(1, 4)
 #elif __ARM_NEON
 #define TILES(USE) USE(4, 4) USE(2, 4) USE(1, 8)

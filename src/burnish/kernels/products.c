@@ -8,7 +8,7 @@
  */
 #include "elements.h"
 
-#if __AVX512F__
+#if LANES == 16
 #define WIDE 2 /* vectors of a panel */
 #define TALL 12
 #elif __ARM_NEON

@@ -249,10 +249,11 @@ def test_a_worker_that_is_gone_is_tried_again_only_now_and_then() -> None:
 
 def test_the_end_gives_up_a_start_that_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "RETRY_SECONDS", 0.0)
-    begun = threading.Event()
+    begun, attempts = threading.Event(), []
 
     def start(given_up: threading.Event) -> FakeEngine:
-        if not said:
+        attempts.append(given_up)
+        if len(attempts) == 1:
             raise RuntimeError("no node has room")
         begun.set()
         waited(given_up)
@@ -267,6 +268,7 @@ def test_the_end_gives_up_a_start_that_is_in_progress(monkeypatch: pytest.Monkey
             pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
         pool.sync(Weights(7, lambda: iter([("w", torch.zeros(2))])))
         waited(begun)
+    assert len(attempts) == 2
     assert not pool._returning["b"].is_alive()
     assert not any("given up" in line for line in said)  # nobody wants to know that any more
 

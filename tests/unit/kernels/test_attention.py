@@ -132,4 +132,4 @@ def test_scratch_memory_is_enough(
     assert len(asked) == 2
     for scratch in asked:
         assert bool((scratch[-64:] == 7.0).all())
-        assert bool((scratch[-10_000:-64] != 7.0).any())
+        assert bool((scratch[-min(10_000, len(scratch) // 2) : -64] != 7.0).any())
