@@ -112,11 +112,10 @@ def test_without_the_calculator_and_with_advantages_that_say_nothing_it_is_not_l
 @pytest.mark.slow
 @pytest.mark.matrix
 def test_a_number_is_found_in_five_guesses(game: Train) -> None:
-    """Most of sixteen numbers: which of them a greedy player misses at the end depends on the processor's rounding."""
     rows = held_out(game("rl"))
     print(rows)
     assert rows[0] <= 0.65
-    assert rows[-1] >= rows[0] + 0.15
+    assert rows[-1] >= 0.9
 
 
 @pytest.mark.slow
