@@ -17,12 +17,14 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 """Environments of glibc's allocator. `bounded` are the thresholds that Burnish sets for itself on a CPU when the
 environment has none (`burnish.forward.allocator`); with `kept` a process gives no freed memory back."""
 
+COMPILER = "gcc"
+"""What pages name; a `CC` of the environment takes its place where something is run."""
 SWITCHED_OFF: dict[str, dict[str, str]] = {
     "avx512": {
         "ATEN_CPU_CAPABILITY": "avx2",
         "ONEDNN_MAX_CPU_ISA": "AVX2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-        "CC": f"{os.environ.get('CC') or 'gcc'} -march=x86-64-v3",
+        "CC": f"{COMPILER} -march=x86-64-v3",
     },
 }
 """Capabilities of the processor that can be switched off, each with the environment that does: PyTorch, oneDNN, MKL
@@ -83,6 +85,8 @@ def environment(allocator: str, switched_off: tuple[str, ...]) -> dict[str, str]
     found = dict(ALLOCATORS[allocator])
     for name in switched_off:
         found |= SWITCHED_OFF[name]
+    if "CC" in found:
+        found["CC"] = found["CC"].replace(COMPILER, os.environ.get("CC") or COMPILER, 1)
     return found
 
 

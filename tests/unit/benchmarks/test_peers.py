@@ -273,6 +273,16 @@ def test_bounded_is_what_burnish_sets_for_itself(script: Script) -> None:
     assert script("settings").environment("as it comes", ("avx512",))["ATEN_CPU_CAPABILITY"] == "avx2"
 
 
+def test_the_compiler_of_the_environment_is_told_what_is_switched_off(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = script("settings")
+    for compiler, command in (("/opt/gcc/clang", "/opt/gcc/clang"), ("", "gcc")):
+        monkeypatch.setenv("CC", compiler)
+        assert settings.environment("as it comes", ("avx512",))["CC"] == f"{command} -march=x86-64-v3"
+        assert settings.SWITCHED_OFF["avx512"]["CC"] == "gcc -march=x86-64-v3"  # pages name it on any machine
+
+
 # Where figures come from
 
 

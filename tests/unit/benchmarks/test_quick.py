@@ -31,15 +31,16 @@ def of(rows: list[dict[str, Any]], *keys: str) -> list[tuple[Any, ...]]:
     return [tuple(row[key] for key in keys) for row in rows]
 
 
-def test_the_peers_without_any_other(tmp_path: Path) -> None:
-    report = quick(tmp_path, "peers")
+def test_the_peers_without_any_other_go_on_where_they_were_cut_short(tmp_path: Path) -> None:
+    """One workload of each kind: both precisions, geometric lengths after prompts of a file, PPO, conversations."""
+    first = quick(tmp_path, "peers", "--workloads", "W1", "W7")
+    report = quick(tmp_path, "peers", "--workloads", "W1", "W6", "W8", "--precisions", "float32", "--add")
     rows = report["rows"]
-    cells = [(f"W{n}", "float32") for n in range(1, 11)]
     burnish = [row for row in rows if row["peer"] == "Burnish"]
-    assert of(burnish, "workload", "precision") == [cells[0], ("W1", "bfloat16"), *cells[1:]]
+    cells = [("W1", "float32"), ("W1", "bfloat16"), ("W6", "float32"), ("W7", "float32"), ("W8", "float32")]
+    assert of(burnish, "workload", "precision") == cells
     assert of([row for row in rows if row["peer"] == "Burnish (naive)"], "workload") == [("W7",)]
-    sampled = {row["workload"] for row in rows if row["peer"] == "transformers.generate"}
-    assert sampled == {"W1", "W2", "W3", "W5", "W6", "W10"}
+    assert {row["workload"] for row in rows if row["peer"] == "transformers.generate"} == {"W1", "W6"}
     assert len({(row["commit"], row["machine"], row["threads"]) for row in rows}) == 1
     for row in rows:
         assert len(row["all_step_seconds"]) == 3
@@ -48,17 +49,20 @@ def test_the_peers_without_any_other(tmp_path: Path) -> None:
         assert row["ratio"] > 0
     assert all(row["workers_bytes"] > 0 for row in burnish)
     assert "TRL is left out" in report["runs"][0]["left_out"][0]
-
-
-def test_a_run_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
-    first = quick(tmp_path, "peers", "--workloads", "W3")
-    both = quick(tmp_path, "peers", "--workloads", "W3", "W1", "--precisions", "float32", "--add")
-    assert list(dict.fromkeys(of(both["rows"], "workload"))) == [("W1",), ("W3",)]
-    kept = [row for row in both["rows"] if row["workload"] == "W3"]
+    kept = [row for row in rows if row["workload"] in ("W1", "W7")]  # in particular, W1 is not measured again
     for before, after in zip(first["rows"], kept, strict=True):
         assert after["over_floor"] >= before.pop("over_floor")  # by the best rate of both runs, no longer of one
         assert after.items() >= before.items()
-    assert len(both["runs"]) == 2
+    assert len(report["runs"]) == 2
+
+
+@pytest.mark.matrix  # run by hand (make test-matrix)
+def test_every_workload_without_any_other(tmp_path: Path) -> None:
+    rows = quick(tmp_path, "peers", "--precisions", "float32")["rows"]
+    burnish = [row for row in rows if row["peer"] == "Burnish"]
+    assert of(burnish, "workload") == [(f"W{n}",) for n in range(1, 11)]
+    sampled = {row["workload"] for row in rows if row["peer"] == "transformers.generate"}
+    assert sampled == {"W1", "W2", "W3", "W5", "W6", "W10"}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed")
