@@ -104,6 +104,7 @@ def open_bench(options: argparse.Namespace, stamp: dict[str, Any], fast_is_accur
         enough_seconds=0.1 if options.quick else 8.0,
         thorough=frozenset({"W1", "W8"} if options.quick else WORKLOADS),
         every_way=frozenset({"W1", "W3", "W8"}),
+        own_cache=not options.quick,
     )
 
 

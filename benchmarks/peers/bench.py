@@ -60,6 +60,8 @@ class Bench:
     which a trial ends.
     thorough: names of workloads for which TRL is searched; in the others it is measured only as the search starts.
     every_way: names of those for which TRL is also measured with little memory, as written and with vLLM.
+    own_cache: keep built kernels and chosen paths to this run. Choices that another day's trial made are not part of
+    a measurement; a quick run, which measures nothing, need not compile everything again.
     """
 
     folder: Path
@@ -73,6 +75,7 @@ class Bench:
     enough_seconds: float
     thorough: frozenset[str]
     every_way: frozenset[str]
+    own_cache: bool
 
     def prepare(self, workload: Workload, questions: list[str]) -> None:
         """Model and prompts, one prompt for every one that any step draws, so that none comes twice."""
@@ -126,12 +129,12 @@ class Bench:
             **more,
         }
         switched_off = tuple(self.stamp["switched_off"])
+        cache = {"XDG_CACHE_HOME": str(self.folder / "cache")} if self.own_cache else {}
         result = run_script(
             HERE / f"run_{'trl' if peer == 'trl_vllm' else peer}.py",
             task,
             interpreter=self.interpreters[peer],
-            # A cache of its own: choices that another day's trial made are not part of this measurement.
-            environment=VLLM | environment(allocator, switched_off) | {"XDG_CACHE_HOME": str(self.folder / "cache")},
+            environment=VLLM | environment(allocator, switched_off) | cache,
             timeout=timeout,
         )
         if "avx512" in switched_off and result["capability"] == "AVX512":
