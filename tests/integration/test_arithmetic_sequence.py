@@ -130,6 +130,7 @@ def test_each_run_starts_where_the_one_before_ends(stage: Callable[..., RlConfig
 
 
 @pytest.mark.slow
+@pytest.mark.matrix  # 18 minutes without AVX-512; run by hand (make test-matrix)
 @pytest.mark.timeout(2400)
 def test_a_random_model_learns_the_sequences(stage: Callable[..., RlConfig], one_thread: None) -> None:
     """The three runs of the example, by reward alone: above half of each answer right, in training and held out."""
