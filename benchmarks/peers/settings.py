@@ -17,8 +17,8 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 """Environments of glibc's allocator. `bounded` are the thresholds that Burnish sets for itself on a CPU when the
 environment has none (`burnish.forward.allocator`); with `kept` a process gives no freed memory back."""
 
-COMPILER = "gcc"
-"""What pages name; a `CC` of the environment takes its place where something is run."""
+COMPILER = "${CC:-gcc}"
+"""Of kernels, as a shell would write it: pages say this wherever they are made."""
 SWITCHED_OFF: dict[str, dict[str, str]] = {
     "avx512": {
         "ATEN_CPU_CAPABILITY": "avx2",
@@ -86,7 +86,7 @@ def environment(allocator: str, switched_off: tuple[str, ...]) -> dict[str, str]
     for name in switched_off:
         found |= SWITCHED_OFF[name]
     if "CC" in found:
-        found["CC"] = found["CC"].replace(COMPILER, os.environ.get("CC") or COMPILER, 1)
+        found["CC"] = found["CC"].replace(COMPILER, os.environ.get("CC") or "gcc")
     return found
 
 
