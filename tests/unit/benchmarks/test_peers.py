@@ -280,7 +280,7 @@ def test_the_compiler_of_the_environment_is_told_what_is_switched_off(
     for compiler, command in (("/opt/gcc/clang", "/opt/gcc/clang"), ("", "gcc")):
         monkeypatch.setenv("CC", compiler)
         assert settings.environment("as it comes", ("avx512",))["CC"] == f"{command} -march=x86-64-v3"
-        assert settings.SWITCHED_OFF["avx512"]["CC"] == "${CC:-gcc} -march=x86-64-v3"  # pages are the same on any machine
+        assert settings.SWITCHED_OFF["avx512"]["CC"] == "${CC:-gcc} -march=x86-64-v3"  # on every page
 
 
 # Where figures come from
