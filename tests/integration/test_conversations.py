@@ -226,7 +226,7 @@ def test_a_resumed_run_is_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("partner", ["calculator", "echo"])
+@pytest.mark.parametrize("partner", ["calculator", pytest.param("echo", marks=pytest.mark.matrix)])
 def test_rollout_workers_change_nothing(run: Callable[..., RlConfig], partner: str) -> None:
     """The tokens are those of one process; metrics of the engine itself differ."""
     folders = [
@@ -237,8 +237,15 @@ def test_rollout_workers_change_nothing(run: Callable[..., RlConfig], partner: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("partner", ["calculator", "echo"])
-@pytest.mark.parametrize("backend", ["processes", "ray"])
+@pytest.mark.parametrize(
+    ("backend", "partner"),
+    [
+        ("processes", "echo"),
+        ("ray", "calculator"),
+        pytest.param("processes", "calculator", marks=pytest.mark.matrix),
+        pytest.param("ray", "echo", marks=pytest.mark.matrix),
+    ],
+)
 def test_environments_and_tools_elsewhere_change_nothing(
     run: Callable[..., RlConfig], partner: str, backend: str, started: list[RoleProcess]
 ) -> None:

@@ -89,6 +89,7 @@ def kinds_of(folder: Path, step: int, task: Path) -> tuple[Counter[str], Counter
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_the_filter_trains_on_what_can_be_learned_and_soon_samples_nothing_else(
     task: Path, run: Callable[..., Path]
 ) -> None:

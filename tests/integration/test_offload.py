@@ -137,7 +137,7 @@ def test_whatever_rests_in_other_runs(
     ("dtype", "sharding"),
     [
         ("bfloat16", "whole"),
-        ("float32", "optimizer"),
+        pytest.param("float32", "optimizer", marks=pytest.mark.matrix),
         pytest.param("float32", "whole", marks=pytest.mark.matrix),
         pytest.param("bfloat16", "optimizer", marks=pytest.mark.matrix),
     ],

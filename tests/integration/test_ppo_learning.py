@@ -38,7 +38,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoFolder:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "learning_rate"), [("separate", 1e-3), ("shared", 3e-3)])
+@pytest.mark.parametrize(
+    ("kind", "learning_rate"), [("separate", 1e-3), pytest.param("shared", 3e-3, marks=pytest.mark.matrix)]
+)
 def test_ppo_reaches_critic_free_accuracy(demo: DemoFolder, tmp_path: Path, kind: str, learning_rate: float) -> None:
     """The bound is what GRPO reaches with as many responses (30 steps of 64 x 16). The policy soon gets nine of ten
     right, and then a critic trained to its end explains 0.03 of the returns: that its mean is right is all that is

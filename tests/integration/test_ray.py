@@ -253,6 +253,7 @@ def test_ray_changes_no_bit(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_sft_on_ray_changes_no_bit(
     cluster: Any, tiny_sft: Callable[..., SftConfig], trace: Callable[[Path], Any], tmp_path: Path
 ) -> None:
@@ -283,10 +284,8 @@ def test_a_killed_rollout_worker_changes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("window", "partial"),
-    [(0, True), *(pytest.param(6, partial, marks=pytest.mark.matrix) for partial in (False, True))],
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize(("window", "partial"), [(0, True), (6, False), (6, True)])
 def test_sampling_that_depends_on_timing_loses_no_prompt_with_a_worker_on_ray(
     window: int,
     partial: bool,

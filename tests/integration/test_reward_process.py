@@ -25,6 +25,10 @@ WRITE = Journal.write
 OWN = "cluster.own_process=reward_model"
 
 
+def by_hand(*case: int) -> Any:
+    return pytest.param(*case, marks=pytest.mark.matrix)
+
+
 @pytest.fixture
 def run(tiny_run: Callable[..., RlConfig], tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., Path]:
     """Trains with GRPO on two reward models, which know nothing, and a function, in `tmp_path/NAME`; returns it."""
@@ -54,7 +58,7 @@ def run(tiny_run: Callable[..., RlConfig], tiny_model: Path, tiny_task: Path, tm
     return train
 
 
-@pytest.mark.parametrize(("workers", "staleness"), [(0, 0), (1, 0), (1, 1)])
+@pytest.mark.parametrize(("workers", "staleness"), [by_hand(0, 0), by_hand(1, 0), (1, 1)])
 def test_their_scores_are_those_of_the_inline_run(
     workers: int, staleness: int, run: Callable[..., Path], trace: Callable[[Path], Any], started: list[RoleProcess]
 ) -> None:
@@ -69,7 +73,7 @@ def test_their_scores_are_those_of_the_inline_run(
     assert trace(run("own", ahead, steps=6)) == trace(run("one", ahead, steps=6))
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [0, by_hand(1)])
 def test_a_lost_process_costs_time_only(
     staleness: int,
     run: Callable[..., Path],

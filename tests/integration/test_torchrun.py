@@ -172,6 +172,7 @@ def test_two_trainers_and_a_rollout_worker_change_no_bit(
     assert trace(Path(config.output)) == trace(Path(alone.output))
 
 
+@pytest.mark.matrix
 def test_reward_models_on_a_rank_of_their_own_change_no_bit(
     torchrun: Any, grpo: Any, run_file: Any, trace: Callable[[Path], Any], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -206,6 +207,7 @@ def test_ranks_of_two_nodes_change_no_bit(
     assert trace(Path(config.output)) == trace(Path(alone.output))
 
 
+@pytest.mark.matrix
 def test_sft_with_two_trainers_changes_no_bit(
     torchrun: Any, tiny_sft: Callable[..., SftConfig], run_file: Any, trace: Callable[[Path], Any], tmp_path: Path
 ) -> None:

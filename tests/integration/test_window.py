@@ -64,7 +64,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("partial", [False, pytest.param(True, marks=pytest.mark.matrix)])
 def test_every_prompt_is_trained_on_once_by_a_run_that_is_interrupted_too(
     partial: bool, run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +134,7 @@ DAPO: dict[str, Any] = {"window": 6, "algorithm": {"preset": "dapo", "max_refill
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("partial", [pytest.param(False, marks=pytest.mark.matrix), True])
 def test_replaced_groups_cost_no_prompt_though_ctrl_c_ends_the_run_in_between(
     partial: bool, build: Callable[..., RlConfig], run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,20 +207,24 @@ def slowly(*case: Any) -> Any:
     return pytest.param(*case, marks=pytest.mark.slow)
 
 
+def by_hand(*case: Any) -> Any:
+    return pytest.param(*case, marks=[pytest.mark.slow, pytest.mark.matrix])
+
+
 @pytest.mark.parametrize(
     ("size", "case"),
     [
         (2, ""),
-        slowly(2, "untied"),
-        slowly(3, ""),
-        slowly(2, "lora"),
+        by_hand(2, "untied"),
+        by_hand(3, ""),
+        by_hand(2, "lora"),
         slowly(3, "lora untied"),
-        slowly(2, "recomputing"),
-        slowly(3, "recomputing lora"),
-        slowly(2, "bfloat16"),
+        by_hand(2, "recomputing"),
+        by_hand(3, "recomputing lora"),
+        by_hand(2, "bfloat16"),
         slowly(2, "router"),
         slowly(3, "bfloat16 untied recomputing"),
-        slowly(2, "bfloat16 lora"),
+        by_hand(2, "bfloat16 lora"),
     ],
 )
 def test_one_process_up_to_rounding(size: int, case: str, module: Any, tmp_path: Path) -> None:
