@@ -82,9 +82,9 @@ def to_markdown(report: Mapping[str, Any]) -> str:
 # Products of a decoding step
 
 `{report["command"]}` on {report["date"]}: {report["processor"]}, {report["cores"]} cores, {report["threads"]} threads,
-load average {report["load_after"]} after. 10^9 multiply-adds per second in float32, with weights that are in no cache.
-Memory is read at {report["read"] / 1e9:.1f} x 10^9 numbers of float32 per second: a product with R rows cannot be
-faster than R times that.
+load average {report["load_after"]} after. 10^9 multiply-adds per second in float32, with more weights than caches hold.
+Numbers of float32 are read from memory, to be added up, at {report["read"] / 1e9:.1f} x 10^9 per second: a product with
+R rows can be little faster than R times that.
 
 {chr(10).join(lines)}
 """

@@ -61,6 +61,7 @@ def test_the_results_are_written_so(script: Script, path: Path, tmp_path: Path) 
     [
         ("peers", "report"),
         ("peers_avx2", "report"),
+        ("peers_xeon", "report"),
         ("shares", "step_shares"),
         ("shares_avx2", "step_shares"),
         ("simulator", "simulator"),
@@ -69,6 +70,7 @@ def test_the_results_are_written_so(script: Script, path: Path, tmp_path: Path) 
         ("conversation", "conversation"),
         ("adapters", "adapters"),
         ("products", "products"),
+        ("products_xeon", "products"),
     ],
 )
 def test_a_page_is_made_from_its_results(script: Script, page: str, module: str) -> None:
