@@ -83,8 +83,8 @@ def to_markdown(report: Mapping[str, Any]) -> str:
 
 `{report["command"]}` on {report["date"]}: {report["processor"]}, {report["cores"]} cores, {report["threads"]} threads,
 load average {report["load_after"]} after. 10^9 multiply-adds per second in float32, with more weights than caches hold.
-Numbers of float32 are read from memory, to be added up, at {report["read"] / 1e9:.1f} x 10^9 per second: a product with
-R rows can be little faster than R times that.
+For comparison with one row, where a product does little but read: adding up numbers of float32 reads
+{report["read"] / 1e9:.1f} x 10^9 of them per second from memory.
 
 {chr(10).join(lines)}
 """

@@ -25,10 +25,6 @@ WRITE = Journal.write
 OWN = "cluster.own_process=reward_model"
 
 
-def by_hand(*case: int) -> Any:
-    return pytest.param(*case, marks=pytest.mark.matrix)
-
-
 @pytest.fixture
 def run(tiny_run: Callable[..., RlConfig], tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., Path]:
     """Trains with GRPO on two reward models, which know nothing, and a function, in `tmp_path/NAME`; returns it."""
@@ -58,7 +54,9 @@ def run(tiny_run: Callable[..., RlConfig], tiny_model: Path, tiny_task: Path, tm
     return train
 
 
-@pytest.mark.parametrize(("workers", "staleness"), [by_hand(0, 0), by_hand(1, 0), (1, 1)])
+@pytest.mark.parametrize(
+    ("workers", "staleness"), [*(pytest.param(workers, 0, marks=pytest.mark.matrix) for workers in (0, 1)), (1, 1)]
+)
 def test_their_scores_are_those_of_the_inline_run(
     workers: int, staleness: int, run: Callable[..., Path], trace: Callable[[Path], Any], started: list[RoleProcess]
 ) -> None:
@@ -73,7 +71,7 @@ def test_their_scores_are_those_of_the_inline_run(
     assert trace(run("own", ahead, steps=6)) == trace(run("one", ahead, steps=6))
 
 
-@pytest.mark.parametrize("staleness", [0, by_hand(1)])
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_a_lost_process_costs_time_only(
     staleness: int,
     run: Callable[..., Path],
