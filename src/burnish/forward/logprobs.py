@@ -11,6 +11,7 @@ what is kept, one chunk and the gradients.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +63,49 @@ def plain_token_scores(
     return logprobs_N, entropy_from_logits(scaled_NV)
 
 
+class LogitsBuffer:
+    """Memory for the logits that a call keeps. Within `held()` the calls of one micro-batch after another use the same.
+
+    They are the largest tensors of a pass on a CPU, and glibc often cannot put a block of this size where one of the
+    same size has just been: small ones have moved in around it. A step of 56 million parameters took a tenth more
+    memory at its peak than with this buffer (docs/speed.md, "Memory").
+    """
+
+    def __init__(self) -> None:
+        self._held = False
+        self._spare: Tensor | None = None
+        """One-dimensional, used by no call."""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, memory that is given back waits for the next call; afterwards it is free."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held, self._spare = False, None
+
+    def linear(self, hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
+        """`torch.nn.functional.linear` to the last bit, (K, V), in memory of its own until `give_back`."""
+        if hidden_KH.device.type != "cpu":  # the allocators of other devices keep freed memory by its size
+            return linear(hidden_KH, weight_VH, bias_V)
+        rows, vocabulary = hidden_KH.shape[0], weight_VH.shape[0]
+        spare, self._spare = self._spare, None
+        if spare is None or spare.dtype != hidden_KH.dtype or spare.numel() < rows * vocabulary:
+            del spare  # before there is another
+            spare = hidden_KH.new_empty(rows * vocabulary)
+        output_KV = spare[: rows * vocabulary].view(rows, vocabulary)
+        if bias_V is None:
+            return torch.mm(hidden_KH, weight_VH.T, out=output_KV)
+        return torch.addmm(bias_V, hidden_KH, weight_VH.T, out=output_KV)
+
+    def give_back(self, output_KV: Tensor) -> None:
+        """Nobody needs this result of `linear` any more."""
+        if self._held and output_KV.device.type == "cpu":
+            whole = output_KV.untyped_storage().nbytes() // output_KV.element_size()
+            self._spare = output_KV.as_strided((whole,), (1,), 0)
+
+
 def chunked_token_scores(
     hidden_NH: Tensor,
     weight_VH: Tensor,
@@ -74,19 +118,31 @@ def chunked_token_scores(
     accumulate_in_place: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
     kept_elements: int = KEPT_ELEMENTS,
+    buffer: LogitsBuffer | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(log-probability of each target, entropy in nats or None) of softmax(transform(hidden @ weight.T + bias) / T).
 
     Results are (N,) float32 (float64 for float64 input) and differentiable in hidden, weight and bias.
     `accumulate_in_place` adds the weight's gradient straight into `weight.grad` when weight is a leaf without hooks,
     so that a second micro-batch needs no second (V, H) buffer; `torch.autograd.grad` for the weight then sees nothing.
-    At most `kept_elements` logits are kept for the backward pass, of as many positions as that is enough for.
+    At most `kept_elements` logits are kept for the backward pass, of as many positions as that is enough for, in
+    `buffer`'s memory.
     Raises ValueError for a temperature that is not positive.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     head = transform or HeadTransform()
-    plan = _Plan(temperature, head.scale, head.softcap, entropy, accumulate_in_place, chunk_elements, kept_elements)
+    plan = _Plan(
+        temperature,
+        head.scale,
+        head.softcap,
+        entropy,
+        accumulate_in_place,
+        chunk_elements,
+        kept_elements,
+        torch.is_grad_enabled(),
+        buffer or LogitsBuffer(),
+    )
     logprobs_N, entropy_N = _ChunkedTokenScores.apply(hidden_NH, weight_VH, bias_V, targets_N, plan)
     return logprobs_N, entropy_N if entropy else None
 
@@ -110,6 +166,8 @@ class _Plan:
     accumulate_in_place: bool
     chunk_elements: int
     kept_elements: int
+    gradient: bool
+    buffer: LogitsBuffer
 
     def kept_rows(self, num_tokens: int, vocabulary: int) -> int:
         return max(0, min(num_tokens, self.kept_elements // max(1, vocabulary)))
@@ -183,8 +241,12 @@ class _ChunkedTokenScores(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         # With and without a gradient alike: equal weights then give equal numbers to the last bit.
         kept_rows = plan.kept_rows(hidden_NH.shape[0], weight_VH.shape[0])
-        ctx.raw_KV = linear(hidden_NH[:kept_rows], weight_VH, bias_V)
-        logprobs_K, entropy_K = _score_rows(ctx.raw_KV, targets_N[:kept_rows], plan)
+        raw_KV = plan.buffer.linear(hidden_NH[:kept_rows], weight_VH, bias_V)
+        logprobs_K, entropy_K = _score_rows(raw_KV, targets_N[:kept_rows], plan)
+        ctx.raw_KV = raw_KV
+        if not plan.gradient:
+            ctx.raw_KV = None
+            plan.buffer.give_back(raw_KV)
         logprobs_R, log_normalizer_R, entropy_R = _stream(
             hidden_NH[kept_rows:], weight_VH, bias_V, targets_N[kept_rows:], plan
         )
@@ -211,8 +273,9 @@ class _ChunkedTokenScores(torch.autograd.Function):
         gradients = _HeadGradients(hidden_NH, ctx.weight, bias_V, plan, ctx.needs_input_grad[:3])
         raw_KV, ctx.raw_KV = ctx.raw_KV, None  # overwritten: a second backward pass computes them again
         if raw_KV is None:
-            raw_KV = linear(hidden_NH[:kept_rows], ctx.weight, bias_V)
+            raw_KV = plan.buffer.linear(hidden_NH[:kept_rows], ctx.weight, bias_V)
         _add_kept(gradients, raw_KV, outer, plan)
+        plan.buffer.give_back(raw_KV)
         _add_streamed(gradients, hidden_NH, ctx.weight, bias_V, log_normalizer_R, outer, plan)
         return *gradients.finish(), None, None
 

@@ -23,6 +23,7 @@ from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.logprobs import (
     KEPT_ELEMENTS,
     HeadTransform,
+    LogitsBuffer,
     chunked_token_scores,
     likeliest_tokens,
     plain_token_scores,
@@ -256,6 +257,7 @@ class ResponseScorer:
         # On a CPU small micro-batches cost little, and logits that are not kept are computed twice.
         most = kept_tokens(model) if self.is_chunked and model.device.type == "cpu" and not plain else None
         self._trunk = TrunkRunner(model.base_model, plain=plain, router=self._router, shared_responses=most)
+        self.logits_buffer = LogitsBuffer()
         self._below_head = self._trunk if self.is_chunked else TrunkRunner(model, plain=plain, router=self._router)
 
     @property
@@ -312,6 +314,7 @@ class ResponseScorer:
             transform=self._transform,
             entropy=entropy,
             accumulate_in_place=True,
+            buffer=self.logits_buffer,
         )
 
     def _likeliest(self, head_inputs: Tensor) -> Tensor:
@@ -336,11 +339,12 @@ class ResponseScorer:
     ) -> TokenScores:
         """Scores of all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
         cut = list(self.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
-        scored = lanes.map(
-            [part for _, part in cut],
-            [part.num_tokens for _, part in cut],
-            lambda part: self.score(part, entropy=entropy, correct=correct),
-        )
+        with self.logits_buffer.held():
+            scored = lanes.map(
+                [part for _, part in cut],
+                [part.num_tokens for _, part in cut],
+                lambda part: self.score(part, entropy=entropy, correct=correct),
+            )
         parts = [(rows, scores) for (rows, _), scores in zip(cut, scored, strict=True)]
         shape, device = tuple(batch.response_tokens.shape), batch.device
         return TokenScores(

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from burnish.forward.logprobs import KEPT_ELEMENTS, HeadTransform, chunked_token_scores, plain_token_scores
+from burnish.forward.logprobs import (
+    KEPT_ELEMENTS,
+    HeadTransform,
+    LogitsBuffer,
+    chunked_token_scores,
+    plain_token_scores,
+)
 
 BOTH_WAYS = pytest.mark.parametrize("kept", [KEPT_ELEMENTS, -1, 3 * 33], ids=["kept", "streamed", "kept in part"])
 TRANSFORMS = (HeadTransform(), HeadTransform(scale=0.25), HeadTransform(scale=2.0, softcap=3.0))
@@ -193,6 +199,7 @@ def test_only_logits_that_are_not_kept_are_computed_twice(kept, rows, monkeypatc
         return linear(inputs, weights, bias)
 
     monkeypatch.setattr("burnish.forward.logprobs.linear", noting)
+    monkeypatch.setattr(LogitsBuffer, "linear", lambda buffer, *given: noting(*given))
     chunked_token_scores(hidden, weight, bias, targets, chunk_elements=70, kept_elements=kept)[0].sum().backward()
     assert sum(products) == 8 * 50 + (8 - rows) * 50
 
@@ -273,3 +280,73 @@ def test_the_definition_takes_ruled_out_tokens_as_impossible():
     (gradient,) = torch.autograd.grad(logprobs.sum() + entropy.sum(), logits)
     assert gradient.isfinite().all()
     assert gradient[0, 1].item() == 0.0
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_buffers_product_is_pytorchs(dtype, with_bias):
+    hidden, weight, bias, _ = (tensor.detach() for tensor in _inputs(dtype=dtype))
+    bias = bias if with_bias else None
+    assert LogitsBuffer().linear(hidden, weight, bias).equal(linear(hidden, weight, bias))
+
+
+def test_a_buffer_hands_out_memory_that_was_given_back_if_it_is_enough():
+    hidden, weight, _, _ = (tensor.detach() for tensor in _inputs())
+    buffer = LogitsBuffer()
+    with buffer.held():
+        first = buffer.linear(hidden, weight, None)
+        beside = buffer.linear(hidden, weight, None)
+        assert beside.data_ptr() != first.data_ptr()  # which is in use
+        buffer.give_back(first)
+        smaller = buffer.linear(hidden[:2], weight, None)
+        assert smaller.data_ptr() == first.data_ptr()
+        assert smaller.equal(linear(hidden[:2], weight))
+        buffer.give_back(smaller)
+        assert buffer.linear(hidden, weight, None).data_ptr() == first.data_ptr()  # the whole block, not two rows of it
+        buffer.give_back(first)
+        wide = torch.cat((hidden, hidden))
+        assert buffer.linear(wide, weight, None).equal(linear(wide, weight))
+        assert buffer.linear(hidden.double(), weight.double(), None).dtype == torch.float64
+
+
+def test_a_buffer_keeps_nothing_afterwards():
+    hidden, weight, _, _ = (tensor.detach() for tensor in _inputs())
+    buffer = LogitsBuffer()
+    with buffer.held():
+        buffer.give_back(buffer.linear(hidden, weight, None))
+        assert buffer._spare is not None
+    assert buffer._spare is None
+    buffer.give_back(buffer.linear(hidden, weight, None))
+    assert buffer._spare is None
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_microbatches_with_one_buffer_have_their_own_gradients(order):
+    """Scored one after the other, then gone through backwards in either order, one of them twice: a buffer that both
+    had at once would give the logits of the other one."""
+    hidden, weight, bias, targets = _inputs()
+    halves, buffer = (slice(0, 3), slice(3, None)), LogitsBuffer()
+
+    def loss(rows, **options):
+        logprobs, entropy = chunked_token_scores(hidden[rows], weight, bias, targets[rows], entropy=True, **options)
+        return logprobs.sum() + entropy.sum()
+
+    expected = [torch.autograd.grad(loss(rows), (hidden, weight, bias)) for rows in halves]
+    with buffer.held():
+        for _ in range(2):
+            losses = [loss(rows, buffer=buffer) for rows in halves]
+            for half in (*order, order[0]):
+                found = torch.autograd.grad(losses[half], (hidden, weight, bias), retain_graph=True)
+                for one, other in zip(found, expected[half], strict=True):
+                    assert one.equal(other)
+
+
+def test_without_a_gradient_the_buffer_is_back_at_once():
+    hidden, weight, bias, targets = _inputs()
+    buffer = LogitsBuffer()
+    with buffer.held():
+        for gradient, back in ((False, True), (True, False)):
+            with torch.set_grad_enabled(gradient):
+                logprobs, _ = chunked_token_scores(hidden, weight, bias, targets, buffer=buffer)
+            assert (buffer._spare is not None) == back
+    torch.testing.assert_close(logprobs, plain_token_scores(linear(hidden, weight, bias), targets)[0])

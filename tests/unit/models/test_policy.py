@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish.config.schema_data import LoraConfig, ModelConfig
 from burnish.errors import CheckpointError, DivergenceError, ModelError
+from burnish.forward.logprobs import LogitsBuffer
 from burnish.models.accumulation import count_denominators
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
@@ -108,6 +109,24 @@ def test_gradient_checkpointing_changes_no_gradient(load, batch, monkeypatch):
     checkpointed, _ = _gradients(_policy(load(gradient_checkpointing=True)), batch, monkeypatch)
     for name, gradient in plain.items():
         torch.testing.assert_close(checkpointed[name], gradient, atol=1e-7, rtol=1e-5)
+
+
+def test_microbatches_keep_their_logits_in_the_same_memory(load, batch, monkeypatch):
+    policy, places = _policy(load(), budget=1), []
+    give_back = LogitsBuffer.give_back
+
+    def noting(buffer, logits):
+        places.append((logits.data_ptr(), buffer._held))
+        give_back(buffer, logits)
+
+    monkeypatch.setattr(LogitsBuffer, "give_back", noting)
+    for pass_over in (lambda: policy.update(batch, LikelihoodObjective()), lambda: policy.logprobs(batch)):
+        pass_over()
+        assert len(places) == 7
+        assert len({place for place, _ in places}) < 7
+        assert all(held for _, held in places)
+        assert policy._scorer.logits_buffer._spare is None
+        places.clear()
 
 
 def test_update_learns_and_reports(load, batch):
