@@ -43,7 +43,7 @@ EXPLANATION = """\
 the phase's unavoidable multiply-adds at the best matrix rate. Where the rate of products stands beside that of memory,
 it was measured before and after every step, because some machines are faster at one time than at another; elsewhere
 once. `reading`: the time to read the weights once for each token of the longest response at the measured memory rate;
-sampling cannot be faster, however few rows are left. `products` to `other`: operations by kind, each without the
+sampling is hardly faster, however few rows are left. `products` to `other`: operations by kind, each without the
 operations that it calls. `kernels` are norms, rotations and gates in C (attention kernels are in `attention`); `copies`
 are conversions, gathering and filling; `other` is every other operation; `between` is time in no operation, which is
 Python's."""
@@ -129,6 +129,7 @@ def measure(
             for seconds, around in zip(result["step_seconds"], by_step, strict=True)
         ),
         "macs_per_second": [*by_step, rate],
+        "sustained_macs_per_second": result["sustained_macs_per_second"],
         "read_bytes_per_second": result["read_bytes_per_second"],
         "phases": {
             phase: seconds
@@ -164,7 +165,11 @@ def to_markdown(report: Mapping[str, Any]) -> str:
 
 def _products(table: Mapping[str, Any]) -> str:
     rates = [rate / 1e9 for rate in table.get("macs_per_second", ())]
-    return f", products are {min(rates):.0f} to {max(rates):.0f} x 10^9 multiply-adds per second" if rates else ""
+    sustained = [rate / 1e9 for rate in table.get("sustained_macs_per_second", ())]
+    if not rates:
+        return ""
+    text = f", products are {min(rates):.0f} to {max(rates):.0f} x 10^9 multiply-adds per second"
+    return f"{text}, and {min(sustained):.0f} to {max(sustained):.0f} for three seconds on end" if sustained else text
 
 
 def rows(phases: Mapping[str, Mapping[str, float]]) -> Sequence[str]:

@@ -14,14 +14,16 @@ class PeakMemory:
     """Watches the process `pid` and its descendants until left. `all_bytes` and `workers_bytes` are the largest found.
 
     The process counts with its own peak since the look before, which the kernel keeps and which is then set back, so
-    nothing between two looks is missed. A descendant counts with its proportional share (PSS) at the look: pages that
-    it shares with others are not counted twice.
+    nothing between two looks is missed. A descendant counts with its proportional share (PSS): pages that it shares
+    with others are not counted twice. It is the smaller share of two looks in a row, because a process that has been
+    forked but not yet started its program shows all that its parent has.
     """
 
     def __init__(self, pid: int) -> None:
         self.all_bytes = 0
         self.workers_bytes = 0
         self._process = Path("/proc") / str(pid)
+        self._shares: dict[Path, int] = {}  # of descendants, at the last look
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -44,7 +46,8 @@ class PeakMemory:
         own = peak_resident_bytes(self._process)
         with suppress(PermissionError):  # then its peak of all time counts, which is too much rather than too little
             (self._process / "clear_refs").write_text("5", encoding="ascii")  # the peak is what there is now
-        workers = sum(shared_bytes(process) for process in descendants(self._process))
+        before, self._shares = self._shares, {worker: shared_bytes(worker) for worker in descendants(self._process)}
+        workers = sum(min(share, before.get(worker, 0)) for worker, share in self._shares.items())
         self.all_bytes = max(self.all_bytes, own + workers)
         self.workers_bytes = max(self.workers_bytes, workers)
 

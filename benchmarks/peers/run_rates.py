@@ -36,6 +36,16 @@ def best_rate(kind: str, *, quick: bool) -> float:
         return max(rate(shape, dtype) for shape in (QUICK_SHAPES if quick else SHAPES))
 
 
+def sustained_rate(kind: str, seconds: float) -> float:
+    """Multiply-adds per second of products of a layer of `mid`, for so many seconds on end: on a machine with changing
+    clocks, or neighbours, less than its best."""
+    precision, dtype = KINDS[kind]
+    rows, inner, columns = SHAPES[1]
+    with matmul_precision(precision):
+        each = product_seconds((rows, inner, columns), dtype, repeats=1_000_000, budget=seconds)
+    return len(each) * rows * inner * columns / sum(each)
+
+
 def rate(shape: tuple[int, int, int], dtype: torch.dtype) -> float:
     """Multiply-adds per second of the fastest of seven products."""
     rows, inner, columns = shape

@@ -512,6 +512,24 @@ def test_memory_is_that_of_everything_a_script_starts(script: Script, tmp_path: 
     assert workers <= result["workers_bytes"] < workers + (50 << 20)
 
 
+def test_a_process_that_has_not_started_its_program_does_not_count(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shares of a forked process at three looks: its parent's memory, then its own, then less."""
+    memory = script("memory")
+    shares = iter([500, 30, 20])
+    for name, value in (("peak_resident_bytes", 500), ("descendants", [tmp_path / "child"])):
+        monkeypatch.setattr(memory, name, lambda process, value=value: value)
+    monkeypatch.setattr(memory, "shared_bytes", lambda process: next(shares))
+    watch = memory.PeakMemory(1)
+    monkeypatch.setattr(watch, "_process", tmp_path)
+    found = []
+    for _ in range(3):
+        watch._look()
+        found.append((watch.all_bytes, watch.workers_bytes))
+    assert found == [(500, 0), (530, 30), (530, 30)]
+
+
 def test_a_script_that_fails_or_hangs_is_told_of(script: Script, tmp_path: Path) -> None:
     parent = script("parent")
     program = tmp_path / "program.py"
