@@ -36,6 +36,7 @@ FROM_OUTSIDE = {
     "benchmarks/results/scaling.png": "benchmarks/scaling.png",
     "benchmarks/results/shares.md": "benchmarks/shares.md",
     "benchmarks/results/shares_avx2.md": "benchmarks/shares_avx2.md",
+    "benchmarks/results/shares_xeon.md": "benchmarks/shares_xeon.md",
     "benchmarks/results/simulator.md": "benchmarks/simulator.md",
     "benchmarks/results/cluster.md": "benchmarks/cluster.md",
     "benchmarks/results/faults.md": "benchmarks/faults.md",

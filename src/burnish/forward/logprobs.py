@@ -11,7 +11,6 @@ what is kept, one chunk and the gradients.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +63,8 @@ def plain_token_scores(
 
 
 class LogitsBuffer:
-    """Memory for the logits that a call keeps. Within `held()` the calls of one micro-batch after another use the same.
+    """Memory for the logits that a call keeps. Within `with buffer:` one micro-batch after another uses the same;
+    afterwards it is free.
 
     They are the largest tensors of a pass on a CPU, and glibc often cannot put a block of this size where one of the
     same size has just been: small ones have moved in around it. A step of 56 million parameters took a tenth more
@@ -76,14 +76,11 @@ class LogitsBuffer:
         self._spare: Tensor | None = None
         """One-dimensional, used by no call."""
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Inside, memory that is given back waits for the next call; afterwards it is free."""
+    def __enter__(self) -> None:
         self._held = True
-        try:
-            yield
-        finally:
-            self._held, self._spare = False, None
+
+    def __exit__(self, *_: object) -> None:
+        self._held, self._spare = False, None
 
     def linear(self, hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
         """`torch.nn.functional.linear` to the last bit, (K, V), in memory of its own until `give_back`."""

@@ -339,12 +339,10 @@ class ResponseScorer:
     ) -> TokenScores:
         """Scores of all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
         cut = list(self.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
-        with self.logits_buffer.held():
-            scored = lanes.map(
-                [part for _, part in cut],
-                [part.num_tokens for _, part in cut],
-                lambda part: self.score(part, entropy=entropy, correct=correct),
-            )
+        costs = [part.num_tokens for _, part in cut]
+        score = partial(self.score, entropy=entropy, correct=correct)
+        with self.logits_buffer:
+            scored = lanes.map([part for _, part in cut], costs, score)
         parts = [(rows, scores) for (rows, _), scores in zip(cut, scored, strict=True)]
         shape, device = tuple(batch.response_tokens.shape), batch.device
         return TokenScores(

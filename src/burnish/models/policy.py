@@ -204,7 +204,7 @@ class LocalPolicy:
             costs = [part.num_tokens for part in parts]
             with (
                 recomputing(self.model, on=self.loaded.gradient_checkpointing),
-                self._scorer.logits_buffer.held(),
+                self._scorer.logits_buffer,
                 self._lanes.adding(parts, costs, self._summed, accumulation.values) as own_parts,
             ):
                 for part in own_parts:

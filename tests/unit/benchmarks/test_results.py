@@ -64,6 +64,7 @@ def test_the_results_are_written_so(script: Script, path: Path, tmp_path: Path) 
         ("peers_xeon", "report"),
         ("shares", "step_shares"),
         ("shares_avx2", "step_shares"),
+        ("shares_xeon", "step_shares"),
         ("simulator", "simulator"),
         ("faults", "faults"),
         ("sandbox", "sandbox"),

@@ -293,7 +293,7 @@ def test_the_buffers_product_is_pytorchs(dtype, with_bias):
 def test_a_buffer_hands_out_memory_that_was_given_back_if_it_is_enough():
     hidden, weight, _, _ = (tensor.detach() for tensor in _inputs())
     buffer = LogitsBuffer()
-    with buffer.held():
+    with buffer:
         first = buffer.linear(hidden, weight, None)
         beside = buffer.linear(hidden, weight, None)
         assert beside.data_ptr() != first.data_ptr()  # which is in use
@@ -312,7 +312,7 @@ def test_a_buffer_hands_out_memory_that_was_given_back_if_it_is_enough():
 def test_a_buffer_keeps_nothing_afterwards():
     hidden, weight, _, _ = (tensor.detach() for tensor in _inputs())
     buffer = LogitsBuffer()
-    with buffer.held():
+    with buffer:
         buffer.give_back(buffer.linear(hidden, weight, None))
         assert buffer._spare is not None
     assert buffer._spare is None
@@ -332,7 +332,7 @@ def test_microbatches_with_one_buffer_have_their_own_gradients(order):
         return logprobs.sum() + entropy.sum()
 
     expected = [torch.autograd.grad(loss(rows), (hidden, weight, bias)) for rows in halves]
-    with buffer.held():
+    with buffer:
         for _ in range(2):
             losses = [loss(rows, buffer=buffer) for rows in halves]
             for half in (*order, order[0]):
@@ -344,7 +344,7 @@ def test_microbatches_with_one_buffer_have_their_own_gradients(order):
 def test_without_a_gradient_the_buffer_is_back_at_once():
     hidden, weight, bias, targets = _inputs()
     buffer = LogitsBuffer()
-    with buffer.held():
+    with buffer:
         for gradient, back in ((False, True), (True, False)):
             with torch.set_grad_enabled(gradient):
                 logprobs, _ = chunked_token_scores(hidden, weight, bias, targets, buffer=buffer)
