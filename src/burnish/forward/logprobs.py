@@ -67,7 +67,7 @@ class LogitsBuffer:
     afterwards it is free.
 
     They are the largest tensors of a pass on a CPU, and glibc often cannot put a block of this size where one of the
-    same size has just been: small ones have moved in around it. A step of 56 million parameters took a tenth more
+    same size has just been: small ones have moved in around it. A step of 56 million parameters took up to a tenth more
     memory at its peak than with this buffer (docs/speed.md, "Memory").
     """
 
