@@ -169,7 +169,7 @@ def _products(table: Mapping[str, Any]) -> str:
     if not rates:
         return ""
     text = f", products are {min(rates):.0f} to {max(rates):.0f} x 10^9 multiply-adds per second"
-    return f"{text}, and {min(sustained):.0f} to {max(sustained):.0f} for three seconds on end" if sustained else text
+    return f"{text}, and {min(sustained):.0f} to {max(sustained):.0f} sustained over three seconds" if sustained else text
 
 
 def rows(phases: Mapping[str, Mapping[str, float]]) -> Sequence[str]:

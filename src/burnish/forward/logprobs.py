@@ -63,24 +63,16 @@ def plain_token_scores(
 
 
 class LogitsBuffer:
-    """Memory for the logits that a call keeps. Within `with buffer:` one micro-batch after another uses the same;
-    afterwards it is free.
+    """Memory for the logits that calls keep for their backward passes: one micro-batch after another uses the same. It
+    is free when the buffer is dropped.
 
     They are the largest tensors of a pass on a CPU, and glibc often cannot put a block of this size where one of the
     same size has just been: small ones have moved in around it. A step of 56 million parameters took up to a tenth more
     memory at its peak than with this buffer (docs/speed.md, "Memory").
     """
 
-    def __init__(self) -> None:
-        self._held = False
-        self._spare: Tensor | None = None
-        """One-dimensional, used by no call."""
-
-    def __enter__(self) -> None:
-        self._held = True
-
-    def __exit__(self, *_: object) -> None:
-        self._held, self._spare = False, None
+    _spare: Tensor | None = None
+    """One-dimensional, used by no call."""
 
     def linear(self, hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
         """`torch.nn.functional.linear` to the last bit, (K, V), in memory of its own until `give_back`."""
@@ -98,7 +90,7 @@ class LogitsBuffer:
 
     def give_back(self, output_KV: Tensor) -> None:
         """Nobody needs this result of `linear` any more."""
-        if self._held and output_KV.device.type == "cpu":
+        if output_KV.device.type == "cpu":
             whole = output_KV.untyped_storage().nbytes() // output_KV.element_size()
             self._spare = output_KV.as_strided((whole,), (1,), 0)
 
@@ -137,7 +129,6 @@ def chunked_token_scores(
         accumulate_in_place,
         chunk_elements,
         kept_elements,
-        torch.is_grad_enabled(),
         buffer or LogitsBuffer(),
     )
     logprobs_N, entropy_N = _ChunkedTokenScores.apply(hidden_NH, weight_VH, bias_V, targets_N, plan)
@@ -163,7 +154,6 @@ class _Plan:
     accumulate_in_place: bool
     chunk_elements: int
     kept_elements: int
-    gradient: bool
     buffer: LogitsBuffer
 
     def kept_rows(self, num_tokens: int, vocabulary: int) -> int:
@@ -241,9 +231,6 @@ class _ChunkedTokenScores(torch.autograd.Function):
         raw_KV = plan.buffer.linear(hidden_NH[:kept_rows], weight_VH, bias_V)
         logprobs_K, entropy_K = _score_rows(raw_KV, targets_N[:kept_rows], plan)
         ctx.raw_KV = raw_KV
-        if not plan.gradient:
-            ctx.raw_KV = None
-            plan.buffer.give_back(raw_KV)
         logprobs_R, log_normalizer_R, entropy_R = _stream(
             hidden_NH[kept_rows:], weight_VH, bias_V, targets_N[kept_rows:], plan
         )

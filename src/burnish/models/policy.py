@@ -16,6 +16,7 @@ from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
 from burnish.errors import CheckpointError, DivergenceError, RolloutError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import ONE_LANE, Lanes
+from burnish.forward.logprobs import LogitsBuffer
 from burnish.forward.recomputing import recomputing
 from burnish.forward.scoring import ResponseScorer
 from burnish.forward.sharded_scoring import ShardedScorer
@@ -204,7 +205,6 @@ class LocalPolicy:
             costs = [part.num_tokens for part in parts]
             with (
                 recomputing(self.model, on=self.loaded.gradient_checkpointing),
-                self._scorer.logits_buffer,
                 self._lanes.adding(parts, costs, self._summed, accumulation.values) as own_parts,
             ):
                 for part in own_parts:
@@ -229,6 +229,7 @@ class LocalPolicy:
                     accumulation.values.append(replace(value, loss=loss.detach()))
                 for part in self._lanes.fillers(parts, costs):
                     go_back(_outputs(self._scorer.score(part, only_trained=True, value_head=self._value_head)))
+            self._scorer.logits_buffer = LogitsBuffer()  # sampling has a use for the memory of this one
         except BaseException:
             self._drop()  # an incomplete gradient must not become a step
             raise

@@ -293,31 +293,19 @@ def test_the_buffers_product_is_pytorchs(dtype, with_bias):
 def test_a_buffer_hands_out_memory_that_was_given_back_if_it_is_enough():
     hidden, weight, _, _ = (tensor.detach() for tensor in _inputs())
     buffer = LogitsBuffer()
-    with buffer:
-        first = buffer.linear(hidden, weight, None)
-        beside = buffer.linear(hidden, weight, None)
-        assert beside.data_ptr() != first.data_ptr()  # which is in use
-        buffer.give_back(first)
-        smaller = buffer.linear(hidden[:2], weight, None)
-        assert smaller.data_ptr() == first.data_ptr()
-        assert smaller.equal(linear(hidden[:2], weight))
-        buffer.give_back(smaller)
-        assert buffer.linear(hidden, weight, None).data_ptr() == first.data_ptr()  # the whole block, not two rows of it
-        buffer.give_back(first)
-        wide = torch.cat((hidden, hidden))
-        assert buffer.linear(wide, weight, None).equal(linear(wide, weight))
-        assert buffer.linear(hidden.double(), weight.double(), None).dtype == torch.float64
-
-
-def test_a_buffer_keeps_nothing_afterwards():
-    hidden, weight, _, _ = (tensor.detach() for tensor in _inputs())
-    buffer = LogitsBuffer()
-    with buffer:
-        buffer.give_back(buffer.linear(hidden, weight, None))
-        assert buffer._spare is not None
-    assert buffer._spare is None
-    buffer.give_back(buffer.linear(hidden, weight, None))
-    assert buffer._spare is None
+    first = buffer.linear(hidden, weight, None)
+    beside = buffer.linear(hidden, weight, None)
+    assert beside.data_ptr() != first.data_ptr()  # which is in use
+    buffer.give_back(first)
+    smaller = buffer.linear(hidden[:2], weight, None)
+    assert smaller.data_ptr() == first.data_ptr()
+    assert smaller.equal(linear(hidden[:2], weight))
+    buffer.give_back(smaller)
+    assert buffer.linear(hidden, weight, None).data_ptr() == first.data_ptr()  # the whole block, not two rows of it
+    buffer.give_back(first)
+    wide = torch.cat((hidden, hidden))
+    assert buffer.linear(wide, weight, None).equal(linear(wide, weight))
+    assert buffer.linear(hidden.double(), weight.double(), None).dtype == torch.float64
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -332,21 +320,9 @@ def test_microbatches_with_one_buffer_have_their_own_gradients(order):
         return logprobs.sum() + entropy.sum()
 
     expected = [torch.autograd.grad(loss(rows), (hidden, weight, bias)) for rows in halves]
-    with buffer:
-        for _ in range(2):
-            losses = [loss(rows, buffer=buffer) for rows in halves]
-            for half in (*order, order[0]):
-                found = torch.autograd.grad(losses[half], (hidden, weight, bias), retain_graph=True)
-                for one, other in zip(found, expected[half], strict=True):
-                    assert one.equal(other)
-
-
-def test_without_a_gradient_the_buffer_is_back_at_once():
-    hidden, weight, bias, targets = _inputs()
-    buffer = LogitsBuffer()
-    with buffer:
-        for gradient, back in ((False, True), (True, False)):
-            with torch.set_grad_enabled(gradient):
-                logprobs, _ = chunked_token_scores(hidden, weight, bias, targets, buffer=buffer)
-            assert (buffer._spare is not None) == back
-    torch.testing.assert_close(logprobs, plain_token_scores(linear(hidden, weight, bias), targets)[0])
+    for _ in range(2):
+        losses = [loss(rows, buffer=buffer) for rows in halves]
+        for half in (*order, order[0]):
+            found = torch.autograd.grad(losses[half], (hidden, weight, bias), retain_graph=True)
+            for one, other in zip(found, expected[half], strict=True):
+                assert one.equal(other)
