@@ -169,7 +169,9 @@ def _products(table: Mapping[str, Any]) -> str:
     if not rates:
         return ""
     text = f", products are {min(rates):.0f} to {max(rates):.0f} x 10^9 multiply-adds per second"
-    return f"{text}, and {min(sustained):.0f} to {max(sustained):.0f} sustained over three seconds" if sustained else text
+    if sustained:
+        text += f", and {min(sustained):.0f} to {max(sustained):.0f} sustained over three seconds"
+    return text
 
 
 def rows(phases: Mapping[str, Mapping[str, float]]) -> Sequence[str]:

@@ -37,8 +37,8 @@ def best_rate(kind: str, *, quick: bool) -> float:
 
 
 def sustained_rate(kind: str, seconds: float) -> float:
-    """Multiply-adds per second of products of a layer of `mid`, sustained over so many seconds: on a machine with changing
-    clocks, or neighbours, less than its best."""
+    """Multiply-adds per second of products of a layer of `mid`, sustained over so many seconds: on a machine with
+    changing clocks, or neighbours, less than its best."""
     precision, dtype = KINDS[kind]
     rows, inner, columns = SHAPES[1]
     with matmul_precision(precision):
