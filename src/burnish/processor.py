@@ -102,7 +102,7 @@ def description() -> tuple[str, ...]:
 
 def identity() -> dict[str, str]:
     """Everything about processor and settings that affects speed, to key stored timings."""
-    settings = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "CC")
+    settings = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "CC", WITHOUT)
     return {
         "machine": platform.machine(),
         "processor": "\n".join(description()) or platform.processor(),

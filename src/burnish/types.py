@@ -318,8 +318,13 @@ class RolloutGroup:
     greedy: Rollout | None = None
 
     def samples(self) -> list[Rollout]:
-        """Each response once: of a conversation of several rows the one in which it ends."""
-        return [rollout for rollout in self.rollouts if rollout.ends_in is None]
+        """Each response once: of a conversation of several rows the one in which it ends, of an agent's branches one of
+        each reward."""
+        found: dict[tuple[tuple[int, int], float | None], Rollout] = {}
+        for rollout in self.rollouts:
+            if rollout.ends_in is None:
+                found.setdefault((sample_of(rollout), rollout.reward), rollout)
+        return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,9 @@ CONFIG = [
     case("group rewards whitened by minibatch", "algorithm.whiten_over is minibatch", "the estimator 'rloo' reads more",
          words="algorithm.estimator=rloo algorithm.whiten_rewards=true algorithm.whiten_over=minibatch "
          "optimization.minibatches=2"),
+    case("horizon of less than a step", "algorithm.kl_horizon is 2", "a step has 64 responses", "above 12",
+         words="algorithm.kl_in=loss algorithm.kl_coef=0.1 algorithm.kl_target=1 algorithm.kl_horizon=2 "
+         "rollout.prompts_per_step=8 rollout.group_size=8"),
     case("horizon of no controller", "algorithm.kl_horizon is 99", "set kl_target", words="algorithm.kl_horizon=99"),
     case("clip for a loss without one", "algorithm.clip_low is 0.3", "'reinforce' does not take it",
          words="algorithm=rloo algorithm.clip_low=0.3"),
@@ -158,6 +161,12 @@ CONFIG = [
          words="algorithm.gamma=0.9"),
     case("bounds upside down", "algorithm.mismatch_low is 3", "mismatch_high 2", "low < high",
          words="algorithm.mismatch_correction=token_mask algorithm.mismatch_low=3"),
+    case("bounds above 1", "algorithm.mismatch_low is 1.2", "weights of 1", "up to 1",
+         words="algorithm.mismatch_correction=token_truncate algorithm.mismatch_low=1.2"),
+    case("bounds below 1", "algorithm.mismatch_high is 0.9", "weights of 1", "from 1 on",
+         words="algorithm.mismatch_correction=token_truncate algorithm.mismatch_high=0.9"),
+    case("skipping rows that balance the router", "algorithm.skip_zero_advantages is true", "model.router_aux_coef",
+         words="algorithm.skip_zero_advantages=true model.router_aux_coef=0.01"),
     case("bounds that nothing reads", "algorithm.mismatch_low is 0.1", "mismatch_correction",
          words="algorithm.mismatch_low=0.1"),
     case("top-k without correction", "rollout.top_k is 50", "mismatch_correction", words="rollout.top_k=50"),

@@ -141,6 +141,19 @@ def test_a_resumed_run_keeps_to_the_weights_it_began_with(
         train_rl(tiny_run("steps=2", model=str(sft_run)), console=QUIET)
 
 
+def test_scores_from_before_the_last_step_are_said_not_to_be_normalised(tiny_model: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+1=", "chosen": f"{n + 1:02d}", "rejected": "99"} for n in range(9)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"output": f"{tmp_path}/rm", "model": str(tiny_model), "data": {"train": f"{tmp_path}/pairs.jsonl"}}
+    data |= {"steps": 2, "max_tokens": 16, "logging": {"sinks": []}, "checkpoint": {"every_steps": 1}}
+    data |= {"normalization": {"kind": "bias", "on": "references"}}
+    train_reward_model(load_run_data(data, [], "rm").rm, console=QUIET)
+    for choice, said in (("@1", True), ("", False)):
+        config = RlConfig(model="m", rewards=f"model:{tmp_path}/rm{choice}")
+        lines = pinned(config)[1]
+        assert any("scores of step 1 are not normalised" in line for line in lines) is said
+
+
 def test_reward_model_and_critic_come_from_runs_too(
     tiny_run: Callable[..., RlConfig], tiny_model: Path, tiny_task: Path, tmp_path: Path
 ) -> None:

@@ -13,8 +13,10 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import burnish
+from burnish.api.policy import _prompt
 from burnish.cli import main
 from burnish.config.schema import RlConfig
+from burnish.types import Message
 
 Trace = Any
 
@@ -215,6 +217,27 @@ def test_evaluating(fields: dict[str, Any], tiny_task: Path) -> None:
     alone = burnish.evaluate(run.weights, data["eval"], _digits(2), rollout={"max_response_tokens": 4}, quiet=True)
     assert alone.folder == Path("runs/eval-001/eval/001")
     assert alone.metrics.keys() == found.metrics.keys()
+    (tiny_task.parent / "held_out.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in data["eval"][:5]))
+    named = burnish.evaluate(
+        str(run.weights),
+        str(tiny_task.parent / "held_out.jsonl"),
+        _digits(2),
+        rollout={"max_response_tokens": 4},
+        quiet=True,
+    )
+    assert len(named.rollouts) == 5
+    again = burnish.evaluate(
+        {"model": str(run.weights), "data": {"train": data["train"]}, "rollout": {"max_response_tokens": 4}},
+        data["eval"], _digits(2), quiet=True,
+    )  # fmt: skip
+    assert again.metrics == alone.metrics
+
+
+def test_turns_are_read_as_in_data(fields: dict[str, Any]) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    assert _prompt(parts).messages == (Message("user", "hi"),)
+    with pytest.raises(burnish.BurnishError, match="a turn of the conversation"):
+        _prompt([{"role": "assistant", "content": None}])
 
 
 def test_a_plan_makes_nothing(fields: dict[str, Any], tiny_task: Path) -> None:

@@ -97,6 +97,7 @@ def test_other_rewards_score_the_same_responses(run: Callable[..., Path], tmp_pa
 def test_a_preset_takes_the_place_of_the_runs_own(run: Callable[..., Path]) -> None:
     folder = run("grpo", algorithm={"preset": "grpo", "kl_in": "none"})
     config = run_config(folder, ["algorithm.preset=rloo"]).config
+    assert all(run_config(folder, [word]).config == config for word in ("algorithm=rloo", "algorithm={preset: rloo}"))
     assert isinstance(config, RlConfig)
     assert (config.algorithm.estimator, config.algorithm.loss) == ("rloo", "reinforce")
     assert config.algorithm.kl_in == "none"  # which the run file had set

@@ -159,12 +159,19 @@ class AdaptiveKL:
     def update(self, kl: float | Tensor, num_sequences: int) -> float:
         """Takes the KL of the step just made and returns the coefficient for the next one.
 
-        Raises DivergenceError if `kl` is not finite, because a controller that is given NaN never recovers.
+        Raises DivergenceError if `kl` is not finite, because a controller that is given NaN never recovers, and
+        ConfigError for so many sequences that the coefficient could become negative.
         """
         measured = float(kl)
         if not math.isfinite(measured):
             raise DivergenceError(
                 f"the KL to the reference is {measured}", remedy="lower the learning rate or raise kl_coef"
+            )
+        if num_sequences * self.ERROR_LIMIT >= self.horizon:
+            raise ConfigError(
+                f"kl_horizon is {self.horizon:g}, but a step has {num_sequences} responses: it could make the "
+                "coefficient negative",
+                remedy=f"set kl_horizon above {num_sequences * self.ERROR_LIMIT:g}; 10000 is usual",
             )
         error = min(max(measured / self.target - 1, -self.ERROR_LIMIT), self.ERROR_LIMIT)
         self._coef *= 1 + error * num_sequences / self.horizon

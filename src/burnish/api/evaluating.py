@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnish.api.inputs import Inputs
-from burnish.api.preparing import Given, as_overrides, prepared_run
+from burnish.api.preparing import Given, as_overrides, kind_of, prepared_run
 from burnish.api.rollouts import RecordedRollout, recorded
 from burnish.api.run import WEIGHTS_FOLDER, Run, run_config
 from burnish.checkpointing.chaining import find_checkpoint
 from burnish.collecting import uncollected
-from burnish.config.kinds import kind_of_data
-from burnish.config.schema import Kind, RlConfig, RmConfig, RunConfig, SftConfig
+from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
 from burnish.models.loading_bars import without_loading_bars
 
 if TYPE_CHECKING:
@@ -103,15 +102,11 @@ def _measurable(target: object, fields: dict[str, object]) -> Iterator[tuple[Run
         yield loaded.config, chosen.checkpoint.folder / WEIGHTS_FOLDER, inputs
         return
     if isinstance(target, (Mapping, RunConfig)) or str(target).endswith((".yaml", ".yml")):
-        kind: Kind = kind_of_data(target) if isinstance(target, Mapping) else "rl"
-        if isinstance(target, (SftConfig, RmConfig)):
-            kind = "sft" if isinstance(target, SftConfig) else "rm"
         given: Given = target if isinstance(target, (Mapping, RunConfig)) else str(target)
+        kind = kind_of(given, fields)
     else:
-        section = fields.get("data")
-        held_out = section.get("eval") if isinstance(section, Mapping) else None
-        # A run file has to name training data. Nothing is trained here, so the held-out data can be named.
-        given, kind = {"model": target, "data": {"train": held_out}}, "rl"
+        # A run file has to name training data, which nothing reads here.
+        given, kind = {"model": target, "data": {"train": "none.jsonl"}}, "rl"
     with prepared_run(kind, given, fields, "burnish.evaluate", folder_name="eval") as call:
         yield call.loaded.config, None, call.inputs
 

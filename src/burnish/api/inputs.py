@@ -177,7 +177,7 @@ class Inputs:
 
     def _reward(self, given: object) -> object:
         if isinstance(given, Run):
-            return f"{MODEL_REWARD}{given.output}"
+            return f"{MODEL_REWARD}{given}"  # with the checkpoint that it has chosen
         if isinstance(given, RewardConfig):
             return given.model_dump(mode="json", exclude_unset=True)
         if isinstance(given, FunctionReward):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnish.api.inputs import Inputs
-from burnish.api.preparing import Given, next_folder, output_of, prepare
-from burnish.config.kinds import kind_of_data
+from burnish.api.preparing import Given, kind_of, next_folder, output_of, prepare
 from burnish.config.loading import LoadedConfig
-from burnish.config.schema import Kind, RlConfig, RmConfig, RunConfig, SftConfig
-from burnish.config.yaml_text import parse_yaml, read_run_text
+from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
 from burnish.models.loading_bars import without_loading_bars
 from burnish.planning.plan import Plan
 
@@ -76,7 +74,7 @@ def plan(config: Given, **fields: object) -> RunPlan:
     """
     from burnish.rewards.in_memory import functions_at_hand
 
-    kind = _kind_of(config, fields)
+    kind = kind_of(config, fields)
     with tempfile.TemporaryDirectory(prefix="burnish-plan-") as made, without_loading_bars():
         inputs = Inputs(Path(made) / "inputs")
         if output_of(config) is None and "output" not in fields:
@@ -87,19 +85,6 @@ def plan(config: Given, **fields: object) -> RunPlan:
         with functions_at_hand(inputs.functions):
             found = plan_of(call.loaded, notes)
     return RunPlan(found, call.loaded.config, (*found.warnings, *notes))
-
-
-def _kind_of(config: Given, fields: Mapping[str, object]) -> Kind:
-    match config:
-        case RlConfig():
-            return "rl"
-        case SftConfig():
-            return "sft"
-        case RmConfig():
-            return "rm"
-        case str() | Path():
-            return kind_of_data(parse_yaml(read_run_text(Path(config))).data, fields)
-    return kind_of_data(config, fields)
 
 
 def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:

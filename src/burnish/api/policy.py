@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.api.pictures import tinted_html
 from burnish.config.schema_data import DataConfig, ModelConfig
-from burnish.errors import BurnishError, DataError
+from burnish.data.turns import checked_message
+from burnish.errors import BurnishError
 from burnish.models.loading_bars import without_loading_bars
 from burnish.observability.atomic import disk_remedy
 from burnish.types import FinishReason, Message, Prompt, RolloutRequest
@@ -185,8 +186,4 @@ def _prompt(asked: Asked) -> Prompt:
 
 
 def _message(turn: Message | Mapping[str, Any]) -> Message:
-    if isinstance(turn, Message):
-        return turn
-    if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
-        raise DataError(f"{turn!r:.80} is not a turn of a conversation", remedy="give role and content of each turn")
-    return Message(str(turn["role"]), str(turn["content"]))
+    return turn if isinstance(turn, Message) else checked_message(turn, "a turn of the conversation")

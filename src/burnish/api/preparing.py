@@ -12,8 +12,9 @@ from pathlib import Path
 
 from burnish.api.inputs import Inputs, inputs_of
 from burnish.checkpointing.run import RunDirectory
+from burnish.config.kinds import kind_of_data
 from burnish.config.loading import LoadedConfig, load_run_data, load_run_file
-from burnish.config.schema import Kind, RunConfig
+from burnish.config.schema import Kind, RlConfig, RmConfig, RunConfig, SftConfig
 from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import ConfigError
 
@@ -64,6 +65,20 @@ def prepare(kind: Kind, given: Given, fields: Mapping[str, object], inputs: Inpu
             remedy="give a dictionary with the fields of a run file, a typed configuration, or the path of a run file",
         )
     return Prepared(load_run_data(inputs.plain(given), overrides, kind, source=caller), inputs)
+
+
+def kind_of(given: Given, fields: Mapping[str, object]) -> Kind:
+    """Of which kind the run is: by its type, or by the keys of its data and of `fields`."""
+    match given:
+        case RlConfig():
+            return "rl"
+        case SftConfig():
+            return "sft"
+        case RmConfig():
+            return "rm"
+        case str() | Path():
+            return kind_of_data(parse_yaml(read_run_text(Path(given))).data, fields)
+    return kind_of_data(given, fields)
 
 
 def as_overrides(fields: Mapping[str, object]) -> list[str]:

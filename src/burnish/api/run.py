@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from burnish.api.metrics import metrics_table, shown
 from burnish.api.pictures import run_html
 from burnish.api.policy import Policy
@@ -19,6 +21,7 @@ from burnish.config.kinds import kind_of_data
 from burnish.config.loading import LoadedConfig, load_run_data
 from burnish.config.preset_layer import own_algorithm
 from burnish.config.schema import RunConfig
+from burnish.config.yaml_text import parse_value
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError
 from burnish.observability.history import read_rows
 from burnish.observability.recorder import recorded_files, step_of
@@ -173,11 +176,24 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     inputs = f"{data.get('output')}/{INPUTS_FOLDER}/"
     data = {name: _moved(value, inputs, folder) for name, value in data.items()} | {"output": str(folder)}
     kind = kind_of_data(data)
-    if kind == "rm" and any(override.lstrip("-").startswith("data.eval") for override in overrides):
+    if kind == "rm" and any(_sets(override, "data", "eval") for override in overrides):
         data["held_out_fraction"] = 0.0
-    if kind == "rl" and any(override.lstrip("-").startswith("algorithm.preset=") for override in overrides):
+    if kind == "rl" and any(_sets(override, "algorithm", "preset") for override in overrides):
         data["algorithm"] = own_algorithm(data)
     return load_run_data(data, overrides, kind, source=str(run.config_file))
+
+
+def _sets(override: str, section: str, field: str) -> bool:
+    """Whether an override sets this field, in any of its forms: `section.field=x`, something below it, `section={field:
+    x}`, or `algorithm=x`, which is short for the preset."""
+    key, _, text = override.lstrip("-").partition("=")
+    if key.strip() != section:
+        return f"{key.strip()}.".startswith(f"{section}.{field}.")
+    try:
+        value = parse_value(text)
+    except yaml.YAMLError:
+        return False  # the loader says so
+    return field in value if isinstance(value, dict) else field == "preset" and isinstance(value, str)
 
 
 def _moved(value: Json, before: str, folder: Path) -> Json:

@@ -167,7 +167,8 @@ def _fingerprint(path: Path) -> FileContent | None:
 
 def _packages_of(config: RunConfig) -> tuple[str, ...]:
     """Packages that only some runs depend on."""
-    return (puzzles.PACKAGE,) if any(source.reasoning_gym is not None for source in config.data.train) else ()
+    sources = config.named_sources("train").values()
+    return (puzzles.PACKAGE,) if any(source.reasoning_gym is not None for source in sources) else ()
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:

@@ -71,6 +71,9 @@ JUDGE_MAY_DIFFER = (
 MUST_NOT_DIFFER = ("cluster.window",)
 """Exceptions from these: it decides what a step trains on, and what a checkpoint holds of later steps."""
 
+WHAT_IS_SOLVED = ("evaluation.success", "evaluation.success_score")
+"""Further exceptions in runs whose domains train by difficulty: domains without their own take these."""
+
 _CONFIG_REMEDY = "restore the run's own file, start over with --fresh, or name the folder of a run"
 
 _PACKAGES = (
@@ -239,7 +242,17 @@ def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Diff
     before = {name: restored(value, now.get(name)) for name, value in before.items()}
     allowed = (*MAY_DIFFER, "steps") if _constant_schedule(now) else MAY_DIFFER
     found = differences(_what_judges_are_asked(_with_defaults(before, config)), _what_judges_are_asked(now))
-    return [one for one in found if one.field in MUST_NOT_DIFFER or not _is_under(one.field, allowed)]
+    fixed = (*MUST_NOT_DIFFER, *(WHAT_IS_SOLVED if _trains_by_difficulty(now) else ()))
+    return [one for one in found if one.field in fixed or not _is_under(one.field, allowed)]
+
+
+def _trains_by_difficulty(config: dict[str, Json]) -> bool:
+    """Whether how often prompts are solved decides which of them are trained on, or how much."""
+    domains = config.get("domains")
+    own = domains.values() if isinstance(domains, dict) else ()
+    return any(
+        domain.get("difficulty") or domain.get("difficulty_weight") for domain in own if isinstance(domain, dict)
+    )
 
 
 def _what_judges_are_asked(config: dict[str, Json]) -> dict[str, Json]:

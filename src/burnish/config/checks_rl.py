@@ -19,7 +19,7 @@ from burnish.config.checks import (
 )
 from burnish.config.checks_conversation import check_conversations
 from burnish.config.checks_domains import check_domains, judging_reward
-from burnish.config.domains import DomainSettings, domain_settings
+from burnish.config.domains import DomainSettings, domain_settings, responses_per_step
 from burnish.config.presets import PRESETS
 from burnish.config.problems import Problem
 from burnish.config.schema_rl import AlgorithmConfig, CriticConfig, RlFields, SandboxConfig, ScoringConfig
@@ -28,7 +28,7 @@ from burnish.words import suggestion
 
 def check_rl(config: RlFields) -> list[Problem]:
     """All contradictions in a run file of `burnish rl`."""
-    algorithm = config.algorithm
+    algorithm, of_domains = config.algorithm, [*check_domains(config)]
     return [
         *_names(algorithm),
         *_options(algorithm),
@@ -37,6 +37,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *_units(algorithm),
         *_skipping(config),
         *_kl(algorithm),
+        *([] if of_domains else _adaptive_kl(config)),
         *_sampling(config),
         *_vllm(config),
         *_arithmetic(config),
@@ -48,7 +49,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *_endings(config),
         *_labels(config),
         *_judging_reward(config),
-        *check_domains(config),
+        *of_domains,
         *check_conversations(config),
         *_critic(config),
         *shared_work(config.cluster),
@@ -137,6 +138,7 @@ def _skipping(config: RlFields) -> Iterator[Problem]:
         ("algorithm.kl_in", algorithm.kl_in == "loss" and algorithm.kl_coef > 0),
         ("algorithm.entropy_coef", algorithm.entropy_coef > 0),
         ("critic.kind", algorithm.estimator in names.CRITIC_ESTIMATORS and config.critic.kind == "shared"),
+        ("model.router_aux_coef", config.model.router_aux_coef > 0),
     ):
         if has_gradient:
             message = f"is true, but with this {field} responses with zero advantage have a gradient too"
@@ -174,6 +176,23 @@ def _kl(algorithm: AlgorithmConfig) -> Iterator[Problem]:
     if algorithm.mismatch_low >= algorithm.mismatch_high:
         message = f"is {algorithm.mismatch_low:g}, not below algorithm.mismatch_high {algorithm.mismatch_high:g}"
         yield Problem("algorithm.mismatch_low", message, "weights are kept between the two: set low < high")
+    elif algorithm.mismatch_correction != "none":
+        for field, is_apart in (
+            ("mismatch_low", algorithm.mismatch_low > 1),
+            ("mismatch_high", algorithm.mismatch_high < 1),
+        ):
+            if is_apart:
+                message = f"is {_of(algorithm, field):g}, but weights of 1, of tokens without a mismatch, must be kept"
+                yield Problem(f"algorithm.{field}", message, "set mismatch_low up to 1 and mismatch_high from 1 on")
+
+
+def _adaptive_kl(config: RlFields) -> Iterator[Problem]:
+    """A coefficient that one step could take below 0: it changes by up to a fifth of the step's part of the horizon."""
+    algorithm = config.algorithm
+    responses = 0 if algorithm.kl_target is None else responses_per_step(config)
+    if responses >= 5 * algorithm.kl_horizon:
+        message = f"is {algorithm.kl_horizon}, but a step has {responses} responses: it could make kl_coef negative"
+        yield Problem("algorithm.kl_horizon", message, f"set it above {responses // 5}; 10000 is usual")
 
 
 def _sampling(config: RlFields) -> Iterator[Problem]:

@@ -11,7 +11,6 @@ import pickle
 import select
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -28,12 +27,13 @@ class HasDescriptor(Protocol):
 
 Waited = TypeVar("Waited", bound=HasDescriptor)
 _LENGTH_BYTES = 8
-_READ_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20
 
 
 class Channel:
-    """One end of the socket. `TimeoutError` if the other end does not read or write within `seconds`, `EOFError` if it
-    is gone. With `seconds` None it waits as long as it takes, which only a server does."""
+    """One end of the socket. `TimeoutError` if the other end reads or writes nothing for `seconds`, however long the
+    whole message takes (the state of an optimizer may have many gigabytes), `EOFError` if it is gone. With `seconds`
+    None it waits as long as it takes, which only a server does."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._socket = stream
@@ -45,15 +45,17 @@ class Channel:
         self._socket.settimeout(seconds)
         try:
             self._socket.sendall(len(message).to_bytes(_LENGTH_BYTES, "little"))
-            self._socket.sendall(message)
+            left = memoryview(message)
+            while left:  # `sendall` would have to be done with all of it in time
+                left = left[self._socket.send(left[:_PIECE_BYTES]) :]
         except ConnectionError as error:
             raise EOFError from error
 
     def receive(self, *, seconds: float | None) -> Any:
         """The next message, unpickled."""
-        deadline = None if seconds is None else time.monotonic() + seconds
-        length = int.from_bytes(self._read(_LENGTH_BYTES, deadline), "little")
-        return pickle.loads(self._read(length, deadline))
+        self._socket.settimeout(seconds)
+        length = int.from_bytes(self._read(_LENGTH_BYTES), "little")
+        return pickle.loads(self._read(length))
 
     def has_message(self) -> bool:
         """Whether a message, or the end of the connection, has begun to arrive."""
@@ -86,13 +88,12 @@ class Channel:
         """Close this end; the other end then reads an end of file. Idempotent."""
         self._socket.close()
 
-    def _read(self, count: int, deadline: float | None) -> bytearray:
+    def _read(self, count: int) -> bytearray:
         data = bytearray(count)
         view = memoryview(data)
         while view:
-            self._socket.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
             try:
-                got = self._socket.recv_into(view[:_READ_BYTES])
+                got = self._socket.recv_into(view[:_PIECE_BYTES])
             except ConnectionError as error:
                 raise EOFError from error
             if not got:

@@ -36,6 +36,11 @@ END_SECONDS = 10.0
 """For releasing the roles at the end."""
 
 _LOOK_SECONDS = 0.5
+_ENDED = "start the run again: it continues from its newest checkpoint; a SIGKILL usually means that memory ran out"
+_BUSY = (
+    "if it was at work all that time, as its stacks in RUN/stacks show, raise cluster.stall_seconds; then start the "
+    "run again: it continues from its newest checkpoint"
+)
 
 BuildRoles = Callable[..., AbstractContextManager[Mapping[str, object]]]
 """Makes the roles of a process by name, in that process, and releases them at its end."""
@@ -223,14 +228,14 @@ class Peer(ABC):
         if self._watch.silent_seconds > SILENT_SECONDS:
             raise self.lose(what, f"has given no sign of life for {SILENT_SECONDS:g} seconds")
         if self._watch.idle_seconds > seconds:
-            raise self.lose(what, f"did not answer within {seconds:g} seconds")
+            raise self.lose(what, f"did not answer within {seconds:g} seconds", remedy=_BUSY)
 
-    def lose(self, what: str, why: str) -> RoleLostError:
+    def lose(self, what: str, why: str, *, remedy: str | None = None) -> RoleLostError:
         """Kill a process that is of no more use; the error that says so."""
         self._write_stacks()
         self.kill()
         self._lost = f"{why} and was killed"
-        return self._error(what, self._lost)
+        return self._error(what, self._lost, remedy)
 
     def _ended(self, what: str) -> RoleLostError:
         self._lost = self._epitaph()
@@ -267,13 +272,8 @@ class Peer(ABC):
                 "name it as package.module:name",
             ) from error
 
-    def _error(self, what: str, why: str) -> RoleLostError:
-        return RoleLostError(
-            f"{what}: process {self.name!r} {why}",
-            remedy="start the run again: it continues from its newest checkpoint; a SIGKILL usually means that memory "
-            "ran out",
-            process=self.name,
-        )
+    def _error(self, what: str, why: str, remedy: str | None = None) -> RoleLostError:
+        return RoleLostError(f"{what}: process {self.name!r} {why}", remedy=remedy or _ENDED, process=self.name)
 
 
 def ask_all(

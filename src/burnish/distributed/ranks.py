@@ -152,12 +152,9 @@ class RankPeer(MemoryPeer):
             self._pulse.wish(str(self._stacks / f"{self.name.replace(' ', '-')}.txt"))
             time.sleep(_STACKS_SECONDS)
 
-    def _error(self, what: str, why: str) -> RoleLostError:
-        return RoleLostError(
-            f"{what}: {self._title} {why}",
-            remedy="torchrun --max-restarts N starts all processes again; the run goes on from its newest checkpoint",
-            process=self.name,
-        )
+    def _error(self, what: str, why: str, remedy: str | None = None) -> RoleLostError:
+        again = "torchrun --max-restarts N starts all processes again; the run goes on from its newest checkpoint"
+        return RoleLostError(f"{what}: {self._title} {why}", remedy=remedy or again, process=self.name)
 
 
 class _LossWatch:

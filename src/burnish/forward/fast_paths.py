@@ -81,10 +81,13 @@ class FastPaths:
         outcome, timed = self._timed_ways(path, shape, ways)
         names = [way.name for way in ways] if outcome is None else list(outcome.seconds)
         before = self._recorded.get(entry)
+        chosen = self._choices.get(entry)  # for another model of this shape, with which it shares a record
         if required is not None:
             way = required
         elif before in names:
             way = before
+        elif chosen is not None and chosen.way in names:
+            way = chosen.way
         else:
             way = names[0] if outcome is None else outcome.winner
         if before is not None and before != way:
@@ -110,6 +113,7 @@ class FastPaths:
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "capability": torch.backends.cpu.get_cpu_capability(),
+            "float32": torch.get_float32_matmul_precision(),
             "sources": sources_digest(),
             **processor.identity(),
         }

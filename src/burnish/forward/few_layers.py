@@ -18,8 +18,9 @@ _KNOWN_CODE = ("torch", "transformers", "peft", "burnish")
 """Packages whose layers do the same wherever they are, if nothing in them differs but their number and weights."""
 _FEWEST = 2
 """Layers of a trial, so that one reads what another has written."""
-_PLACES = ("layer_idx", "target_name")
-"""What layers, and adapters in them, know of where they are."""
+_PLACES = ("layer_idx", "target_name", "_gradient_checkpointing_func")
+"""What layers, and adapters in them, know of where they are; the last one is bound to its layer
+(`burnish.forward.recomputing`)."""
 PASS_OPERATIONS = 3e10
 """Multiplications and additions of one timed pass: a tenth of a second on a fast processor. With a third of that, a
 pass through layers of 15 million weights had so few tokens that it did little but write gradients, either way."""

@@ -18,11 +18,20 @@ _LARGEST_STEP = 64
 
 
 def rounds_up(model: PreTrainedModel) -> bool:
-    """Whether ordinary products of this model go through oneDNN (`burnish.forward.float32`)."""
+    """Whether ordinary float32 products of this model go through oneDNN (`burnish.forward.float32`)."""
     return model.device.type == "cpu" and torch.get_float32_matmul_precision() == "medium"
 
 
 def rounded_up(size: int) -> int:
     """The next multiple of 64; below 512, of the power of two that is an eighth of the size or less."""
-    step = min(_LARGEST_STEP, 1 << max(0, size.bit_length() - 4))
+    step = _step(size)
     return -(-size // step) * step
+
+
+def rounded_down(size: int) -> int:
+    """The largest size up to this one that stays as it is when it is rounded up."""
+    return size - size % _step(size)
+
+
+def _step(size: int) -> int:
+    return min(_LARGEST_STEP, 1 << max(0, size.bit_length() - 4))

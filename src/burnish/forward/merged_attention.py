@@ -9,6 +9,7 @@ size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -153,12 +154,12 @@ class _MergedAttention(torch.autograd.Function):
         grads = tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
         for rows in layout.causal:
             parts = _attend_backward(
-                _real_rows(grad_SHD, rows),
+                _real_rows(grad_SHD, rows, padding=0.0),
                 _rows(query, rows),
                 _rows(key, rows),
                 _rows(value, rows),
                 _rows(output, rows),
-                sums_SH[rows.slots_NQ].transpose(1, 2),
+                _real_rows(sums_SH, rows, padding=math.inf),
                 scaling,
                 is_causal=True,
             )
@@ -200,13 +201,14 @@ def _real(part_NXQ: Tensor, rows: PaddedSequences) -> Tensor:
     return flat if rows.is_full else flat[rows.real_M]
 
 
-def _real_rows(grad_SHD: Tensor, rows: PaddedSequences) -> Tensor:
-    """`_rows` with 0 in padding, which then gives nothing back."""
+def _real_rows(tensor_SX: Tensor, rows: PaddedSequences, *, padding: float) -> Tensor:
+    """(N, X, Q, ...): `_rows` with this number in padding. A gradient of 0 and a log-sum-exp of infinity, which makes
+    all weights 0, give nothing back; with another sequence's log-sum-exp weights could overflow."""
     if rows.is_full:
-        return _rows(grad_SHD, rows)
-    flat = grad_SHD.new_zeros(rows.slots_NQ.numel(), *grad_SHD.shape[1:])
-    flat[rows.real_M] = grad_SHD[rows.targets_M]
-    return flat.view(*rows.slots_NQ.shape, *grad_SHD.shape[1:]).transpose(1, 2)
+        return _rows(tensor_SX, rows)
+    flat = tensor_SX.new_full((rows.slots_NQ.numel(), *tensor_SX.shape[1:]), padding)
+    flat[rows.real_M] = tensor_SX[rows.targets_M]
+    return flat.view(*rows.slots_NQ.shape, *tensor_SX.shape[1:]).transpose(1, 2)
 
 
 def _span(tensor_SXD: Tensor, slots: slice) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from burnish.forward.attention import WAYS, packing_way, packs_rows
 from burnish.forward.batch import Batch, Bools, HostRows, Ints
 from burnish.forward.embedding_gradient import embedding_gradient_in_place
-from burnish.forward.few_shapes import rounded_up, rounds_up
+from burnish.forward.few_shapes import rounded_down, rounded_up, rounds_up
 from burnish.forward.gathering import gather_rows
 from burnish.forward.heads import find_head_transform
 from burnish.forward.lanes import ONE_LANE, Lanes
@@ -372,8 +372,9 @@ def light_tokens(model: PreTrainedModel) -> int:
 
 
 def kept_tokens(model: PreTrainedModel) -> int:
-    """Tokens whose logits are kept from the forward to the backward pass."""
-    return KEPT_ELEMENTS // int(model.get_output_embeddings().weight.shape[0])
+    """Tokens whose logits are kept from the forward to the backward pass, with those that rounding adds."""
+    most = KEPT_ELEMENTS // int(model.get_output_embeddings().weight.shape[0])
+    return rounded_down(most) if rounds_up(model) else most
 
 
 def hidden_width(model: PreTrainedModel) -> int:

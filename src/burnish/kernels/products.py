@@ -47,7 +47,7 @@ class ProductKernels:
         inputs_RI = inputs_RI.contiguous()
         rows, inputs = inputs_RI.shape
         found_RO = inputs_RI.new_empty(rows, outputs)
-        scratch = torch.empty(min(rows, _TOGETHER) * inputs)
+        scratch = torch.empty(min(rows, _TOGETHER) * inputs, dtype=torch.float32, device="cpu")
         self._multiply(
             inputs_RI.data_ptr(),
             panels.data_ptr(),

@@ -46,7 +46,7 @@ class QuantizedKernels:
     def dequantize(self, codes: Tensor, scales: Tensor, bits: int, outputs: int) -> Tensor:
         """(O, I): the numbers of a weight."""
         weight = _weight(codes, scales, bits, outputs)
-        weight_OI = torch.empty(outputs, weight.inputs, dtype=self.dtype)
+        weight_OI = torch.empty(outputs, weight.inputs, dtype=self.dtype, device="cpu")
         self._dequantize(ctypes.byref(weight), weight_OI.data_ptr(), torch.get_num_threads())
         return weight_OI
 
@@ -57,7 +57,7 @@ class QuantizedKernels:
         weight = _weight(codes, scales, bits, outputs)
         lines_RI, rows, threads = inputs_RI.float().contiguous(), len(inputs_RI), torch.get_num_threads()
         found_RO = inputs_RI.new_empty(rows, outputs)
-        scratch = torch.empty(threads * PANEL * (_CHUNK + rows))
+        scratch = torch.empty(threads * PANEL * (_CHUNK + rows), dtype=torch.float32, device="cpu")
         self._multiply(
             ctypes.byref(weight),
             lines_RI.data_ptr(),

@@ -21,6 +21,7 @@ from burnish.forward.quantized_layers import quantize, restore
 from burnish.forward.recomputing import allow_recomputing
 from burnish.forward.router_loss import RouterLoss
 from burnish.kernels.decoding import decode_kernels
+from burnish.kernels.products import product_kernels
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
 from burnish.models.weight_checks import (
@@ -93,6 +94,13 @@ def load_model(
         return _load_model(config, seed, head, plain, paths or FastPaths(), takes_weights)
 
 
+def choose_pages(config: ModelConfig) -> None:
+    """Let this process use large pages if the model is large (`burnish.forward.allocator`). A process that loads
+    several models does this for the largest before the first, because the choice is made once."""
+    source = resolve_source(config.path, field="model.path")
+    use_large_pages(resolve_device(config.device).type, weight_bytes(source))
+
+
 def load_outline(config: ModelConfig, *, head: Head = "language", plain: bool = False) -> LoadedModel:
     """Model and tokenizer as `load_model` gives them, but with weights that have a shape and no numbers (on PyTorch's
     `meta` device): for a process that asks others for everything that needs them. Raises as `load_model` does, except
@@ -115,7 +123,7 @@ def _load_model(
     source = resolve_source(config.path, field="model.path")
     check_model_folder(source, needs_weights=not config.from_scratch)
     device = resolve_device(config.device)
-    use_large_pages(device.type, weight_bytes(source))
+    choose_pages(config)
     raw_config, generation_config = _raw_configs(source, config)
     check_declared_sizes(raw_config, config.path)
     model_config = _model_config(source, config)
@@ -201,6 +209,7 @@ def _use_kernels(model: PreTrainedModel, config: ModelConfig, paths: FastPaths, 
     try:
         if known:
             decode_kernels(model.dtype)  # the local engine's, built here so that a problem is reported once
+            product_kernels(model.dtype)
             tried: list[str] = []
             if use_layer_kernels(model, tried):
                 keep_faster_layers(model, paths, required=config.kernels == "required")

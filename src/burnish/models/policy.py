@@ -229,10 +229,11 @@ class LocalPolicy:
                     accumulation.values.append(replace(value, loss=loss.detach()))
                 for part in self._lanes.fillers(parts, costs):
                     go_back(_outputs(self._scorer.score(part, only_trained=True, value_head=self._value_head)))
-            self._scorer.logits_buffer = LogitsBuffer()  # sampling has a use for the memory of this one
         except BaseException:
             self._drop()  # an incomplete gradient must not become a step
             raise
+        finally:
+            self._scorer.logits_buffer = LogitsBuffer()  # sampling has a use for the memory of this one
 
     def settle(self, planned_step: int | None = None) -> Update:
         """Check that losses and gradients are finite, then step with them; see `roles.Policy`."""

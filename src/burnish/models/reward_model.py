@@ -266,7 +266,8 @@ def new_reward_model(
     """
     loaded = load_model(config, seed=seed, head="score")
     fresh = config.from_scratch or NEW_HEAD in loaded.notes
-    model = RewardModel(loaded, readout, None if fresh else read_reward_file(Path(config.path))[0])
+    source = Path(resolve_source(config.path, field="model.path"))
+    model = RewardModel(loaded, readout, None if fresh else read_reward_file(source)[0])
     if fresh:
         init_score_head(model.head, seed=seed, std=head_init_std)
     if config.lora is not None:

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -172,7 +173,7 @@ class MlflowSink:
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         for name, value in sorted(row.items()):
-            self._client.log_metric(self._run_id, name, value, step=step)
+            self._client.log_metric(self._run_id, mlflow_name(name), value, step=step)
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
@@ -184,6 +185,11 @@ class MlflowSink:
         for section, value in config.items():
             self._client.log_param(run_id, section, json.dumps(value, sort_keys=True, default=str)[:500])
         return run_id
+
+
+def mlflow_name(name: str) -> str:
+    """A metric's name in MLflow, which refuses most signs: `eval/pass@1` is `eval/pass_at_1` there."""
+    return re.sub(r"[^\w./ -]", "_", name.replace("@", "_at_"))
 
 
 class Sinks:

@@ -39,7 +39,7 @@ def departures(resolved: Mapping[str, Json]) -> list[Departure]:
     preset = preset_of(kind, resolved)
     known |= dict(preset.values) if preset is not None else {}
     found = []
-    for path, value in _leaves(resolved).items():
+    for path, value in leaves(resolved).items():
         default = known.get(_NUMBER.sub(".N", _DOMAIN.sub("domains.NAME", path)), PydanticUndefined)
         required = default is PydanticUndefined
         plain = None if required else to_jsonable_python(default)
@@ -59,7 +59,7 @@ def _defaults(run_file: type[RunConfig]) -> dict[str, object]:
     return known
 
 
-def _leaves(value: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
+def leaves(value: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
     """Values by dotted path, where a list without sections is one value (`stop: [a, b]`), as a reader thinks of it."""
     found: dict[str, Json] = {}
     for key, item in value.items():
@@ -67,9 +67,9 @@ def _leaves(value: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
         sections = [entry for entry in item if isinstance(entry, dict)] if isinstance(item, list) else []
         if isinstance(item, list) and item and len(sections) == len(item):
             for number, entry in enumerate(sections):
-                found |= _leaves(entry, f"{path}.{number}")
+                found |= leaves(entry, f"{path}.{number}")
         elif isinstance(item, dict) and item:
-            found |= _leaves(item, path)
+            found |= leaves(item, path)
         else:
             found[path] = item
     return found

@@ -22,7 +22,7 @@ from burnish.observability.atomic import disk_remedy, write_text_atomically
 from burnish.observability.history import read_rows
 from burnish.observability.sinks import METRICS_FILE
 from burnish.report.charts import ChartData, build_charts, headline, histogram_chart, overlay
-from burnish.report.departures import Departure, departures
+from burnish.report.departures import Departure, departures, leaves
 from burnish.report.samples import Limits, Samples, sample_rollouts
 from burnish.report.score_plots import score_charts
 from burnish.report.value_plots import value_charts
@@ -33,7 +33,8 @@ HISTOGRAM_FILE = "score_histogram.json"
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """What the page shows about one run. `departures` is None if config.yaml is missing or cannot be read."""
+    """What the page shows about one run. `departures` is None, and `values` (of all fields, by path) is empty, if
+    config.yaml is missing or cannot be read."""
 
     name: str
     tiles: list[dict[str, str]]
@@ -42,6 +43,7 @@ class RunPage:
     samples: Samples
     config: str | None
     departures: list[Departure] | None
+    values: Mapping[str, Json]
     environment: str | None
 
 
@@ -92,6 +94,7 @@ def read_run(run_dir: Path, name: str, limits: Limits) -> RunPage:
             remedy="give the folder of a run (its `output`)",
         )
     config = _masked_text(run_dir / "config.yaml")
+    resolved = _resolved(config)
     return RunPage(
         name=name,
         tiles=headline(rows),
@@ -104,22 +107,27 @@ def read_run(run_dir: Path, name: str, limits: Limits) -> RunPage:
         ],
         samples=sample_rollouts(run_dir / "rollouts", limits),
         config=config,
-        departures=_departures(config),
+        departures=None if resolved is None else departures(resolved),
+        values={} if resolved is None else leaves(resolved),
         environment=_masked_text(run_dir / "environment.json"),
     )
 
 
 def configuration_table(pages: Sequence[RunPage]) -> list[ConfigurationRow]:
-    """A row for each field in which some run differs from the defaults: field, default, and a value per run."""
+    """A row for each field in which some run differs from the defaults and its preset: field, default, and a value per
+    run; empty for a run without the field. Runs of several presets may have several defaults."""
     found: dict[str, dict[str, Departure]] = {}
     for page in pages:
         for departure in page.departures or ():
             found.setdefault(departure.path, {})[page.name] = departure
     table: list[ConfigurationRow] = []
     for path, by_run in found.items():
-        some = next(iter(by_run.values()))
-        values = [_value_text(by_run[page.name].value if page.name in by_run else some.default) for page in pages]
-        default = "" if some.required else _value_text(some.default)
+        values = [_value_text(page.values[path]) if path in page.values else "" for page in pages]
+        own = {value for page, value in zip(pages, values, strict=True) if page.name not in by_run and value}
+        own |= {_value_text(departure.default) for departure in by_run.values()}
+        default = own.pop() if len(own) == 1 else "by preset"
+        if any(departure.required for departure in by_run.values()):
+            default = ""
         table.append({"path": path, "values": values, "default": default, "differs": len(set(values)) > 1})
     return table
 
@@ -161,9 +169,9 @@ def _rollouts(pages: Sequence[RunPage]) -> dict[str, object]:
     return {"runs": [page.name for page in pages], "files": [page.samples["files"] for page in pages]}
 
 
-def _departures(config: str | None) -> list[Departure] | None:
+def _resolved(config: str | None) -> dict[str, Json] | None:
     data = None if config is None else parse_yaml(config).data
-    return departures(data) if isinstance(data, dict) else None
+    return data if isinstance(data, dict) else None
 
 
 def _value_text(value: Json) -> str:

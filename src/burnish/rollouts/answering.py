@@ -21,6 +21,7 @@ from burnish.types import FinishReason, Message, Prompt, RolloutRequest
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from burnish.forward.fast_paths import FastPaths
     from burnish.rewards.judging.options import JudgeOptions
     from burnish.rewards.judging.prompts import Messages
 
@@ -69,11 +70,13 @@ class LocalModel:
         return RolloutRequest(identity, number, tokens, (0,))
 
 
-def open_model(options: JudgeOptions) -> LocalModel:
-    """The model of a judge with `model_path`. Raises ModelError as `load_model` does, and ConfigError if its chat
-    template cannot write the conversations of a judge."""
+def open_model(options: JudgeOptions, paths: FastPaths | None = None) -> LocalModel:
+    """The model of a judge with `model_path`. `paths` chooses among equivalent implementations, so that a resumed run
+    gets the same answers. Raises ModelError as `load_model` does, and ConfigError if its chat template cannot write the
+    conversations of a judge."""
     path = resolve_source(str(options.model_path), field="option model_path of reward 'judge'")
-    loaded = load_model(ModelConfig.model_validate({"path": path, "device": options.device, "dtype": options.dtype}))
+    config = ModelConfig.model_validate({"path": path, "device": options.device, "dtype": options.dtype})
+    loaded = load_model(config, paths=paths)
     _check_template(options, loaded.tokenizer)
     engine = LocalEngine(
         loaded.model,
@@ -83,6 +86,7 @@ def open_model(options: JudgeOptions) -> LocalModel:
         context_length=loaded.context_length,
         max_batch_rows=MAX_BATCH_ROWS,
         kernels=loaded.kernels,
+        paths=loaded.paths,
     )
     sampling = Sampling(
         max_response_tokens=options.max_tokens,

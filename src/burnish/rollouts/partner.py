@@ -147,7 +147,8 @@ class _Line:
 
     messages: all so far. heard: where in them the words of tools and environment begin, by number of the message.
     doing: what it waits for until `deadline`, or has waited for. results: of the calls of the last turn, None for those
-    that are not there yet. ended, reward: what the environment said after these calls.
+    that are not there yet. ended, reward: what the environment said after these calls. over: nobody waits for anything
+    any more.
     """
 
     key: ConversationKey
@@ -167,6 +168,7 @@ class _Line:
     awaits_process: bool = False
     ended: bool = False
     reward: float | None = None
+    over: bool = False
 
     def identity(self, index: int) -> str:
         """Of a call. Nine letters and digits, which is what strict templates want."""
@@ -328,12 +330,14 @@ class _Answers:
         def run() -> None:
             for index, call in calls:
                 left = deadline - time.monotonic()
-                if left <= 0:  # the turn has been answered
+                if left <= 0 or line.over:  # the turn has been answered, or the conversation has ended
                     return
                 try:
                     result = result_of(tools.call((self._token, line.key), call.name, call.arguments, left), limit)
                 except BaseException as error:  # noqa: BLE001  boundary: a tool may raise anything
                     result = error_of(error, limit)
+                if line.over:  # it ended meanwhile, perhaps before the call had opened what is kept for it
+                    tools.end((self._token, line.key))
                 self._from_threads.put((line.key, number, index, result))
                 with contextlib.suppress(OSError):  # nobody listens any more
                     self._wakes.send(b"1")
@@ -561,6 +565,7 @@ class _Answers:
 
     def _release(self, line: _Line) -> None:
         self._done(line)
+        line.over = True  # before its tools are told to end: a call that begins later sees it
         self._lines.pop(line.key, None)
         if line.process is not None:
             line.process.close()

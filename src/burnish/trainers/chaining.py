@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from burnish.checkpointing.chaining import Chosen, find_checkpoint
+from burnish.checkpointing.run import RunDirectory
+from burnish.checkpointing.store import CheckpointStore
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import CriticConfig, RewardConfig, RlConfig, RmConfig, RunConfig
 from burnish.config.schema_data import ModelConfig
@@ -59,8 +61,23 @@ def _rewards(rewards: Sequence[RewardConfig], field: str, said: Found) -> tuple[
 def _reward(reward: RewardConfig, field: str, said: Found) -> RewardConfig:
     if not reward.name.startswith(MODEL_REWARD):
         return reward
-    weights = _weights(reward.name.removeprefix(MODEL_REWARD), field, said)
+    path = reward.name.removeprefix(MODEL_REWARD)
+    weights = _weights(path, field, said)
+    chosen = find_checkpoint(path, field=field)
+    if chosen is not None and _is_before_normalization(chosen):
+        said.append(
+            f"{field}: scores of step {chosen.checkpoint.step} are not normalised, which {chosen.run} does after its "
+            f"last step: take {chosen.run} without a choice, or a weight that suits their scale"
+        )
     return reward.model_copy(update={"name": MODEL_REWARD + weights})
+
+
+def _is_before_normalization(chosen: Chosen) -> bool:
+    """Whether this is not the newest checkpoint of a run that normalises scores after its last step."""
+    settings = RunDirectory(chosen.run).read_config().get("normalization")
+    if not isinstance(settings, dict) or settings.get("kind") == "none" or not settings.get("after"):
+        return False
+    return chosen.checkpoint.step != CheckpointStore(chosen.run).steps()[-1]
 
 
 def _critic(critic: CriticConfig, said: Found) -> CriticConfig:

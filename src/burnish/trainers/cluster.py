@@ -52,6 +52,7 @@ from burnish.trainers.rl.opening import open_model
 from burnish.trainers.rl.preflight import check_fit
 from burnish.trainers.rl.roles import Roles, build_roles
 from burnish.trainers.rl.run import train_rl as train_rl_with
+from burnish.trainers.watching import present_watch, watching
 
 RunOfSeveral = RlConfig | SftConfig | RmConfig
 """Run files with a `cluster` section."""
@@ -76,12 +77,14 @@ def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False
 
 
 def with_restarts(train: Callable[[], RunResult], config: RunOfSeveral, console: Console) -> RunResult:
-    """Train, and again from the newest checkpoint when a trainer is lost."""
+    """Train, and again from the newest checkpoint when a trainer is lost, unless the run has been asked to stop."""
+    watch = present_watch()  # one for all attempts, so that a request to stop outlives the attempt that it came in
     for attempt in count(1):
         try:
-            return train()
+            with watching(watch):
+                return train()
         except RoleLostError as error:
-            if attempt > config.cluster.restarts or config.cluster.runs_on == "torchrun":
+            if watch.stop or attempt > config.cluster.restarts or config.cluster.runs_on == "torchrun":
                 raise  # torchrun starts all of its processes again, or none
             say(console, (f"{error}", "all processes are started again from the newest checkpoint"))
     raise AssertionError("count() does not end")
@@ -277,7 +280,9 @@ def open_team(
 ) -> Iterator[tuple[Peer, ...]]:
     """The trainers' processes, which have met and loaded their models. All of them have the roles of `open_roles`."""
     there = placed(config).model_copy(update={"output": str(crew.output)})  # their current folder may be another one
-    with launcher.meetings(len(crew.trainers), seconds=config.cluster.stall_seconds) as meetings:
+    # They first wait for the one that loads its model and tries the fast paths, as long as any of them may for itself.
+    seconds = max(config.cluster.stall_seconds, START_SECONDS)
+    with launcher.meetings(len(crew.trainers), seconds=seconds) as meetings:
         seats = [
             Seat(name, trainer_seat, (open_roles, there, meeting))
             for name, meeting in zip(crew.trainers, meetings, strict=True)

@@ -92,6 +92,15 @@ def test_a_kl_that_is_not_finite_does_not_reach_the_coefficient():
     assert controller.coef == 0.1
 
 
+def test_a_step_that_could_turn_the_coefficient_negative_is_refused():
+    """512 responses of a horizon of 100: a KL of 0 would multiply by 1 - .2 x 5.12."""
+    controller = AdaptiveKL(0.05, 6.0, 100)
+    with pytest.raises(ConfigError, match=r"kl_horizon is 100, but a step has 512 responses.*\n.*above 102\.4"):
+        controller.update(0.0, 512)
+    assert controller.coef == 0.05
+    assert controller.update(0.0, 499) == pytest.approx(0.05 * 0.002)
+
+
 def test_a_state_of_something_else_is_refused():
     with pytest.raises(CheckpointError, match="coef"):
         FixedKL(0.1).load_state_dict({"value": 0.2})

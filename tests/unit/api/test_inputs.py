@@ -92,6 +92,7 @@ def test_two_functions_of_one_name_are_told_apart(inputs: Inputs) -> None:
 
 def test_a_run_stands_for_its_folder(inputs: Inputs) -> None:
     assert inputs.plain({"model": Run("runs/sft")})["model"] == "runs/sft"
+    assert inputs.plain({"rewards": Run("runs/rm", choice="best")})["rewards"] == ["model:runs/rm@best"]
     assert inputs.plain({"model": {"path": Run("runs/sft", choice="best")}})["model"] == {"path": "runs/sft@best"}
 
 

@@ -229,3 +229,6 @@ def test_rows_that_are_made_have_the_version_of_what_makes_them(place: Path, mon
     assert not any(name.startswith("data.") for name in names(made))
     assert Fingerprints.of(made).versions["reasoning-gym"] == "0.1.25"
     assert "reasoning-gym" not in Fingerprints.of(rl(place)).versions
+    own = {"train": {"reasoning_gym": {"gcd": {}}}, "rewards": "reasoning_gym"}
+    of_domain = rl(place, data={}, rewards=[], domains={"puzzles": own})
+    assert Fingerprints.of(of_domain).versions["reasoning-gym"] == "0.1.25"

@@ -107,6 +107,21 @@ def test_how_a_domain_is_evaluated_may_differ(changed: dict[str, Any], refused: 
     assert [d.field for d in refused_differences(before, now)] == refused
 
 
+@pytest.mark.parametrize(
+    ("domain", "refused"),
+    [({"difficulty_weight": 1.0}, True), ({"difficulty": {"keep": [0.2, 0.8]}}, True), ({}, False)],
+)
+def test_what_counts_as_solved_may_not_differ_where_it_decides_what_is_trained_on(
+    domain: dict[str, Any], refused: bool
+) -> None:
+    own = {"train": "sums.jsonl", "rewards": "exact", **domain}
+    solved = [{"success": "exact", "success_score": score} for score in (0.5, 1.0)]
+    settings = {"rewards": [], "data": {}, "domains": {"sums": own}}
+    before = config(**settings, evaluation=solved[0]).model_dump(mode="json")
+    found = refused_differences(before, config(**settings, evaluation=solved[1]))
+    assert [one.field for one in found] == (["evaluation.success_score"] if refused else [])
+
+
 def test_steps_may_not_differ_when_they_set_the_learning_rate() -> None:
     before = config(optimization={"schedule": "linear"}).model_dump(mode="json")
     now = config(optimization={"schedule": "linear"}, steps=7)

@@ -10,6 +10,7 @@ import pytest
 from burnish.forward.bfloat16 import bfloat16_note
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.kernel_layers import uses_layer_kernels
+from burnish.forward.matmul_precision import matmul_precision
 from burnish.forward.probe import use_layer_kernels
 from burnish.forward.race import RaceResult, Way
 from burnish.forward.verdicts import VerdictCache
@@ -57,6 +58,29 @@ def test_a_verdict_is_found_again_for_the_same_question_only() -> None:
     assert paths(turned, cache=cache).choose("decoding", "8 x 9", ways("kernels", "own")) == "own"
     assert paths(turned, cache=cache).choose("training", "8 x 8", ways("kernels", "own")) == "own"
     assert paths(turned, cache=cache).choose("decoding", "8 x 8", ways("kernels", "fused", "own")) == "own"
+
+
+def test_what_is_switched_off_is_another_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, watch = VerdictCache(None), Stopwatch(kernels=1.0, own=2.0)
+    paths(watch, cache=cache).choose("training", "8 x 8", ways("kernels", "own"))
+    monkeypatch.setenv("BURNISH_WITHOUT", "onednn")
+    paths(watch, cache=cache).choose("training", "8 x 8", ways("kernels", "own"))
+    with matmul_precision("medium"):
+        paths(watch, cache=cache).choose("training", "8 x 8", ways("kernels", "own"))
+    assert watch.asked == 3
+
+
+def test_a_second_model_of_a_shape_takes_what_the_first_took() -> None:
+    """Both have one entry in the record, by which a resumed run goes on with both."""
+    watch = Stopwatch(kernels=1.0, own=2.0)
+    both = paths(watch)
+    assert both.choose("decoding", "8 x 8", ways("kernels", "own")) == "kernels"
+    watch.seconds = {"kernels": 2.0, "own": 1.0}
+    with matmul_precision("medium"):  # times it anew
+        assert both.choose("decoding", "8 x 8", ways("kernels", "own")) == "kernels"
+    assert watch.asked == 2
+    assert both.choose("decoding", "8 x 8", ways("own")) == "own"  # unless it cannot
+    assert both.notes == []
 
 
 def test_a_run_says_whether_it_has_timed_or_knew(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from burnish.forward.few_layers import few_layers, telling_layers
+from burnish.forward.recomputing import allow_recomputing
 
 LAYERS = 6
 
@@ -41,6 +42,12 @@ def test_two_layers_tell_of_layers_that_are_built_alike(llama: Any) -> None:
     with telling_layers(llama):
         assert llama(tokens).logits.equal(wanted)
     assert not llama(tokens).logits.equal(wanted)
+
+
+def test_checkpointed_layers_are_alike(llama: Any) -> None:
+    """Each has a function of its own that recomputes it."""
+    allow_recomputing(llama)
+    assert num_telling(llama) == 2
 
 
 def own_forward(layer: Any) -> None:

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from burnish.forward.few_shapes import rounded_up, rounds_up
+from burnish.forward.few_shapes import rounded_down, rounded_up, rounds_up
 from burnish.forward.matmul_precision import matmul_precision
+from burnish.forward.scoring import kept_tokens
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,22 @@ def test_little_is_added_and_what_is_rounded_stays(size: int) -> None:
     rounded = rounded_up(size)
     assert size <= rounded <= min(size * 9 / 8, size + 63)
     assert rounded_up(rounded) == rounded
+
+
+@given(st.integers(0, 1 << 20))
+def test_rounded_down_is_the_largest_size_that_stays(size: int) -> None:
+    down = rounded_down(size)
+    assert down <= size < rounded_up(down + 1)
+    assert rounded_up(down) == down
+
+
+def test_what_is_kept_of_logits_is_a_rounded_size() -> None:
+    """64 million logits of a vocabulary of 151,936 are those of 441 tokens, and of 32,000 those of 2,097."""
+    with torch.device("meta"):
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        models = [LlamaForCausalLM(LlamaConfig(vocab_size=number, **sizes)) for number in (151_936, 32_000)]
+    assert [kept_tokens(model) for model in models] == [441, 2_097]
+    assert [rounded_down(size) for size in (441, 2_097)] == [416, 2_048]
 
 
 def test_there_are_few_sizes() -> None:

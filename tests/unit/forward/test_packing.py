@@ -296,6 +296,30 @@ def test_ordinary_models_pass_the_probe(load, dtype) -> None:
         assert use_packed_rows(load(family, plain=True).model.to(dtype))
 
 
+def test_padding_gives_nothing_back_however_large_its_scores_would_be() -> None:
+    """A padding query is that of slot 0. With the keys of its row it has scores of 1,000, with its own key one of -50,
+    whose exponential is nothing to divide by."""
+    packing = packing_of([A, B], [[9, 10, 14, 4, 4, 4, 1], [11, 12, 4, 4, 4, 4, 1]])  # 9 and 8 tokens
+    attention = MergedAttention(packing)
+    assert not all(rows.is_full for rows in attention.causal)
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(packing.size, 1, 8, generator=generator) for _ in range(3)]
+    query, key, _ = tensors
+    query[1:, :, 0] = 0.0
+    query[0, :, 0], key[:, :, 0], key[0, :, 0] = 50.0, 20.0, -1.0
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    outer = torch.randn(packing.size, 1, 8, generator=generator)
+    found = torch.autograd.grad(attention.attend(*leaves, 1.0), leaves, outer)
+    exact = torch.zeros(packing.size, 1, 8, dtype=torch.float64)
+    for group in attention.sequences:
+        for slots in group:
+            query, key, value = (leaf[slots, 0].double() for leaf in leaves)
+            scores = (query @ key.T).masked_fill(torch.ones(len(slots), len(slots)).triu(1).bool(), -torch.inf)
+            exact[slots, 0] = scores.softmax(-1) @ value
+    for own, other in zip(found, torch.autograd.grad(exact, leaves, outer.double()), strict=True):
+        torch.testing.assert_close(own, other, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("float32_keys", [0, 512])
 def test_bfloat16_attention_has_the_gradients_of_float32(float32_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through PyTorch's bfloat16 kernel, and the way round it for few keys: both within bfloat16's rounding."""

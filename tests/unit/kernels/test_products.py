@@ -46,3 +46,29 @@ def test_the_weight_may_be_a_view_and_rows_as_well() -> None:
     weight, inputs = torch.randn(40, 9), torch.randn(40, 5)
     found = kernels.multiply(inputs.T, kernels.pack(weight.T), 9, None)
     torch.testing.assert_close(found, inputs.T @ weight)
+
+
+def test_the_default_type_of_a_program_changes_nothing() -> None:
+    """Scratch memory of half the size would be written beyond its end."""
+    torch.manual_seed(0)
+    kernels = product_kernels(torch.float32)
+    weight, inputs = torch.randn(100, 1_100), torch.randn(90, 1_100)
+    panels = kernels.pack(weight)
+    wanted = kernels.multiply(inputs, panels, 100, None)
+    asked: list[int] = []
+    empty = torch.empty
+
+    def noting(*sizes: int, **settings: object) -> torch.Tensor:
+        memory = empty(*sizes, **settings)
+        asked.append(memory.nbytes)
+        return memory
+
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "empty", noting)
+            found = kernels.multiply(inputs, panels, 100, None)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert asked == [4 * 90 * 1_100]
+    assert torch.equal(found, wanted)

@@ -115,3 +115,12 @@ def test_the_heads_spread_is_an_option(folder: Path) -> None:
     width = plain.head.in_features
     assert zero.score(PAIRS) == [0.0, 0.0, 0.0]
     torch.testing.assert_close(wide.head.weight, plain.head.weight * 2 * (width + 1) ** 0.5)
+
+
+def test_training_goes_on_from_a_folder_in_the_home_directory(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    model = fresh(folder, apart=False)
+    model.normalise(model.score(PAIRS), scale=False, measured_on="three")
+    model.save(tmp_path / "rm")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    again = new_reward_model(ModelConfig(path="~/rm", device="cpu"), Readout(), seed=0)
+    torch.testing.assert_close(again.score(PAIRS), model.score(PAIRS))

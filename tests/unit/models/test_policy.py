@@ -126,6 +126,22 @@ def test_microbatches_keep_their_logits_in_the_same_memory(load, batch, monkeypa
     assert policy._scorer.logits_buffer._spare is None  # afterwards it is free
 
 
+def test_an_update_that_fails_keeps_no_logits(load, batch):
+    class Failing(LikelihoodObjective):
+        calls = 0
+
+        def __call__(self, *given):
+            self.calls += 1
+            if self.calls == 3:
+                raise RuntimeError("the third micro-batch")
+            return super().__call__(*given)
+
+    policy = _policy(load(), budget=1)
+    with pytest.raises(RuntimeError, match="third"):
+        policy.update(batch, Failing())
+    assert policy._scorer.logits_buffer._spare is None
+
+
 def test_update_learns_and_reports(load, batch):
     policy = _policy(load())
     before = policy.logprobs(batch).logprobs_BT

@@ -13,7 +13,7 @@ import pytest
 
 from burnish.errors import BurnishError, ConfigError, DataError, DivergenceError
 from burnish.observability.history import read_history, read_rows
-from burnish.observability.sinks import JsonlSink, build_sinks
+from burnish.observability.sinks import JsonlSink, build_sinks, mlflow_name
 
 
 def test_a_line_a_step_that_reads_back_exactly(tmp_path: Path) -> None:
@@ -250,3 +250,8 @@ def test_a_file_in_the_place_of_the_tensorboard_folder_costs_only_tensorboard(tm
     (alarm,) = sinks.alarms
     assert "the sink tensorboard failed while it was opened" in alarm.message
     assert sinks.write(1, {}) == []
+
+
+def test_names_of_metrics_are_written_as_mlflow_takes_them() -> None:
+    found = [mlflow_name(name) for name in ("eval/pass@1", "eval/maj@k", "reward/part/a:b", "loss-x_y.z w/1")]
+    assert found == ["eval/pass_at_1", "eval/maj_at_k", "reward/part/a_b", "loss-x_y.z w/1"]

@@ -205,6 +205,20 @@ def test_several_runs_on_one_page(tmp_path: Path) -> None:
     assert marked == ("algorithm.entropy_coef", "0.01", "0.02")
 
 
+def test_runs_of_two_presets_show_the_values_that_they_had(tmp_path: Path) -> None:
+    """Only b departs from its preset, and a has the value of another."""
+    for name, preset, clip in (("a", "grpo", 0.2), ("b", "dapo", 0.3)):
+        make_run(tmp_path / name, steps=2)
+        text = RESOLVED.replace("preset: dapo, clip_high: 0.28", f"preset: {preset}, clip_high: {clip}")
+        (tmp_path / name / "config.yaml").write_text(text % "0.0")
+    (tmp_path / "b" / "config.yaml").write_text((tmp_path / "b" / "config.yaml").read_text() + "seed: 7\n")
+    page = write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text()
+    marked = re.findall(r'<tr class="differs"><th>(.*?)</th><td>(.*?)</td><td>(.*?)</td>', page)
+    assert ("algorithm.clip_high", "0.2", "0.3") in marked
+    assert ("seed", "", "7") in marked
+    assert "by preset" in page
+
+
 def test_names_of_runs_tell_them_apart(tmp_path: Path) -> None:
     assert run_names([Path("/x/one"), Path("/x/two")]) == ["one", "two"]
     assert run_names([Path("/x/one"), Path("/y/one")]) == ["x/one", "y/one"]

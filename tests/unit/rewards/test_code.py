@@ -127,6 +127,14 @@ def test_a_response_may_continue_the_beginning_or_write_all_of_it_again() -> Non
     assert program(f"```python\n{whole}```", task) == "import math\n\ndef helper(x):\n    return x\n\n" + whole
 
 
+@pytest.mark.parametrize("body", ["    return 2 * x\n", "return 2 * x\n", "        return 2 * x\n"])
+def test_a_fenced_body_continues_the_beginning_however_it_is_indented(body: str) -> None:
+    found = program(f"```python\n{body}```", task_of(HUMAN_EVAL))
+    names: dict[str, Any] = {}
+    exec(found, names)
+    assert names["double"](4) == 8
+
+
 def test_wrong_options_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"option score of reward 'code' is 'al'(?s:.*)did you mean 'all'"):
         Code(score="al")  # type: ignore[arg-type]

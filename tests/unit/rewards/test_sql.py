@@ -170,6 +170,16 @@ def test_a_query_that_names_all_values_leaves_others_to_fill_a_table_with() -> N
     assert connection.execute("SELECT COUNT(*) FROM t WHERE b IS NOT NULL").fetchone() == (24,)
 
 
+def test_a_fraction_in_the_query_is_no_number_of_a_row() -> None:
+    schema = "CREATE TABLE t (id INTEGER PRIMARY KEY, price REAL)"
+    task = task_of_row({"schema": schema}, "SELECT id FROM t WHERE price > 2.5", fill=1)
+    assert task is not None
+    assert task.fill is not None
+    connection, was_filled = sql_program.database(task.scripts[0], 0, asdict(task.fill))
+    assert was_filled
+    assert connection.execute("SELECT COUNT(*) FROM t WHERE price > 2.5").fetchone()[0] > 0
+
+
 def test_json_may_be_read_as_a_table_and_nothing_be_written() -> None:
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE t (a)")

@@ -671,6 +671,20 @@ def test_a_result_that_comes_too_late_is_nobodys(tools: ConversationHost) -> Non
         assert results(answer) == ["ready"]
 
 
+def test_a_call_that_outlives_its_conversation_leaves_nothing_kept_for_it(tools: ConversationHost) -> None:
+    """It may open what is kept only after the tools were told that the conversation has ended."""
+    served = Served()
+    with Talker(served_with(tools, served, call_seconds=0.2)) as talker:
+        talker.open({})
+        talker.say(call("wait"))
+        talker.say("Good.")
+        assert talker.finish(0) == [Closed()]
+        assert len(served.ended) == 1
+        served.go.set()
+        wait_until(lambda: len(served.ended) == 2)
+        assert served.ended[0] == served.ended[1]
+
+
 # ---- environments
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from textwrap import dedent
+from textwrap import dedent, indent
 from typing import Any, Literal
 
 from burnish.errors import ConfigError, SandboxError
-from burnish.rewards.builtins.code_tests import Task, task_of_row
+from burnish.rewards.builtins.code_tests import Task, is_program, task_of_row
 from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, check_word, fenced_blocks
 from burnish.sandbox.confinement import TIERS
 from burnish.sandbox.job import Grade, Limits, Runner
@@ -90,16 +90,19 @@ def _open(tier: str, url: str | None, token_variable: str | None, grade: Grade, 
 def program(response: str, task: Task) -> str:
     """The code that a response means, after its thoughts: its last block marked as Python that defines what the tests
     call, else its last such block, else the same of blocks that are not marked, else the whole response. What does not
-    define it continues the row's beginning of a program."""
+    define it continues the row's beginning of a program: as it stands or, where that is no program, indented as the
+    body of its last function."""
     text = after_thoughts(response)
-    found = [(language, dedent(block)) for language, block in fenced_blocks(text)]
+    found = fenced_blocks(text)
     marked = [block for language, block in found if language in _PYTHON]
     blocks = marked or [block for language, block in found if not language]
-    defining = [block for block in blocks if task.is_defined_in(block)]
-    code = (defining or blocks or [text])[-1]
+    defining = [block for block in blocks if task.is_defined_in(dedent(block))]
+    written = (defining or blocks or [text])[-1]
+    code = dedent(written) if blocks else written
     if task.beginning is None or task.is_defined_in(code):
         return joined(task.header, code)
-    return task.beginning + code
+    ways = [task.beginning + written, task.beginning + indent(dedent(written), " " * 4)]
+    return next((way for way in ways if is_program(way)), ways[0])
 
 
 def joined(header: str, code: str) -> str:

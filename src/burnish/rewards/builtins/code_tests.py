@@ -11,6 +11,7 @@ import ast
 import builtins
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -233,6 +234,17 @@ def _json_or_text(line: str) -> Any:
         return json.loads(line)
     except ValueError:
         return line
+
+
+def is_program(text: str) -> bool:
+    """Whether Python compiles it, which also refuses what only parses, such as a `return` outside of functions."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(text, "<response>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _is_code(text: str) -> bool:

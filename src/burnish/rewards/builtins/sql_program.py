@@ -73,6 +73,8 @@ def drawn(kind: str, is_key: bool, draw: random.Random, fill: dict[str, Any]) ->
     the order of rows counts, so that none are tied; else few, so that groups have several rows."""
     count = fill["per_table"]
     named, others = pools(kind, fill)
+    if is_key and "INT" in kind:  # SQLite takes no fraction for a row's number
+        named = [value for value in named if float(value).is_integer()]
     if is_key or fill["distinct"]:
         return draw.sample([*named, *others][:count], count)
     others = [*draw.sample(others[:_SHARED], _FEW), *[None] * draw.randint(0, 1)]

@@ -18,7 +18,7 @@ from typing import Any
 
 from burnish.data.chat import turns_of
 from burnish.environments.host import ConversationHost
-from burnish.environments.messages import GarbledError, number, text
+from burnish.environments.messages import GarbledError, flag, number, text
 from burnish.environments.process import ConversationProcess
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore
@@ -66,7 +66,8 @@ class AgentTalk:
 
 @dataclass(slots=True, eq=False)
 class _Agent:
-    """An agent that runs. asks: its requests that wait. deadline: None while any does."""
+    """An agent that runs. asks: its requests that wait. deadline: None while any does. clean: nothing is left of what
+    it has started in its process."""
 
     trajectory: Trajectory
     process: ConversationProcess
@@ -74,6 +75,7 @@ class _Agent:
     asks: list[Order] = field(default_factory=list)
     over: bool = False
     failed: str = ""
+    clean: bool = True
 
 
 class AgentServer:
@@ -273,15 +275,19 @@ class _Hall:
         poller = select.poll()
         poller.register(self._server.desk, select.POLLIN)
         by_number = {agent.process.fileno(): agent for agent in self._open.values()}
-        for descriptor in by_number:
-            poller.register(descriptor, select.POLLIN)
+        for descriptor, agent in by_number.items():
+            poller.register(descriptor, select.POLLIN | (select.POLLOUT if agent.process.has_unsent else 0))
         ready = poller.poll(1000 * min(left, _MAX_POLL_SECONDS if patient else _GATHER_SECONDS))
         # Orders first: what an agent has asked before it ended is a part of its trajectory.
         for order in self._server.desk.take():
             self._take(order)
-        for descriptor, _ in ready:
-            if descriptor in by_number:
-                self._hear(by_number[descriptor])
+        for descriptor, what in ready:
+            if (ours := by_number.get(descriptor)) is None:
+                continue
+            if what & select.POLLOUT:  # a row may be larger than what a socket holds
+                ours.process.flush()
+            if what & ~select.POLLOUT:
+                self._hear(ours)
         now = time.monotonic()
         for agent in self._open.values():
             if agent.deadline is not None and now > agent.deadline and not agent.over:
@@ -313,6 +319,7 @@ class _Hall:
                 elif "reward" in message:
                     returned = number(message, "reward")
                     agent.trajectory.reward = agent.trajectory.reward if returned is None else returned
+                    agent.clean = flag(message, "clean")
                     self._end(agent, "")
                 else:
                     raise GarbledError("an answer that nobody waits for")
@@ -351,11 +358,12 @@ class _Hall:
         for name in [name for name, agent in self._open.items() if agent.over]:
             agent = self._forget(name)
             trajectory, failed = agent.trajectory, agent.failed
-            if failed:
+            if failed or not agent.clean:
                 agent.process.close()
             else:
                 self._talk.host.give_back(agent.process)
-                failed = "" if trajectory.num_spoken else "the agent failed: it has asked for no turn"
+            if not failed and not trajectory.num_spoken:
+                failed = "the agent failed: it has asked for no turn"
             self._counts.update(ended=1, failed=bool(failed), branches=len(trajectory.branches))
             only_last = self._call.step < 0 or self._call.sampling.greedy
             rows = trajectory.rollouts(failed=failed, version=self._call.version, only_last=only_last)

@@ -149,7 +149,7 @@ class Trajectory:
             branch.messages = None
             branch.text = asked.prompt if isinstance(asked, TextRequest) else None
         branch.speaks = True
-        self._last = branch
+        self._last, self.limited = branch, None  # one that had no room has made itself some
         wanted = most if asked.wish.max_tokens is None else asked.wish.max_tokens
         return NextTurn(branch, branch.seen, min(most, wanted), asked.wish.stop)
 
@@ -234,8 +234,10 @@ class Trajectory:
         """Tokens that the next turn may have. RefusedError, in words that agents know, if there are none."""
         left = self._left(branch) - num_heard
         if left < 1:
-            self.limited = FinishReason.LENGTH
-            self._last = branch if branch in self.branches else self._last
+            if branch in self.branches:
+                branch.reason, self._last = FinishReason.LENGTH, branch
+            else:
+                self.limited = FinishReason.LENGTH
             length = len(branch.prompt_tokens) + len(branch.tokens) + num_heard
             raise RefusedError(
                 400,

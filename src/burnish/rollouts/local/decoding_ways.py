@@ -17,6 +17,7 @@ from burnish.errors import KernelError, RolloutError
 from burnish.forward.fast_paths import FastPaths, failure, shape_of
 from burnish.forward.few_layers import few_layers, num_weights
 from burnish.forward.kernel_layers import has_known_layers
+from burnish.forward.quantized_layers import is_quantized
 from burnish.forward.race import Way
 from burnish.rollouts.local.decoders import Decoder, MakeDecoder
 from burnish.rollouts.local.fused import FusedDecoder, can_decode, decodes_alike
@@ -116,13 +117,17 @@ def _made_layouts(model: PreTrainedModel, kernels: UseKernels) -> list[str]:
 
 
 def _products_of(model: PreTrainedModel, layout: Layout) -> Callable[[], None]:
-    """Gate and up projections of the first layers, for each of the numbers of rows."""
+    """Gate and up projections of the first layers, or the head if layers have weights in few bits, which no layout
+    changes; for each of the numbers of rows."""
     products: list[Product] = []
     weights = 0
-    for layer in model.base_model.layers:
+    mlps = [layer.mlp for layer in model.base_model.layers]
+    if is_quantized(mlps[0].gate_proj, mlps[0].up_proj):
+        products, mlps = [joined_product(model.get_output_embeddings(), layout=layout)], []
+    for mlp in mlps:
         if weights < _COLD_WEIGHTS:
-            products.append(joined_product(layer.mlp.gate_proj, layer.mlp.up_proj, layout=layout))
-            weights += num_weights(layer.mlp.gate_proj) + num_weights(layer.mlp.up_proj)
+            products.append(joined_product(mlp.gate_proj, mlp.up_proj, layout=layout))
+            weights += num_weights(mlp.gate_proj) + num_weights(mlp.up_proj)
     width = model.config.hidden_size
     inputs = [torch.ones(rows, width, dtype=model.get_input_embeddings().weight.dtype) for rows in _ROWS]
 

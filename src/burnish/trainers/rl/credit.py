@@ -91,7 +91,7 @@ def whiten_minibatch(
             "token_rewards_BT": rewards_BT,
             "values_BT": minibatch.values,
             "mask_BT": minibatch.loss_mask,
-            "turn_index_BT": _turns(minibatch, algorithm.discount, estimator),
+            "turn_index_BT": _turns(minibatch, algorithm.discount, estimator, None),  # they were checked before
         }
         advantages_BT, returns_BT = _asked(estimator, tensors, estimator_numbers(estimator, algorithm))
         minibatch = minibatch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
@@ -169,11 +169,23 @@ def _sampled(batch: Batch) -> Tensor:
     return response_mask(batch) if batch.turn_index is None else batch.turn_index >= 0
 
 
-def _turns(batch: Batch, discount: str, estimator: Estimator) -> Tensor | None:
+def _turns(batch: Batch, discount: str, estimator: Estimator, counted_B: Tensor | None) -> Tensor | None:
     """The turn of each token, for an estimator that compares turns or is to discount by turn. Rows without turns are
     one each."""
     if discount == "token" and not estimator.compares_turns:
         return None
+    return _turns_in_one_row(batch, estimator, counted_B)
+
+
+def _turns_in_one_row(batch: Batch, estimator: Estimator, counted_B: Tensor | None) -> Tensor:
+    """The turn of each token. ConfigError if turns of one conversation are in several rows."""
+    if counted_B is not None:
+        raise ConfigError(
+            f"the estimator {estimator.name!r} gives credit by turns, but some conversations of this step are several "
+            "rows: an agent has changed its history, or the chat template writes earlier turns differently",
+            remedy="use an estimator of whole responses (algorithm.estimator: grpo), or a chat template that leaves "
+            "earlier turns as they are (model.chat_template: keep_thinking)",
+        )
     return as_single_turn(_sampled(batch)) if batch.turn_index is None else batch.turn_index
 
 
@@ -191,7 +203,7 @@ def _estimate(
         "token_rewards_BT": rewards_BT,
         "values_BT": batch.values,
         "mask_BT": batch.loss_mask,
-        "turn_index_BT": _turns(batch, algorithm.discount, estimator),
+        "turn_index_BT": _turns(batch, algorithm.discount, estimator, rewards.counted_B),
     }
     counted_B = None if estimator.token_level else available.pop("counted_B")
     asked = available if counted_B is None else _once(available, counted_B)

@@ -103,13 +103,15 @@ class Filter:
     """Which prompts of a domain are sampled, and which of their groups are trained on.
 
     turn_gamma: of an estimator that compares turns, for which responses with the same score teach if what follows one
-    of their turns differs. None for others.
+    of their turns differs. None for others. trained_parts: of an estimator that compares the parts of a reward, their
+    labels: responses of equal sums teach if their parts differ. Empty for others.
     """
 
     dynamic: bool
     difficulty: DifficultyConfig | None
     success: Success | None
     turn_gamma: float | None = None
+    trained_parts: tuple[str, ...] = ()
 
     def asks_for(self, seen: Seen | None, step: int) -> bool:
         """Whether to sample a prompt of which this is known."""
@@ -122,7 +124,7 @@ class Filter:
         """Why a group with at least one reward is not trained on; empty if it is."""
         rewards = [r.reward for r in group.samples() if r.reward is not None]
         # Siblings whose reward failed do not count as different.
-        if self.dynamic and len(set(rewards)) < 2 and not self._teaches_by_turn(group):
+        if self.dynamic and len(set(rewards)) < 2 and not self._teaches_otherwise(group):
             return "group without signal"
         if self.difficulty is None:
             return ""
@@ -130,6 +132,10 @@ class Filter:
         if least is not None and _deviation(rewards) < least:
             return "spread of rewards below min_spread"
         return "" if not solved or self._inside(sum(solved) / len(solved), step) else "solved share outside of keep"
+
+    def _teaches_otherwise(self, group: RolloutGroup) -> bool:
+        """Whether an estimator of turns or of parts finds a difference between responses of one reward."""
+        return self._teaches_by_turn(group) or self._teaches_by_part(group)
 
     def _teaches_by_turn(self, group: RolloutGroup) -> bool:
         """Whether the discounted rewards from some turn on differ within the group."""
@@ -142,6 +148,11 @@ class Filter:
                 following = sum(paid[turn.start : turn.stop]) + self.turn_gamma * following
                 by_number.setdefault(number, set()).add(round(following, 9))
         return any(len(returns) > 1 for returns in by_number.values())
+
+    def _teaches_by_part(self, group: RolloutGroup) -> bool:
+        """Whether some part of the reward differs within the group."""
+        scored = [rollout.reward_parts for rollout in group.samples() if rollout.reward is not None]
+        return any(len({parts.get(label) for parts in scored}) > 1 for label in self.trained_parts)
 
     def solved(self, group: RolloutGroup) -> list[bool]:
         """Whether each response that can be judged is solved."""

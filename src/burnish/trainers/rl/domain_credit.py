@@ -14,7 +14,7 @@ from burnish.config.domains import DomainSettings
 from burnish.forward.batch import Batch, present
 from burnish.trainers.rl.batching import BatchRewards
 from burnish.trainers.rl.domains import Domain, Domains
-from burnish.types import Rollout, RolloutGroup
+from burnish.types import Rollout, RolloutGroup, sample_of
 
 Row = tuple[RolloutGroup, Rollout]
 EPS = 1e-6
@@ -68,8 +68,9 @@ class DomainCredit:
         """The rewards with the scores of each domain shifted, scaled and clipped as it asks for."""
         shift, scale, limit = [0.0] * len(rows), [1.0] * len(rows), [float("inf")] * len(rows)
         for members, settings in self._together(rows):
-            counted = [i for i in members if rows[i][1].ends_in is None]  # a conversation counts once, by its end
-            moments = self._moments(settings, [rewards.scores_B[i].item() for i in counted])
+            moments = self._moments(
+                settings, _counted_once([(rows[i][1], rewards.scores_B[i].item()) for i in members])
+            )
             for index in members:
                 limit[index] = settings.own.reward_clip or float("inf")
                 if moments is not None:
@@ -118,6 +119,13 @@ class DomainCredit:
             return here
         self._newest[settings.name] = self.seen.get(settings.name, Moments()).merge(here)
         return self._newest[settings.name]
+
+
+def _counted_once(scored: Sequence[tuple[Rollout, float]]) -> list[float]:
+    """Scores of samples: a conversation of several rows counts once, by its end, and an agent's branches once for each
+    reward."""
+    ends = [(rollout, score) for rollout, score in scored if rollout.ends_in is None]
+    return list({(sample_of(rollout), rollout.reward): score for rollout, score in ends}.values())
 
 
 def _scaled(rewards: BatchRewards, shift_B: Tensor, scale_B: Tensor, limit_B: Tensor, last_B: Tensor) -> BatchRewards:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from burnish.algorithms.advantages import resolve_estimator
 from burnish.config import names
 from burnish.config.domains import DomainSettings, Split, used_domains
 from burnish.config.schema import RlConfig
@@ -78,6 +79,7 @@ def build_domains(
     """What the domains draw from and how. `begins`: the run has no checkpoint, which would say how hard prompts are."""
     windows = {one.name: one.difficulty.window for one in settings if one.difficulty is not None}
     rates = PassRates(windows, progress)
+    compares_parts = resolve_estimator(config.algorithm.estimator).needs_parts
     domains = {}
     for one in settings:
         success = success_of_domain(one, scorer.answer_labels)
@@ -87,7 +89,8 @@ def build_domains(
             found = recorded_outcomes(recorded, field, success, domain=one.name, prompt_ids=ids)
             rates.begin_with(one.name, found)
         turn_gamma = config.algorithm.gamma if config.algorithm.estimator in names.TURN_ESTIMATORS else None
-        teaching = Filter(one.dynamic_sampling, one.difficulty, success, turn_gamma)
+        parts = [reward.log_label for reward in one.rewards if reward.trained_weight] if compares_parts else []
+        teaching = Filter(one.dynamic_sampling, one.difficulty, success, turn_gamma, tuple(parts))
         domains[one.name] = Domain(one, build_sampling(config, one), teaching)
     seed, shuffle = config.seed, config.data.shuffle
     feeds = {name: SampledPrompts(some, some.sampler(seed=seed, shuffle=shuffle)) for name, some in train.items()}

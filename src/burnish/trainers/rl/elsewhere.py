@@ -24,6 +24,7 @@ from burnish.rewards.specs import spec_of
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.rl.opening import open_model, open_rl_engine
+from burnish.trainers.rl.preflight import computes_twice_at_once
 from burnish.trainers.rl.roles import build_alone, build_roles
 
 
@@ -77,7 +78,7 @@ def reward_role(config: RlConfig, paths: FastPaths) -> Iterator[dict[str, object
     folder says without weights is read: how it cuts text into tokens, and which float32 products a run has."""
     without_progress_bars()
     policy = load_outline(config.model, plain=config.debug.plain)
-    with fast_float32(policy.model, plain=config.debug.plain, paths=paths):
+    with fast_float32(policy.model, plain=config.debug.plain or computes_twice_at_once(config), paths=paths):
         models = RewardModels.load(spec_of(reward) for reward in config.all_rewards if reward.is_model)
         yield {ROLE: models, "ways": Ways(paths.record(), tuple(models.attach_policy(policy.tokenizer)))}
 

@@ -19,7 +19,7 @@ from burnish.plugins import is_outside
 from burnish.rollouts.engine import RolloutEngine
 from burnish.rollouts.outside_engine import outside_engine
 from burnish.rollouts.registry import build_engine
-from burnish.trainers.rl.preflight import check_fit
+from burnish.trainers.rl.preflight import check_fit, computes_twice_at_once
 
 if TYPE_CHECKING:
     from burnish.rollouts.local.engine import LocalEngine
@@ -38,7 +38,7 @@ def open_model(
     )
     check_fit(config, loaded.context_length, num_embeddings(loaded.model))
     keep_freed_memory(loaded.model.device.type)
-    with fast_float32(loaded.model, plain=config.debug.plain, paths=paths):
+    with fast_float32(loaded.model, plain=config.debug.plain or computes_twice_at_once(config), paths=paths):
         say(console, loaded.notes)
         yield loaded
 

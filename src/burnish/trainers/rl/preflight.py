@@ -26,6 +26,7 @@ from burnish.observability.sinks import find_sinks
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.model_reward import check_model_reward
 from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.rewards.specs import spec_of
 from burnish.rewards.success import success_of_domain
 from burnish.rollouts.engine import StoppableEngine
 from burnish.rollouts.registry import find_engine
@@ -92,7 +93,8 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, l
     if train:
         check_bound_rewards(config, prompts[0])
     twice = find_overlap(*([asked for some in found for asked in _asked(some)] for found in (train, heldout)))
-    notes = [*twice.lines(), *timing_lines(config), *no_overlap_lines(config), *notes_on(config)]
+    told = (*timing_lines(config), *precision_lines(config), *no_overlap_lines(config))
+    notes = [*twice.lines(), *told, *notes_on(config)]
     return (sum(map(len, train)) if train else None), notes
 
 
@@ -104,6 +106,27 @@ def timing_lines(config: RlConfig) -> tuple[str, ...]:
     }
     so = "so the curve depends on timing, and the same run file gives other numbers each time"
     return tuple(f"{why}, {so}" for why, happens in because.items() if happens)
+
+
+def precision_lines(config: RlConfig) -> tuple[str, ...]:
+    """What to tell the user of a run in which two models compute at once in one process."""
+    if not computes_twice_at_once(config):
+        return ()
+    return (
+        "float32 products take PyTorch's highest precision, which may be slower: models compute in two threads of one "
+        "process, and a faster precision of one would change the last bits of the other",
+    )
+
+
+def computes_twice_at_once(config: RlConfig) -> bool:
+    """Whether models may compute in two threads of the command's process: a judge beside a reward model, or one of
+    these while the policy trains on what was sampled before. PyTorch's precision of float32 products is the whole
+    process's, and attention changes it for a moment (`burnish.forward.matmul_precision.usual_float32`)."""
+    judges = any(spec.is_judge and spec.options.get("model_path") for spec in map(spec_of, config.all_rewards))
+    elsewhere = "reward_model" in config.cluster.own_process
+    scores = any(reward.is_model for reward in config.all_rewards) and not elsewhere
+    samples_aside = config.cluster.rollout_workers > 0 and (config.max_staleness > 0 or config.cluster.window > 0)
+    return (judges and scores) or ((judges or scores) and samples_aside and config.cluster.trains_here)
 
 
 def no_overlap_lines(config: RlConfig) -> tuple[str, ...]:
@@ -146,6 +169,12 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
         raise ConfigError(
             f"cluster.own_process names the critic, but the estimator {name!r} asks for no values",
             remedy="remove it, or let the estimator ask for values_BT",
+        )
+    of_critic = {} if estimator.needs_values else config.critic.model_dump(exclude_defaults=True)
+    for field, value in of_critic.items():
+        raise ConfigError(
+            f"critic.{field} is {value!r}, but the estimator {name!r} asks for no values, so there is no critic",
+            remedy=f"remove critic.{field}, or let the estimator ask for values_BT",
         )
     trained = [domain for domain in domain_settings(config) if domain.is_trained]
     for field in (one.place("rollout", "group_size") for one in trained if one.group_size == 1):

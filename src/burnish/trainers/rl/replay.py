@@ -32,6 +32,7 @@ from burnish.reading import reading
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import Progress
+from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.batching import build_batch, scored
 from burnish.trainers.rl.collection import penalised, why_left_out
@@ -220,7 +221,7 @@ def open_replay(config: RlConfig, console: Console, *, keep_scores: bool = False
     estimator = resolve_algorithm(config.algorithm).estimator
     check_estimator(config, estimator)
     config, _ = pinned(config)
-    with open_scorer(config, console, models_elsewhere=keep_scores) as scorer:
+    with open_scorer(config, console, recorded_paths(Path(config.output)), models_elsewhere=keep_scores) as scorer:
         settings, tokenizer = domain_settings(config), load_tokenizer(config.model)
         used = used_domains(config, settings, "train")
         sets = {one.name: load_prompt_set(config, one, tokenizer, None, "train") for one in used}

@@ -49,8 +49,8 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
     say(console, chained)
     with ExitStack() as stack:
         stack.enter_context(naming_memory_errors())
-        scorer = stack.enter_context(open_scorer(config, console))
         paths = recorded_paths(Path(config.output))
+        scorer = stack.enter_context(open_scorer(config, console, paths))
         loaded = stack.enter_context(open_model(config, paths, console))
         say(console, scorer.attach_policy(loaded.tokenizer))
         conversations = stack.enter_context(open_conversations(config, domain_settings(config), loaded, console))

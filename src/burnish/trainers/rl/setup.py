@@ -15,6 +15,8 @@ from burnish.config.domains import domain_settings
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.data.overlap import find_overlap
 from burnish.data.prompts import check_bound_rewards
+from burnish.forward.fast_paths import FastPaths
+from burnish.models.loading import choose_pages
 from burnish.models.weights import Weights
 from burnish.observability.console import say
 from burnish.rewards.scorer import ProcessRewardScorer
@@ -35,7 +37,7 @@ from burnish.trainers.rl.evaluation_setup import build_evaluator
 from burnish.trainers.rl.loop import RlRun, TokenSelection
 from burnish.trainers.rl.objective_setup import objectives
 from burnish.trainers.rl.opening import longest_text
-from burnish.trainers.rl.preflight import check_settings, timing_lines
+from burnish.trainers.rl.preflight import check_settings, precision_lines, timing_lines
 from burnish.trainers.rl.supply import Supply
 from burnish.trainers.rl.supply_aside import SupplyAside
 from burnish.trainers.rl.supply_partial import RenewableEngine, SupplyPartial
@@ -53,17 +55,17 @@ def open_rl_run(
     """Open everything that `run_loop` uses; workers, sinks and the lock are released at the end."""
     parts = resolve_algorithm(config.algorithm)
     check_settings(config, parts)
-    say(console, timing_lines(config))
+    say(console, (*timing_lines(config), *precision_lines(config)))
     estimator, loss, numbers = parts
     config, chained = pinned(config)
     say(console, chained)
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
         models_elsewhere = "reward_model" in config.cluster.own_process
-        scorer = stack.enter_context(open_scorer(config, console, models_elsewhere=models_elsewhere))
+        paths = recorded_paths(workplace.path)
+        scorer = stack.enter_context(open_scorer(config, console, paths, models_elsewhere=models_elsewhere))
         settings, begins = domain_settings(config), workplace.checkpoint is None
         check_difficulty(settings, scorer.answer_labels, begins=begins)
-        paths = recorded_paths(workplace.path)
         loaded = stack.enter_context(cast.open_model(config, paths, console))
         say(console, scorer.attach_policy(loaded.tokenizer))
         if "reward_model" in config.cluster.offload:
@@ -160,14 +162,18 @@ def build_kl(algorithm: AlgorithmConfig) -> KLController:
 
 
 @contextmanager
-def open_scorer(config: RlConfig, console: Console, *, models_elsewhere: bool = False) -> Iterator[ProcessRewardScorer]:
-    """The rewards of the run file, loaded first, so that a wrong name or option stops the run before a model loads."""
+def open_scorer(
+    config: RlConfig, console: Console, paths: FastPaths, *, models_elsewhere: bool = False
+) -> Iterator[ProcessRewardScorer]:
+    """The rewards of the run file, loaded first, so that a wrong name or option stops the run before its model loads.
+    `paths` chooses for judges that are models of this process."""
+    choose_pages(config.model)  # before a smaller model of a reward has memory
     scorer = ProcessRewardScorer(
         config.all_rewards,
         config.scoring,
         models_elsewhere=models_elsewhere,
         sandbox=config.sandbox,
-        open_model=open_model,
+        open_model=partial(open_model, paths=paths),
         say=lambda line: say(console, (line,)),
     )
     try:

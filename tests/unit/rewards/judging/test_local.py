@@ -11,6 +11,7 @@ import pytest
 
 from burnish.config.schema import RewardConfig, ScoringConfig
 from burnish.errors import ConfigError, DataError, ModelError
+from burnish.forward.fast_paths import FastPaths
 from burnish.rewards import ProcessRewardScorer
 from burnish.rewards.judging.local import Answer
 from burnish.rewards.judging.options import JudgeOptions
@@ -121,3 +122,11 @@ def test_what_cannot_be_a_judge_is_told_when_it_is_loaded(
         open_model(JudgeOptions(model_path=str(save_tiny_llama("abc"))))
     with pytest.raises(ModelError, match="model_path"):
         open_model(JudgeOptions(model_path=str(tmp_path / "nothing")))
+
+
+def test_a_run_keeps_how_its_judge_is_decoded(folder: Path) -> None:
+    from burnish.rollouts.answering import open_model
+
+    paths = FastPaths()
+    open_model(JudgeOptions(model_path=str(folder)), paths)
+    assert any(entry.startswith("decoding (") for entry in paths.record())

@@ -24,7 +24,7 @@ pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
 AGENTS = """
-import asyncio, json, os, sys, time, urllib.error, urllib.request
+import asyncio, json, os, subprocess, sys, time, urllib.error, urllib.request
 
 
 def post(base_url, api_key, path, body):
@@ -85,6 +85,16 @@ def by_row(base_url, api_key, model, messages, kind):
     if kind == "returns nan":
         return float("nan")
     return 1.0
+
+
+def measures(base_url, api_key, model, messages, cases):
+    say(base_url, api_key, model, messages)
+    return float(len(cases))
+
+
+def leaves(base_url, api_key, model, messages):
+    say(base_url, api_key, model, messages)
+    return float(subprocess.Popen(["sleep", "600"]).pid)
 
 
 def silent(**row):
@@ -188,6 +198,22 @@ def test_rewards_come_in_several_ways(hold: Any, agent: str, reward: float) -> N
     assert row.environment_reward == reward
     assert row.finish_reason is (FinishReason.TURNS if agent == "too_many" else FinishReason.STOP)
     assert read(engine)["agent/refused"] == (agent == "too_many")
+
+
+def test_a_row_may_be_larger_than_a_socket_holds(hold: Any) -> None:
+    engine, _ = hold("measures", rows=[{"cases": "x" * 3_000_000}])
+    (row,) = ask(engine, (0,))
+    assert row.environment_reward == 3_000_000
+
+
+def test_what_an_agent_has_started_ends_with_it(hold: Any) -> None:
+    engine, _ = hold("leaves")
+    (row,) = ask(engine, (0,))
+    pid = int(row.environment_reward)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_command_is_an_agent(hold: Any, agents_file: Path) -> None:

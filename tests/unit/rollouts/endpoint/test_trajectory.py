@@ -263,6 +263,17 @@ def test_without_room_a_request_is_refused_and_says_so_in_the_row(
     check_rows(talk)
 
 
+def test_an_agent_that_makes_itself_room_has_one_row_that_was_cut() -> None:
+    """It forgets what was said, and goes on with a new history."""
+    talk = Talk(room=Room(turns=9, turn_tokens=99, response_tokens=20, context=99))
+    messages = [user("q"), talk.chat([user("q")]), user("r")]
+    with pytest.raises(RefusedError):
+        talk.chat(messages)
+    talk.chat([user("s")])
+    assert [row.finish_reason for row in talk.trajectory.rollouts()] == [FinishReason.LENGTH, FinishReason.STOP]
+    check_rows(talk)
+
+
 def test_only_the_branch_that_spoke_last_counts_in_an_evaluation() -> None:
     talk = Talk(sample_index=-1)
     talk.chat([user("a")])

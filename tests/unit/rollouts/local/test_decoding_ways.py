@@ -11,6 +11,7 @@ import torch
 from burnish import processor
 from burnish.errors import RolloutError
 from burnish.forward.fast_paths import FastPaths
+from burnish.forward.quantized_layers import quantize
 from burnish.forward.race import RaceResult, Way
 from burnish.forward.verdicts import VerdictCache
 from burnish.rollouts.engine import Sampling
@@ -158,6 +159,24 @@ def test_the_layout_with_the_fastest_products_is_taken(make, llama: Any, fastest
         pytest.skip("this PyTorch has no oneDNN")
     engine = make(llama, paths_with([fastest, FUSED]))
     assert engine._make_decoder.keywords == {"layout": decoding_ways.LAYOUTS[fastest]}
+
+
+@pytest.mark.parametrize("bits", ["nf4", None])
+def test_layouts_are_timed_by_the_head_where_layers_have_none(
+    make_model: Callable[..., Any], bits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, multiplied = make_model("llama"), []
+    if bits is not None:
+        quantize(model, bits, torch.float32, "off")
+
+    def noting(*linears: Any, layout: Any) -> packed_weights.Product:
+        multiplied.append(linears)
+        return packed_weights.joined_product(*linears, layout=layout)
+
+    monkeypatch.setattr(decoding_ways, "joined_product", noting)
+    decoding_ways._products_of(model, "ordinary")()
+    layers = [(layer.mlp.gate_proj, layer.mlp.up_proj) for layer in model.model.layers]
+    assert multiplied == (layers if bits is None else [(model.lm_head,)])
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])

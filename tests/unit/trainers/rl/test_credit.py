@@ -305,3 +305,11 @@ def test_scores_are_whitened_over_samples() -> None:
     batch, metrics = run(algorithm, [3.0, 3.0, 0.0, 0.0], three_samples(), **TWO_ROWS)
     assert metrics["reward/score_std"].result() == pytest.approx(math.sqrt(2))
     assert batch.advantages[0, 0].item() == pytest.approx(batch.advantages[1, 0].item())
+
+
+@pytest.mark.parametrize("settings", [{"estimator": "turn_grpo"}, {"estimator": "gae", "discount": "turn"}])
+def test_credit_by_turns_is_refused_where_turns_are_in_several_rows(settings: dict[str, str]) -> None:
+    """Each row would begin with turn 0, and a sample of two rows would count twice in the mean of its group."""
+    batch = three_samples(values=torch.zeros(4, 2))
+    with pytest.raises(ConfigError, match=rf"'{settings['estimator']}' gives credit by turns, but .* several rows"):
+        run(AlgorithmConfig(**settings), [1.0, 1.0, 0.0, 0.0], batch, **TWO_ROWS)

@@ -13,7 +13,7 @@ from burnish.errors import ConfigError
 from burnish.rewards.success import Success
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.difficulty import Filter, PassRates, Seen, recorded_outcomes
-from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup, Turn
+from burnish.types import BRANCH_STRIDE, FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup, Turn
 
 EXACT = Success({"exact": 1.0})
 
@@ -92,6 +92,33 @@ def test_for_an_estimator_of_turns_what_follows_a_turn_is_what_differs() -> None
     assert not keeps(Filter(True, None, None), of(early, late))
     assert keeps(by_turn, group(0, 1))
     assert not keeps(by_turn, group(1, 1))
+
+
+def test_for_an_estimator_of_parts_they_are_what_differs() -> None:
+    """Weights 1 and .5: parts of 1 and 0 have the sum of 0 and 2. An audit's part teaches nothing."""
+    first, second = (
+        replace(rollout(1.0, i), reward_parts=parts)
+        for i, parts in enumerate([{"a": 1.0, "b": 0.0, "audit": 1.0}, {"a": 0.0, "b": 2.0, "audit": 0.0}])
+    )
+    both = RolloutGroup(Prompt("p", text="x"), 0, (first, second))
+    assert Filter(True, None, None).why_left_out(both, step=1) == "group without signal"
+    assert keeps(Filter(True, None, None, trained_parts=("a", "b")), both)
+    twice = RolloutGroup(
+        Prompt("p", text="x"),
+        0,
+        (first, replace(first, sample_index=1, reward_parts=first.reward_parts | {"audit": 0.0})),
+    )
+    assert not keeps(Filter(True, None, None, trained_parts=("a", "b")), twice)
+
+
+def test_branches_of_an_agent_with_one_reward_are_one_sample() -> None:
+    """Three rows of a solved sample and one of an unsolved one: half are solved."""
+    solved = [rollout(1.0, row * BRANCH_STRIDE) for row in range(3)]
+    both = RolloutGroup(Prompt("p", text="x"), 0, (*solved, rollout(0.0, 1)))
+    assert [r.reward for r in both.samples()] == [1.0, 0.0]
+    assert Filter(False, None, EXACT).solved(both) == [True, False]
+    other = RolloutGroup(Prompt("p", text="x"), 0, (*solved, rollout(0.5, 3 * BRANCH_STRIDE)))
+    assert [r.reward for r in other.samples()] == [1.0, 0.5]
 
 
 def test_a_prompt_that_is_known_to_be_outside_is_asked_for_again_later() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from burnish.trainers.rl.batching import BatchRewards, build_batch, build_reward
 from burnish.trainers.rl.difficulty import Filter, PassRates
 from burnish.trainers.rl.domain_credit import DomainCredit, Moments
 from burnish.trainers.rl.domains import Domain, Domains
-from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
+from burnish.types import BRANCH_STRIDE, FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
 
 Rows = list[tuple[RolloutGroup, Rollout]]
 
@@ -76,6 +77,14 @@ def test_scores_are_normalised_as_each_domain_asks() -> None:
     root = 5**0.5
     expected = [round(x / root, 4) for x in (-3, -1, 1, 3)]
     assert normalized(credit_of(a={"normalize": "domain"}, b={}), rows_of(*groups)) == [*expected, 0, 1]
+
+
+def test_branches_of_an_agent_count_once_in_the_mean() -> None:
+    """Scores 1 (in two rows) and 3: a mean of 2 and a deviation of 1."""
+    rows = rows_of(("a", [1.0, 3.0]))
+    group, first = rows[0]
+    rows.append((group, dataclasses.replace(first, sample_index=BRANCH_STRIDE)))
+    assert normalized(credit_of(a={"normalize": "domain"}), rows) == [-1.0, 1.0, -1.0]
 
 
 def test_equal_scores_become_zero() -> None:

@@ -8,17 +8,25 @@ import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from rich.console import Console
 
 from burnish.algorithms.advantages import resolve_estimator
-from burnish.config.schema import RlConfig, VllmConfig
+from burnish.config.schema import CriticConfig, RlConfig, VllmConfig
 from burnish.errors import ConfigError, RolloutError
+from burnish.forward.fast_paths import FastPaths
 from burnish.rollouts.engine import Sampling
 from burnish.trainers.rl.opening import open_rl_engine
-from burnish.trainers.rl.preflight import check_estimator, check_vllm, no_overlap_lines
-from burnish.trainers.rl.setup import build_kl
+from burnish.trainers.rl.preflight import (
+    check_estimator,
+    check_vllm,
+    computes_twice_at_once,
+    no_overlap_lines,
+    precision_lines,
+)
+from burnish.trainers.rl.setup import build_kl, open_scorer
 from burnish.types import RolloutRequest
 
 
@@ -88,6 +96,21 @@ def test_a_group_of_one_is_refused_for_estimators_from_outside_too() -> None:
     check_estimator(config_of(outside, size=2), resolve_estimator(outside))
 
 
+def without_values(scores_B: Any) -> Any:
+    """An estimator of a user's."""
+    return scores_B
+
+
+def test_a_critic_that_no_estimator_asks_for_is_refused() -> None:
+    """Its warm-up would be subtracted from the policy's steps, whose learning rate would then be negative."""
+    config = config_of(f"{__name__}:without_values").model_copy(update={"critic": CriticConfig(warmup_steps=10)})
+    estimator = SimpleNamespace(
+        name="mine", needs_values=False, token_level=False, needs_groups=False, inputs=("scores_B",)
+    )
+    with pytest.raises(ConfigError, match=r"critic\.warmup_steps is 10, but the estimator 'mine' asks for no values"):
+        check_estimator(config, estimator)
+
+
 def test_a_target_makes_the_coefficient_adaptive() -> None:
     """KL twice the target: error bounded at .2, 10 of 100 responses of the horizon."""
     adaptive = build_kl(config_of("grpo", kl_in="loss", kl_coef=0.1, kl_target=1.0, kl_horizon=100).algorithm)
@@ -104,6 +127,44 @@ def test_sampling_ahead_in_the_processes_that_train_saves_no_time(staleness: int
     lines = no_overlap_lines(config)
     assert len(lines) == said
     assert all("max_staleness is 2, which saves no time without cluster.rollout_workers" in line for line in lines)
+
+
+JUDGE = {"name": "judge", "options": {"model_path": "somewhere"}}
+AHEAD = {"max_staleness": 1, "cluster": {"rollout_workers": 1}}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "settings", "twice"),
+    [
+        ([JUDGE], {}, False),
+        (["model:rm"], {}, False),
+        ([JUDGE, "model:rm"], {}, True),
+        ([JUDGE, "model:rm"], {"cluster": {"own_process": ["reward_model"]}}, False),
+        (["exact"], AHEAD, False),
+        ([JUDGE], AHEAD, True),
+        (["model:rm"], AHEAD, True),
+        (["model:rm"], {"cluster": {"rollout_workers": 1}}, False),
+        (["model:rm"], {"max_staleness": 1, "cluster": {"rollout_workers": 1, "trainers": 2}}, False),
+        ([{"name": "judge", "options": {"url": "http://localhost/v1", "model": "m"}}, "model:rm"], AHEAD, True),
+        ([{"name": "judge", "options": {"url": "http://localhost/v1", "model": "m"}}], AHEAD, False),
+    ],
+)
+def test_no_faster_precision_where_two_models_compute_at_once(
+    rewards: list[Any], settings: dict[str, Any], twice: bool
+) -> None:
+    config = RlConfig.model_validate({"model": "m", "rewards": rewards, **settings})
+    assert computes_twice_at_once(config) is twice
+    assert len(precision_lines(config)) == twice
+
+
+def test_pages_are_chosen_by_the_trained_model_before_rewards_have_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr("burnish.trainers.rl.setup.choose_pages", lambda model: done.append(f"pages of {model.path}"))
+    monkeypatch.setattr(
+        "burnish.trainers.rl.setup.ProcessRewardScorer", lambda *given, **named: done.append("rewards") or MagicMock()
+    )
+    with open_scorer(config_of("grpo"), Console(quiet=True), FastPaths()):
+        assert done == ["pages of m", "rewards"]
 
 
 def test_vllm_needs_an_interpreter_that_has_it() -> None:

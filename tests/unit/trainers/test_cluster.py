@@ -1,0 +1,52 @@
+"""What happens to a run that has lost a trainer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from burnish.distributed.peers import RoleLostError
+from burnish.trainers.cluster import with_restarts
+from burnish.trainers.watching import present_watch
+
+QUIET = Console(quiet=True)
+
+
+def lost() -> RoleLostError:
+    return RoleLostError("process 'trainer 1' ended", remedy="start it again")
+
+
+def settings(restarts: int) -> Any:
+    return SimpleNamespace(cluster=SimpleNamespace(restarts=restarts, runs_on="processes"))
+
+
+def test_it_is_started_again_a_number_of_times() -> None:
+    begun: list[int] = []
+
+    def train() -> Any:
+        begun.append(len(begun))
+        if len(begun) < 3:
+            raise lost()
+        return "result"
+
+    assert with_restarts(train, settings(2), QUIET) == "result"
+    begun.clear()
+    with pytest.raises(RoleLostError):
+        with_restarts(train, settings(1), QUIET)
+    assert len(begun) == 2
+
+
+def test_not_once_it_has_been_asked_to_stop() -> None:
+    begun: list[int] = []
+
+    def train() -> Any:
+        begun.append(len(begun))
+        present_watch().stop.requested = True
+        raise lost()
+
+    with pytest.raises(RoleLostError):
+        with_restarts(train, settings(3), QUIET)
+    assert len(begun) == 1
