@@ -1,10 +1,11 @@
-"""The benchmarks of `benchmarks/peers` and `benchmarks/step_shares.py` run from end to end in their quick form: what
-they write has the right shape, whatever the times are."""
+"""`benchmarks/peers`, `benchmarks/step_shares.py` and `benchmarks/heap.py` run from end to end in their quick form.
+What they write has the right shape, whatever the times are."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,14 @@ def test_the_shares_of_a_step(tmp_path: Path) -> None:
         assert all(seconds["all"] > 0 for seconds in phases.values())
         assert phases["generate"]["products"] > 0
         assert phases["generate"]["reading"] > 0
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc says what it holds")
+def test_the_memory_of_a_step(tmp_path: Path) -> None:
+    settings = ("as it comes", "no small blocks kept")
+    rows = quick(tmp_path, "heap.py", "--settings", *settings)["rows"]
+    assert of(rows, "workload", "setting") == [("W1", setting) for setting in settings]
+    for row in rows:
+        assert len(row["seconds"]) == 1
+        assert row["peak_bytes"][0] - row["workers_bytes"][0] > row["held_bytes"][0] >= row["used_bytes"][0] > 0
+        assert row["workers_bytes"][0] > 0

@@ -62,6 +62,7 @@ def test_the_results_are_written_so(script: Script, path: Path, tmp_path: Path) 
         ("peers", "report"),
         ("peers_avx2", "report"),
         ("peers_xeon", "report"),
+        ("peers_xeon_avx2", "report"),
         ("shares", "step_shares"),
         ("shares_avx2", "step_shares"),
         ("shares_xeon", "step_shares"),
@@ -72,6 +73,7 @@ def test_the_results_are_written_so(script: Script, path: Path, tmp_path: Path) 
         ("adapters", "adapters"),
         ("products", "products"),
         ("products_xeon", "products"),
+        ("heap", "heap"),
     ],
 )
 def test_a_page_is_made_from_its_results(script: Script, page: str, module: str) -> None:
