@@ -43,9 +43,13 @@ def _check_file(file: Path) -> None:
 
 
 def weight_bytes(source: str) -> int | None:
-    """Size of a local folder's weight files, None for a name on the hub."""
+    """Size of a local folder's weight files; None for a name on the hub, and for files that cannot be read, which
+    loading them reports."""
     folder = Path(source)
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else None
+    try:
+        return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else None
+    except OSError:
+        return None
 
 
 def check_number_types(folder: Path, parameters: Collection[str]) -> None:
