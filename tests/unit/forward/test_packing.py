@@ -317,7 +317,7 @@ def test_padding_gives_nothing_back_however_large_its_scores_would_be() -> None:
             scores = (query @ key.T).masked_fill(torch.ones(len(slots), len(slots)).triu(1).bool(), -torch.inf)
             exact[slots, 0] = scores.softmax(-1) @ value
     for own, other in zip(found, torch.autograd.grad(exact, leaves, outer.double()), strict=True):
-        torch.testing.assert_close(own, other, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)  # of numbers up to 50
 
 
 @pytest.mark.parametrize("float32_keys", [0, 512])
