@@ -5,12 +5,40 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 SECONDS = 0.1
 """Between looks."""
 
 
-class PeakMemory:
+class Watcher:
+    """Looks again and again, in a thread, from when it is entered until it is left."""
+
+    seconds = SECONDS
+    """Between looks."""
+
+    def __init__(self) -> None:
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        """Note what there is now."""
+        raise NotImplementedError
+
+    def _watch(self) -> None:
+        while not self._left.wait(self.seconds):
+            self.look()
+
+
+class PeakMemory(Watcher):
     """Watches the process `pid` and its descendants until left. `all_bytes` and `workers_bytes` are the largest found.
 
     The process counts with its own peak since the look before, which the kernel keeps and which is then set back, so
@@ -20,27 +48,15 @@ class PeakMemory:
     """
 
     def __init__(self, pid: int) -> None:
+        super().__init__()
         self.all_bytes = 0
         self.workers_bytes = 0
         self._process = Path("/proc") / str(pid)
         self._shares: dict[Path, int] = {}  # of descendants, at the last look
-        self._left = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> PeakMemory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._left.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._left.wait(SECONDS):
-            try:
-                self._look()
-            except (FileNotFoundError, ProcessLookupError, ValueError):  # it has ended, or is about to
-                continue
+    def look(self) -> None:
+        with suppress(FileNotFoundError, ProcessLookupError, ValueError):  # it has ended, or is about to
+            self._look()
 
     def _look(self) -> None:
         own = peak_resident_bytes(self._process)

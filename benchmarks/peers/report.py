@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import shlex
 import statistics
 import sys
 import textwrap
@@ -364,7 +365,7 @@ def publish(
     """Write OUTPUT.json, and OUTPUT.md made from it by `to_markdown`, and print that: the rows, further facts, and what
     was run, when and on what."""
     report = {
-        "command": " ".join(["python", f"benchmarks/{program}.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", f"benchmarks/{program}.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "processor": processor(),
         "cores": os.cpu_count(),

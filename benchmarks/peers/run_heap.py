@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 
 import child
 import run_burnish
+from memory import Watcher
 from rich.console import Console
 
 from burnish.trainers.outer_loop import save
 from burnish.trainers.rl.setup import open_rl_run
-
-SECONDS = 0.01
-"""Between looks."""
 
 
 class Mallinfo(ctypes.Structure):
@@ -25,31 +22,23 @@ class Mallinfo(ctypes.Structure):
     )
 
 
-class HeapWatch:
+class HeapWatch(Watcher):
     """`held_bytes` and `used_bytes` are the largest found until it is left: what malloc has from the system, and what
     of that somebody uses. Small free blocks that a thread keeps for itself count as used."""
 
+    seconds = 0.01
+
     def __init__(self) -> None:
+        super().__init__()
         self.held_bytes = 0
         self.used_bytes = 0
         self._ask = ctypes.CDLL(None).mallinfo2
         self._ask.restype = Mallinfo
-        self._left = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> HeapWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._left.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._left.wait(SECONDS):
-            found = self._ask()
-            self.held_bytes = max(self.held_bytes, found.arena + found.hblkhd)
-            self.used_bytes = max(self.used_bytes, found.uordblks + found.hblkhd)
+    def look(self) -> None:
+        found = self._ask()
+        self.held_bytes = max(self.held_bytes, found.arena + found.hblkhd)
+        self.used_bytes = max(self.used_bytes, found.uordblks + found.hblkhd)
 
 
 def main() -> None:

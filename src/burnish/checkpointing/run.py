@@ -71,8 +71,8 @@ JUDGE_MAY_DIFFER = (
 MUST_NOT_DIFFER = ("cluster.window",)
 """Exceptions from these: it decides what a step trains on, and what a checkpoint holds of later steps."""
 
-WHAT_IS_SOLVED = ("evaluation.success", "evaluation.success_score")
-"""Further exceptions in runs whose domains train by difficulty: domains without their own take these."""
+_SOLVED = ("success", "success_score")
+"""Fields of `evaluation` that say when a response is solved."""
 
 _CONFIG_REMEDY = "restore the run's own file, start over with --fresh, or name the folder of a run"
 
@@ -242,17 +242,18 @@ def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Diff
     before = {name: restored(value, now.get(name)) for name, value in before.items()}
     allowed = (*MAY_DIFFER, "steps") if _constant_schedule(now) else MAY_DIFFER
     found = differences(_what_judges_are_asked(_with_defaults(before, config)), _what_judges_are_asked(now))
-    fixed = (*MUST_NOT_DIFFER, *(WHAT_IS_SOLVED if _trains_by_difficulty(now) else ()))
+    fixed = (*MUST_NOT_DIFFER, *_what_is_solved(now))
     return [one for one in found if one.field in fixed or not _is_under(one.field, allowed)]
 
 
-def _trains_by_difficulty(config: dict[str, Json]) -> bool:
-    """Whether how often prompts are solved decides which of them are trained on, or how much."""
+def _what_is_solved(config: dict[str, Json]) -> list[str]:
+    """Fields for all domains by which a domain without its own counts what is solved, if that decides which prompts it
+    trains on, or how much."""
     domains = config.get("domains")
-    own = domains.values() if isinstance(domains, dict) else ()
-    return any(
-        domain.get("difficulty") or domain.get("difficulty_weight") for domain in own if isinstance(domain, dict)
-    )
+    own = [domain for domain in domains.values() if isinstance(domain, dict)] if isinstance(domains, dict) else []
+    found = [one.get("evaluation") for one in own if one.get("difficulty") or one.get("difficulty_weight")]
+    given = [evaluation if isinstance(evaluation, dict) else {} for evaluation in found]
+    return [f"evaluation.{name}" for name in _SOLVED if any(one.get(name) is None for one in given)]
 
 
 def _what_judges_are_asked(config: dict[str, Json]) -> dict[str, Json]:
@@ -275,7 +276,7 @@ def _trained_part(domain: dict[str, Json]) -> dict[str, Json]:
     evaluation = domain.get("evaluation")
     kept = {name: value for name, value in domain.items() if name not in ("eval", "evaluation")}
     if isinstance(evaluation, dict):
-        kept["evaluation"] = {name: evaluation.get(name) for name in ("success", "success_score")}
+        kept["evaluation"] = {name: evaluation.get(name) for name in _SOLVED}
     return kept
 
 

@@ -109,7 +109,12 @@ def test_how_a_domain_is_evaluated_may_differ(changed: dict[str, Any], refused: 
 
 @pytest.mark.parametrize(
     ("domain", "refused"),
-    [({"difficulty_weight": 1.0}, True), ({"difficulty": {"keep": [0.2, 0.8]}}, True), ({}, False)],
+    [
+        ({"difficulty_weight": 1.0}, True),
+        ({"difficulty": {"keep": [0.2, 0.8]}}, True),
+        ({"difficulty_weight": 1.0, "evaluation": {"success_score": 0.7}}, False),  # its own
+        ({}, False),
+    ],
 )
 def test_what_counts_as_solved_may_not_differ_where_it_decides_what_is_trained_on(
     domain: dict[str, Any], refused: bool

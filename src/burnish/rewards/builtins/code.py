@@ -89,9 +89,9 @@ def _open(tier: str, url: str | None, token_variable: str | None, grade: Grade, 
 
 def program(response: str, task: Task) -> str:
     """The code that a response means, after its thoughts: its last block marked as Python that defines what the tests
-    call, else its last such block, else the same of blocks that are not marked, else the whole response. What does not
-    define it continues the row's beginning of a program: as it stands or, where that is no program, indented as the
-    body of its last function."""
+    call, else its last such block, else the same of blocks that are not marked, else the whole response. Code
+    that does not define it is the rest of the row's beginning of a program: as it is written or, if that does not
+    compile, indented as the body of the last function there."""
     text = after_thoughts(response)
     found = fenced_blocks(text)
     marked = [block for language, block in found if language in _PYTHON]
