@@ -208,6 +208,7 @@ class Peer(ABC):
         question for tensors, which has been answered."""
         try:
             kind, *rest = self._channel.receive(seconds=seconds)
+            self._watch.begin()
             if kind != "want":
                 self._asked = None
                 return (kind, *rest)
@@ -219,15 +220,22 @@ class Peer(ABC):
         self._watch.restart()
         return None
 
-    def check_alive(self, *, what: str, seconds: float) -> None:
-        """RoleLostError, with the process killed, when it gives no sign of life, or has done nothing for `seconds`."""
+    @property
+    def idle_seconds(self) -> float:
+        """For how long it has done nothing."""
+        self._watch.look()
+        return self._watch.idle_seconds
+
+    def check_alive(self, *, what: str, seconds: float, team: Sequence[Peer] = ()) -> None:
+        """RoleLostError, with the process killed, when it gives no sign of life, or has done nothing for `seconds`.
+        `team`: those that it may be waiting for; while one of them works, it need not."""
         if self._given_up is not None and self._given_up.is_set():
             self.kill()
             raise self._error(what, "was ended, because another process could not be started")
         self._watch.look()
         if self._watch.silent_seconds > SILENT_SECONDS:
             raise self.lose(what, f"has given no sign of life for {SILENT_SECONDS:g} seconds")
-        if self._watch.idle_seconds > seconds:
+        if min(peer.idle_seconds for peer in (self, *team)) > seconds:
             raise self.lose(what, f"did not answer within {seconds:g} seconds", remedy=_BUSY)
 
     def lose(self, what: str, why: str, *, remedy: str | None = None) -> RoleLostError:
@@ -328,7 +336,7 @@ def _ask_in_turn(
             for process in list(waiting):
                 try:
                     if process not in ready:
-                        process.check_alive(what=what, seconds=seconds)
+                        process.check_alive(what=what, seconds=seconds, team=waiting)
                         if time.monotonic() > until:
                             raise process.lose(what, f"did not answer within {GRACE_SECONDS:g} seconds of the others")
                         continue

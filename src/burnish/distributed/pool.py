@@ -47,10 +47,12 @@ class Worker:
     restarts: list[float] = field(default_factory=list)
     """When it was started again."""
     busy: bool = False
-    """Whether it samples for one of the open calls, or is being started again."""
+    """Whether it samples for one of the open calls."""
     gone: bool = False
-    """Whether it was lost and could not be started again. Until it is, it gets no work, so that it cannot count as lost
+    """Whether it was lost and has no new process yet. Until it has, it gets no work, so that it cannot count as lost
     over prompts again."""
+    returning: threading.Thread | None = None
+    """What starts its process again, or did so last. Nobody waits for it: calls go on with the others."""
     tried: float = 0.0
     """When its start failed or was refused last."""
 
@@ -64,14 +66,15 @@ class Worker:
         version = "its first weights" if self.version is None else f"version {self.version}"
         return "lost" if self.gone else f"{version}, {self.engine.process.standing}"
 
+    @property
+    def is_returning(self) -> bool:
+        """Whether it is being started again."""
+        return self.returning is not None and self.returning.is_alive()
+
     def may_restart(self, limit: int) -> bool:
         """Whether it was started again less often than that in the last hour."""
         recent = [moment for moment in self.restarts if time.monotonic() - moment < _HOUR]
         return self.start is not None and len(recent) < limit
-
-    def give_up(self) -> None:
-        """It could not be started again, for now."""
-        self.gone, self.tried = True, time.monotonic()
 
 
 class RolloutPool(RestingEngine):
@@ -107,12 +110,10 @@ class RolloutPool(RestingEngine):
         self._version: int | None = None
         self._weights: SealedWeights | None = None
         self._metrics = MetricStore()
-        self._returning: dict[str, threading.Thread] = {}
-        """What starts workers again though calls go on without them, by the workers' names."""
         self._open: list[_Call] = []
         """Those that threads have made, those of earlier steps first."""
         self._changed = threading.Condition()
-        """Around `_open`, what these calls still need, and who is busy."""
+        """Around `_open`, what these calls still need, and who is busy, gone or returning."""
 
     def __enter__(self) -> RolloutPool:
         return self
@@ -123,8 +124,9 @@ class RolloutPool(RestingEngine):
         for worker in self._workers:
             if worker.start is not None:
                 worker.engine.process.close()
-        for thread in self._returning.values():
-            thread.join(END_SECONDS)
+        for worker in self._workers:
+            if worker.returning is not None and worker.returning is not threading.current_thread():
+                worker.returning.join(END_SECONDS)
         self._weights = None
 
     def keep(self, weights: Weights) -> Weights:
@@ -193,7 +195,7 @@ class RolloutPool(RestingEngine):
         call = _Call(portions, sampling, seed, step, self._changed)
         threads = [
             threading.Thread(target=self._serve, args=(worker, call), name=worker.name, daemon=True)
-            for worker in self._present()
+            for worker in self._workers  # those that are gone, too: they may come back in time
         ]
         rollouts: list[Rollout] = []
         measured: dict[int, Mapping[str, Metric]] = {}
@@ -203,7 +205,7 @@ class RolloutPool(RestingEngine):
         for thread in threads:
             thread.start()
         try:
-            for index, done, metrics in call.results(threads):
+            for index, done, metrics in call.results(lambda: self._may_go_on(threads)):
                 rollouts += done
                 measured[index] = metrics
                 if on_finished is not None:
@@ -226,6 +228,12 @@ class RolloutPool(RestingEngine):
     def _present(self) -> list[Worker]:
         return [worker for worker in self._workers if not worker.gone]
 
+    def _may_go_on(self, threads: Sequence[threading.Thread]) -> bool:
+        """Whether a call has a thread to go on with, and any worker is there or is being started again."""
+        with self._changed:
+            has_workers = any(worker.is_returning or not worker.gone for worker in self._workers)
+        return has_workers and any(thread.is_alive() for thread in threads)
+
     def _serve(self, worker: Worker, call: _Call) -> None:
         """The thread of one worker: takes portions as long as there are any and the worker can be had."""
         while (portion := self._next(worker, call)) is not None:
@@ -239,8 +247,7 @@ class RolloutPool(RestingEngine):
                     return None
                 with self._lock:
                     self._metrics.add("rollout/lost_workers", total(1))
-                if not self._revive(worker, error):
-                    return None
+                self._revive(worker, error)
             except Exception as error:  # noqa: BLE001  boundary: raised again in the thread that asked
                 return call.fail(error)
             finally:
@@ -251,11 +258,12 @@ class RolloutPool(RestingEngine):
 
     def _next(self, worker: Worker, call: _Call) -> Portion | None:
         """The worker's next portion of the call. Waits while there is none, because one may be given back, while the
-        worker is busy with another call, and while one of earlier groups has any; None when there will be no more."""
+        worker is gone or busy with another call, and while one of earlier groups has any; None when there will be no
+        more."""
         with self._changed:
-            while call.goes_on and not worker.gone:
+            while call.goes_on:
                 older = self._open[: self._open.index(call)]
-                if not worker.busy and not any(other.waits for other in older) and call.waits:
+                if not worker.busy and not worker.gone and not any(other.waits for other in older) and call.waits:
                     worker.busy = True
                     return call.take()
                 self._changed.wait(_LOOK_SECONDS)
@@ -300,29 +308,36 @@ class RolloutPool(RestingEngine):
             worker.engine.load(weights)
         worker.version = version
 
-    def _revive(self, worker: Worker, lost: RoleLostError) -> bool:
-        """Start the process of a lost worker again, within the limit; whether there is one now."""
-        if worker.start is None or not worker.may_restart(self._restarts):
+    def _revive(self, worker: Worker, lost: RoleLostError) -> None:
+        """Have the process of a lost worker started again, within the limit."""
+        start = worker.start if worker.may_restart(self._restarts) else None
+        if start is None:
             self._say(f"{lost}; it is not started again: {self._restarts} restarts an hour is the limit")
-            worker.give_up()
-            return False
-        self._say(f"{lost}; what it was asked for goes to another worker, and it is started again")
-        return self._start(worker, worker.start)
+        else:
+            self._say(f"{lost}; what it was asked for goes to another worker, and it is started again")
+        with self._changed:
+            worker.gone, worker.tried = True, time.monotonic()
+            if start is not None:
+                self._begin_return(worker, start)
 
     def _bring_back(self) -> None:
-        """Try once more to start workers that are gone, without waiting for them."""
-        for worker in self._workers:
-            rested = time.monotonic() - worker.tried >= RETRY_SECONDS
-            may = worker.gone and rested and worker.may_restart(self._restarts)
-            last = self._returning.get(worker.name)
-            if may and worker.start is not None and (last is None or not last.is_alive()):
-                thread = threading.Thread(target=self._return, args=(worker, worker.start), daemon=True)
-                self._returning[worker.name] = thread
-                thread.start()
+        """Try once more to start workers that are gone."""
+        with self._changed:
+            for worker in self._workers:
+                rested = time.monotonic() - worker.tried >= RETRY_SECONDS
+                may = worker.gone and rested and worker.may_restart(self._restarts)
+                if may and worker.start is not None and not worker.is_returning:
+                    self._begin_return(worker, worker.start)
+
+    def _begin_return(self, worker: Worker, start: Callable[[threading.Event], ProcessRole]) -> None:
+        worker.returning = threading.Thread(target=self._return, args=(worker, start), daemon=True)
+        worker.returning.start()
 
     def _return(self, worker: Worker, start: Callable[[threading.Event], ProcessRole]) -> None:
         if self._start(worker, start):
-            worker.gone = False
+            with self._changed:
+                worker.gone = False
+                self._changed.notify_all()
             self._say(f"{worker.name} is back")
 
     def _start(self, worker: Worker, start: Callable[[threading.Event], ProcessRole]) -> bool:
@@ -334,7 +349,7 @@ class RolloutPool(RestingEngine):
         except Exception as error:  # noqa: BLE001  boundary: whatever building its roles raises there
             if not self._closed.is_set():
                 self._say(f"{worker.name} cannot be started again: {error}")
-            worker.give_up()
+            worker.tried = time.monotonic()
             return False
         with self._lock:
             if not self._closed.is_set():
@@ -408,16 +423,16 @@ class _Call:
             self._ended = True
             self._changed.notify_all()
 
-    def results(self, threads: Sequence[threading.Thread]) -> Iterator[Done]:
+    def results(self, can_go_on: Callable[[], bool]) -> Iterator[Done]:
         """Each portion's number, rollouts and metrics, as they are done. Raises the error that ended the call, and
-        RolloutError when no thread is left to go on."""
+        RolloutError when it cannot go on."""
         for _ in range(self._count):
             while True:
                 try:
                     result = self._results.get(timeout=_LOOK_SECONDS)
                     break
                 except queue.Empty:
-                    if not any(thread.is_alive() for thread in threads) and self._results.empty():
+                    if not can_go_on() and self._results.empty():
                         raise RolloutError(
                             "no rollout worker is left to sample with",
                             remedy="see above what became of them; raise cluster.restarts, or give them more memory",

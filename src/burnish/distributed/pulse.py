@@ -69,6 +69,7 @@ class PulseWatch:
     def __init__(self, pulse: Counters) -> None:
         self._pulse = pulse
         self._seen = pulse.read()
+        self._begun = False
         self._beat_at = self._progress_at = time.monotonic()
 
     def look(self) -> None:
@@ -80,6 +81,10 @@ class PulseWatch:
             self._progress_at = time.monotonic()
         self._seen = (beats, done)
 
+    def begin(self) -> None:
+        """It has answered, so that it should beat, though it may be stopped before its first beat is seen."""
+        self._begun = True
+
     def restart(self) -> None:
         """Count from now on: something new is asked for."""
         self._seen = self._pulse.read()
@@ -87,8 +92,9 @@ class PulseWatch:
 
     @property
     def silent_seconds(self) -> float:
-        """Since the last beat; 0 before the first one, because a process that starts has to import much."""
-        return time.monotonic() - self._beat_at if self._seen[0] else 0.0
+        """Since the last beat, or since something was asked for; 0 before the first one, or the first answer, because a
+        process that starts has to import much."""
+        return time.monotonic() - self._beat_at if self._begun or self._seen[0] else 0.0
 
     @property
     def idle_seconds(self) -> float:

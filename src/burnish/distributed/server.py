@@ -12,7 +12,8 @@ at a time:
     (paths,)                               sys.path; comes first, to a process of one machine
     ("check", expected)                    what this machine lacks (`nodes.problems_here`); before what follows
     (build, arguments, threads)            build(*arguments) is a context manager that gives the roles by name
-    ("call", role, method, args, named)    a method of a role, or a property
+    ("call", role, method, args, named)    a method of a role, or a property, which counts as alive with every layer of
+                                           a model that it runs
     ("read", role, version)                begins to read the tensors of role.publish(), if they have that version
     ("next",)                              the next of these tensors with their names; none at the end
     ("generate", role, arguments, named)   role.generate(...), which counts as alive with every token, and its metrics
@@ -39,10 +40,12 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook
 
 from burnish.distributed.channel import Channel, pickled
 from burnish.distributed.handover import Gate, Layout, SharedWeights
@@ -106,8 +109,9 @@ class Server:
         match kind:
             case "call":
                 role, method, arguments, named = rest
-                asked = getattr(self._roles[role], method)
-                return asked(*arguments, **named) if callable(asked) else asked
+                with self._counting_layers():
+                    asked = getattr(self._roles[role], method)
+                    return asked(*arguments, **named) if callable(asked) else asked
             case "read":
                 self._reading = buckets(self._published(*rest).tensors())
                 return None
@@ -151,6 +155,13 @@ class Server:
                 remedy="call sync() after every update with the weights that publish() gives",
             )
         return weights
+
+    @contextmanager
+    def _counting_layers(self) -> Iterator[None]:
+        """Every module of PyTorch that is called meanwhile is a piece of work: a step of many micro-batches may take
+        longer than a process may go without any."""
+        with register_module_forward_hook(lambda module, inputs, output: self._pulse.progress()):
+            yield
 
     def _count(self, finished: Sequence[Rollout]) -> None:
         self._pulse.progress()

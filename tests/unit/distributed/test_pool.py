@@ -141,6 +141,58 @@ def test_a_lost_worker_is_started_again_within_the_limit() -> None:
     assert "it is started again" in said[0]
 
 
+def test_a_call_that_is_done_does_not_wait_for_the_start_of_a_lost_worker() -> None:
+    dead, done = threading.Event(), threading.Event()
+
+    def dies() -> None:
+        dead.set()
+        lost()
+
+    def start() -> FakeEngine:
+        waited(done)
+        return FakeEngine("b")
+
+    pool, said = pool_of(FakeEngine("a", lambda: waited(dead)), FakeEngine("b", dies), restarts=1, start=start)
+    assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=1)) == WANTED
+    assert pool.standing()[1] == ("b", "lost")
+    done.set()
+    returning = pool._workers[1].returning
+    assert returning is not None
+    returning.join(60)
+    assert said[-1] == "b is back"
+    assert pool.standing()[1] == ("b", "its first weights, idle")
+
+
+def test_a_worker_that_comes_back_joins_a_call_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call began without it, and waits for it in the end: the other worker is slow until it has sampled."""
+    monkeypatch.setattr(pool_module, "RETRY_SECONDS", 0.0)
+    second_call, may_start, sampled = threading.Event(), threading.Event(), threading.Event()
+    tries: list[None] = []
+
+    def start() -> FakeEngine:
+        tries.append(None)
+        if len(tries) == 1:
+            raise RuntimeError("no node has room")
+        waited(may_start)
+        return FakeEngine("b", sampled.set)
+
+    def slow() -> None:
+        if second_call.is_set():
+            may_start.set()
+            waited(sampled)
+
+    pool, _ = pool_of(FakeEngine("a", slow), FakeEngine("b", lost), restarts=3, start=start)
+    while not tries:  # until b, which is asked sooner or later, is gone
+        pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
+    failed = pool._workers[1].returning
+    assert failed is not None
+    failed.join(60)
+    second_call.set()
+    pool.sync(Weights(7, lambda: iter([("w", torch.zeros(2))])))
+    assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=2)) == WANTED
+    assert sampled.is_set()
+
+
 def test_no_worker_left_is_an_error() -> None:
     pool, _ = pool_of(FakeEngine("a", lost), FakeEngine("b", lost))
     with pytest.raises(RolloutError, match="no rollout worker is left"):
@@ -244,7 +296,7 @@ def test_a_worker_that_is_gone_is_tried_again_only_now_and_then() -> None:
         pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
     pool.sync(Weights(7, lambda: iter([("w", torch.zeros(2))])))
     assert len(tries) == 1
-    assert pool._returning == {}
+    assert not pool._workers[0].is_returning
 
 
 def test_the_end_gives_up_a_start_that_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +321,7 @@ def test_the_end_gives_up_a_start_that_is_in_progress(monkeypatch: pytest.Monkey
         pool.sync(Weights(7, lambda: iter([("w", torch.zeros(2))])))
         waited(begun)
     assert len(attempts) == 2
-    assert not pool._returning["b"].is_alive()
+    assert not pool._workers[0].is_returning
     assert not any("given up" in line for line in said)  # nobody wants to know that any more
 
 

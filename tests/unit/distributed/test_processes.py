@@ -20,6 +20,7 @@ from burnish.distributed import peers, server, trainers
 from burnish.distributed.handles import RemoteEngine, RemotePolicy
 from burnish.distributed.peers import ProcessRole, RoleLostError, Stop, TracebackElsewhereError
 from burnish.distributed.processes import RoleProcess
+from burnish.distributed.pulse import Pulse
 from burnish.distributed.trainers import TeamRole
 from burnish.errors import BurnishError, DivergenceError, RolloutError
 from burnish.models.weights import Weights
@@ -55,6 +56,18 @@ class Role:
 
     def sleeps(self):
         time.sleep(60)
+
+    def trains(self, micro_batches):
+        layer = torch.nn.Linear(1, 1)
+        for _ in range(micro_batches):
+            layer(torch.ones(1))
+            time.sleep(0.1)
+
+    def trains_or_waits(self):
+        if os.environ["WORKS"] == "yes":
+            self.trains(40)
+        else:
+            time.sleep(4)
 
     def diverges_late(self):
         time.sleep(float(os.environ["DELAY"]))
@@ -252,6 +265,31 @@ def test_a_process_that_does_not_answer_is_killed(module: Any, tmp_path: Path, g
     with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
         with pytest.raises(RoleLostError, match=r"policy.sleeps: .* within 0.2 seconds and was"):
             process.role("policy", seconds=0.2).ask("sleeps")
+        assert gone(process.pid)
+
+
+def test_a_process_that_runs_models_is_at_work_however_long_it_takes(module: Any, tmp_path: Path) -> None:
+    with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
+        process.role("policy", seconds=1.0).ask("trains", 40)
+
+
+def test_one_that_waits_for_another_need_not_work(module: Any, tmp_path: Path) -> None:
+    with (
+        RoleProcess("trainer 0", module.roles, tmp_path / "left", environment={"WORKS": "no"}) as first,
+        RoleProcess("trainer 1", module.roles, tmp_path / "left", environment={"WORKS": "yes"}) as second,
+    ):
+        TeamRole((first, second), "policy", seconds=1.0).ask("trains_or_waits")
+
+
+def test_a_process_that_is_stopped_before_its_first_beat_gives_no_sign_of_life(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool]
+) -> None:
+    monkeypatch.setattr(peers, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(Pulse, "read", lambda self: (0, 0))
+    with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(RoleLostError, match=r"policy.sleeps: .* has given no sign of life for 1 seconds and was"):
+            process.role("policy", seconds=60).ask("sleeps")
         assert gone(process.pid)
 
 

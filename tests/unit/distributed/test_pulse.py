@@ -32,3 +32,19 @@ def test_beats_and_progress_are_seen_by_the_other_side(monkeypatch: pytest.Monke
     theirs.close()
     ours.close()
     ours.close()
+
+
+def test_silence_before_the_first_beat_counts_once_there_was_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(pulse.time, "monotonic", lambda: now)
+    ours = Pulse.new()
+    watch = PulseWatch(ours)
+    now = 200.0
+    watch.look()
+    assert watch.silent_seconds == 0.0
+    watch.begin()
+    watch.restart()
+    now = 213.0
+    watch.look()
+    assert watch.silent_seconds == 13.0
+    ours.close()
