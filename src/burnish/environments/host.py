@@ -22,9 +22,9 @@ from burnish.types import Json
 
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS)
 """Errors of this machine, which has no room for a connection."""
-_FILES_EACH, _OTHER_FILES = 2, 512
-"""Open files of a conversation (an agent also has a connection to the endpoint), and of the rest of a training process,
-generously."""
+_FILES_EACH, _OTHER_FILES = 5, 512
+"""Open files of a conversation (an agent has a connection to the endpoint, and a tool `python` that keeps its state
+three files), and of the rest of a training process, generously."""
 _REST_SECONDS = 10.0
 """For so long a process that had to be ended counts as in use: a place where all fail at once would draw all others."""
 

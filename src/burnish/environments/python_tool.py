@@ -201,7 +201,7 @@ class _Remote:
     def run(self, conversation: Hashable, code: str, deadline: float) -> str:
         options = self._options
         given = min(options.seconds, _left(deadline))
-        limits = Limits(given, _FRESH_PROCESSOR * given + 1.0, options.memory_mb)
+        limits = Limits(given, given, options.memory_mb)
         program = Program(as_program(code, options.output_bytes))
         output = self._sandbox.output(program, limits, wait_seconds=max(_left(deadline) - given, 0.0))
         found = _of_program(output, given, options.output_bytes + cells.TAIL_BYTES)
@@ -256,7 +256,7 @@ def _remote(options: PythonToolOptions, tier: str, url: str, token: str | None) 
         raise ConfigError(f"sandbox.tier is {tier!r}, but programs run at {url}", remedy="remove sandbox.tier")
     from burnish.sandbox.remote import RemoteSandbox  # imported here because most runs never need its HTTP library
 
-    limits = Limits(options.seconds, _FRESH_PROCESSOR * options.seconds + 1.0, options.memory_mb)
+    limits = Limits(options.seconds, options.seconds, options.memory_mb)  # a server has no other processor time
     return _Remote(RemoteSandbox(url, token, limits=limits), options)
 
 

@@ -105,7 +105,7 @@ BUILT_INS: dict[str, BuiltIn] = {
         options={
             "score": "all (default), or fraction: the share of the tests that it passes",
             "tier": "of the sandbox: auto (default), namespaces, landlock, or process, which confines nothing",
-            "seconds": "for all tests of a response together; less than timeout_seconds (default 6)",
+            "seconds": "for all tests of a response together; less than two thirds of timeout_seconds (default 6)",
             "memory_mb": "memory of a program, beyond Python's own (default 512)",
             "url": "of a server that runs the programs instead of this machine (default none)",
             "token_variable": "environment variable that holds the server's token (default none)",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from burnish.errors import ConfigError
 from burnish.rewards.loading import RewardSpec, find_reward
 from burnish.rewards.variables import check_environment
+from burnish.sandbox.sandbox import START_SHARE
 
 if TYPE_CHECKING:
     from burnish.config.schema import RewardConfig, SandboxConfig
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 RUN_PROGRAMS: Mapping[str, frozenset[str] | None] = {"code": None, "sql": frozenset({"tier"})}
 """Built-in rewards that run what the policy writes, with the options that `sandbox` of a run file gives; None for all.
 Queries have limits of their own, and run on this machine."""
-_LIMITED = {"code": 1, "command": 1, "sql": 2}
+_LIMITED = {"code": 1.0 + START_SHARE, "command": 1.0, "sql": 2.0}
 """Built-in rewards that stop what they run after their option `seconds`, and how often they may for one response: `sql`
 runs the gold query as well."""
 

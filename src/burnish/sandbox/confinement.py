@@ -225,7 +225,7 @@ def _enter_own_namespaces(limits: Limits) -> int:
         os.close(alive)
         return shadow
     os.dup2(alive, 0)
-    os.closerange(1, 1 << 30)  # only the child is to hold the ends of its pipes
+    kernel.close_from(1)  # only the child is to hold the ends of its pipes
     code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
     if code in (-signal.SIGKILL, -signal.SIGXCPU, -signal.SIGSEGV):
         signal.signal(-code, signal.SIG_DFL) if code != -signal.SIGKILL else None

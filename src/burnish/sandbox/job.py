@@ -72,10 +72,12 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class ProgramTests:
-    """A program that is run once for each pair of standard input and expected standard output."""
+    """A program that is run once for each pair of standard input and expected standard output. until_failure: what
+    follows the first pair that fails is not run."""
 
     code: str
     pairs: tuple[tuple[str, str], ...]
+    until_failure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

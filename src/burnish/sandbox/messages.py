@@ -10,7 +10,7 @@ from burnish.errors import SandboxError
 from burnish.sandbox.job import AssertTests, Case, FunctionTests, Grade, Limits, Output, ProgramTests, Status, Verdict
 from burnish.sandbox.wire import NotPlainError, decode, encode
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of `/judge`; the client and the server have to have the same."""
 _TOO_LARGE = 1e15
 """For any number of a message but the values of cases."""
@@ -28,7 +28,8 @@ def plain_job(job: Job) -> dict[str, Any]:
     if isinstance(job, AssertTests):
         return {"kind": kind, "code": job.code, "texts": list(job.texts), "prelude": job.prelude, "entry": job.entry}
     if isinstance(job, ProgramTests):
-        return {"kind": kind, "code": job.code, "pairs": [list(pair) for pair in job.pairs]}
+        pairs = [list(pair) for pair in job.pairs]
+        return {"kind": kind, "code": job.code, "pairs": pairs, "until_failure": job.until_failure}
     cases = [plain_case(job.entry, case) for case in job.cases]
     return {"kind": kind, "code": job.code, "entry": job.entry, "cases": cases, "tolerance": job.tolerance}
 
@@ -50,7 +51,7 @@ def job_of(data: Any) -> Job:
     code = _field(data, "code", str)
     if kind == "programs":
         pairs = tuple((_text(a), _text(b)) for a, b in _lists(data, "pairs", 2))
-        return ProgramTests(code, pairs)
+        return ProgramTests(code, pairs, _field(data, "until_failure", bool))
     if kind == "asserts":
         texts = tuple(_text(text) for text in _field(data, "texts", list))
         return AssertTests(code, texts, _field(data, "prelude", str), _field(data, "entry", str, type(None)))

@@ -61,7 +61,8 @@ class Parent:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOT, str(_ROOT), module, str(theirs.fileno()), tier],
+                # Not -I, which overlooks PYTHONHASHSEED: the environment and the folder are given anyway.
+                [sys.executable, "-s", "-P", "-c", _BOOT, str(_ROOT), module, str(theirs.fileno()), tier],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -128,17 +129,17 @@ class WarmParent(Parent):
 
     def tests(self, code: str, tests: dict[str, Any], limits: Limits) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The tester's lines, and how the job ended. Raises SandboxError."""
-        reading, writing = os.pipe()
-        try:
-            with _files(_bytes(code), json.dumps(tests).encode(), b"", b"") as (source, questions, stdout, stderr):
+        with _files(_bytes(code), json.dumps(tests).encode(), b"", b"") as (source, questions, stdout, stderr):
+            reading, writing = os.pipe()
+            try:
                 try:
                     self._ask("tests", limits, (source, questions, writing, stdout, stderr))
                 finally:
                     os.close(writing)
                 lines, ended = self._collect(reading, limits)
-                self._check(ended, stderr)
-        finally:
-            os.close(reading)
+            finally:
+                os.close(reading)
+            self._check(ended, stderr)
         return lines, ended
 
     def program(self, code: str, stdin: str, limits: Limits) -> Output:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,7 +21,11 @@ from burnish.sandbox.parent import WarmParent
 WAIT_SECONDS = 600.0
 """For a warm parent to become free."""
 _OUT_OF_MEMORY = "MemoryError"
+_SOME_OUTPUT = 1 << 16
 _DETAIL = 300
+START_SHARE, LEAST_START_SECONDS = 0.5, 2.0
+"""Programs are started, too: of the seconds of a job so much more time may pass until all have run, and these seconds
+at least."""
 
 
 class Sandbox:
@@ -127,10 +132,19 @@ def judge_programs(run: Callable[[Program, Limits], Output], job: ProgramTests, 
     """The verdict on a program that `run` runs once for each input. What it should write never goes there."""
     if not job.pairs:
         raise _no_tests()
+    longest = max(len(expected.encode(errors="surrogatepass")) for _, expected in job.pairs)
+    limits = replace(limits, output_bytes=max(limits.output_bytes, 2 * longest + _SOME_OUTPUT))
     passed, seconds, first = 0, 0.0, ("passed", "")
+    most = limits.seconds + max(START_SHARE * limits.seconds, LEAST_START_SECONDS)
+    end = time.monotonic() + most
     for number, (stdin, expected) in enumerate(job.pairs, start=1):
-        output = run(Program(job.code, stdin), replace(limits, seconds=limits.seconds - seconds))
+        left, time_left = limits.seconds - seconds, end - time.monotonic()
+        if time_left <= 0:
+            raise _slow_start(number - 1, len(job.pairs), seconds, most)
+        output = run(Program(job.code, stdin), replace(limits, seconds=min(left, time_left)))
         seconds += output.seconds
+        if output.timed_out and time_left < left:
+            raise _slow_start(number, len(job.pairs), seconds, most)
         if output.timed_out or seconds >= limits.seconds:
             detail = f"input {number}: stopped after {seconds:.1f} s"
             return Verdict("timed_out", passed, len(job.pairs), seconds, first[1] or detail)
@@ -138,6 +152,8 @@ def judge_programs(run: Callable[[Program, Limits], Output], job: ProgramTests, 
             passed += 1
         elif first[0] == "passed":
             first = _why(output, number, expected)
+            if job.until_failure:
+                break
     status: Status = first[0]  # type: ignore[assignment]
     return Verdict(status, passed, len(job.pairs), seconds, first[1])
 
@@ -170,8 +186,9 @@ def _number(word: str) -> Decimal | None:
     return number if number.is_finite() else None
 
 
-def verdict_of_lines(lines: list[dict[str, Any]], ended: dict[str, Any]) -> Verdict:
-    """What the tester's lines, and the way in which it ended, come to. SandboxError if the tests could not decide."""
+def verdict_of_lines(lines: list[dict[str, Any]], ended: dict[str, Any], *, as_they_come: bool = True) -> Verdict:
+    """What the tester's lines, and the way in which it ended, come to. SandboxError if the tests could not decide.
+    as_they_come: the lines are there until the moment of the end, so that without any the tests were not ready."""
     results = [line for line in lines if "passed" in line]
     passed = sum(line["passed"] for line in results)
     details = [clean(line["detail"]) for line in results if "detail" in line]
@@ -179,6 +196,12 @@ def verdict_of_lines(lines: list[dict[str, Any]], ended: dict[str, Any]) -> Verd
     total = len(results) if lines and "end" in lines[-1] else max([len(results), *planned])
     seconds = float(ended["seconds"])
     last = lines[-1] if lines else {}
+    if (
+        ended["timed_out"] and as_they_come and not planned
+    ):  # the tests say how many they are before they ask the code anything
+        raise SandboxError(
+            f"the tests were not ready within {seconds:.1f} s", remedy="give them more seconds, or leave the row out"
+        )
     if ended["timed_out"]:
         return Verdict("timed_out", passed, max(total, passed + 1), seconds, f"stopped after {seconds:.1f} s")
     if "not_loaded" in last:
@@ -187,7 +210,7 @@ def verdict_of_lines(lines: list[dict[str, Any]], ended: dict[str, Any]) -> Verd
     if "ended" in last:
         return Verdict("ended", passed, max(total, passed + 1), seconds, clean(last["ended"]))
     if "broken" in last or not planned:
-        why = last.get("broken", f"their process has ended with status {ended['code']}")
+        why = clean(last.get("broken", f"their process has ended with status {ended['code']}"))
         raise SandboxError(f"the tests gave no verdict: {why}", remedy="mend the tests, or leave the row out")
     if "end" not in last:  # what the code returned was too much for them
         return Verdict("ended", passed, max(total, passed + 1), seconds, "the tests' process has ended")
@@ -211,6 +234,13 @@ def _why(output: Output, number: int, expected: str) -> tuple[Status, str]:
 def clean(text: str) -> str:
     """A detail that can be printed and saved."""
     return text.encode(errors="replace").decode()[:_DETAIL]
+
+
+def _slow_start(number: int, total: int, seconds: float, most: float) -> SandboxError:
+    return SandboxError(
+        f"{number} of {total} programs ran for {seconds:.1f} s, which took {most:g} s with their start",
+        remedy="give fewer inputs, more seconds, or more processors",
+    )
 
 
 def _closed() -> SandboxError:

@@ -62,7 +62,7 @@ def verdict(output: Output, nonce: str) -> Verdict:
     except (ValueError, RecursionError):  # the candidate has found the nonce, and no more
         return Verdict("ended", 0, 1, output.seconds, "it wrote a verdict of its own", "shared")
     ended = {"timed_out": output.timed_out, "seconds": output.seconds, "code": output.code}
-    return replace(verdict_of_lines(lines, ended), grade="shared")
+    return replace(verdict_of_lines(lines, ended, as_they_come=False), grade="shared")
 
 
 def _lines(text: str) -> list[dict[str, Any]]:

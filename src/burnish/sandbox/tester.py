@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from burnish.sandbox.wire import ClosedError, Link, NotPlainError, decode, encode
+from burnish.sandbox.wire import ClosedError, Link, NotPlainError, TooLargeError, decode, encode
 
 _ENDING = (StopIteration, StopAsyncIteration, GeneratorExit)
 """Exceptions that would end a loop of the tests in peace, so that the rest of it is not tested."""
@@ -218,6 +218,8 @@ def _cases(tests: Mapping[str, Any], candidate: Candidate, report: Report) -> Ca
                 found = function(*arguments, **decode(case["named"]))
             except ClosedError:
                 raise
+            except TooLargeError as error:  # which does not depend on the code
+                raise BrokenTestsError(f"the arguments of a case: {error}") from error
             except Exception as error:  # noqa: BLE001  boundary: any that the code raised
                 report.test(False, f"{asked}: {_said(error)}")
                 continue
@@ -397,14 +399,29 @@ def _plain(function: Callable[..., object]) -> Callable[[], object]:
     return function
 
 
+class _Result(unittest.TestResult):
+    """Also knows when tests cannot run, by the class of the error: its text may be the code's."""
+
+    broken: BrokenTestsError | None = None
+
+    def addError(self, test: unittest.TestCase, err: Any) -> None:
+        if isinstance(err[1], BrokenTestsError):
+            self.broken = err[1]
+        super().addError(test, err)
+
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
+        if err is not None and isinstance(err[1], BrokenTestsError):
+            self.broken = err[1]
+        super().addSubTest(test, subtest, err)
+
+
 def _failures_of(kind: type[unittest.TestCase]) -> list[str]:
     """Why methods of a test case fail."""
-    result = unittest.TestResult()
+    result = _Result()
     unittest.TestLoader().loadTestsFromTestCase(kind).run(result)
+    if result.broken is not None:
+        raise result.broken
     texts = [text.strip().splitlines()[-1] for _, text in result.errors + result.failures]
-    for text in texts:
-        if BrokenTestsError.__name__ in text:
-            raise BrokenTestsError(text)
     return [
         f"{kind.__name__}: {text}" for text in [*texts, *("should have failed" for _ in result.unexpectedSuccesses)]
     ]

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from burnish.sandbox import candidate, tester
+from burnish.sandbox import candidate, kernel, tester
 from burnish.sandbox.confinement import Confinement, confine, prepare
 from burnish.sandbox.job import Limits
 from burnish.sandbox.kernel import PR_SET_DUMPABLE, prctl
@@ -67,6 +67,8 @@ def make_ready(channel: socket.socket, tier: str) -> Confinement | None:
             __import__(name)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
+    with contextlib.suppress(OSError):  # what runs here is to be ended before the process that trains
+        Path("/proc/self/oom_score_adj").write_text("600")
     try:
         confinement = prepare(tier)  # type: ignore[arg-type]
     except OSError as error:
@@ -142,7 +144,12 @@ def fork(work: Callable[[], int], given: Sequence[int], confinement: Confinement
     """A process with these descriptors as 0, 1, 2 ... and no other, which confines itself and then does this work."""
     ready, says = os.pipe()
     parent = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(ready)
+        os.close(says)
+        raise
     if pid:
         os.close(says)
         return Child(pid, ready)
@@ -152,7 +159,7 @@ def fork(work: Callable[[], int], given: Sequence[int], confinement: Confinement
         high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _HIGH) for descriptor in (*given, says)]
         for number, descriptor in enumerate(high):
             os.dup2(descriptor, number)
-        os.closerange(last + 1, 1 << 30)
+        kernel.close_from(last + 1)
         candidate.use_descriptors()
         confine(confinement, limits, parent)
         os.write(last, b"1")

@@ -45,6 +45,10 @@ class NotPlainError(Exception):
     """A value that cannot cross: of another type, too deep, or too large."""
 
 
+class TooLargeError(NotPlainError):
+    """A message that may not be sent, because it is too large."""
+
+
 class ClosedError(BaseException):
     """The other end has closed the pipe. No `Exception`, so that tests which catch those do not go on without it."""
 
@@ -149,10 +153,10 @@ class Pipe:
         self._limit = limit
 
     def send(self, message: Any) -> None:
-        """Raises NotPlainError for one that is too large, and ClosedError."""
+        """Raises TooLargeError and ClosedError."""
         data = json.dumps(message, separators=(",", ":")).encode()
         if len(data) > self._limit:
-            raise NotPlainError(f"a value of {len(data):,} bytes; {self._limit:,} are allowed")
+            raise TooLargeError(f"a value of {len(data):,} bytes; {self._limit:,} are allowed")
         view = memoryview(_LENGTH.pack(len(data)) + data)
         try:
             while view:

@@ -51,6 +51,10 @@ def test_layouts_are_recognised() -> None:
     job = task_of(APPS_CALLS).make("code")
     assert isinstance(job, FunctionTests)
     assert (job.entry, job.cases[0].arguments, job.cases[0].expected) == ("order", ([3, 1], 2), [[1, 3]])
+    numbered = {"inputs": [[{"1": 2}, {"3": 4}]], "outputs": [[{"5": 6}]], "fn_name": "order"}
+    job = task_of({"input_output": numbered}).make("code")
+    assert isinstance(job, FunctionTests)
+    assert (job.cases[0].arguments, job.cases[0].expected) == (({1: 2}, {"3": 4}), [{5: 6}])  # as APPS has it
     job = task_of(LIVE).make("code")
     assert isinstance(job, FunctionTests)
     assert (job.entry, job.cases[0].arguments, job.cases[0].expected) == ("order", ([3, 1], "a"), [1, 3])

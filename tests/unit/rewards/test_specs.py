@@ -23,9 +23,9 @@ def test_the_run_s_sandbox_is_that_of_code_and_of_no_other(monkeypatch: pytest.M
 def test_an_option_of_the_reward_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "secret")
     monkeypatch.setenv("OWN", "secret")
-    own = rewards.code(seconds=9.0, token_variable="OWN", environment=["OWN"])
+    own = rewards.code(seconds=6.5, token_variable="OWN", environment=["OWN"])
     (spec,) = specs_of([own], SANDBOX)
-    assert spec.options == {"score": "all", "seconds": 9.0, "url": "http://host:80", "token_variable": "OWN"}
+    assert spec.options == {"score": "all", "seconds": 6.5, "url": "http://host:80", "token_variable": "OWN"}
     assert spec.environment == ("OWN",)
 
 
@@ -42,9 +42,9 @@ def test_without_a_section_nothing_is_added() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "timeout", "needed"),
     [
-        ("code", {"seconds": 30}, 10.0, "30"),
-        ("code", {"seconds": 10.0}, 10.0, "10"),
-        ("code", {}, 6.0, "6"),
+        ("code", {"seconds": 30}, 10.0, "45"),
+        ("code", {"seconds": 10.0}, 10.0, "15"),
+        ("code", {}, 6.0, "9"),
         ("command", {"argv": ["true"]}, 8.0, "8"),
         ("sql", {}, 7.0, "8"),
         ("sql", {"seconds": 6}, 12.0, "12"),
@@ -61,7 +61,7 @@ def test_a_time_limit_that_its_reward_never_reaches_is_refused(
 
 
 def test_the_run_s_sandbox_counts_there_too() -> None:
-    with pytest.raises(ConfigError, match=r"reward 'code' may take up to 30 s(?s:.*)sandbox.seconds"):
+    with pytest.raises(ConfigError, match=r"reward 'code' may take up to 45 s(?s:.*)sandbox.seconds"):
         specs_of([RewardConfig(name="code")], SandboxConfig(seconds=30.0))
-    assert specs_of([RewardConfig(name="code", timeout_seconds=40.0)], SandboxConfig(seconds=30.0))
+    assert specs_of([RewardConfig(name="code", timeout_seconds=46.0)], SandboxConfig(seconds=30.0))
     assert specs_of([RewardConfig(name="sql")], SandboxConfig(seconds=30.0))  # it takes only the tier

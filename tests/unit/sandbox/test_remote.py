@@ -33,7 +33,7 @@ from burnish.sandbox.job import (
     Runner,
     Verdict,
 )
-from burnish.sandbox.messages import BadMessageError, job_of, limits_of, output_of, plain_job, verdict_of
+from burnish.sandbox.messages import PROTOCOL, BadMessageError, job_of, limits_of, output_of, plain_job, verdict_of
 from burnish.sandbox.remote import RemoteSandbox
 from burnish.sandbox.sandbox import Sandbox
 from burnish.sandbox.server import Service, application, serve
@@ -97,7 +97,7 @@ JOBS = [
     FunctionTests("code", "A.f", (Case(([1],), [2], wrapped=True),), tolerance=0.5),
     AssertTests("code", ("assert f(1) == 2", "assert f(2)"), prelude="import math", entry="f"),
     AssertTests("code", ("assert f()",)),
-    ProgramTests("code\u00e9", (("1\n", "2\n"), ("", ""))),
+    ProgramTests("code\u00e9", (("1\n", "2\n"), ("", "")), until_failure=True),
 ]
 
 
@@ -450,10 +450,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.server.body)
 
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
     def log_message(self, format: str, *arguments: object) -> None: ...
 
 
-OURS = json.dumps({"protocol": 1, "limits": asdict(MANY)}).encode()
+OURS = json.dumps({"protocol": PROTOCOL, "limits": asdict(MANY)}).encode()
 
 
 @contextmanager
@@ -487,9 +491,12 @@ def test_limits_that_the_server_does_not_allow_are_found_when_it_is_opened() -> 
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"protocol": 2}, r"speaks protocol 2 of /judge, and this Burnish 1(?s:.*)the same version"),
+        (
+            {"protocol": PROTOCOL + 1},
+            rf"speaks protocol {PROTOCOL + 1} of /judge, and this Burnish {PROTOCOL}(?s:.*)the same version",
+        ),
         ({"protocol": None}, r"speaks protocol None"),
-        ({"protocol": 1}, r"cannot be read: there is no 'seconds'"),
+        ({"protocol": PROTOCOL}, r"cannot be read: there is no 'seconds'"),
     ],
 )
 def test_another_protocol_is_not_taken_for_another_kind_of_server(said: dict[str, Any], reason: str) -> None:
@@ -515,6 +522,14 @@ def test_waits_have_an_end_and_a_name() -> None:
         RemoteSandbox(server.url, wait_seconds=1.0)
     with pytest.raises(SandboxError, match=r"ConnectError(?s:.*)check sandbox.url"):
         RemoteSandbox(server.url, wait_seconds=0.5)
+
+
+def test_a_server_that_tells_no_times_is_timed_from_here() -> None:
+    """Or the programs of a job would have the whole time each."""
+    result = {"status": "Finished", "execution_time": None, "return_code": 0, "stdout": "1", "stderr": ""}
+    body = json.dumps({"status": "Success", "run_result": result}).encode()
+    with scripted([], body) as server, RemoteSandbox(server.url) as remote:
+        assert 0 < remote.output(Program("print(1)")).seconds <= remote.limits.seconds
 
 
 def test_answers_that_are_none() -> None:

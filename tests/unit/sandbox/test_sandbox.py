@@ -7,15 +7,17 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from burnish.errors import SandboxError
-from burnish.sandbox.job import AssertTests, Case, FunctionTests, Limits, Program, ProgramTests, Verdict
+from burnish.sandbox import sandbox as sandbox_module
+from burnish.sandbox.job import AssertTests, Case, FunctionTests, Limits, Output, Program, ProgramTests, Verdict
 from burnish.sandbox.parent import WarmParent
-from burnish.sandbox.sandbox import Sandbox, same_output
+from burnish.sandbox.sandbox import Sandbox, judge_programs, same_output
 from burnish.sandbox.trial import attack
 
 SECRET = 271828
@@ -361,3 +363,55 @@ def test_a_parent_that_is_left_alone_ends_with_its_candidate(sandbox: Sandbox) -
     wait_for(lambda: not {pid for pid in children() - before if pid != parent._process.pid})
     thread.join(60)
     parent.close()
+
+
+def test_sets_have_the_same_order_in_every_process(sandbox: Sandbox) -> None:
+    look = Program("print(*{'one', 'two', 'three', 'four', 'five'}, hash('a'))")
+    first = sandbox.output(look).stdout
+    with Sandbox(sandbox.tier) as other:
+        assert other.output(look).stdout == first
+
+
+def test_nothing_is_run_behind_the_first_failure_if_only_that_counts(sandbox: Sandbox) -> None:
+    slow = ProgramTests("import time\nif input(): time.sleep(60)", (("\n", "1"), ("x", "")), until_failure=True)
+    verdict = sandbox.run(slow, Limits(seconds=20.0))
+    assert (verdict.status, verdict.passed, verdict.total) == ("failed", 0, 2)
+    assert verdict.seconds < 20.0
+
+
+def test_a_large_result_may_be_written(sandbox: Sandbox) -> None:
+    expected = "1234567\n" * 200_000
+    assert sandbox.run(ProgramTests("print('1234567\\n' * 200_000)", (("", expected),))).status == "passed"
+
+
+def test_a_case_that_is_too_large_is_the_fault_of_the_tests(sandbox: Sandbox) -> None:
+    large = FunctionTests("def f(x): return 1", "f", cases(("x" * 2000, 1)))
+    with pytest.raises(SandboxError, match="arguments of a case: a value of"):
+        sandbox.run(large, Limits(values_bytes=1000))
+
+
+def test_tests_that_take_too_long_to_begin_are_no_failure_of_the_code(sandbox: Sandbox) -> None:
+    tests = AssertTests("def f(x): return x", ("assert f(1) == 1",), prelude="import time\ntime.sleep(60)")
+    with pytest.raises(SandboxError, match="the tests were not ready within"):
+        sandbox.run(tests, Limits(seconds=1.0))
+
+
+def test_the_code_cannot_name_its_failure_one_of_the_tests(sandbox: Sandbox) -> None:
+    text = (
+        "import unittest\nclass Tests(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(1), 2)\n"
+    )
+    code = "def f(x): raise ValueError('BrokenTestsError \\udc80')"
+    assert sandbox.run(AssertTests(code, (text,))).status == "failed"
+
+
+def test_programs_that_take_too_long_to_start_have_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is too slow for so many is not the code's fault; the reward is not stopped for it either."""
+
+    def slow_start(program: Program, limits: Limits) -> Output:
+        time.sleep(0.06)
+        return Output("1", "", 0, 0.0)
+
+    assert judge_programs(slow_start, ProgramTests("", (("", "1"),) * 9), Limits(seconds=0.2)).status == "passed"
+    monkeypatch.setattr(sandbox_module, "LEAST_START_SECONDS", 0.1)
+    with pytest.raises(SandboxError, match=r"\d of 9 programs ran for 0\.0 s, which took 0\.3 s with their start"):
+        judge_programs(slow_start, ProgramTests("", (("", "1"),) * 9), Limits(seconds=0.2))

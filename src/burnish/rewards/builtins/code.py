@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from textwrap import dedent, indent
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from burnish.errors import ConfigError, SandboxError
 from burnish.rewards.builtins.code_tests import Task, is_program, task_of_row
 from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, check_word, fenced_blocks
 from burnish.sandbox.confinement import TIERS
-from burnish.sandbox.job import Grade, Limits, Runner
+from burnish.sandbox.job import AssertTests, FunctionTests, Grade, Limits, ProgramTests, Runner
 from burnish.sandbox.trial import opened
 from burnish.types import Score
 
@@ -25,9 +26,9 @@ class Code:
     """1 if the program of the response passes all tests of its row, else 0; `score: fraction` gives the share that it
     passes. None (missing) for a row without tests.
 
-    seconds: for all tests of a response together. It has to be less than the reward's `timeout_seconds`, because a
-    program that never ends has failed, and a reward that never ends has no score. tier: `auto` is the strongest tier of
-    the sandbox that confines programs here and holds; see `burnish sandbox`. url: of a server that runs the programs
+    seconds: for all tests of a response together. It has to be less than two thirds of the reward's `timeout_seconds`:
+    a program that never ends has failed, and a reward that never ends has no score. tier: `auto` is the strongest tier
+    of the sandbox that confines programs here and holds; see `burnish sandbox`. url: of a server that runs the programs
     instead, with the token in the environment variable `token_variable`. grade: `shared` lets a server that only runs
     programs test functions in the candidate's process; the part `shared` of a score says whether it did.
     """
@@ -57,11 +58,15 @@ class Code:
         if task is None:
             return None
         try:
-            verdict = self._sandbox.run(task.make(program(response, task)))
+            verdict = self._sandbox.run(self._job(task, program(response, task)))
         except SandboxError as error:
             raise NoScoreError(str(error)) from error  # of this response alone: the run goes on, and counts it
         value = verdict.fraction if self._fraction else float(verdict.status == "passed")
         return Score(value, {"shared": float(verdict.grade == "shared")}) if self._names_grade else value
+
+    def _job(self, task: Task, code: str) -> FunctionTests | AssertTests | ProgramTests:
+        job = task.make(code)
+        return job if self._fraction or not isinstance(job, ProgramTests) else replace(job, until_failure=True)
 
 
 def _open(tier: str, url: str | None, token_variable: str | None, grade: Grade, limits: Limits) -> Runner:

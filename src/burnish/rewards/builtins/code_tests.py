@@ -135,6 +135,23 @@ def _called(texts: Sequence[str], solution: Any) -> str | None:
     return next((name for name in called if name in defined), None)
 
 
+def _expected(output: Any) -> Any:
+    return list(_first_whole(output)) if isinstance(output, list) else _whole_keys(output)
+
+
+def _first_whole(values: Sequence[Any]) -> tuple[Any, ...]:
+    return (*map(_whole_keys, values[:1]), *values[1:])
+
+
+def _whole_keys(value: Any) -> Any:
+    """JSON has made texts of the numbers that are keys of a dictionary. APPS undoes that for the first argument, the
+    result, and the first element of a result."""
+    try:
+        return {int(key): one for key, one in value.items()} if isinstance(value, dict) else value
+    except ValueError:
+        return value
+
+
 def _inputs_and_outputs(held: Any) -> Task:
     """APPS, TACO, verl: a function's name makes calls of the inputs, and none standard input."""
     if not isinstance(held, dict):
@@ -147,7 +164,8 @@ def _inputs_and_outputs(held: Any) -> Task:
         raise NoScoreError("tests need as many outputs as inputs, both as lists")
     if name:
         cases = tuple(
-            Case(tuple(_arguments(given)), output, wrapped=True) for given, output in zip(inputs, outputs, strict=True)
+            Case(_first_whole(_arguments(given)), _expected(output), wrapped=True)
+            for given, output in zip(inputs, outputs, strict=True)
         )
         return Task(lambda code: FunctionTests(code, name, cases), name, header=_IMPORTS)
     pairs = tuple((_text(given), _text(output)) for given, output in zip(inputs, outputs, strict=True))

@@ -62,16 +62,17 @@ def is_empty(connection: sqlite3.Connection, table: str) -> bool:
 def fill_table(connection: sqlite3.Connection, table: str, draw: random.Random, fill: dict[str, Any]) -> None:
     """Rows of values that the query names and of others, the same for the same script and number."""
     columns = connection.execute(f"PRAGMA table_info({table})").fetchall()
-    values = [drawn(kind.upper(), bool(key), draw, fill) for _, _, kind, _, _, key in columns]
+    # Tables have different numbers of rows, so that a count of the wrong one, or a number for all, is found out.
+    count = draw.randint(fill["per_table"], fill["per_table"] * 3 // 2)
+    values = [drawn(kind.upper(), bool(key), count, draw, fill) for _, _, kind, _, _, key in columns]
     names, places = ", ".join(quoted(column[1]) for column in columns), ", ".join("?" * len(columns))
     for row in zip(*values, strict=True):
         connection.execute(f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({places})", row)
 
 
-def drawn(kind: str, is_key: bool, draw: random.Random, fill: dict[str, Any]) -> list[Any]:
+def drawn(kind: str, is_key: bool, count: int, draw: random.Random, fill: dict[str, Any]) -> list[Any]:
     """Values for one column of a table: those of the query if they fit, and others. Without repeats for a key, and if
     the order of rows counts, so that none are tied; else few, so that groups have several rows."""
-    count = fill["per_table"]
     named, others = pools(kind, fill)
     if is_key and "INT" in kind:  # SQLite takes no fraction for a row's number
         named = [value for value in named if float(value).is_integer()]
