@@ -15,6 +15,7 @@ from burnish.config.domains import DomainSettings, Split, domain_settings, sourc
 from burnish.config.schema import RlConfig
 from burnish.data.chat import encode_bare, encode_prompt
 from burnish.data.template import ChatFormat
+from burnish.data.token_texts import text_of_tokens
 from burnish.errors import ConfigError
 from burnish.models.weights import Weights
 from burnish.rollouts.conversation import ConversingEngine, Talk
@@ -130,8 +131,7 @@ class Conversing:
         held = ConversingEngine(engine, {prompt.id: (talk, prompt)}, context_length=room, decode=decode)
         request = RolloutRequest(prompt.id, 0, tokens, (0,))
         (rollout,) = held.generate([request], sampling, seed=seed, step=0)
-        texts = tuple(str(self._loaded.tokenizer.decode([token])) for token in rollout.response_tokens)
-        return Conversed(rollout, texts)
+        return Conversed(rollout, tuple(map(text_of_tokens(self._loaded.tokenizer), rollout.response_tokens)))
 
 
 @contextmanager

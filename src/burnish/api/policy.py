@@ -112,6 +112,7 @@ class Policy:
         """
         from burnish.data.chat import encode_prompt
         from burnish.data.template import ChatFormat
+        from burnish.data.token_texts import text_of_tokens
         from burnish.rollouts.engine import Sampling
 
         loaded = self._load()
@@ -130,7 +131,7 @@ class Policy:
         rollout = engine.generate([request], sampling, seed=seed, step=0)[0]
         return Response(
             rollout.response,
-            tuple(str(loaded.tokenizer.decode([token])) for token in rollout.response_tokens),
+            tuple(map(text_of_tokens(loaded.tokenizer), rollout.response_tokens)),
             rollout.response_tokens,
             rollout.rollout_logprobs,
             rollout.finish_reason,

@@ -38,6 +38,8 @@ class Detector:
     message: Callable[[float, float | None, Row], str]
     knob: str
     patience: int = 1
+    also: str = ""
+    """A metric that counts in the same way: the higher of the two is the reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,7 @@ DETECTORS: tuple[Detector, ...] = (
     Detector(
         name="engine restarted",
         metric="rollout/engine_restarts",
+        also="eval/rollout/engine_restarts",
         trips=lambda restarts, start, row: restarts > 0,
         message=lambda restarts, start, row: (
             "the process that samples died or did not answer, and was started again with the same weights: the step is "
@@ -227,6 +230,7 @@ DETECTORS: tuple[Detector, ...] = (
     Detector(
         name="tools restarted",
         metric="conversation/restarts",
+        also="eval/conversation/restarts",
         trips=lambda restarts, start, row: restarts > 0,
         message=lambda restarts, start, row: (
             "the process that starts tools and environments had ended and was started again: the conversations of that "
@@ -432,7 +436,7 @@ class AlarmBell:
         self.memories = {name: Memory(**memory) for name, memory in state.items()}
 
     def _look(self, detector: Detector, step: int, row: Row) -> Alarm | None:
-        value = row.get(detector.metric)
+        value = max((row[name] for name in (detector.metric, detector.also) if name in row), default=None)
         memory = self.memories.setdefault(detector.name, Memory())
         if value is None or memory.fired:
             return None

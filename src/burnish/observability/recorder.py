@@ -123,8 +123,14 @@ def step_of(path: Path) -> int:
 
 def read_rollouts(path: Path) -> list[RecordedLine]:
     """The lines of a rollout file as dictionaries."""
+    return list(each_rollout(path))
+
+
+def each_rollout(path: Path) -> Iterator[RecordedLine]:
+    """The same, one after the other: all lines of a long step can take gigabytes."""
     with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+        for line in file:
+            yield json.loads(line)
 
 
 def sampled_mask(line: RecordedLine) -> list[bool]:

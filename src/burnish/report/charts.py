@@ -38,7 +38,11 @@ class ChartData(TypedDict):
 
 _ANSWERS_SECONDS = "time/answers_seconds"
 _SAMPLING = (("prefill", "time/prefill_seconds"), ("decode", "time/decode_seconds"))
+_ENGINE = (("start", "time/engine_start_seconds"), ("sleep and wake", "time/engine_sleep_seconds"))
+_AHEAD = (("sync", "time/sync_seconds"), ("generate", "time/generate_seconds"), ("reward", "time/reward_seconds"))
+_WAIT = "time/wait_seconds"
 MAX_POINTS = 800
+"""Of one line. Of more steps a line keeps its extremes (`peaks`), and a stack the means (`_means`)."""
 
 
 class Histogram(TypedDict):
@@ -186,7 +190,18 @@ def build_charts(rows: Sequence[Mapping[str, float]]) -> list[ChartData]:
     families = {title: _family(begin, end, data) for _, title, begin, end in FAMILIES}
     charts += [_chart(section, title, "", families[title], data) for section, title, _, _ in FAMILIES]
     charts.append(_chart("Speed", "Seconds per step", "", (("step", "time/step_seconds"),), data))
-    charts.append(_chart("Speed", "Sampling", "seconds, including evaluation", _SAMPLING, data))
+    charts.append(
+        _chart(
+            "Speed",
+            "Sampling",
+            "seconds of engines, of all rollout workers together, without evaluation",
+            _SAMPLING,
+            data,
+        )
+    )
+    charts.append(_chart("Speed", "Starting and waking of vLLM", "seconds, parts of other phases", _ENGINE, data))
+    if _WAIT in data:
+        charts.append(_chart("Speed", "Sampling ahead", "seconds next to the steps", _AHEAD, data))
     charts.append(_time_split(data))
     named = {metric for c in CHARTS for _, metric in c.metrics}
     named |= {metric for family in families.values() for _, metric in family}
@@ -215,6 +230,8 @@ def overlay(runs: Sequence[tuple[str, Sequence[ChartData]]]) -> list[ChartData]:
                 known.append(series["label"])
             metric = known.index(series["label"])
             into["series"].append({**series, "label": f"{name}: {series['label']}", "run": number, "metric": metric})
+        if chart["help"] != into["help"]:  # as of held-out scores, which name the step of one run
+            into["help"] = into["help"].partition(";")[0]
     return list(found.values())
 
 
@@ -291,21 +308,43 @@ def _family(begin: str, end: str, data: Mapping[str, Column]) -> list[tuple[str,
 
 def _series(label: str, column: Column) -> Series:
     steps, values = column
-    picked = evenly(len(steps), MAX_POINTS)
+    picked = peaks(values, MAX_POINTS)
     return {"label": label, "x": [steps[i] for i in picked], "y": [float(f"{values[i]:.6g}") for i in picked]}
+
+
+def peaks(values: Sequence[float], limit: int) -> list[int]:
+    """At most `limit` (4 or more) places, with the first, lowest, highest and last of equal stretches: what stands out
+    in one step is still seen."""
+    if len(values) <= limit:
+        return list(range(len(values)))
+    bounds = evenly(len(values) + 1, limit // 4 + 1)
+    stretches = [range(start, stop) for start, stop in pairwise(bounds)]
+    return sorted(
+        {i for r in stretches for i in (r[0], min(r, key=values.__getitem__), max(r, key=values.__getitem__), r[-1])}
+    )
+
+
+def _means(label: str, column: Column) -> Series:
+    """For stacks, whose layers need the same steps, and to whose sums a mean is true."""
+    steps, values = column
+    if len(steps) <= MAX_POINTS:
+        return _series(label, column)
+    stretches = [*pairwise(evenly(len(steps) + 1, MAX_POINTS + 1))]
+    means = [float(f"{sum(values[start:stop]) / (stop - start):.6g}") for start, stop in stretches]
+    return {"label": label, "x": [steps[start] for start, _ in stretches], "y": means}
 
 
 def _time_split(data: Mapping[str, Column]) -> ChartData:
     """Seconds of each phase, stacked. A phase that is missing in a step took 0 seconds."""
     # The sum, and parts of `generate`.
-    counted = {"time/step_seconds", _ANSWERS_SECONDS, *(name for _, name in _SAMPLING)}
-    if "time/wait_seconds" in data:  # a batch that is sampled ahead takes its time next to the step
-        counted |= {"time/sync_seconds", "time/generate_seconds", "time/reward_seconds"}
+    counted = {"time/step_seconds", _ANSWERS_SECONDS, *(name for _, name in (*_SAMPLING, *_ENGINE))}
+    if _WAIT in data:  # a batch that is sampled ahead takes its time next to the step
+        counted |= {name for _, name in _AHEAD}
     names = [name for name in data if _is_phase(name) and name not in counted]
     steps = sorted({step for name in names for step in data[name][0]})
     filled = {name: dict(zip(*data[name], strict=True)) for name in names}
     series = [
-        _series(name.removeprefix("time/").removesuffix("_seconds"), (steps, [filled[name].get(s, 0.0) for s in steps]))
+        _means(name.removeprefix("time/").removesuffix("_seconds"), (steps, [filled[name].get(s, 0.0) for s in steps]))
         for name in names
     ]
     return {"section": "Speed", "title": "Time by phase", "help": "seconds per step", "kind": "stack", "series": series}

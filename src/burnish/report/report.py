@@ -21,7 +21,7 @@ from burnish.observability.alarms import Alarm, replay
 from burnish.observability.atomic import disk_remedy, write_text_atomically
 from burnish.observability.history import read_rows
 from burnish.observability.sinks import METRICS_FILE
-from burnish.report.charts import ChartData, build_charts, headline, histogram_chart, overlay
+from burnish.report.charts import MAX_POINTS, ChartData, build_charts, headline, histogram_chart, overlay
 from burnish.report.departures import Departure, departures, leaves
 from burnish.report.samples import Limits, Samples, sample_rollouts
 from burnish.report.score_plots import score_charts
@@ -45,6 +45,7 @@ class RunPage:
     departures: list[Departure] | None
     values: Mapping[str, Json]
     environment: str | None
+    thinned: str = ""
 
 
 class ConfigurationRow(TypedDict):
@@ -110,6 +111,17 @@ def read_run(run_dir: Path, name: str, limits: Limits) -> RunPage:
         departures=None if resolved is None else departures(resolved),
         values={} if resolved is None else leaves(resolved),
         environment=_masked_text(run_dir / "environment.json"),
+        thinned=_thinned(len(rows)),
+    )
+
+
+def _thinned(rows: int) -> str:
+    if rows <= MAX_POINTS:
+        return ""
+    return (
+        f"Curves show at most {MAX_POINTS} of {rows:,} steps, including their extremes, over which they are smoothed, "
+        "too; Time by phase shows means. "
+        f"{METRICS_FILE} has all."
     )
 
 
@@ -156,7 +168,8 @@ def _write(path: Path, title: str, pages: Sequence[RunPage], charts: Sequence[Ch
         table=configuration_table(pages),
         charts=script_json(charts),
         rollouts=script_json(_rollouts(pages)),
-        notes=[page.samples["note"] for page in pages if page.samples["note"]],
+        notes=[page.samples["note"] for page in pages if page.samples["note"]]
+        + [page.thinned for page in pages if page.thinned],
     )
     try:
         write_text_atomically(path, text)

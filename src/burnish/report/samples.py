@@ -12,8 +12,8 @@ from typing import Any, Literal, NotRequired, TypedDict
 from burnish.errors import DataError
 from burnish.observability.recorder import (
     RecordedLine,
+    each_rollout,
     num_sampled,
-    read_rollouts,
     recorded_files,
     sampled_mask,
     step_of,
@@ -131,7 +131,7 @@ def _read_groups(path: Path) -> list[Group]:
     """The lines of a file by group, in the order of the file."""
     groups: dict[int, Group] = {}
     with reading_recorded(path):
-        for line in read_rollouts(path):
+        for line in each_rollout(path):
             fresh: Group = {
                 "id": line["prompt_id"],
                 "prompt": line["prompt"],

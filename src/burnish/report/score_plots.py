@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from burnish.observability.recorder import RecordedLine, num_sampled, read_rollouts, recorded_files, step_of
+from burnish.observability.recorder import RecordedLine, each_rollout, num_sampled, recorded_files, step_of
 from burnish.report.charts import ChartData, Series, evenly
 from burnish.report.samples import reading_recorded
 
 MAX_STEPS = 40
-_MARKS = re.compile(r"```|\*\*|\\boxed|^\s*(?:#|[-*•] |\d+[.)] )|<\w+>", re.MULTILINE)
+_MARKS = re.compile(r"```|\*\*|\\boxed|^[ \t]*(?:#|[-*•] |\d+[.)] )|<\w+>", re.MULTILINE)
 
 
 def repetition(text: str) -> float:
@@ -47,15 +47,20 @@ MEASURES: Mapping[str, tuple[str, Callable[[RecordedLine], float]]] = {
 def score_charts(folder: Path) -> list[ChartData]:
     """A chart for each measure over at most `MAX_STEPS` training steps; empty where rewards never differ."""
     files = [path for path in recorded_files(folder) if path.name.startswith("step-")]
-    thirds: list[tuple[int, list[RecordedLine], list[RecordedLine]]] = []
+    means: list[tuple[int, Mapping[str, tuple[float, float]]]] = []
     for path in (files[index] for index in evenly(len(files), MAX_STEPS)):
         with reading_recorded(path):
-            scored = [line for line in read_rollouts(path) if not line["greedy"] and line["reward"] is not None]
+            scored = [line for line in each_rollout(path) if not line["greedy"] and line["reward"] is not None]
             lines = [line for line in scored if not isinstance(line["reward"], str)]  # text is of a number not finite
-        best, worst = extreme_thirds(lines)
+        best, worst = extreme_thirds([line for line in lines if line.get("ends_in") is None])
         if best:
-            thirds.append((step_of(path), best, worst))
-    return [_chart(title, *about, thirds) for title, about in MEASURES.items()] if thirds else []
+            measured = {t: (_mean(measure, best), _mean(measure, worst)) for t, (_, measure) in MEASURES.items()}
+            means.append((step_of(path), measured))
+    return [_chart(title, about, means) for title, (about, _) in MEASURES.items()] if means else []
+
+
+def _mean(measure: Callable[[RecordedLine], float], lines: Sequence[RecordedLine]) -> float:
+    return float(f"{sum(map(measure, lines)) / len(lines):.6g}")
 
 
 def extreme_thirds(lines: Sequence[RecordedLine]) -> tuple[list[RecordedLine], list[RecordedLine]]:
@@ -68,22 +73,16 @@ def extreme_thirds(lines: Sequence[RecordedLine]) -> tuple[list[RecordedLine], l
     return best, worst
 
 
-def _chart(
-    title: str,
-    help_text: str,
-    measure: Callable[[RecordedLine], float],
-    thirds: Sequence[tuple[int, list[RecordedLine], list[RecordedLine]]],
-) -> ChartData:
-    steps = [step for step, _, _ in thirds]
+def _chart(title: str, about: str, means: Sequence[tuple[int, Mapping[str, tuple[float, float]]]]) -> ChartData:
+    steps = [step for step, _ in means]
 
     def series(label: str, which: int) -> Series:
-        means = [sum(map(measure, found[which])) / len(found[which]) for _, *found in thirds]
-        return {"label": label, "x": list(steps), "y": [float(f"{mean:.6g}") for mean in means]}
+        return {"label": label, "x": list(steps), "y": [measured[title][which] for _, measured in means]}
 
     return {
         "section": "Responses",
         "title": title,
-        "help": help_text,
+        "help": about,
         "kind": "line",
         "axis": "step",
         "series": [series("best-paid third", 0), series("worst-paid third", 1)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from burnish.observability.recorder import RecordedLine, read_rollouts, recorded_files, sampled_mask, step_of
+from burnish.observability.recorder import RecordedLine, each_rollout, recorded_files, sampled_mask, step_of
 from burnish.report.charts import ChartData, Series, evenly
 
 MAX_DOTS = 1200
@@ -19,7 +19,7 @@ def value_charts(folder: Path) -> list[ChartData]:
     """The chart of the newest training step that recorded values and returns; empty if no step did."""
     steps = [path for path in recorded_files(folder) if path.name.startswith("step-")]
     for path in reversed(steps):
-        lines = [line for line in read_rollouts(path) if line.get("kept") and "token_returns" in line]
+        lines = [line for line in each_rollout(path) if line.get("kept") and "token_returns" in line]
         firsts = [point for line in lines for point in _points(line)[:1]]
         later = [point for line in lines for point in _points(line)[1:]]
         if firsts:

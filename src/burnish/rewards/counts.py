@@ -24,7 +24,6 @@ class Counts:
         self._reset()
 
     def _reset(self) -> None:
-        self.seconds = 0.0
         self.incomplete = 0
         self.total: Counter[str] = Counter()  # by domain
         self.failed: Counter[str] = Counter()
@@ -39,10 +38,8 @@ class Counts:
         items: Sequence[Item],
         results: Sequence[Sequence[Weighted]],
         scored: Sequence[Rollout],
-        seconds: float,
     ) -> None:
         """Count responses: what each reward said of them, and what they got."""
-        self.seconds += seconds
         for (prompt, _), rollout in zip(items, scored, strict=True):
             self.total[prompt.domain] += 1
             self.status[rollout.status] += 1
@@ -59,7 +56,6 @@ class Counts:
         metrics = {
             "reward/failed_fraction": _share(self.failed.total(), total),
             "reward/incomplete_fraction": _share(self.incomplete, total),
-            "time/reward_seconds": Metric(Reduction.SUM, self.seconds),
         }
         metrics |= {f"reward/{status.value}_fraction": _share(self.status[status], total) for status in FAILURES}
         for domain, count in sorted(self.total.items()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -192,7 +191,6 @@ class ProcessRewardScorer:
 
     def _score(self, items: Sequence[Item], *, checks: bool) -> list[Rollout]:
         self._check_items(items)
-        started = time.monotonic()
         ending = self._ending
         seen = self._seen(items)
         outcomes = self._outcomes(items, seen)
@@ -204,14 +202,14 @@ class ProcessRewardScorer:
             scored = [ending.judged(rollout, found) for (_, rollout), found in zip(items, scored, strict=True)]
             self._counts.incomplete += sum(not ending.is_complete(rollout) for _, rollout in items)
         self._tell_of_audits(items, results)
-        self._counts.add(items, results, scored, time.monotonic() - started)
+        self._counts.add(items, results, scored)
         if checks:
             self.check_failures(items, scored)
         return scored
 
     def take_metrics(self) -> dict[str, Metric]:
         """Failed fraction (total, by status, by domain), incomplete fraction, the share of responses that each reward
-        leaves to the others, and seconds, since the last call."""
+        leaves to the others, and the workers' seconds, since the last call."""
         metrics = self._counts.take()
         if self._ending is None:
             del metrics["reward/incomplete_fraction"]

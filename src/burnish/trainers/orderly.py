@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from burnish.checkpointing.pending import Pending
-from burnish.errors import BurnishError, CheckpointError
+from burnish.errors import BurnishError, CheckpointError, DivergenceError
 from burnish.plugins import describe_failure, is_out_of_memory
 
 
@@ -27,11 +27,11 @@ class Finished:
     pending: Pending | None
     save: Callable[[], None]
 
-    def hindrance(self) -> str:
-        """Why it cannot be saved as it is; empty if it can."""
+    def hindrance(self, *, diverged: bool) -> str:
+        """Why it cannot be saved as it is; empty if it can. `diverged`: a number that is not finite ended the run."""
         if self.weights_moved:
             return f"step {self.step + 1} was stopped in the middle of its updates, so its weights belong to no step"
-        if self.pending is not None and not self.pending.is_finite():
+        if self.pending is not None and (diverged or not self.pending.is_finite()):  # before its line was written
             return f"the metrics of step {self.step} are not all finite, so its weights cannot be trusted"
         return ""
 
@@ -49,7 +49,7 @@ def saving_finished_steps(finished: Callable[[], Finished], say: Callable[[str],
         raise
     except (Exception, SystemExit) as error:  # boundary: whatever ends the loop, finished steps are worth keeping
         _free_memory(error)
-        told = _keep(finished)
+        told = _keep(finished, diverged=isinstance(error, DivergenceError))
         if told:
             say(told)
         raise
@@ -73,7 +73,7 @@ def naming_memory_errors() -> Iterator[None]:
         ) from error
 
 
-def _keep(finished: Callable[[], Finished]) -> str:
+def _keep(finished: Callable[[], Finished], *, diverged: bool) -> str:
     """Save what can be saved, and return what to say about it."""
     try:
         state = finished()
@@ -81,7 +81,7 @@ def _keep(finished: Callable[[], Finished]) -> str:
         return f"nothing more is saved ({describe_failure(error)})"
     saved = state.saved_step
     newest = "there is no checkpoint" if saved is None else f"the newest checkpoint is of step {saved}"
-    hindrance = state.hindrance()
+    hindrance = state.hindrance(diverged=diverged)
     if hindrance:
         return f"{hindrance}; nothing is saved, {newest}"
     if state.step in (0, saved):

@@ -214,3 +214,10 @@ def test_an_audit_that_falls_while_the_reward_rises_is_named_once_and_survives_a
 def test_a_mean_that_falls_as_well_is_no_sign_of_gaming() -> None:
     rows = [{"step": n, "reward/mean": -0.1 * n, "reward/audit/judge": 1.0 - 0.1 * n} for n in range(1, 14)]
     assert replay(rows) == []
+
+
+def test_a_restart_during_an_evaluation_is_told_as_well() -> None:
+    bell = AlarmBell()
+    assert not bell.check(1, {"rollout/engine_restarts": 0.0, "eval/rollout/engine_restarts": 0.0})
+    found = bell.check(2, {"rollout/engine_restarts": 0.0, "eval/rollout/engine_restarts": 1.0})
+    assert [alarm.name for alarm in found] == ["engine restarted"]

@@ -56,6 +56,7 @@ def test_every_row_is_made_by_some_code() -> None:
     made = {text.strip("/") for text in constants("metric_names.py", "charts.py", "console.py", "alarms.py")}
     forms = {"reward/timeout_fraction", "reward/error_fraction", "reward/missing_fraction"}
     forms |= {f"throughput/{phase}_tokens_per_second" for phase in ("response", "generate", "update")}
+    forms |= {f"eval/{name}" for name in ("rollout/lost_workers", "rollout/engine_restarts", "conversation/restarts")}
     forms |= {f"tool/{why}_fraction" for why in ("malformed", "invalid", "failed", "timed_out", "cut")}
     assert {"_fraction", "_tokens_per_second", "reward", "throughput", "tool"} <= made
     beginnings = {row.name: row.name.partition("{")[0].rstrip("/") for row in ROWS}

@@ -6,7 +6,11 @@ import builtins
 import errno
 import json
 import os
+import sys
+import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,6 +124,20 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5)]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1]) == {"step": 2, "reward/mean": 0.5}
+
+
+def test_a_run_that_begins_anew_hides_what_a_killed_one_wrote_to_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for value, steps in ((1.0, 5), (2.0, 2)):  # the first one ended before its first checkpoint
+        sinks = build_sinks(["tensorboard"], tmp_path)
+        for step in range(1, steps + 1):
+            sinks.write(step, {"reward/mean": value})
+        sinks.close()
+        time.sleep(1.1)  # files are named by the second
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 2.0), (2, 2.0)]
 
 
 ROWS = "".join(f'{{"step": {step}, "a": {step}.5}}\n' for step in range(5))
@@ -255,3 +273,34 @@ def test_a_file_in_the_place_of_the_tensorboard_folder_costs_only_tensorboard(tm
 def test_names_of_metrics_are_written_as_mlflow_takes_them() -> None:
     found = [mlflow_name(name) for name in ("eval/pass@1", "eval/maj@k", "reward/part/a:b", "loss-x_y.z w/1")]
     assert found == ["eval/pass_at_1", "eval/maj_at_k", "reward/part/a_b", "loss-x_y.z w/1"]
+
+
+@pytest.mark.parametrize(("failed", "status"), [(False, "FINISHED"), (True, "FAILED")])
+def test_mlflow_gets_a_step_at_once_and_how_the_run_ended(
+    failed: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    class Client:
+        def __getattr__(self, name: str) -> Any:
+            def call(*given: Any, **named: Any) -> Any:
+                asked.append((name, *given, *named.values()))
+                return None if name == "get_experiment_by_name" else SimpleNamespace(info=SimpleNamespace(run_id="r"))
+
+            return call
+
+    modules = {
+        "mlflow": {"__spec__": ModuleSpec("mlflow", None)},
+        "mlflow.tracking": {"MlflowClient": Client},
+        "mlflow.entities": {"Metric": lambda name, value, timestamp, step: (name, value, step)},
+    }
+    for name, content in modules.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**content))  # type: ignore[arg-type]
+    sinks = build_sinks(["mlflow"], tmp_path)
+    sinks.write(1, {"eval/pass@1": 0.5, "a": 2.0})
+    assert sinks.close(failed=failed) == []
+    assert asked[-3:] == [
+        ("update_run", "r", "RUNNING"),
+        ("log_batch", "r", [("a", 2.0, 1), ("eval/pass_at_1", 0.5, 1)]),
+        ("set_terminated", "r", status),
+    ]

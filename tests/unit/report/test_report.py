@@ -140,11 +140,15 @@ def test_a_run_without_rollouts_has_a_page(tmp_path: Path) -> None:
     assert embedded(write_report(tmp_path).read_text(), "rollout-data")["files"] == [[]]
 
 
-def test_long_curves_are_thinned_evenly_with_both_ends() -> None:
-    rows = [{"step": step, "reward/mean": float(step)} for step in range(5000)]
+def test_long_curves_are_thinned_evenly_with_both_ends_and_all_that_stands_out() -> None:
+    rows = [{"step": step, "reward/mean": float(step % 7)} for step in range(5000)]
+    rows[1234]["reward/mean"], rows[4321]["reward/mean"] = 99.0, -99.0
     (chart,) = build_charts(rows)
-    xs = chart["series"][0]["x"]
-    assert (len(xs), xs[0], xs[-1]) == (800, 0, 4999)
+    xs, ys = chart["series"][0]["x"], chart["series"][0]["y"]
+    assert len(xs) <= 800
+    assert (xs[0], xs[-1]) == (0, 4999)
+    assert list(xs) == sorted(set(xs))
+    assert (xs[ys.index(99.0)], xs[ys.index(-99.0)]) == (1234, 4321)
     assert evenly(5, 3) == [0, 2, 4]
     assert evenly(2, 3) == [0, 1]
     assert evenly(9, 1) == [8]
@@ -236,3 +240,20 @@ def test_the_seconds_of_a_phase_are_stacked_once() -> None:
     charts = {chart["title"]: chart for chart in build_charts([{"step": 1, "time/step_seconds": 7.0, **row}])}
     assert [s["label"] for s in charts["Time by phase"]["series"]] == ["generate", "update"]
     assert [s["label"] for s in charts["Sampling"]["series"]] == ["prefill", "decode"]
+    engine = {"time/engine_start_seconds": 2.0, "time/wait_seconds": 1.0}
+    charts = {chart["title"]: chart for chart in build_charts([{"step": 1, **row, **engine}])}
+    assert [s["label"] for s in charts["Time by phase"]["series"]] == ["update", "wait"]
+    assert [s["label"] for s in charts["Sampling ahead"]["series"]] == ["generate"]
+    assert [s["label"] for s in charts["Starting and waking of vLLM"]["series"]] == ["start"]
+
+
+def test_layers_of_a_long_run_are_means_of_the_same_steps() -> None:
+    """Every tenth of 8,000 steps is evaluated."""
+    rows = [
+        {"step": step, "time/update_seconds": 2.0} | ({"time/evaluate_seconds": 5.0} if step % 10 == 0 else {})
+        for step in range(8000)
+    ]
+    charts = {chart["title"]: chart for chart in build_charts(rows)}
+    first, second = charts["Time by phase"]["series"]
+    assert first["x"] == second["x"]
+    assert {s["label"]: set(s["y"]) for s in (first, second)} == {"update": {2.0}, "evaluate": {0.5}}

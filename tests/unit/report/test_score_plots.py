@@ -56,3 +56,14 @@ def test_charts_of_two_steps(tmp_path: Path) -> None:
 
 def test_a_run_without_rollouts_has_no_such_charts(tmp_path: Path) -> None:
     assert score_charts(tmp_path / "rollouts") == []
+
+
+def test_a_long_text_of_white_space_takes_no_time() -> None:
+    assert not has_format("\n" * 200_000)
+
+
+def test_a_conversation_of_several_rows_counts_once(tmp_path: Path) -> None:
+    rows = [line(0, tokens=1), line(1, tokens=3), line(0.5), {**line(0, tokens=50), "ends_in": 1}]
+    (tmp_path / "step-000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    charts = {chart["title"]: chart for chart in score_charts(tmp_path)}
+    assert [series["y"] for series in charts["Length by score"]["series"]] == [[3.0], [1.0]]

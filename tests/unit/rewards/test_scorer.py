@@ -210,7 +210,7 @@ def test_metrics_count_failures_by_status_and_domain_and_start_again(
     assert read["reward/missing_fraction"] == pytest.approx(1 / 5)
     assert read["reward/timeout_fraction"] == 0.0
     assert [read[f"reward/failed_fraction/{domain}"] for domain in "xyz"] == [0.5, 0.5, 0.0]
-    assert read["time/reward_seconds"] > 0
+    assert "time/reward_seconds" not in read  # which whoever calls measures
     assert read["time/reward_worker_seconds/judged"] > 0
     assert scorer.take_metrics()["reward/failed_fraction"].result() is None
 

@@ -83,15 +83,17 @@ function stacked(chart) {
   });
 }
 
-const colour = (index) => `var(--s${index % 8})`;
+const COLOURS = 8;
+const colour = (index) => `var(--s${index % COLOURS})`;
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
-// With several runs, each run has a colour and each metric a dash pattern. With one run, each metric has a colour.
+// With several runs, each run has a colour and each metric a dash pattern. With one run, each metric has a colour, and
+// those beyond the colours a dash pattern as well.
 const colourOf = (series, index) => colour(series.run ?? index);
 const legendFill = (series, i) => {
   const own = colourOf(series, i);
-  return `background: ${series.metric ? `repeating-linear-gradient(90deg, ${own} 0 3px, transparent 3px 5px)` : own}`;
+  return `background: ${series.metric ?? Math.floor(i / COLOURS) ? `repeating-linear-gradient(90deg, ${own} 0 3px, transparent 3px 5px)` : own}`;
 };
-const dashOf = (series) => DASHES[(series.metric ?? 0) % DASHES.length];
+const dashOf = (series, i) => DASHES[(series.metric ?? Math.floor(i / COLOURS)) % DASHES.length];
 
 function drawChart(svg, chart) {
   svg.replaceChildren();
@@ -106,12 +108,13 @@ function drawChart(svg, chart) {
     svg.append(draw("text", { x: left - 6, y: Y(y) + 4, "text-anchor": "end" }, number(Number(y.toPrecision(6)))));
   }
   for (const x of ticks(box.x0, box.x1, Math.max(2, Math.floor(width / 90)))) {
-    if (chart.kind === "scatter" || Number.isInteger(x)) svg.append(draw("text", { x: X(x), y: height - 8, "text-anchor": "middle" }, number(x)));
+    const counts = chart.kind !== "scatter" && (chart.axis ?? "step") === "step";
+    if (!counts || Number.isInteger(x)) svg.append(draw("text", { x: X(x), y: height - 8, "text-anchor": "middle" }, number(x)));
   }
   if (chart.kind === "stack") {
     stacked(chart).forEach((s, i) => {
       const up = s.x.map((x, k) => `${X(x)},${Y(s.top[k])}`), down = s.x.map((x, k) => `${X(x)},${Y(s.bottom[k])}`).reverse();
-      svg.append(draw("polygon", { points: [...up, ...down].join(" "), fill: colour(i), "fill-opacity": 0.75 }));
+      svg.append(draw("polygon", { points: [...up, ...down].join(" "), fill: colour(i), "fill-opacity": i < COLOURS ? 0.75 : 0.4 }));
     });
   } else if (chart.kind === "scatter") {
     drawScatter(svg, chart, X, Y, box);
@@ -120,7 +123,7 @@ function drawChart(svg, chart) {
     chart.series.forEach((s, i) => {
       const line = (ys, opacity) => svg.append(draw("polyline", {
         points: s.x.map((x, k) => `${X(x)},${Y(ys[k])}`).join(" "), fill: "none", stroke: colourOf(s, i),
-        "stroke-width": 1.8, "stroke-linejoin": "round", "stroke-dasharray": dashOf(s), "stroke-opacity": opacity }));
+        "stroke-width": 1.8, "stroke-linejoin": "round", "stroke-dasharray": dashOf(s, i), "stroke-opacity": opacity }));
       if (smooths) line(s.y, 0.22);
       line(smooths ? smoothed(s.y, curves.smoothing) : s.y, 1);
       if (s.x.length <= 30 && !smooths) s.x.forEach((x, k) => svg.append(draw("circle", { cx: X(x), cy: Y(s.y[k]), r: 2.4, fill: colourOf(s, i) })));
@@ -469,7 +472,7 @@ function controls(runs, all, refresh) {
   const range = valueRange(files[view.file]);
   const hasValues = files.some((file) => file.groups.some((g) => g.responses.some((r) => r.values)));
   const tints = [["advantage", "advantage"], ["logprob", "log-prob"], ...(hasValues ? [["value", "value"]] : []), ["none", "none"]];
-  const move = (by) => { view.file = Math.max(0, Math.min(files.length - 1, view.file + by)); view.group = Math.min(view.group, files[view.file].groups.length - 1); refresh(); };
+  const move = (by) => { view.file = Math.max(0, Math.min(files.length - 1, view.file + by)); view.group = Math.max(0, Math.min(view.group, files[view.file].groups.length - 1)); refresh(); };
   return make("div", { class: "controls" }, runChoice(runs, all, refresh),
     make("button", { type: "button", "aria-label": "Earlier", onclick: () => move(-1) }, "‹"), select,
     make("button", { type: "button", "aria-label": "Later", onclick: () => move(1) }, "›"),
@@ -486,8 +489,9 @@ function buildBrowser(runs, all) {
   const refresh = () => {
     tooltip.hidden = true;
     top.replaceChildren(controls(runs, all, refresh));
-    panes.replaceChildren(all[view.run].length ? rolloutPanes(filtered(all[view.run][view.file]), panes, refresh)
-      : make("p", { class: "quiet" }, "This run recorded no rollouts."));
+    const file = all[view.run][view.file];
+    panes.replaceChildren(!all[view.run].length ? make("p", { class: "quiet" }, "This run recorded no rollouts.")
+      : file.groups.length ? rolloutPanes(filtered(file), panes, refresh) : make("p", { class: "quiet" }, "Nothing was sampled in this step."));
   };
   // The filter is not drawn again with the rest, so that it keeps the focus while the user types.
   place.replaceChildren(top, filters(all, refresh), panes);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,11 +118,11 @@ class Reply:
         }
 
 
-def token_texts(asked: TurnRequest, said: Said, decode: Callable[[Sequence[int]], str]) -> tuple[str, ...]:
+def token_texts(asked: TurnRequest, said: Said, text: Callable[[int], str]) -> tuple[str, ...]:
     """The text of each sampled token, if log-probabilities by text are asked for."""
     if not asked.wish.logprobs or (isinstance(asked, TokenRequest) and not asked.as_text):
         return ()
-    return tuple(decode([token]) for token in said.tokens)
+    return tuple(map(text, said.tokens))
 
 
 def message_body(message: Message) -> Body:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from burnish.data.chat import encode_bare, encode_text
 from burnish.data.histories import HistoryEncoder
 from burnish.data.observations import ObservationFormat, Observer
 from burnish.data.template import Template
+from burnish.data.token_texts import text_of_tokens
 from burnish.errors import ConfigError, DataError
 from burnish.rollouts.endpoint.requests import RefusedError
 from burnish.tools.calls import Parsed, ToolCall
@@ -104,6 +106,11 @@ class Speech:
     def decode_raw(self, tokens: Sequence[int]) -> str:
         """The text of tokens, whatever they are."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    @cached_property
+    def text(self) -> Callable[[int], str]:
+        """The text of one token inside of a text."""
+        return text_of_tokens(self.tokenizer)
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
         """RefusedError for a token that the model does not have."""

@@ -100,7 +100,7 @@ class TurnSampler:
             asked=begun.order.asked,
             said=said,
             prompt=begun.turn.prompt,
-            texts=token_texts(begun.order.asked, said, begun.trajectory.speech.decode_raw),
+            texts=token_texts(begun.order.asked, said, begun.trajectory.speech.text),
             model=self.model,
             number=next(self._numbers),
             created=int(time.time()),

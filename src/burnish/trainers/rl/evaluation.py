@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from burnish.algorithms.statistics import pass_at_k
 from burnish.config.domains import ALL
 from burnish.data.feeds import EncodedPrompt
-from burnish.observability.metrics import mean_of
+from burnish.observability.metrics import MetricStore, mean_of
 from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.success import Success
 from burnish.rollouts.engine import RolloutEngine, Sampling
@@ -37,6 +37,13 @@ class HeldOut:
     temperature: float
     success: Success | None
     vote_key: Callable[[Rollout], str]
+
+
+_SPENT = frozenset(
+    {f"judge/{name}" for name in ("requests", "retries", "tokens_in", "tokens_out", "cost")}
+    | {"rollout/engine_restarts", "rollout/lost_workers", "conversation/restarts"}
+)
+"""What an evaluation costs and what it loses, of which there would be no trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +73,9 @@ class Evaluator:
             if part.success is not None:
                 part.success.check_parts([r for g in ours for r in (*g.rollouts, g.greedy) if r is not None])
         # Failures are reported as eval/failed_fraction: they, and these tokens, must not count in the next step.
-        self.scorer.take_metrics()
-        self.engine.take_metrics()
-        return self.describe(groups), groups
+        spent = MetricStore.of((self.scorer.take_metrics(), self.engine.take_metrics())).merged()
+        kept = {f"eval/{name}": metric for name, metric in spent.items() if name in _SPENT}
+        return self.describe(groups) | kept, groups
 
     def describe(self, groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
         metrics = self._summary(groups, "eval")

@@ -39,7 +39,7 @@ from burnish.trainers.rl.supply_partial import RenewableEngine
 from burnish.trainers.telemetry.groups import describe_audits, describe_groups, describe_penalties
 from burnish.trainers.telemetry.staleness import describe_renewal, describe_staleness
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import Prompt, Rollout, RolloutGroup, RolloutRequest
+from burnish.types import Metric, Prompt, Reduction, Rollout, RolloutGroup, RolloutRequest
 
 _LOOK_SECONDS = 1.0
 _END_SECONDS = 10.0
@@ -85,6 +85,7 @@ class SupplyWindow(Supply):
         self._changed = threading.Condition()
         """Around `_places`, `_arrived`, `_failure`, `_threads`, `_ended` and the feed."""
         self._scoring = threading.Lock()
+        self._spent = MetricStore()
         self._failure: BaseException | None = None
         self._taken: tuple[int, list[Place]] = (0, [])
         """The newest step that has asked for places, and those that it got."""
@@ -127,9 +128,16 @@ class SupplyWindow(Supply):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """See `Supply`. Waits until everything that is being sampled is done."""
+        """See `Supply`. Waits until everything that is being sampled is done, and keeps what that took apart from what
+        the evaluation takes."""
         self._settle()
+        self._take_spent()
         yield
+
+    def _take_spent(self) -> None:
+        with self._scoring:
+            self._spent.merge(self.collector.scorer.take_metrics())
+            self._spent.merge(self.collector.engine.take_metrics())
 
     def state_dict(self) -> dict[str, object]:
         """The groups that have been sampled and not trained on, and which others were asked for. Waits for those that
@@ -251,7 +259,9 @@ class SupplyWindow(Supply):
                 complete = sorted({r.group_id for r in rollouts if len(self._arrived[r.group_id]) == size})
                 members = [(prompts[n], rollout) for n in complete for rollout in self._arrived.pop(n)]
             with self._scoring:
+                started = time.monotonic()
                 scored = self.collector.scorer.score(members, checks=False)  # failures are counted for each step
+                self._spent.add("time/reward_seconds", Metric(Reduction.SUM, time.monotonic() - started))
             self._finish_or_refill(
                 [by_number[n] for n in complete],
                 [_group(prompts[n], [r for r in scored if r.group_id == n]) for n in complete],
@@ -304,8 +314,10 @@ class SupplyWindow(Supply):
         metrics |= describe_staleness(sampled, self._steps, step)
         metrics |= {"rollout/overtaking_fraction": overtook}
         metrics |= describe_renewal(sampled) if self._partial else {}
+        self._take_spent()
         with self._scoring:
-            spent = MetricStore.of((metrics, collector.scorer.take_metrics(), collector.engine.take_metrics()))
+            self._spent.merge(metrics)
+            spent, self._spent = self._spent, MetricStore()
         positions = {ALL: self._progress.position + len(sampled)}
         return Collected(tuple(kept), tuple(sampled), positions, spent.merged())
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 
 from rich.console import Console
 
 from burnish.checkpointing.run import RunDirectory
 from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.secrets import masked
+from burnish.data.token_texts import text_of_tokens
 from burnish.models.loading import LoadedModel
 from burnish.observability.alarms import AlarmBell
 from burnish.observability.console import Display, Standing, nobody
@@ -112,6 +112,7 @@ def open_journal(
     ) as display:
         for alarm in sinks.alarms:
             display.alarm(alarm)
+        failed = True
         try:
             yield Journal(
                 recorder=recorder if isinstance(config, RlConfig) and config.logging.record_rollouts else None,
@@ -121,16 +122,13 @@ def open_journal(
                 place=workplace,
                 watchers=present_watch().watchers,
             )
+            failed = False
         finally:
-            for alarm in sinks.close():
+            for alarm in sinks.close(failed=failed):
                 display.alarm(alarm)
 
 
 def token_texts(loaded: LoadedModel) -> Callable[[Sequence[int]], list[str]]:
-    """From token ids to one text each; a token that is part of a character gives the tokenizer's own sign for that."""
-
-    @cache
-    def text(token: int) -> str:
-        return str(loaded.tokenizer.decode([token]))
-
+    """From token ids to one text each (`data.token_texts`)."""
+    text = text_of_tokens(loaded.tokenizer)
     return lambda tokens: [text(token) for token in tokens]

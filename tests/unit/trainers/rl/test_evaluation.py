@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from burnish.config.domains import ALL
 from burnish.rewards.success import Success
 from burnish.rollouts.engine import Sampling
 from burnish.trainers.rl.evaluation import Evaluator, HeldOut, majority, powers_up_to
-from burnish.types import FinishReason, Prompt, Rollout, RolloutGroup
+from burnish.types import FinishReason, Metric, Prompt, Reduction, Rollout, RolloutGroup
 
 
 def answer(text: str, index: int) -> Rollout:
@@ -139,3 +140,23 @@ def test_a_full_score_that_rounding_left_below_one_is_solved() -> None:
     assert 0.7 + 0.2 + 0.1 < 1.0
     assert described([group_of(judged("x", 0.7 + 0.2 + 0.1))])["eval/accuracy"] == 1.0
     assert described([group_of(judged("x", 0.999))])["eval/accuracy"] == 0.0
+
+
+def test_what_an_evaluation_costs_is_told_and_what_it_counts_is_not() -> None:
+    def spent(*names: str) -> Any:
+        counts = {name: Metric(Reduction.SUM, 2.0) for name in names}
+        return SimpleNamespace(
+            take_metrics=lambda: counts,
+            generate=lambda *_, **__: [],
+            score=lambda items: [rollout for _, rollout in items],
+        )
+
+    evaluator = Evaluator(
+        {}, spent("rollout/engine_restarts", "rollout/decoded_tokens"), spent("judge/cost", "reward/failed"), seed=0
+    )
+    metrics, groups = evaluator.evaluate()
+    assert groups == []
+    told = {name: metric.result() for name, metric in metrics.items() if name in ("eval/judge/cost",)}
+    assert told == {"eval/judge/cost": 2.0}
+    assert metrics["eval/rollout/engine_restarts"].result() == 2.0
+    assert not {"reward/failed", "eval/reward/failed", "eval/rollout/decoded_tokens"} & metrics.keys()

@@ -26,7 +26,7 @@ from burnish.trainers.rl.domains import Domain, Domains
 from burnish.trainers.rl.open_places import OpenPlaces
 from burnish.trainers.rl.supply_window import SupplyWindow
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutRequest
+from burnish.types import FinishReason, Metric, Prompt, Reduction, RewardStatus, Rollout, RolloutRequest
 
 SIZE = 2
 """Groups of a step."""
@@ -292,6 +292,24 @@ def test_an_evaluation_waits_for_all_that_is_being_sampled() -> None:
         train(supply, progress, 1)
         with supply.evaluating():
             assert sorted(done) == list(range(6))
+
+
+def test_what_was_counted_before_an_evaluation_is_in_the_next_batch() -> None:
+    supply, _ = supply_of(lambda _: None, progress := Progress(), window=2)
+    scorer: Any = supply.collector.scorer
+    counted = [1.0]
+    scorer.take_metrics = lambda: {"judge/requests": Metric(Reduction.SUM, counted.pop())} if counted else {}
+    with supply:
+        (batch,) = train(supply, progress, 1)
+        assert batch.metrics["judge/requests"].result() == 1.0
+        counted.append(5.0)
+        with supply.evaluating():
+            assert counted == []
+            counted.append(7.0)  # of the evaluation, which takes it
+            scorer.take_metrics()
+        second = supply.take(2, Stopwatch())
+        assert second.metrics["judge/requests"].result() == 5.0
+        assert second.metrics["time/reward_seconds"].result() is not None
 
 
 def test_the_groups_of_a_step_that_is_not_finished_are_in_its_checkpoint() -> None:
