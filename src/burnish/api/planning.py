@@ -91,15 +91,14 @@ def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:
     """The plan of a checked run; adds notes for the user to `notes`. Reads local data and rewards, but loads no weights
     and downloads nothing. Raises what the run would refuse (BurnishError)."""
     from burnish.checkpointing.output import check_output
-    from burnish.planning.model_facts import read_model_facts
     from burnish.planning.plan import seated
     from burnish.trainers.chaining import pinned
-    from burnish.trainers.placement import reward_facts, this_machine
+    from burnish.trainers.placement import model_facts, reward_facts, this_machine
 
     check_output(loaded.config)
     config, chained = pinned(loaded.config)
     notes.extend(chained)
-    facts: ModelFacts | None = read_model_facts(Path(config.model.path).expanduser())
+    facts: ModelFacts | None = model_facts(config)
     if facts is None:
         notes.append(
             f"model.path {config.model.path!r} is not a local model folder, so its sizes and memory are unknown"

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from burnish.forward.lanes import Lanes, Part, Result, add_gradients, deal, lanes_of, take_gradients
+from burnish.dealing import deal
+from burnish.forward.lanes import Lanes, Part, Result, add_gradients, lanes_of, take_gradients
 from burnish.forward.team import Team
 
 

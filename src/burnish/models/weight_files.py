@@ -9,15 +9,15 @@ from typing import Any
 
 from burnish.errors import ModelError
 from burnish.reading import reading
+from burnish.weight_folder import INDEX, files_of_weights
 
-_INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000
 _REMEDY = "copy the model's files again"
 
 
 def check_weight_files(folder: Path) -> None:
     """Raise ModelError for a shard that the index names but does not exist, and for a truncated file."""
-    index = folder / _INDEX
+    index = folder / INDEX
     if index.is_file():
         with reading(f"{index}: reading it", ModelError, remedy=_REMEDY):
             for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())):
@@ -47,7 +47,7 @@ def weight_bytes(source: str) -> int | None:
     loading them reports."""
     folder = Path(source)
     try:
-        return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else None
+        return sum(file.stat().st_size for file in files_of_weights(folder)) if folder.is_dir() else None
     except OSError:
         return None
 

@@ -14,7 +14,7 @@ size, F feed-forward size, N tokens in one forward and backward pass, V vocabula
 | activations | N b L A with A = 8 H + 2 K + 3 F; with gradient checkpointing N b (L H + A) | backward pass |
 | log-probabilities | b N V + 12 x 2^19 up to 2^26 logits, else 12 x 2^22; 12 N H | logits kept or in chunks |
 | the same, `debug.plain` | (b + 16) N V + 12 N H | logits, softmax and gradients at the same time |
-| key/value cache | 2 L K b x rows x tokens of a row; 4 for b with `model.device: cpu` | rows decoded in parallel |
+| key/value cache | 2 L K b x rows x tokens of a row; 4 for b unless `model.device` is `cuda` | rows decoded at once |
 | kept conversations | the same of all conversations of a step, at most 2^30 | they go on after an answer |
 | sampling policy | P b, reward models with `normalization.on: policy` | it samples responses to measure scores on |
 | reward models | P b and N b A, of each reward that is one, with its own P, b, N and A | it scores, a layer at a time |
@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from burnish.config import names
-from burnish.config.domains import domain_settings, responses_per_step
+from burnish.config.domains import domain_settings, responses_per_step, used_domains
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.config.schema_data import LoraConfig
 from burnish.planning.model_facts import ModelFacts, RewardFacts
@@ -146,11 +146,13 @@ def width_of(config: Trained) -> int:
     return 4 if config.model.dtype == "float32" else 2
 
 
-def estimate_memory(config: Trained, facts: ModelFacts, rewards: Sequence[RewardFacts] = ()) -> tuple[MemoryItem, ...]:
+def estimate_memory(
+    config: Trained, facts: ModelFacts, rewards: Sequence[RewardFacts] = (), on_gpu: bool | None = None
+) -> tuple[MemoryItem, ...]:
     """The lines of the table above for this run in one process, without those of zero bytes. `rewards`: its reward
-    models."""
+    models. on_gpu: where it computes, if the machine is known."""
     scoring = [item for reward in rewards for item in reward_items(config, reward)]
-    return (*trainer_items(config, facts), *sampling_items(config, facts), *scoring)
+    return (*trainer_items(config, facts), *sampling_items(config, facts, on_gpu), *scoring)
 
 
 def trainer_items(
@@ -239,29 +241,39 @@ def own_items(config: RlConfig, facts: ModelFacts, model: str) -> tuple[MemoryIt
         return copy_of_weights("reference weights", facts, width), _logprobs(config, facts, width)
     per, held = ParameterBytes.of(config.model.dtype), gradients_at_once(config.cluster.num_lanes, 1, "whole")
     beginning = copy_of_weights("policy weights, which it begins with", facts, width)
-    return beginning, *_critic_items(config, facts, per, held), _activations(config, facts, width)
+    items = (beginning, *_critic_items(config, facts, per, held))
+    return items if facts.critic is not None else (*items, _activations(config, facts, width))
 
 
-def sampling_items(config: Trained, facts: ModelFacts) -> tuple[MemoryItem, ...]:
+def sampling_items(config: Trained, facts: ModelFacts, on_gpu: bool | None = None) -> tuple[MemoryItem, ...]:
     """What the process that samples needs in addition to the weights it samples with: the cache, and for a reward model
-    normalised on a policy that policy."""
+    normalised on a policy that policy. on_gpu: where it samples, if the machine is known."""
     width = width_of(config)
     if isinstance(config, SftConfig):
         return ()
     if isinstance(config, RlConfig):
         rollout = config.rollout
-        at_once = -(-responses_per_step(config) // config.cluster.num_lanes)
+        at_once = -(-max(responses_per_step(config), _evaluated(config)) // config.cluster.num_lanes)
         tokens = rollout.max_prompt_tokens + rollout.max_response_tokens
-        cache = _cache(min(rollout.max_batch_rows, at_once), tokens, facts, _cache_width(config, width))
-        return (cache, *_kept_conversations(config, facts, width))
+        cache = _cache(min(rollout.max_batch_rows, at_once), tokens, facts, _cache_width(config, width, on_gpu))
+        return (cache, *_kept_conversations(config, facts, width, on_gpu))
     settings = config.normalization
     if settings.kind == "none" or settings.on != "policy":
         return ()
     rows = min(_NORMALIZATION_ROWS, settings.responses)
     return (
         copy_of_weights("sampling policy", facts, width),
-        _cache(rows, config.max_tokens, facts, _cache_width(config, width)),
+        _cache(rows, config.max_tokens, facts, _cache_width(config, width, on_gpu)),
     )
+
+
+def _evaluated(config: RlConfig) -> int:
+    """Most responses that an evaluation asks for at once; however many prompts there are, where nothing limits them."""
+    if not (config.named_sources("eval") and config.evaluation.happens):
+        return 0
+    settings = [domain.evaluation for domain in used_domains(config, domain_settings(config), "eval")]
+    most = [config.rollout.max_batch_rows if one.max_prompts is None else one.max_prompts for one in settings]
+    return sum(prompts * max(1, one.samples) for prompts, one in zip(most, settings, strict=True))
 
 
 def reward_items(config: Trained, reward: RewardFacts) -> tuple[MemoryItem, ...]:
@@ -301,21 +313,22 @@ def copy_of_weights(
     return MemoryItem(name, facts.num_parameters * width, formula, phases, at_most)
 
 
-def _kept_conversations(config: RlConfig, facts: ModelFacts, width: int) -> Iterator[MemoryItem]:
+def _kept_conversations(config: RlConfig, facts: ModelFacts, width: int, on_gpu: bool | None) -> Iterator[MemoryItem]:
     """Keys and values that the local engine keeps between the turns of conversations, where it samples in the process
     that holds them and in one portion."""
     talks = any(domain.conversation is not None for domain in domain_settings(config))
     alone = config.cluster.num_lanes == 1 and not config.cluster.rollout_workers
     if talks and alone and config.rollout.engine == "local":
         tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-        whole = _cache(responses_per_step(config), tokens, facts, _cache_width(config, width))
+        whole = _cache(responses_per_step(config), tokens, facts, _cache_width(config, width, on_gpu))
         formula = whole.formula if whole.num_bytes < _KEPT_BYTES else f"{bytes_in_words(_KEPT_BYTES)}, however many"
         yield replace(whole, name="kept conversations", num_bytes=min(whole.num_bytes, _KEPT_BYTES), formula=formula)
 
 
-def _cache_width(config: Trained, width: int) -> int:
+def _cache_width(config: Trained, width: int, on_gpu: bool | None) -> int:
     """Bytes per number in the cache. Fused decoding on a CPU keeps float32; other decoding uses the model's dtype."""
-    return 4 if config.model.device == "cpu" else width
+    device = config.model.device
+    return width if device.startswith("cuda") or (device == "auto" and on_gpu) else 4
 
 
 def _cache(rows: int, tokens: int, facts: ModelFacts, width: int) -> MemoryItem:
@@ -328,7 +341,7 @@ def _critic_items(config: RlConfig, facts: ModelFacts, per: ParameterBytes, held
     """A separate critic is a second trained model. It has no output head, but that is counted as well."""
     if not has_separate_critic(config):
         return []
-    offload, count = config.cluster.offload, facts.num_parameters
+    offload, count = config.cluster.offload, (facts.critic or facts).num_parameters
 
     def item(what: str, each: float, phases: tuple[Phase, ...] = PHASES) -> MemoryItem:
         return MemoryItem(f"critic {what}", round(count * each), f"{count:,} parameters x {each:g} bytes", phases)
@@ -338,7 +351,13 @@ def _critic_items(config: RlConfig, facts: ModelFacts, per: ParameterBytes, held
         weights.needed_in("values", *_CRITIC_UPDATE, "checkpoint", if_any="critic" in offload),
         item("gradients", per.gradient * held, _CRITIC_UPDATE),
         state.needed_in("critic's optimizer step", "checkpoint", if_any="critic" in offload or "optimizer" in offload),
+        *([] if facts.critic is None else [_activations_of_critic(config, facts.critic)]),
     ]
+
+
+def _activations_of_critic(config: RlConfig, facts: ModelFacts) -> MemoryItem:
+    passes = _activations(config, facts, width_of(config))
+    return replace(passes, name="critic activations", phases=("critic update",))
 
 
 def has_separate_critic(config: RlConfig) -> bool:
@@ -355,7 +374,7 @@ def _activations(config: Trained, facts: ModelFacts, width: int) -> MemoryItem:
     else:
         numbers = facts.num_layers * layer
         formula = f"{tokens:,} tokens x {numbers:,} numbers x {width} bytes"
-    critic = isinstance(config, RlConfig) and has_separate_critic(config)
+    critic = isinstance(config, RlConfig) and has_separate_critic(config) and facts.critic is None
     phases: tuple[Phase, ...] = ("update", "critic update") if critic else ("update",)
     return MemoryItem("activations", tokens * numbers * width, formula, phases, at_most=True)
 

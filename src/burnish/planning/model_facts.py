@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema_optimization import TOKENS_PER_SCORING
+from burnish.weight_folder import files_of_weights
 
 if TYPE_CHECKING:
     from burnish.config.schema import RewardConfig
@@ -31,6 +32,8 @@ class ModelFacts:
     head_size: int
     vocabulary_size: int
     context_tokens: int | None
+    critic: ModelFacts | None = None
+    """The sizes of a critic that begins from other weights, if they are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +120,8 @@ def facts_of(config: Mapping[str, object], *, num_parameters: int | None = None)
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Number of elements in all safetensors files of a folder, from their headers; None without such files."""
-    files = sorted(folder.glob("*.safetensors"))
+    """Number of elements in the safetensors files of a folder, from their headers; None without such files."""
+    files = files_of_weights(folder)
     counts = [_elements(path) for path in files]
     return sum(c for c in counts if c is not None) if files and None not in counts else None
 

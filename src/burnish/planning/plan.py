@@ -11,7 +11,7 @@ from burnish.config.schema import RlConfig, SftConfig
 from burnish.planning.memory import PHASES, MemoryItem, Trained, bytes_in, bytes_in_words, estimate_memory
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.room import refuse_impossible, seat_warnings
-from burnish.planning.seats import Choice, Machine, Seat, seats_of, sharding_of
+from burnish.planning.seats import Choice, Machine, Seat, runs_on_gpu, seats_of, sharding_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ def seated(
     warnings = (*plan.warnings, *seat_warnings(config, seats, machine))
     sharding = sharding_of(config, facts, machine, rewards)
     lines = (*plan.lines, *_process_lines(config, sharding, seats, machine), *_phase_lines(seats))
-    return replace(plan, seats=seats, lines=lines, warnings=warnings)
+    memory = () if facts is None else estimate_memory(config, facts, rewards, runs_on_gpu(config, machine))
+    return replace(plan, seats=seats, memory=memory, lines=lines, warnings=warnings)
 
 
 def _process_lines(config: Trained, sharding: Choice, seats: Sequence[Seat], machine: Machine) -> Iterator[PlanLine]:

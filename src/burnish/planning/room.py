@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from burnish.config.names import VLLM_SHARE
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.planning.memory import Trained, bytes_in_words, peak_bytes
@@ -83,8 +84,24 @@ def seat_warnings(config: Trained, seats: Sequence[Seat], machine: Machine) -> I
             f"the run may need {bytes_in_words(together)} of memory, and this machine has "
             f"{bytes_in_words(machine.memory_bytes)}"
         )
+    yield from _vllm_beside_training(config, machine)
     for gpu, names, needed, there in _crowded(seats, machine, certain=False):
         yield f"{names} may need {bytes_in_words(needed)} of GPU {gpu}, which has {bytes_in_words(there)}"
+
+
+def _vllm_beside_training(config: Trained, machine: Machine) -> Iterator[str]:
+    """vLLM takes a share of its GPU whatever it needs, of which the plan counts the weights and the cache."""
+    if not isinstance(config, RlConfig) or config.rollout.engine != "vllm" or num_rollout_workers(config):
+        return
+    if "rollout_engine" in config.cluster.offload:  # then it has the GPU to itself while it samples
+        return
+    chosen = {"gpu_memory_utilization", "kv_cache_memory_bytes"} & config.rollout.vllm.options.keys()
+    if machine.gpu_bytes and not chosen and config.model.device != "cpu":
+        yield (
+            f"vLLM reserves {VLLM_SHARE:.0%} of its GPU ({bytes_in_words(VLLM_SHARE * machine.gpu_bytes[0])} of "
+            f"{bytes_in_words(machine.gpu_bytes[0])}) beside training, however little it needs: set "
+            "rollout.vllm.options.gpu_memory_utilization to what training leaves"
+        )
 
 
 def _crowded(seats: Sequence[Seat], machine: Machine, *, certain: bool) -> Iterator[tuple[int, str, int, int]]:

@@ -94,7 +94,7 @@ def seats_of(
 ) -> tuple[Seat, ...]:
     """The processes of the run, the command's own first. `rewards`: its reward models."""
     trainers, workers = config.cluster.trainers, num_rollout_workers(config)
-    on_gpu = _on_gpu(config, machine)
+    on_gpu = runs_on_gpu(config, machine)
     threads = threads_each(config, machine)
     shared = _shared_weights(config, facts)
     rewards = () if facts is None else rewards  # what is not everything would look like it
@@ -102,12 +102,12 @@ def seats_of(
     seats = []
     if config.cluster.trains_here:
         holds = ("the loop", "data", *_trained(config))
-        training = [*_training(config, facts, on_gpu, sharding), *_normalizing(config, facts)]
+        training = [*_training(config, facts, on_gpu, sharding), *_normalizing(config, facts, on_gpu)]
         host = (*shared, *_buffer(facts), *_saved_weights(config, facts, on_gpu, sharding))
         controller = _seat("controller", holds, threads, 0 if on_gpu else None, host, training)
     else:
         state = _state(config, facts, "optimizer state, to be saved", 2)
-        received = (*shared, *_normalizing(config, facts), *state, *_buffer(facts))
+        received = (*shared, *_normalizing(config, facts, on_gpu), *state, *_buffer(facts))
         controller = _seat("controller", ("the loop", "data"), threads, None, received, ())
         for rank in range(trainers):
             sent = _sent(config, facts, on_gpu, sharding) if rank == 0 else ()
@@ -140,7 +140,7 @@ def _own_seats(
         return
     cluster, threads = config.cluster, threads_each(config, machine)
     for number, (model, name) in enumerate(zip(cluster.own_process, cluster.own_names, strict=True), cluster.trainers):
-        gpu = number if _on_gpu(config, machine) else None
+        gpu = number if runs_on_gpu(config, machine) else None
         if model == "reward_model":
             yield from _with_judges(_seat(name, (), threads, gpu, (), ()), config, machine, rewards)
         else:
@@ -234,7 +234,8 @@ def _placed(config: Trained, seat: Seat) -> Seat:
     return replace(seat, elsewhere=config.cluster.joins_cluster and _is_started(seat))
 
 
-def _on_gpu(config: Trained, machine: Machine) -> bool:
+def runs_on_gpu(config: Trained, machine: Machine) -> bool:
+    """Whether models of the run are on a GPU of this machine."""
     return bool(machine.gpu_bytes) and config.model.device != "cpu"
 
 
@@ -372,7 +373,7 @@ def _engine(config: Trained, facts: ModelFacts | None, on_gpu: bool, *, own_copy
     elif config.rollout.engine == "local" and not on_gpu:
         # Decoders on a CPU lay the matrices out anew for each call; whether they do depends on the processor.
         items.append(_laid_out(config, facts, width))
-    return [*items, *sampling_items(config, facts)]
+    return [*items, *sampling_items(config, facts, on_gpu)]
 
 
 def _laid_out(config: RlConfig, facts: ModelFacts, width: int) -> MemoryItem:
@@ -385,9 +386,9 @@ def _laid_out(config: RlConfig, facts: ModelFacts, width: int) -> MemoryItem:
     return MemoryItem(name, head * width, f"{head:,} weights of the head x {width} bytes", ("sampling",), at_most=True)
 
 
-def _normalizing(config: Trained, facts: ModelFacts | None) -> tuple[MemoryItem, ...]:
+def _normalizing(config: Trained, facts: ModelFacts | None, on_gpu: bool) -> tuple[MemoryItem, ...]:
     """The policy that a reward model's scores are normalised on: it samples in the command's process."""
-    return sampling_items(config, facts) if isinstance(config, RmConfig) and facts is not None else ()
+    return sampling_items(config, facts, on_gpu) if isinstance(config, RmConfig) and facts is not None else ()
 
 
 def _buffer(facts: ModelFacts | None) -> tuple[MemoryItem, ...]:

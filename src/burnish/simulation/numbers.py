@@ -149,15 +149,14 @@ def _lengths(reader: _Reader) -> Lengths:
         return RecordedLengths((1,))
 
 
-def recorded_numbers(recordings: Sequence[Recording], config: RlConfig) -> dict[str, object]:
+def recorded_numbers(recordings: Sequence[Recording], wanted: int) -> dict[str, object]:
     """The fields that recorded runs give: with several, seconds by their numbers of devices.
 
     Work that divides, and what is not sampling or training, is scaled from the recorded number of responses to that of
-    the run file.
+    the simulated step (`wanted`).
     """
     steps = [step for recording in recordings for step in recording.steps]
     responses = sum(len(step.responses) for step in steps)
-    wanted = config.rollout.prompts_per_step * config.rollout.group_size
     scale = wanted / (responses / len(steps))
     return {
         "lengths": RecordedLengths.of([tokens for recording in recordings for tokens in recording.lengths]),
@@ -173,9 +172,12 @@ def recorded_numbers(recordings: Sequence[Recording], config: RlConfig) -> dict[
 
 
 def _recorded_phase(recordings: Sequence[Recording], name: str, responses: int) -> Phase:
-    phase = fit_phase([(recording.devices, recording.mean(name)) for recording in recordings])
-    recorded = sum(recording.responses_per_step for recording in recordings) / len(recordings)
-    return Phase(phase.fixed_seconds, phase.divided_seconds * responses / recorded)
+    """Of runs with steps of several sizes, the seconds are first brought to one size, the mean."""
+    size = sum(recording.responses_per_step for recording in recordings) / len(recordings)
+    scales = [size / recording.responses_per_step for recording in recordings]
+    points = [(r.devices, r.mean(name) * scale) for r, scale in zip(recordings, scales, strict=True)]
+    phase = fit_phase(points)
+    return Phase(phase.fixed_seconds, phase.divided_seconds * responses / size)
 
 
 def simulation_settings(
@@ -196,9 +198,13 @@ def simulation_settings(
         "checkpoint_every_steps": config.checkpoint.every_steps,
         "seed": config.seed,
     }
+    typed = typed or {}
     if recordings:
-        found |= recorded_numbers(recordings, config)
-    found |= typed or {}
+        prompts, group = (typed.get(name, found[name]) for name in ("prompts_per_step", "group_size"))
+        assert isinstance(prompts, int)
+        assert isinstance(group, int)
+        found |= recorded_numbers(recordings, prompts * group)
+    found |= typed
     missing = [name for name in ("lengths", "decoding", "update") if name not in found]
     if missing:
         raise ConfigError(

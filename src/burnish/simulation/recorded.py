@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from burnish.config.yaml_text import parse_yaml
+from burnish.dealing import deal
 from burnish.errors import DataError
 from burnish.observability.history import read_rows
 from burnish.observability.recorder import RecordedLine, num_sampled, read_rollouts, recorded_files, step_of
@@ -86,24 +87,26 @@ def read_recording(folder: Path, *, last: int | None = None) -> Recording:
             both = both[_WARM_UP:]
         config = _config(folder)
         places = _number(config, "rollout", "max_batch_rows", _DEFAULT_PLACES)
+        trainers = _number(config, "cluster", "trainers", 1)
+        workers = _number(config, "cluster", "rollout_workers", 0)
+        lanes = _number(config, "cluster", "lanes", trainers * max(1, -(-workers // trainers)))
         steps = [
-            _recorded_step(rows[step], read_rollouts(files[step]), places) for step in both[-(last or len(both)) :]
+            _recorded_step(rows[step], read_rollouts(files[step]), places, lanes)
+            for step in both[-(last or len(both)) :]
         ]
-        return Recording(folder, _number(config, "cluster", "trainers", 1), tuple(steps))
+        return Recording(folder, trainers, tuple(steps))
 
 
-def _recorded_step(row: Mapping[str, float], lines: Sequence[RecordedLine], places: int) -> RecordedStep:
+def _recorded_step(row: Mapping[str, float], lines: Sequence[RecordedLine], places: int, lanes: int) -> RecordedStep:
     responses = tuple(_lengths(lines))
     generate, prefill = row.get("time/generate_seconds", 0.0), row.get("time/prefill_seconds", 0.0)
     decode = row.get("time/decode_seconds", generate - prefill)  # an engine of your own may not measure it
     named = sum(row.get(name, 0.0) for name in _NAMED)
     total = row["time/step_seconds"]
-    # Longest prompts first, as the local engine begins them.
-    ordered = sorted(responses, key=lambda lengths: -lengths[0])
     return RecordedStep(
         step=int(row["step"]),
         responses=responses,
-        decoded=decoded_step(ordered, places, decode),
+        decoded=_decoded(lines, places, lanes, decode),
         prefill_seconds=prefill,
         reward_seconds=row.get("time/reward_seconds", 0.0),
         logprobs_seconds=row.get("time/logprobs_seconds", 0.0) + row.get("time/values_seconds", 0.0),
@@ -112,6 +115,24 @@ def _recorded_step(row: Mapping[str, float], lines: Sequence[RecordedLine], plac
         other_seconds=max(0.0, total - named) + max(0.0, generate - prefill - decode),
         step_seconds=total,
     )
+
+
+def _decoded(lines: Sequence[RecordedLine], places: int, lanes: int, seconds: float) -> DecodedStep:
+    """What was decoded in all portions of the step (`burnish.rollouts.portions`), whose seconds are a sum, too."""
+    groups: dict[object, list[tuple[int, int]]] = {}
+    for number, (line, lengths) in enumerate(zip(lines, _lengths(lines), strict=True)):
+        groups.setdefault(line.get("group_id", ("alone", number)), []).append(lengths)
+    rows = [*groups.values()]
+    dealt = deal([len(some) for some in rows], lanes)
+    # Longest prompts first, as the local engine begins them.
+    portions = [sorted((row for i in some for row in rows[i]), key=lambda row: -row[0]) for some in dealt if some]
+    if not portions:  # a step for which no prompt was of the right difficulty
+        return DecodedStep(0, 0, 0.0, seconds)
+    parts = [decoded_step(portion, places, 0.0) for portion in portions]
+    iterations, tokens, context = (
+        sum(each) for each in zip(*((part.iterations, part.tokens, part.context) for part in parts), strict=True)
+    )
+    return DecodedStep(iterations, tokens, context, seconds)
 
 
 def _lengths(lines: Sequence[RecordedLine]) -> Iterator[tuple[int, int]]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from burnish.config.schema import RlConfig, RunConfig
 from burnish.container import allowed_cores, container_limits
-from burnish.planning.memory import Trained
+from burnish.planning.memory import Trained, has_separate_critic
 from burnish.planning.model_facts import ModelFacts, RewardFacts, read_model_facts, read_reward_facts
 from burnish.planning.room import refuse_impossible, seat_warnings
 from burnish.planning.seats import ConfigT, Machine, seats_of, sharding_of, threads_each, with_sharding
 from burnish.trainers.chaining import pinned
+from burnish.trainers.rl.critic_setup import reward_model_folder
 
 
 def this_machine() -> Machine:
@@ -37,7 +39,7 @@ def check_placement(config: Trained, machine: Machine | None = None) -> list[str
     checkpoint. Reads no weights: of each model its config.json, and the sizes in its files."""
     machine = machine or this_machine()
     config, _ = pinned(config)
-    facts, rewards = _facts(config), reward_facts(config)
+    facts, rewards = model_facts(config), reward_facts(config)
     seats = seats_of(config, facts, machine, rewards)
     refuse_impossible(config, seats, machine)
     choice = sharding_of(config, facts, machine, rewards)
@@ -48,12 +50,20 @@ def check_placement(config: Trained, machine: Machine | None = None) -> list[str
 
 def placed(config: ConfigT) -> ConfigT:
     """The run file as its trainers get it: with the `cluster.sharding` that `auto` stands for on this machine."""
-    choice = sharding_of(config, _facts(config), this_machine(), reward_facts(config))
+    choice = sharding_of(config, model_facts(config), this_machine(), reward_facts(config))
     return with_sharding(config, choice.sharding)
 
 
-def _facts(config: Trained) -> ModelFacts | None:
-    return read_model_facts(Path(config.model.path).expanduser())
+def model_facts(config: RunConfig) -> ModelFacts | None:
+    """The sizes of the trained model, and of a critic that begins from other weights."""
+    facts = read_model_facts(Path(config.model.path).expanduser())
+    if facts is None or not isinstance(config, RlConfig) or not has_separate_critic(config):
+        return facts
+    init = config.critic.init
+    if init == "policy":
+        return facts
+    folder = reward_model_folder(config) if init == "reward_model" else init
+    return replace(facts, critic=read_model_facts(Path(folder).expanduser()))
 
 
 def reward_facts(config: RunConfig) -> tuple[RewardFacts, ...]:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from burnish.forward.lanes import Lanes, add_gradients, deal, halves, lanes_of, own_nodes, tree_sum
+from burnish.dealing import deal
+from burnish.forward.lanes import Lanes, add_gradients, halves, lanes_of, own_nodes, tree_sum
 
 
 def test_the_dearest_go_first_each_to_the_emptiest_lane() -> None:

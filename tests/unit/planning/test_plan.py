@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from burnish.config.kinds import kind_of_data
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
 from burnish.planning.memory import estimate_memory, microbatch_tokens
-from burnish.planning.model_facts import facts_of, read_model_facts
+from burnish.planning.model_facts import count_parameters, facts_of, read_model_facts
 from burnish.planning.plan import num_evaluations, plan_rl, plan_sft, split_evenly
 
 LLAMA = {
@@ -136,7 +139,8 @@ def test_memory_by_hand() -> None:
 def test_bfloat16_and_adapters_change_the_memory() -> None:
     facts = facts_of(LLAMA, num_parameters=1000)
     assert facts is not None
-    half = {i.name: i.num_bytes for i in estimate_memory(rl(model={"path": "m", "dtype": "bfloat16"}), facts)}
+    on_gpu = rl(model={"path": "m", "dtype": "bfloat16", "device": "cuda"})
+    half = {i.name: i.num_bytes for i in estimate_memory(on_gpu, facts)}
     assert (half["policy weights"], half["master weights"]) == (2000, 4000)
     on_cpu = rl(model={"path": "m", "dtype": "bfloat16", "device": "cpu"})
     float32_cache = {i.name: i.num_bytes for i in estimate_memory(on_cpu, facts)}["key/value cache"]
@@ -204,6 +208,46 @@ def test_a_separate_critic_takes_the_memory_of_a_second_trained_model() -> None:
     assert critic() == [4, 4, 8]  # weights, gradients, moments
     assert critic(model={"path": "m", "dtype": "bfloat16"}) == [2, 4, 12]  # and masters
     assert critic(critic={"kind": "shared"}) == []
+
+
+def test_a_critic_from_other_weights_has_sizes_of_its_own() -> None:
+    facts, own = facts_of(LLAMA), facts_of({**LLAMA, "num_hidden_layers": 50})
+    assert facts is not None
+    assert own is not None
+    items = {i.name: i for i in estimate_memory(rl(algorithm="ppo"), replace(facts, critic=own))}
+    assert items["critic weights"].num_bytes == 4 * own.num_parameters
+    assert items["policy weights"].num_bytes == 4 * facts.num_parameters
+    assert items["critic activations"].num_bytes == 10 * items["activations"].num_bytes
+    assert (items["activations"].phases, items["critic activations"].phases) == (("update",), ("critic update",))
+
+
+def test_the_cache_has_room_for_an_evaluation() -> None:
+    facts = facts_of(LLAMA, num_parameters=1000)
+    assert facts is not None
+
+    def rows(**sections: Any) -> float:
+        rollout = {"prompts_per_step": 1, "group_size": 2, "max_prompt_tokens": 10, "max_response_tokens": 20}
+        items = estimate_memory(rl(rollout=rollout, **sections), facts)
+        return next(i.num_bytes for i in items if i.name == "key/value cache") / (30 * 2 * 5 * (4 * 8) * 4)
+
+    data = {"train": "a", "eval": "b"}
+    assert rows() == 2
+    assert rows(data=data, evaluation={"max_prompts": 9}) == 9
+    assert rows(data=data, evaluation={"max_prompts": 9, "samples": 4}) == 36
+    assert rows(data=data, evaluation={"max_prompts": None}) == 256  # max_batch_rows
+    assert rows(data=data, evaluation={"every_steps": None}) == 2
+
+
+def test_a_second_copy_of_the_weights_is_not_counted(tmp_path: Path) -> None:
+    weights = {"a": torch.zeros(3, 4), "b": torch.zeros(5)}
+    save_file(weights, tmp_path / "consolidated.safetensors")
+    assert count_parameters(tmp_path) == 17
+    save_file(weights, tmp_path / "model.safetensors")
+    assert count_parameters(tmp_path) == 17
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
+    index = {"weight_map": dict.fromkeys(weights, "model-00001-of-00001.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert count_parameters(tmp_path) == 17
 
 
 def test_a_critic_that_cannot_leave_zero_is_named() -> None:

@@ -136,7 +136,18 @@ def test_typed_numbers_go_before_recorded_ones(tmp_path: Path) -> None:
     record(tmp_path / "run")
     typed = numbers(tmp_path, "update: {fixed_seconds: 9}\ngroup_size: 5\n")
     found = simulation_settings(config(tmp_path), [read_recording(tmp_path / "run")], typed)
-    assert (found.update, found.group_size, found.logprobs.divided_seconds) == (Phase(9), 5, pytest.approx(0.8))
+    assert (found.update, found.group_size, found.logprobs.divided_seconds) == (
+        Phase(9),
+        5,
+        pytest.approx(0.4 * 10 / 3),
+    )
+
+
+def test_passes_are_counted_in_each_lane(tmp_path: Path) -> None:
+    """Three responses in two lanes with two places each: two beside each other, and one alone."""
+    record(tmp_path / "run", devices=2)
+    first = read_recording(tmp_path / "run").steps[0]  # of 3, 6 and 3 tokens; lanes get the first and third, the second
+    assert first.decoded.iterations == 3 + 6
 
 
 def test_without_numbers_the_missing_ones_are_named(tmp_path: Path) -> None:
