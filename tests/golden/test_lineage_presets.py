@@ -168,6 +168,13 @@ def test_each_detail_of_the_reward_model_too(words: str) -> None:
     assert load_run_data({**RUN, "preset": "oai_2019"}, [words], "rm").rm
 
 
+@pytest.mark.parametrize(
+    "words", ["normalization.kind=none", "normalization.on=policy", "optimization.schedule=linear"]
+)
+def test_and_those_of_the_other_one(words: str) -> None:
+    assert load_run_data({**RUN, "preset": "tldr_2020"}, [words], "rm").rm
+
+
 def test_without_its_token_the_rule_about_truncation_is_gone() -> None:
     config = load_run_data({**RUN, "rewards": "model:rm", "algorithm": "oai_2019"}, ["scoring.truncate_token=null"]).rl
     assert (config.scoring.truncate_after, config.scoring.incomplete_score) == (0, None)

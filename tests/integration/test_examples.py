@@ -187,7 +187,13 @@ def test_gsm8k_memory_is_what_the_page_says(
     (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
     row = tmp_path / "rows.jsonl"
     row.write_text('{"question": "1+1?", "answer": "#### 2"}\n')
-    words = [f"data.train.0.path={row}", "data.eval=[]", "evaluation.every_steps=null", "model.from_scratch=true"]
+    words = [
+        f"data.train.0.path={row}",
+        "data.eval=[]",
+        "evaluation.every_steps=null",
+        "model.from_scratch=true",
+        "model.device=cuda",
+    ]
     assert main(["plan", GSM8K, f"model.path={tmp_path}", f"model.tokenizer={small_chat_model}", *words]) == 0
     table = {
         line.split("│")[1].strip(): line.split("│")[2] for line in capsys.readouterr().out.splitlines() if "│" in line

@@ -89,7 +89,7 @@ def test_a_run_has_the_numbers_of_the_rule_and_needs_no_endpoint_again(
         assert found.rollouts == expected.rollouts
         assert found.state == expected.state
         for metrics, without in zip(found.metrics, expected.metrics, strict=True):
-            assert {name: value for name, value in metrics.items() if not name.startswith("judge/")} == without
+            assert {name: value for name, value in metrics.items() if "judge/" not in name} == without
     assert any(metrics["judge/requests"] > 0 for metrics in first.metrics if "judge/requests" in metrics)
     assert all(metrics["judge/requests"] == 0 for metrics in second.metrics if "judge/requests" in metrics)
 

@@ -10,6 +10,7 @@ from burnish.config.domains import domain_settings, sources_of
 from burnish.config.problems import Problem
 from burnish.config.schema_cluster import ClusterConfig, TrainersConfig
 from burnish.config.schema_data import DataSource, ModelConfig
+from burnish.config.schema_optimization import OptimizationConfig
 from burnish.config.schema_rl import RlFields
 from burnish.config.schema_rm import RmFields
 from burnish.config.schema_run import RunConfig
@@ -25,6 +26,7 @@ def check_sft(config: SftFields) -> list[Problem]:
         *shared_work(config.cluster),
         *only_optimizer_rests(config.cluster),
         *quantization(config.model, config.cluster),
+        *never_falls(config.optimization),
         *known_sinks(config),
     ]
     if config.data.query is not None:
@@ -66,6 +68,14 @@ def quantization(model: ModelConfig, cluster: TrainersConfig) -> Iterator[Proble
     if cluster.sharding == "full" and cluster.trainers > 1:
         message = "is full, but weights of model.quantization cannot be cut over trainers"
         yield Problem("cluster.sharding", message, "set it to optimizer, or remove model.quantization")
+
+
+def never_falls(optimization: OptimizationConfig) -> Iterator[Problem]:
+    """Where a schedule that does not fall is to end."""
+    final = optimization.final_learning_rate_fraction
+    if optimization.schedule == "constant" and final != type(optimization)().final_learning_rate_fraction:
+        message = f"is {final:g}, but optimization.schedule is constant, which never falls"
+        yield Problem("optimization.final_learning_rate_fraction", message, "set the schedule to linear or cosine")
 
 
 def warmup_too_long(warmup: int, total: int, product: str) -> Problem:

@@ -8,6 +8,7 @@ from burnish.config.checks import (
     generated,
     held_out,
     known_sinks,
+    never_falls,
     only_optimizer_rests,
     quantization,
     shared_work,
@@ -15,7 +16,7 @@ from burnish.config.checks import (
 )
 from burnish.config.presets import RM_PRESETS
 from burnish.config.problems import Problem
-from burnish.config.schema_rm import RmFields
+from burnish.config.schema_rm import NormalizationConfig, RmFields
 from burnish.words import suggestion
 
 
@@ -30,6 +31,7 @@ def check_rm(config: RmFields) -> list[Problem]:
         *shared_work(config.cluster),
         *only_optimizer_rests(config.cluster),
         *quantization(config.model, config.cluster),
+        *never_falls(config.optimization),
         *known_sinks(config),
     ]
     if config.data.eval and config.held_out_fraction > 0:
@@ -49,7 +51,19 @@ def check_rm(config: RmFields) -> list[Problem]:
     elif not (normalization.before or normalization.after):
         message = f"is {normalization.kind}, but normalization.before and normalization.after are both false"
         problems.append(Problem("normalization.kind", message, "set normalization.after (or kind: none)"))
-    return problems
+    return [*problems, *_measured_elsewhere(normalization)]
+
+
+def _measured_elsewhere(settings: NormalizationConfig) -> Iterator[Problem]:
+    """Fields about what scores would be normalised on, if `on` said so."""
+    if settings.kind == "none":
+        return
+    unread, other = {"policy": (("references",), "references"), "references": (("prompts", "policy"), "policy")}[
+        settings.on
+    ]
+    for name in (name for name in unread if vars(settings)[name]):
+        message = f"is set, but scores are normalised on what normalization.on names: {settings.on}"
+        yield Problem(f"normalization.{name}", message, f"remove it, or set normalization.on: {other}")
 
 
 def _preset(config: RmFields) -> Iterator[Problem]:

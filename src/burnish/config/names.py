@@ -141,6 +141,10 @@ WORDS_ELSEWHERE = {
 """Field names of other systems and what they are called here, only for the hint after an unknown key."""
 
 
+VLLM_LOWEST_TEMPERATURE = 0.01
+"""vLLM raises lower temperatures to this."""
+VLLM_SHARE = 0.92
+"""Of a GPU's memory, which vLLM takes if `gpu_memory_utilization` is not set."""
 VLLM_RESERVED = {
     "model": "the policy is model.path",
     "tokenizer": "the tokenizer is the policy's",

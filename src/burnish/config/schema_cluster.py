@@ -85,8 +85,8 @@ class TrainersConfig(Section):
     """How often lost trainers are started again, from the newest checkpoint. Not under torchrun, which has
     `--max-restarts`."""
     stall_seconds: Seconds = 600.0
-    """A process that has done nothing for this long when asked to is killed, with its stacks in RUN/stacks. (One that
-    gives no sign of life at all is killed after 12 seconds.)"""
+    """A process that has done nothing for this long when asked to (no token, no layer of a model, no other trainer at
+    work) is killed, with its stacks in RUN/stacks. (One without a sign of life is killed after 12 seconds.)"""
 
     @property
     def num_processes(self) -> int:

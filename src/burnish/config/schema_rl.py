@@ -64,7 +64,7 @@ class SandboxConfig(Section):
     """How programs are confined on this machine (docs/sandbox.md); `auto` is the strongest tier that holds. `process`
     confines nothing."""
     seconds: Annotated[float, Field(gt=0)] = 6.0
-    """For all tests of a response together; less than the reward's `timeout_seconds`."""
+    """For all tests of a response together; less than two thirds of the reward's `timeout_seconds`."""
     memory_mb: PositiveInt = 512
     """Memory of a program, beyond Python's own."""
     url: str | None = None

@@ -101,6 +101,7 @@ def load_prompts(
     over_long: OverLong = "drop",
     chat: ChatFormat = AUTO,
     context_tokens: int | None = None,
+    room: int = 1,
     query: QueryConfig | None = None,
     rows: DomainRows | None = None,
     offered: tuple[Mapping[str, Json], ...] = (),
@@ -109,13 +110,16 @@ def load_prompts(
 
     max_prompt_tokens: limit on prompts. Longer ones are dropped, truncated (keeping the end and a leading BOS) or an
     error, depending on `over_long`, and counted.
-    context_tokens: length of the model's context. A prompt that leaves no room for a response is always an error.
+    context_tokens: length of the model's context. A prompt that leaves no room for `room` tokens of a response is
+    always an error.
     query: cut a query from each row of layout `text`. Rows without one are left out and counted.
     rows: only those of a domain; there may be none.
     offered: schemas of tools that every prompt offers, before those of its row.
     """
     parts = [
-        _source_prompts(loaded, tokenizer, max_prompt_tokens, over_long, chat, context_tokens, query, rows, offered)
+        _source_prompts(
+            loaded, tokenizer, max_prompt_tokens, over_long, chat, context_tokens, room, query, rows, offered
+        )
         for loaded in load_sources(sources, "prompts")
     ]
     # A source of shared data may have no row of this domain, or none that was kept.
@@ -142,6 +146,7 @@ def _source_prompts(
     over_long: OverLong,
     chat: ChatFormat,
     context_tokens: int | None,
+    room: int,
     query: QueryConfig | None,
     rows: DomainRows | None,
     offered: tuple[Mapping[str, Json], ...],
@@ -174,7 +179,7 @@ def _source_prompts(
             counter[f"prompts over max_prompt_tokens ({max_prompt_tokens:,})" + _cut_note(over_long)] += 1
         if tokens is None:
             continue
-        _check_context(tokens, context_tokens, row)  # after truncation, which may have made the prompt fit
+        _check_context(tokens, context_tokens, room, row)  # after truncation, which may have made the prompt fit
         if uses_template(prompt, chat):
             changed.update(notes_on(turns_of(prompt), Template(tokenizer, chat.options, prompt.tools)))
         kept.append((prompt, tokens))
@@ -271,11 +276,12 @@ def _shorten(
     return tokens[len(tokens) - limit :]
 
 
-def _check_context(tokens: Sequence[int], context_tokens: int | None, row: Row) -> None:
-    if context_tokens is not None and len(tokens) >= context_tokens:
+def _check_context(tokens: Sequence[int], context_tokens: int | None, room: int, row: Row) -> None:
+    if context_tokens is not None and len(tokens) + room > context_tokens:
+        what = "a response" if room == 1 else f"the {room:,} tokens that every response has with rollout.ignore_eos"
         raise DataError(
             f"{row.where}: the prompt has {len(tokens):,} tokens, but the model's context is {context_tokens:,}, which "
-            "leaves no room for a response",
+            f"leaves no room for {what}",
             remedy="lower rollout.max_prompt_tokens, or use a model with a longer context",
         )
 

@@ -226,6 +226,10 @@ class Peer(ABC):
         self._watch.look()
         return self._watch.idle_seconds
 
+    def restart_idle(self) -> None:
+        """Begin to count `idle_seconds` anew."""
+        self._watch.restart()
+
     def check_alive(self, *, what: str, seconds: float, team: Sequence[Peer] = ()) -> None:
         """RoleLostError, with the process killed, when it gives no sign of life, or has done nothing for `seconds`.
         `team`: those that it may be waiting for; while one of them works, it need not."""
@@ -349,6 +353,8 @@ def _ask_in_turn(
                 if answer is not None:
                     answers[process.name] = answer
                     waiting.remove(process)
+                    for other in waiting:  # which may have waited for this one until now
+                        other.restart_idle()
                     if alone_stuck and answer[0] == "raised" and lost is None:
                         left_alone, until = True, min(until, time.monotonic() + GRACE_SECONDS)
     except BaseException:  # the answers that are still to come would be taken for those of the next request

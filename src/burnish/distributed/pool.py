@@ -54,7 +54,7 @@ class Worker:
     returning: threading.Thread | None = None
     """What starts its process again, or did so last. Nobody waits for it: calls go on with the others."""
     tried: float = 0.0
-    """When its start failed or was refused last."""
+    """When it was lost, or its start failed, last."""
 
     @property
     def name(self) -> str:
@@ -330,8 +330,9 @@ class RolloutPool(RestingEngine):
                     self._begin_return(worker, worker.start)
 
     def _begin_return(self, worker: Worker, start: Callable[[threading.Event], ProcessRole]) -> None:
-        worker.returning = threading.Thread(target=self._return, args=(worker, start), daemon=True)
-        worker.returning.start()
+        thread = threading.Thread(target=self._return, args=(worker, start), daemon=True)
+        thread.start()
+        worker.returning = thread
 
     def _return(self, worker: Worker, start: Callable[[threading.Event], ProcessRole]) -> None:
         if self._start(worker, start):

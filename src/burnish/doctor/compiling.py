@@ -13,17 +13,18 @@ from burnish.doctor.facts import Kernels
 from burnish.doctor.privacy import hidden
 from burnish.errors import KernelError
 from burnish.forward.verdicts import own_cache
-from burnish.kernels.build import cache_folder, compiler_version, find_compilers, load_library
+from burnish.kernels.build import SOURCES, cache_folder, compiler_version, find_compilers, load_library
 from burnish.kernels.private_folders import private_folder
 
 
 def find_kernels(*, builds: bool) -> Kernels:
-    """builds: also build and load one (seconds at the first time, then it is kept)."""
+    """builds: also build and load all of them (half a minute at the first time, then they are kept)."""
     compiler, version, failure = _compiler()
     built = None
     if builds and failure is None:
         try:
-            load_library("decode.c", torch.float32)
+            for source in SOURCES:
+                load_library(source, torch.float32)
             built = True
         except KernelError as error:
             built, failure = False, error

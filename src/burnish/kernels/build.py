@@ -30,6 +30,8 @@ ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 """Supported types of states and weights -> value of the macro BFLOAT16."""
 _COMPILERS = ("gcc", "cc")
 """Tried in this order if `CC` is not set. cc may be clang, whose OpenMP differs from PyTorch's, so gcc comes first."""
+SOURCES = ("decode.c", "products.c", "train.c", "attend.c", "quantized.c")
+"""Those that make a library, each."""
 _SECONDS = 120
 _SECONDS_FOR_VERSION = 30
 _HERE = Path(__file__).parent

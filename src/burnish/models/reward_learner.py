@@ -20,7 +20,7 @@ from burnish.models.cut import Cut, go_back
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.resting import RestingOptimizer
 from burnish.models.reward_layout import PromptResponse
-from burnish.models.reward_model import RewardModel, read_reward_file
+from burnish.models.reward_model import RewardModel, find_reward_file, read_reward_file
 from burnish.models.roles import Denominators, ObjectiveValue, TrainingState
 from burnish.models.sharded_optimizer import optimizer_for
 from burnish.types import Metric, Reduction
@@ -215,7 +215,7 @@ class RewardLearner:
                     f"weights in {folder} do not fit the model: {name}", remedy="resume with the model it was made with"
                 )
             copy(parameter, found[name])
-        self.model.normalization, self.model.readout = read_reward_file(folder)
+        self.model.normalization, self.model.readout = read_reward_file(find_reward_file(str(folder), None))
         self._optimizer.refresh()
 
     def training_state(self) -> TrainingState:

@@ -266,8 +266,9 @@ def new_reward_model(
     """
     loaded = load_model(config, seed=seed, head="score")
     fresh = config.from_scratch or NEW_HEAD in loaded.notes
-    source = Path(resolve_source(config.path, field="model.path"))
-    model = RewardModel(loaded, readout, None if fresh else read_reward_file(source)[0])
+    source = resolve_source(config.path, field="model.path")
+    normalization = None if fresh else read_reward_file(find_reward_file(source, config.revision))[0]
+    model = RewardModel(loaded, readout, normalization)
     if fresh:
         init_score_head(model.head, seed=seed, std=head_init_std)
     if config.lora is not None:
@@ -286,7 +287,7 @@ def load_reward_model(config: ModelConfig, *, field: str = "model.path") -> Rewa
     if NEW_HEAD in loaded.notes:
         raise _no_reward_model(source, field, "its files have no weights for a score head")
     loaded.model.requires_grad_(False)
-    normalization, readout = read_reward_file(Path(source))
+    normalization, readout = read_reward_file(find_reward_file(source, config.revision))
     return RewardModel(loaded, readout, normalization)
 
 
@@ -319,10 +320,32 @@ def _no_reward_model(source: str, field: str, why: str) -> ModelError:
     )
 
 
-def read_reward_file(folder: Path) -> tuple[Normalization, Readout]:
+def find_reward_file(source: str, revision: str | None) -> Path | None:
+    """`burnish_reward_model.json` in a folder or on the hub; None if there is none. ModelError where that cannot be
+    found out, because scores without it may be shifted."""
+    if Path(source).is_dir():
+        file = Path(source) / REWARD_FILE
+        return file if file.is_file() else None
+    from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(source, REWARD_FILE, revision=revision))
+    except RemoteEntryNotFoundError:
+        return None
+    except OSError as error:  # as which all that can go wrong on the way to the hub is raised
+        if try_to_load_from_cache(source, REWARD_FILE, revision=revision) is _CACHED_NO_EXIST:
+            return None
+        raise ModelError(
+            f"whether the reward model {source!r} has a {REWARD_FILE}, which shifts its scores, cannot be found out: "
+            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+            remedy="start once with a connection to the hub, which is remembered, or name the model's folder",
+        ) from error
+
+
+def read_reward_file(file: Path | None) -> tuple[Normalization, Readout]:
     """Normalisation and read-out of a saved reward model, or the defaults without such a file."""
-    file = folder / REWARD_FILE
-    if not file.is_file():
+    if file is None:
         return Normalization(), Readout()
     try:
         words = json.loads(file.read_text(encoding="utf-8"))

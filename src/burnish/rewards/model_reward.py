@@ -205,6 +205,11 @@ def _check_options(spec: RewardSpec) -> None:
             raise ConfigError(
                 f"reward {spec.label!r}: option {name} is {value!r}", remedy=f"use one of {', '.join(allowed)}"
             )
+    device = spec.options.get("device", "auto")
+    if not isinstance(device, str):
+        raise ConfigError(
+            f"reward {spec.label!r}: option device is {device!r}", remedy="use auto, cpu, cuda, or cuda:0 and the like"
+        )
     template_options = spec.options.get("template_options", {})
     if not isinstance(template_options, dict):
         raise ConfigError(

@@ -21,6 +21,7 @@ from burnish.checkpointing.pending import Pending, read_pending, write_pending
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.domains import ALL
 from burnish.config.schema import RunConfig
+from burnish.errors import ConfigError
 from burnish.models.roles import TrainingState
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.orderly import Finished, naming_memory_errors, saving_finished_steps
@@ -54,6 +55,16 @@ class Progress:
         if isinstance(position, Mapping):
             self.positions, position = position, sum(position.values())
         self.step, self.position, self.versions, self.pending = self.step + 1, position, (), Pending(row)
+
+
+def check_warmup(warmup: int, total_steps: int) -> None:
+    """ConfigError if the learning rate would never reach its peak. Run files that name their steps are checked before
+    any data are read."""
+    if warmup > total_steps:
+        raise ConfigError(
+            f"optimization.warmup_steps is {warmup}, but the run makes {total_steps} optimizer steps",
+            remedy=f"set it to at most {total_steps}, or raise optimization.epochs",
+        )
 
 
 class Learner(Protocol):

@@ -17,6 +17,7 @@ from burnish.data.sources import needs_download
 from burnish.models.loading import UNLIMITED_CONTEXT
 from burnish.observability.sinks import find_sinks
 from burnish.trainers.chaining import with_weights
+from burnish.trainers.outer_loop import check_warmup
 from burnish.trainers.reward_model.loop import comparisons_of, load_comparisons
 from burnish.trainers.reward_model.normalization import check_measured
 from burnish.trainers.rl.preflight import check_model_source, local_tokenizer, notes_on
@@ -53,6 +54,7 @@ def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
     sampler = train.sampler(seed=config.seed, shuffle=config.data.shuffle)
     schedule = Schedule(train.lengths(), config.optimization.tokens_per_batch, sampler)
     steps = schedule.count(config.optimization.epochs)
+    check_warmup(config.optimization.warmup_steps, config.steps or steps)
     return Preview(len(train), sum(train.lengths()), steps, (*twice, *notes))
 
 
@@ -73,6 +75,8 @@ def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
     context = UNLIMITED_CONTEXT if context_tokens is None else context_tokens
     train, heldout = load_comparisons(config, tokenizer, min(config.max_tokens, context), Console(quiet=True))
     check_measured(config, tokenizer, context, train)
+    size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs
+    check_warmup(config.optimization.warmup_steps, config.steps or -(-epochs * len(train) // size))
     twice = find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines()
     tokens = sum(comparison.num_tokens() for comparison in comparisons_of(train.examples))
     return Preview(len(train), tokens, notes=(*twice, *notes))

@@ -34,7 +34,7 @@ from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.chaining import pinned
 from burnish.trainers.learning import Opened, OpenLearner
-from burnish.trainers.outer_loop import Learner, Training, restore, train_to_end, with_throughput
+from burnish.trainers.outer_loop import Learner, Training, check_warmup, restore, train_to_end, with_throughput
 from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.rl.objective import LikelihoodObjective
@@ -242,6 +242,7 @@ def open_sft_run(
             train.sampler(seed=config.seed, shuffle=config.data.shuffle),
         )
         total_steps = config.steps or schedule.count(config.optimization.epochs)
+        check_warmup(config.optimization.warmup_steps, total_steps)
         run = SftRun(
             config=config,
             policy=opened.learner(total_steps),

@@ -232,3 +232,58 @@ def test_settings_of_turns_that_cannot_work(words: tuple[str, ...], reason: str)
 )
 def test_settings_of_turns(words: tuple[str, ...]) -> None:
     load_run_data(RUNS["rl"], words, "rl")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "field", "reason"),
+    [
+        (
+            "rl",
+            ("optimization.final_learning_rate_fraction=0.1",),
+            "optimization.final_learning_rate_fraction",
+            "schedule is constant, which never falls",
+        ),
+        (
+            "sft",
+            ("optimization.final_learning_rate_fraction=0.1", "optimization.schedule=constant"),
+            "optimization.final_learning_rate_fraction",
+            "schedule is constant, which never falls",
+        ),
+        (
+            "rm",
+            ("normalization.kind=bias", "normalization.references=r"),
+            "normalization.references",
+            "scores are normalised on what normalization.on names: policy",
+        ),
+        (
+            "rm",
+            ("normalization.kind=bias", "normalization.on=references", "normalization.policy=p"),
+            "normalization.policy",
+            "names: references",
+        ),
+        (
+            "rl",
+            ("rollout.engine=vllm", "evaluation.samples=4", "evaluation.temperature=0.005"),
+            "evaluation.temperature",
+            "is 0.005, but vLLM samples at 0.01 or above",
+        ),
+        ("rl", ("rollout.engine=vllm", "rollout.temperature=0.002"), "rollout.temperature", "is 0.002, but vLLM"),
+        (
+            "rl",
+            ("algorithm=ppo", "steps=100", "critic.warmup_steps=95", "optimization.warmup_steps=20",
+             "optimization.minibatches=1", "optimization.epochs=1"),
+            "optimization.warmup_steps",
+            "is 20, but the run makes 5 optimizer steps",
+        ),
+    ],
+)  # fmt: skip
+def test_what_would_never_be_read_or_reached_is_refused(
+    kind: Kind, words: tuple[str, ...], field: str, reason: str
+) -> None:
+    text = refusal(kind, *words)
+    assert field in text
+    assert reason in text
+
+
+def test_temperatures_that_nothing_samples_with_are_not_looked_at() -> None:
+    assert load_run_data(RUNS["rl"], ("rollout.engine=vllm", "evaluation.temperature=0.005"), "rl")

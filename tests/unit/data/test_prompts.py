@@ -227,3 +227,9 @@ def test_bad_rows_and_columns_are_told(load, rows: list[dict], fields: dict, wor
 def test_no_sources_is_an_error(plain_tokenizer) -> None:
     with pytest.raises(DataError, match="no data set is given"):
         load_prompts([], tokenizer=plain_tokenizer)
+
+
+def test_room_for_a_response_of_a_fixed_length(load) -> None:
+    assert load({"prompt": "123456"}, options={"context_tokens": 10, "room": 4})
+    with pytest.raises(DataError, match=r"no room for the 5 tokens that every response has with rollout\.ignore_eos"):
+        load({"prompt": "123456"}, options={"context_tokens": 10, "room": 5})

@@ -142,17 +142,17 @@ def test_a_lost_worker_is_started_again_within_the_limit() -> None:
 
 
 def test_a_call_that_is_done_does_not_wait_for_the_start_of_a_lost_worker() -> None:
-    dead, done = threading.Event(), threading.Event()
-
-    def dies() -> None:
-        dead.set()
-        lost()
+    done = threading.Event()
 
     def start() -> FakeEngine:
         waited(done)
         return FakeEngine("b")
 
-    pool, said = pool_of(FakeEngine("a", lambda: waited(dead)), FakeEngine("b", dies), restarts=1, start=start)
+    def until_the_other_is_gone() -> None:
+        while not pool._workers[1].gone:
+            time.sleep(0.002)
+
+    pool, said = pool_of(FakeEngine("a", until_the_other_is_gone), FakeEngine("b", lost), restarts=1, start=start)
     assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=1)) == WANTED
     assert pool.standing()[1] == ("b", "lost")
     done.set()
@@ -180,6 +180,7 @@ def test_a_worker_that_comes_back_joins_a_call_that_has_begun(monkeypatch: pytes
         if second_call.is_set():
             may_start.set()
             waited(sampled)
+        time.sleep(0.02)  # or the other one is never asked
 
     pool, _ = pool_of(FakeEngine("a", slow), FakeEngine("b", lost), restarts=3, start=start)
     while not tries:  # until b, which is asked sooner or later, is gone

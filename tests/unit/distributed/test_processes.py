@@ -67,7 +67,7 @@ class Role:
         if os.environ["WORKS"] == "yes":
             self.trains(40)
         else:
-            time.sleep(4)
+            time.sleep(3)
 
     def diverges_late(self):
         time.sleep(float(os.environ["DELAY"]))

@@ -9,6 +9,8 @@ from burnish.doctor.compiling import find_kernels, forget_timings
 from burnish.errors import KernelError
 from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import own_cache
+from burnish.kernels import build
+from burnish.kernels.build import SOURCES
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +64,11 @@ def test_a_compiler_that_builds(own_folder: Path, monkeypatch: pytest.MonkeyPatc
     found = find_kernels(builds=True)
     assert (found.built, found.problem) == (True, None)
     assert (found.cache, found.cache_problem) == ("burnish in XDG_CACHE_HOME", None)
-    assert (found.libraries, found.timings) == (1, 1)
+    assert (found.libraries, found.timings) == (len(SOURCES), 1)
+
+
+def test_all_sources_are_built() -> None:
+    assert set(SOURCES) == {path.name for path in Path(build.__file__).parent.glob("*.c")}
 
 
 def test_a_cache_that_others_may_write(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx2
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 from torch import nn
 from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
@@ -20,10 +24,14 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_layout import Readout, lay_out_pairs
 from burnish.models.reward_learner import ComparedScores, Comparison, RewardLearner
 from burnish.models.reward_model import (
+    REWARD_FILE,
+    Normalization,
     RewardModel,
+    find_reward_file,
     init_score_head,
     load_reward_model,
     new_reward_model,
+    read_reward_file,
     score_head,
 )
 from burnish.models.roles import ObjectiveValue
@@ -217,3 +225,42 @@ def test_batches_that_need_several_passes_are_refused_with_slices(llama: Path, m
     model.check_common([pairs[:1], pairs[1:]])
     with pytest.raises(ModelError, match=r"a LlamaForSequenceClassification, .* cluster\.sharding: full cannot make"):
         model.check_common([pairs])
+
+
+def test_the_reward_file_of_a_model_on_the_hub_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / REWARD_FILE).write_text(
+        json.dumps({"gain": 2.0, "bias": -1.5, "measured_on": "x", "score_at": "last", "response_length": None})
+    )
+    asked = []
+
+    def download(name: str, file: str, *, revision: str | None) -> str:
+        asked.append((name, file, revision))
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    found = read_reward_file(find_reward_file("someone/reward-model", "v2"))[0]
+    assert (found.gain, found.bias) == (2.0, -1.5)
+    assert asked == [("someone/reward-model", REWARD_FILE, "v2")]
+
+
+def test_a_model_on_the_hub_without_the_reward_file_has_no_shift(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*_: object, **__: object) -> str:
+        answer = httpx2.Response(404, request=httpx2.Request("GET", "https://hub.example/"))
+        raise RemoteEntryNotFoundError("no such file", response=answer)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert read_reward_file(find_reward_file("someone/reward-model", None)) == (Normalization(), Readout())
+
+
+def test_without_the_hub_a_shift_is_known_from_before_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*_: object, **__: object) -> str:
+        raise LocalEntryNotFoundError("offline")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: huggingface_hub._CACHED_NO_EXIST)
+    assert find_reward_file("someone/reward-model", None) is None
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
+    with pytest.raises(
+        ModelError, match=r"'someone/reward-model' has a burnish_reward_model.json.* cannot be found out"
+    ):
+        find_reward_file("someone/reward-model", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from burnish.algorithms.policy_losses import clipped, covariance, sequence, smooth, weighted
@@ -37,6 +38,19 @@ class PolicyLossSpec(Row):
     def options(self) -> dict[str, object]:
         tensors = ("selection_BT", "turn_index_BT")
         return {name: default for name, default in super().options.items() if name not in tensors}
+
+    def check_numbers(self, numbers: Mapping[str, object]) -> None:
+        """Raises the ConfigError with which the loss would refuse them at the first update. Nothing is known of losses
+        from elsewhere, which may refuse the two tokens on which this is tried."""
+        for name, value in numbers.items():
+            if value is None and self.options.get(name, 0.0) is not None:
+                raise ConfigError(f"{name} of the loss {self.name!r} is null", remedy="give a number, or leave it out")
+        if self.name in POLICY_LOSSES:
+            tokens_12 = torch.ones(1, 2)
+            loss = self.function(-tokens_12, -tokens_12, torch.tensor([[1.0, -1.0]]), tokens_12, **numbers)
+            if not bool(loss.per_token_BT.isfinite().all()):
+                given = ", ".join(f"{name}: {value}" for name, value in numbers.items())
+                raise ConfigError(f"the loss {self.name!r} is not finite with {given}", remedy="change these numbers")
 
     def select(
         self,

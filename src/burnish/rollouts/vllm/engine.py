@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from burnish.config.names import VLLM_LOWEST_TEMPERATURE
 from burnish.config.schema import VllmConfig
 from burnish.errors import ConfigError, RolloutError
 from burnish.models.weights import Weights, checkpoint_layout
@@ -40,8 +41,6 @@ from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutReque
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-LOWEST_TEMPERATURE = 0.01
-"""vLLM raises lower temperatures to this."""
 
 _TOKENS_PER_STEP = 4096
 """Prompt tokens that vLLM reads at once on a CPU, unless the context is longer."""
@@ -377,9 +376,10 @@ def sampling_parameters(sampling: Sampling, stop: StopConditions) -> Message:
 
 def check_filters(sampling: Sampling) -> None:
     """RolloutError for settings that vLLM treats differently: filters in another order, temperatures that it raises."""
-    if sampling.temperature < LOWEST_TEMPERATURE and not sampling.greedy:
+    if sampling.temperature < VLLM_LOWEST_TEMPERATURE and not sampling.greedy:
         raise RolloutError(
-            f"sampling.temperature is {sampling.temperature:g}, but vLLM samples at {LOWEST_TEMPERATURE:g} or above",
+            f"sampling.temperature is {sampling.temperature:g}, but vLLM samples at {VLLM_LOWEST_TEMPERATURE:g} or "
+            "above",
             remedy="raise the temperature, or use rollout.engine: local",
         )
     if sampling.top_p < 1.0 and sampling.min_p > 0.0 and not sampling.greedy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet, load_preferences
 from burnish.data.samplers import PromptSampler
 from burnish.data.template import ChatFormat
-from burnish.errors import ConfigError, DataError
+from burnish.errors import ConfigError, DataError, DivergenceError
 from burnish.forward.allocator import keep_freed_memory
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32
@@ -36,10 +37,10 @@ from burnish.observability.metrics import MetricStore
 from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import pinned
 from burnish.trainers.learning import Opened, OpenLearner
-from burnish.trainers.outer_loop import Learner, Training, restore, train_to_end, with_throughput
+from burnish.trainers.outer_loop import Learner, Training, check_warmup, restore, train_to_end, with_throughput
 from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
-from burnish.trainers.reward_model.normalization import Measure, measured_pairs
+from burnish.trainers.reward_model.normalization import Measure, check_measured, measured_pairs
 from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, describe, histogram
 from burnish.trainers.reward_model.preference_objective import PreferenceLoss
 from burnish.trainers.telemetry.journal import open_journal
@@ -115,6 +116,11 @@ class RmRun(Training):
         stopwatch = Stopwatch()
         with stopwatch.phase("evaluate"):
             scores = self.learner.compare([_comparison(example) for example in self.heldout])
+        if not all(math.isfinite(score) for row in scores for score in row):
+            raise DivergenceError(
+                f"after step {self.progress.step} held-out scores are not finite numbers",
+                remedy="lower optimization.learning_rate, or set optimization.max_grad_norm",
+            )
         scored = scored_comparisons(self.heldout, scores)
         content = {"step": self.progress.step, **histogram(scored)}
         write_text_atomically(Path(self.config.output) / HISTOGRAM_FILE, json.dumps(content) + "\n")
@@ -195,8 +201,10 @@ def open_rm_run(
         limit = min(config.max_tokens, loaded.context_length)
         train, heldout = load_comparisons(config, loaded.tokenizer, limit, console)
         say(console, find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines())
+        check_measured(config, loaded.tokenizer, loaded.context_length, train)
         size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs
         total_steps = config.steps or -(-epochs * len(train) // size)
+        check_warmup(config.optimization.warmup_steps, total_steps)
         run = RmRun(
             config=config,
             learner=opened.learner(total_steps),
@@ -283,11 +291,16 @@ def _comparison(e: PreferenceExample) -> Comparison:
 
 
 def evaluated_comparisons(config: RmConfig, heldout: PreferenceSet | None) -> tuple[PreferenceExample, ...]:
-    """Held-out comparisons that are not ties, at most `evaluation.max_prompts`."""
+    """Held-out comparisons that are not ties, at most `evaluation.max_prompts`, drawn from all data sets by weight."""
     if heldout is None:
         return ()
-    decided = tuple(example for example in heldout.examples if not example.tie)
-    return decided[: config.evaluation.max_prompts]
+    most, examples = config.evaluation.max_prompts, heldout.examples
+    decided = [index for index, example in enumerate(examples) if not example.tie]
+    if most is not None and most < len(decided):
+        drawn = heldout.sampler(seed=config.seed).take(len(examples), 0)
+        order = dict.fromkeys([*drawn, *decided])  # a small data set of great weight may be drawn again and again
+        decided = sorted([index for index in order if not examples[index].tie][:most])
+    return tuple(examples[index] for index in decided)
 
 
 def length_rule(train: PreferenceSet) -> LengthRule:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
 
 from burnish.config.schema import RmConfig
+from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_rm import NormalizationConfig
 from burnish.data.preferences import PreferenceSet
 from burnish.data.prompts import load_prompts
@@ -17,8 +19,10 @@ from burnish.data.samplers import permutation
 from burnish.data.sft import load_sft_examples
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
+from burnish.models.folders import check_model_folder, resolve_source
 from burnish.models.loading import LoadedModel, load_model
 from burnish.models.reward_layout import PromptResponse
+from burnish.models.tokenizers import load_tokenizer
 from burnish.observability.console import say
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.registry import build_engine
@@ -58,13 +62,38 @@ def measured_pairs(
 def check_measured(
     config: RmConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, train: PreferenceSet
 ) -> None:
-    """Raises what reading the data that scores are normalised on would raise; samples nothing."""
+    """Raises now what would end a run when it normalises, which may be after its last step; samples nothing."""
     if config.normalization.kind == "none":
         return
     if config.normalization.on == "policy":
+        _check_policy(config, tokenizer)
         _prompts(config, tokenizer, context_length, train)
     else:
         _references(config, tokenizer, context_length, train)
+
+
+def _check_policy(config: RmConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Of a folder, without its weights; what a name on the hub stands for is found out when it is loaded."""
+    policy = config.normalization.policy
+    if policy is None:
+        return
+    folder = resolve_source(policy, field="normalization.policy")
+    check_model_folder(folder, needs_weights=True)
+    if Path(folder).is_dir():
+        _check_vocabulary(policy, load_tokenizer(_policy_model(config)), tokenizer)
+
+
+def _policy_model(config: RmConfig) -> ModelConfig:
+    own, policy = config.model.model_copy(update={"lora": None, "quantization": None}), config.normalization.policy
+    return own if policy is None else with_weights(own, policy)
+
+
+def _check_vocabulary(policy: str, its: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase) -> None:
+    if its.get_vocab() != ours.get_vocab():
+        raise ConfigError(
+            f"normalization.policy {policy!r} and the reward model have different tokenizers",
+            remedy="name a policy with the same tokenizer, or set normalization.on: references",
+        )
 
 
 def _references(
@@ -93,14 +122,8 @@ def _policy_responses(
     settings = config.normalization
     prompts = _prompts(config, loaded.tokenizer, loaded.context_length, train)
     path = settings.policy or config.model.path
-    own = config.model.model_copy(update={"lora": None, "quantization": None})
-    settings_of_policy = own if settings.policy is None else with_weights(own, settings.policy)
-    policy = load_model(settings_of_policy, seed=config.seed, plain=config.debug.plain)
-    if policy.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
-        raise ConfigError(
-            f"normalization.policy {path!r} and the reward model have different tokenizers",
-            remedy="name a policy with the same tokenizer, or set normalization.on: references",
-        )
+    policy = load_model(_policy_model(config), seed=config.seed, plain=config.debug.plain)
+    _check_vocabulary(path, policy.tokenizer, loaded.tokenizer)
     say(console, policy.notes)
     console.print(f"sampling {settings.responses} responses of {path} to normalise on", highlight=False)
     engine = build_engine(

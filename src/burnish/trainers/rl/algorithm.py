@@ -19,7 +19,7 @@ class AlgorithmParts(NamedTuple):
 
 
 def resolve_algorithm(algorithm: AlgorithmConfig) -> AlgorithmParts:
-    """Find the functions by their names. ConfigError for an unknown name or option."""
+    """Find the functions by their names. ConfigError for an unknown name or option, and a number out of its range."""
     estimator = resolve_estimator(algorithm.estimator)
     estimator.check_options(estimator_numbers(estimator, algorithm))
     loss = resolve_policy_loss(algorithm.loss)
@@ -28,4 +28,5 @@ def resolve_algorithm(algorithm: AlgorithmConfig) -> AlgorithmParts:
     numbers = {name: value for name, value in clips.items() if name in known and value is not None}
     numbers |= algorithm.loss_options
     loss.check_options(numbers)
+    loss.check_numbers(numbers)
     return AlgorithmParts(estimator, loss, numbers)

@@ -40,6 +40,7 @@ def load_prompt_set(
         over_long=config.data.over_long,
         chat=ChatFormat(domain.chat, domain.template_options),
         context_tokens=context_tokens,
+        room=domain.max_response_tokens if config.rollout.ignore_eos else 1,
         query=config.data.query,
         rows=DomainRows.of(config, domain, split),
         offered=offered,

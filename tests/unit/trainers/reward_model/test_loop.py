@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +17,14 @@ from transformers import AutoModelForSequenceClassification
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RmConfig
 from burnish.config.schema_data import ModelConfig
-from burnish.errors import BurnishError, ConfigError
+from burnish.data.preference_tokens import PreferenceExample
+from burnish.data.preferences import PreferenceSet
+from burnish.errors import BurnishError, ConfigError, DivergenceError
 from burnish.models.reward_model import load_reward_model
 from burnish.report.report import write_report
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.outer_loop import run_loop
-from burnish.trainers.reward_model.loop import RmRun, open_rm_run, train_reward_model
+from burnish.trainers.reward_model.loop import RmRun, evaluated_comparisons, open_rm_run, train_reward_model
 
 QUIET = Console(quiet=True)
 
@@ -249,3 +252,47 @@ def test_stopped_before_its_first_step_it_goes_on(rm_run: Callable[..., RmConfig
         assert run.progress.step == 0
     train_reward_model(config, console=QUIET)
     assert rows_of(config) == rows_of(undisturbed)
+
+
+def test_what_normalises_is_looked_at_before_the_first_step(
+    rm_run: Callable[..., RmConfig], save_tiny_llama: Callable[..., Path], tmp_path: Path
+) -> None:
+    def refusal(**normalization: Any) -> str:
+        settings = {"kind": "bias", "before": False, **normalization}
+        config = rm_run(normalization=settings, output=str(tmp_path / "refused"))
+        with pytest.raises(BurnishError) as caught:
+            train_reward_model(config, console=QUIET)
+        assert not list(tmp_path.glob("refused/checkpoints/*"))
+        return str(caught.value)
+
+    assert "no-such.jsonl" in refusal(on="references", references=str(tmp_path / "no-such.jsonl"))
+    assert "normalization.policy" in refusal(policy=str(tmp_path / "no-such-folder"))
+    other = save_tiny_llama("xyz", hidden_size=32, intermediate_size=64)
+    assert "have different tokenizers" in refusal(policy=str(other))
+    assert "no prompt leaves room" in refusal(max_response_tokens=24)
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_refused(rm_run: Callable[..., RmConfig]) -> None:
+    with pytest.raises(ConfigError, match="warmup_steps is 7, but the run makes 6 optimizer steps"):
+        train_reward_model(rm_run("optimization.warmup_steps=7"), console=QUIET)
+
+
+def test_held_out_comparisons_are_drawn_from_all_data_sets() -> None:
+    examples = tuple(
+        PreferenceExample(f"{i}", (1,), ((2,), (3,)), 0, tie=i in (3, 150), conversation=f"{i}") for i in range(200)
+    )
+    heldout = PreferenceSet(examples, source_sizes=(100, 100), weights=(1.0, 1.0))
+    config: Any = SimpleNamespace(evaluation=SimpleNamespace(max_prompts=20), seed=3)
+    drawn = [int(example.id) for example in evaluated_comparisons(config, heldout)]
+    assert len(drawn) == 20
+    assert drawn == sorted(set(drawn) - {3, 150})
+    assert sum(number < 100 for number in drawn) == 10
+    config.evaluation.max_prompts = None
+    assert len(evaluated_comparisons(config, heldout)) == 198
+
+
+def test_scores_that_are_no_numbers_end_the_run_with_a_reason(rm_run: Callable[..., RmConfig]) -> None:
+    with open_rm_run(rm_run(), QUIET) as run:
+        run.learner.compare = lambda comparisons: [[float("nan"), 1.0]] * len(comparisons)  # type: ignore[method-assign]
+        with pytest.raises(DivergenceError, match="held-out scores are not finite"):
+            run.evaluate()

@@ -130,6 +130,26 @@ def test_a_misspelt_option_of_the_estimator_is_refused() -> None:
         resolve_algorithm(algorithm)
 
 
+@pytest.mark.parametrize(
+    ("loss", "options", "what"),
+    [
+        ("ppo_clip", {"dual_clip": 1}, "dual_clip is 1"),
+        ("ppo_clip", {"ratio_cap": 1.1}, "ratio_cap is 1.1 with clip_high 0.2"),
+        ("cispo", {"ratio_cap": 1.0}, "ratio_cap of cispo is 1.0"),
+        ("cispo", {"ratio_cap": None}, "ratio_cap of the loss 'cispo' is null"),
+        ("tis", {"ratio_low": 2.0, "ratio_high": 1.0}, r"ratio bounds of tis are \[2.0, 1.0\]"),
+        ("clip_cov", {"fraction": 2.0}, "fraction of selected tokens is 2.0"),
+        ("sapo", {"tau_negative": 0.0}, "the loss 'sapo' is not finite with tau_negative: 0.0"),
+        ("kl_cov", {"fraction": 0.0}, "fraction of selected tokens is 0.0"),
+    ],
+)
+def test_options_of_the_loss_out_of_range_are_refused_before_the_first_update(
+    loss: str, options: dict[str, float | None], what: str
+) -> None:
+    with pytest.raises(ConfigError, match=what):
+        resolve_algorithm(AlgorithmConfig(loss=loss, loss_options=options))
+
+
 def test_gae_takes_score_kl_and_values_to_the_golden_numbers() -> None:
     """d = .5, -.2, .3 at coefficient .1 and a score of .43 make the rewards -.05, .02, .4. What stands in the slots
     past the end, values among it, changes nothing, and nothing is rewarded there."""
