@@ -76,7 +76,7 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("judge/tokens_out", "tokens", "sum", "lower", "Tokens of answers, as the endpoints count them."),
         MetricName("judge/seconds", "seconds", "mean", "lower", "Mean duration of a request."),
         MetricName("judge/cost", "money", "sum", "lower", "Price of these tokens, where `price_in` or `price_out` is set; in their currency."),
-        MetricName("eval/judge/requests", "requests", "sum", "", "The same, each by its name, of an evaluation: the run's costs are the sum of both."),
+        MetricName("eval/judge/requests", "requests", "sum", "", "Those of an evaluation; a run's total is the sum of these and of `judge/requests`, and so on for the others."),
         MetricName("eval/judge/retries", "requests", "sum", "lower", "Those of an evaluation."),
         MetricName("eval/judge/tokens_in", "tokens", "sum", "lower", "Those of an evaluation."),
         MetricName("eval/judge/tokens_out", "tokens", "sum", "lower", "Those of an evaluation."),

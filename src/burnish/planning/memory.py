@@ -14,7 +14,7 @@ size, F feed-forward size, N tokens in one forward and backward pass, V vocabula
 | activations | N b L A with A = 8 H + 2 K + 3 F; with gradient checkpointing N b (L H + A) | backward pass |
 | log-probabilities | b N V + 12 x 2^19 up to 2^26 logits, else 12 x 2^22; 12 N H | logits kept or in chunks |
 | the same, `debug.plain` | (b + 16) N V + 12 N H | logits, softmax and gradients at the same time |
-| key/value cache | 2 L K b x rows x tokens of a row; 4 for b unless `model.device` is `cuda` | rows decoded at once |
+| key/value cache | 2 L K b x rows x tokens of a row; 4 for b on a CPU | rows decoded in parallel |
 | kept conversations | the same of all conversations of a step, at most 2^30 | they go on after an answer |
 | sampling policy | P b, reward models with `normalization.on: policy` | it samples responses to measure scores on |
 | reward models | P b and N b A, of each reward that is one, with its own P, b, N and A | it scores, a layer at a time |

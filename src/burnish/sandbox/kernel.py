@@ -54,8 +54,8 @@ def call(number: int, *arguments: object) -> int:
 
 
 def close_from(first: int) -> None:
-    """Close this descriptor and all above it. (`os.closerange` asks for each of a thousand million numbers where Python
-    was built for an old C library.)"""
+    """Close this descriptor and all above it. (Where Python was built for an old C library, `os.closerange` calls
+    `close` once for every number in the range.)"""
     try:
         call(_CLOSE_RANGE, first, 0xFFFFFFFF, 0)
     except OSError:  # before Linux 5.9

@@ -196,9 +196,8 @@ def verdict_of_lines(lines: list[dict[str, Any]], ended: dict[str, Any], *, as_t
     total = len(results) if lines and "end" in lines[-1] else max([len(results), *planned])
     seconds = float(ended["seconds"])
     last = lines[-1] if lines else {}
-    if (
-        ended["timed_out"] and as_they_come and not planned
-    ):  # the tests say how many they are before they ask the code anything
+    # The tests say how many they are before they ask the code anything.
+    if ended["timed_out"] and as_they_come and not planned:
         raise SandboxError(
             f"the tests were not ready within {seconds:.1f} s", remedy="give them more seconds, or leave the row out"
         )

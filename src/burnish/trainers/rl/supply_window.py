@@ -128,8 +128,8 @@ class SupplyWindow(Supply):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """See `Supply`. Waits until everything that is being sampled is done, and keeps what that took apart from what
-        the evaluation takes."""
+        """See `Supply`. Waits until everything that is being sampled is done, and takes its counts before the
+        evaluation begins its own."""
         self._settle()
         self._take_spent()
         yield
