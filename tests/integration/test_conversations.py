@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import string
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,13 @@ def test_environments_and_tools_elsewhere_change_nothing(
     assert sorted(names) == ([] if backend == "ray" else ["environment worker 0", "environment worker 1"])
 
 
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.01)
+
+
 @pytest.mark.slow
 def test_a_killed_environment_worker_costs_its_conversations(
     run: Callable[..., RlConfig],
@@ -274,9 +282,15 @@ def test_a_killed_environment_worker_costs_its_conversations(
     opened = itertools.count(1)
     begin = WorkerPlace.open
 
+    def names() -> list[str]:
+        return [process.name for process in started]
+
     def opening(place: WorkerPlace) -> ConversationProcess:
+        number = next(opened)
+        if number == 13:  # the second step, which waits for it: all four are over before a process has started
+            wait_until(lambda: names().count("environment worker 0") == 2)
         process = begin(place)
-        if next(opened) == 9:  # those of the first step that are open at the time: four or five of each worker
+        if number == 9:  # those of the first step that are open at the time: four or five of each worker
             victim = next(one for one in started if one.name == "environment worker 0")
             os.kill(victim.pid, signal.SIGKILL)
             victim._process.wait(20)
@@ -289,8 +303,7 @@ def test_a_killed_environment_worker_costs_its_conversations(
     assert found[0]["environment/failed_fraction"] == pytest.approx(5 / 12)  # 3 prompts of 4 responses
     assert found[0]["conversation/restarts"] + found[1]["conversation/restarts"] == 1
     assert [row["environment/failed_fraction"] for row in found[1:]] == [0.0] * 3
-    names = [process.name for process in started]
-    assert (names.count("environment worker 0"), names.count("environment worker 1")) == (2, 1)
+    assert (names().count("environment worker 0"), names().count("environment worker 1")) == (2, 1)
     assert all(gone(process.pid) for process in started)
 
 
