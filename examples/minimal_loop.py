@@ -28,7 +28,7 @@ CLIP, KL_COEF = 0.2, 0.04
 
 
 def main(model_folder: str, train_file: str, steps: int) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in Path(train_file).read_text().splitlines()]
+    rows = [json.loads(line) for line in Path(train_file).read_text(encoding="utf-8").split("\n") if line.strip()]
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     policy = AutoModelForCausalLM.from_pretrained(model_folder).eval()  # eval: no dropout, the ratio starts at 1
     reference = AutoModelForCausalLM.from_pretrained(model_folder).eval().requires_grad_(False)

@@ -13,6 +13,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from burnish.checkpointing.manifest import seal
+from burnish.checkpointing.pending import Pending, write_pending
 from burnish.checkpointing.run import dump_config
 from burnish.cli import main
 from burnish.config.loading import load_run_data
@@ -85,8 +87,31 @@ def test_the_best_is_that_of_a_metric_among_those_kept(sft_run: Path) -> None:
 
     path, line = chosen("best")
     assert path == str(policy(sft_run, 2))
-    assert "lowest eval/loss of those kept, 1; step 0 had 0.5, but checkpoint.keep did not keep it" in line
+    assert "lowest eval/loss of those kept, 1; step 0 had 0.5, but has no checkpoint (any more)" in line
     assert chosen("best:eval/token_accuracy")[0] == str(policy(sft_run, 4))
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_lowest"),
+    [
+        ("eval/loss", True),
+        ("eval/accuracy", False),
+        ("eval/domain/glossary/accuracy", False),
+        ("eval/domain/errors/reward_mean", False),
+        ("eval/part/no_errors", False),
+        ("eval/conversation/out_of_turns_fraction", True),
+        ("eval/truncated_fraction", True),
+        ("my/perplexity", True),
+        ("failed_runs/score", False),
+    ],
+)
+def test_the_direction_of_a_metric(sft_run: Path, metric: str, is_lowest: bool) -> None:
+    """By the table of metrics, and never by the names of domains and rewards."""
+    rows = [{"step": 2, metric: 1.0}, {"step": 4, metric: 2.0}]
+    (sft_run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"model": f"{sft_run}@best:{metric}", "data": {"train": "x"}}
+    config, _ = pinned(load_run_data(data, [], "sft").sft)
+    assert config.model.path == str(policy(sft_run, 2 if is_lowest else 4))
 
 
 @pytest.mark.parametrize(
@@ -148,10 +173,21 @@ def test_scores_from_before_the_last_step_are_said_not_to_be_normalised(tiny_mod
     data |= {"steps": 2, "max_tokens": 16, "logging": {"sinks": []}, "checkpoint": {"every_steps": 1}}
     data |= {"normalization": {"kind": "bias", "on": "references"}}
     train_reward_model(load_run_data(data, [], "rm").rm, console=QUIET)
-    for choice, said in (("@1", True), ("", False)):
-        config = RlConfig(model="m", rewards=f"model:{tmp_path}/rm{choice}")
-        lines = pinned(config)[1]
-        assert any("scores of step 1 are not normalised" in line for line in lines) is said
+
+    def said(choice: str) -> bool:
+        lines = pinned(RlConfig(model="m", rewards=f"model:{tmp_path}/rm{choice}"))[1]
+        return any("are not normalised" in line for line in lines)
+
+    assert said("@1")
+    assert not said("")
+    recorded = tmp_path / "rm" / "config.yaml"
+    recorded.write_text(recorded.read_text().replace("steps: 2\n", "steps: 3\n", 1))  # as if it had been stopped
+    assert said("")
+    recorded.write_text(recorded.read_text().replace("steps: 3\n", "steps: null\n", 1))
+    assert not said("")
+    write_pending(policy(tmp_path / "rm", 2).parent, Pending({}))  # as of a run that ended before it normalised
+    seal(policy(tmp_path / "rm", 2).parent, 2)
+    assert said("")
 
 
 def test_reward_model_and_critic_come_from_runs_too(

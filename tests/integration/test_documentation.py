@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import doctest
+import inspect
 import re
 import shlex
+import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import typer
 import yaml
 
+import burnish
 from burnish.cli.app import build_app
 from burnish.config import fields
 from burnish.config.fields import annotation_at
@@ -68,6 +71,37 @@ def test_the_gold_check_from_python(tmp_path: Path) -> None:
 
 
 # Links and files
+
+
+RUN_FILE_OR_FIELDS = ("train", "sft", "reward_model", "plan")
+"""Functions whose first argument, if it is a text, is the path of a run file."""
+
+
+@every_page
+def test_every_call_in_python_has_arguments_that_exist(page: Path) -> None:
+    blocks = [block for block in blocks_of(text_of(page), "python") if not block.startswith(">>>")]  # those are run
+    for block in blocks:
+        for node in ast.walk(ast.parse(block)):
+            if not (isinstance(node, ast.Call) and re.fullmatch(r"burnish(\.\w+)+", ast.unparse(node.func))):
+                continue
+            if any(isinstance(one, ast.Starred) for one in node.args) or not all(one.arg for one in node.keywords):
+                continue  # how many there are is not in the text
+            called: Any = burnish
+            for name in ast.unparse(node.func).split(".")[1:]:
+                called = getattr(called, name)
+            inspect.signature(called).bind(*node.args, **{str(one.arg): one.value for one in node.keywords})
+            first = node.args[0] if node.args else None
+            if called.__name__ in RUN_FILE_OR_FIELDS and isinstance(first, ast.Constant):
+                assert str(first.value).endswith((".yaml", ".yml")), f"{page}: {ast.unparse(node)}"
+
+
+def test_every_extra_is_in_the_table() -> None:
+    declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    table = (DOCS / "install.md").read_text(encoding="utf-8").partition("| extra |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1] for line in table.splitlines()[2:]]
+    assert sorted(name for row in rows for name in re.findall(r"`([\w-]+)`", row)) == sorted(declared)
 
 
 def anchors_of(page: Path) -> set[str]:

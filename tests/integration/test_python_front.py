@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -10,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import burnish
 from burnish.api.policy import _prompt
 from burnish.cli import main
 from burnish.config.schema import RlConfig
+from burnish.errors import BurnishError
 from burnish.types import Message
 
 Trace = Any
@@ -197,11 +201,74 @@ def test_outside_of_the_main_thread_signals_are_left_alone(fields: dict[str, Any
     assert burnish.load_run("run").stopped
 
 
+def test_a_copy_that_fails_leaves_nothing(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    policy = burnish.train(fields, steps=1, output="run", quiet=True).policy
+    (tmp_path / "mounted").mkdir()
+    copy = shutil.copytree
+
+    def full(source: Path, target: Path, **named: Any) -> None:
+        target.mkdir(exist_ok=True)
+        shutil.copy(source / "config.json", target)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("new", "mounted"):
+        monkeypatch.setattr(shutil, "copytree", full)
+        with pytest.raises(BurnishError, match="No space left on device"):
+            policy.save(tmp_path / name)
+        monkeypatch.setattr(shutil, "copytree", copy)
+        assert (policy.save(tmp_path / name) / "model.safetensors").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_checkpoint_is_not_read_whole_for_each_answer(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    find = burnish.api.run.find_checkpoint
+
+    def counted(*given: Any, **named: Any) -> Any:
+        looked.append(given)
+        return find(*given, **named)
+
+    monkeypatch.setattr("burnish.api.run.find_checkpoint", counted)
+    run = burnish.train(fields, steps=1, output="run", quiet=True)
+    assert run.policy is run.policy
+    assert len(looked) == 1
+    first = run.weights
+    burnish.train(fields, steps=2, output="run", quiet=True)
+    assert run.weights != first
+    (run.weights / "model.safetensors").write_bytes(b"torn")
+    assert run.weights == first
+
+
 def test_runs_follow_on_runs(fields: dict[str, Any], tiny_sft: Any) -> None:
     first = burnish.sft(tiny_sft("steps=2"), output="sft", quiet=True)
     second = burnish.train({**fields, "model": first}, steps=1, output="rl", quiet=True)
     assert second.config.model.path == str(first.weights)
     assert first.stopped is False
+
+
+def test_an_evaluation_leaves_the_inputs_of_a_run_alone(fields: dict[str, Any], tiny_task: Path) -> None:
+    """Also where it is given the fields of the run instead of the run, and other rows."""
+    given = {**fields, "output": "run", "data": {name: _rows(tiny_task, name) for name in ("train", "eval")}}
+    burnish.train(given, steps=1, quiet=True)
+    before = {path: path.read_bytes() for path in Path("run/inputs").rglob("*") if path.is_file()}
+    found = burnish.evaluate(given, given["data"]["eval"][:5], quiet=True)
+    assert len(found.rollouts) == 5
+    assert {path: path.read_bytes() for path in Path("run/inputs").rglob("*") if path.is_file()} == before
+    burnish.train(given, steps=2, quiet=True)
+
+
+def test_a_run_with_inputs_goes_on_where_its_folder_is_now(fields: dict[str, Any], tiny_task: Path) -> None:
+    given = {**fields, "data": _rows(tiny_task, "train")}
+    burnish.train(given, output="run", steps=1, quiet=True)
+    Path("run").rename("other")
+    assert burnish.train(given, output="other", steps=2, quiet=True).step == 2
+    assert burnish.train(given, output=str(Path("other").resolve()), steps=3, quiet=True).step == 3
+    shutil.copytree("other", "copy")
+    assert burnish.train("copy/config.yaml", output="copy", steps=4, quiet=True).step == 4
 
 
 def test_evaluating(fields: dict[str, Any], tiny_task: Path) -> None:
@@ -247,3 +314,10 @@ def test_a_plan_makes_nothing(fields: dict[str, Any], tiny_task: Path) -> None:
     assert not Path("runs").exists()
     with pytest.raises(burnish.BurnishError, match="parameter 'colour'"):
         burnish.plan({**fields, "rewards": lambda response, colour: 1.0})
+
+
+def test_autocast_of_the_caller_changes_nothing(fields: dict[str, Any], trace: Any, tmp_path: Path) -> None:
+    burnish.train(fields, output=str(tmp_path / "plain"), quiet=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        burnish.train(fields, output=str(tmp_path / "cast"), quiet=True)
+    assert trace(tmp_path / "cast") == trace(tmp_path / "plain")

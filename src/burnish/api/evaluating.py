@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnish.api.inputs import Inputs
-from burnish.api.preparing import Given, as_overrides, kind_of, prepared_run
+from burnish.api.preparing import Given, as_overrides, kind_of, output_of, prepare, prepared_run
 from burnish.api.rollouts import RecordedRollout, recorded
 from burnish.api.run import WEIGHTS_FOLDER, Run, run_config
 from burnish.checkpointing.chaining import find_checkpoint
 from burnish.collecting import uncollected
 from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
+from burnish.errors import ConfigError
 from burnish.models.loading_bars import without_loading_bars
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def evaluate(
 
     `target` is a `Run` or the folder of one (`runs/first@best`), a model (folder, hub name, `(model, tokenizer)`), or
     the fields of a run file. `data` and `rewards` replace the run's own, and may be in memory as in `burnish.train`; a
-    model alone needs both. `fields` override the configuration: `evaluation={"samples": 8}`.
+    model alone needs both. What a domain has of its own is replaced by name: `domains={"math": {"rewards": ...}}`.
+    `fields` override the configuration: `evaluation={"samples": 8}`.
 
     The result is written to RUN/eval/NNN, or for a model alone to a new folder in runs/. Raises BurnishError for
     everything that the caller can fix.
@@ -70,27 +72,49 @@ def evaluate(
     with ExitStack() as stack:
         stack.enter_context(without_loading_bars())
         config, weights, inputs = stack.enter_context(_measurable(target, fields))
+        if isinstance(config, RlConfig):
+            _refuse_what_domains_own(config, fields, data is not None, rewards is not None)
         inputs.write(may_change=True)
         stack.enter_context(functions_at_hand(inputs.functions))
         report = measured(config, Console(quiet=quiet), weights)
     return Evaluation(report.metrics, report.metrics_file.parent, report.rollouts_file)
 
 
+def _refuse_what_domains_own(config: RlConfig, fields: Mapping[str, object], has_data: bool, has_rewards: bool) -> None:
+    """`data` and `rewards` stand in for all of a run's own, but what a domain names itself stays as it is. ConfigError
+    if there is any of it that the call does not replace by name."""
+    by_name = fields.get("domains")
+    for name, domain in config.domains.items():
+        replaced = fields.get(f"domains.{name}", by_name.get(name) if isinstance(by_name, Mapping) else None)
+        for argument, given, field, own in (
+            ("data", has_data, "eval", domain.eval),
+            ("rewards", has_rewards, "rewards", domain.rewards),
+        ):
+            named = f"domains.{name}.{field}" in fields or (isinstance(replaced, Mapping) and field in replaced)
+            if given and own and not named:
+                raise ConfigError(
+                    f"burnish.evaluate got {argument}, but the domain {name} has {field} of its own",
+                    remedy=f'replace them by name: domains={{"{name}": {{"{field}": ...}}}}',
+                )
+
+
 def measured(config: RunConfig, console: Console, weights: Path | None) -> EvalReport:
     """The measurements of this kind of run, on its model or on saved weights."""
     with uncollected():
+        from burnish.forward.autocast import without_autocast
         from burnish.trainers.held_out import evaluate_rm_run, evaluate_sft_run
         from burnish.trainers.rl.run import evaluate_run
 
-    match config:
-        case RlConfig():
-            return evaluate_run(config, console=console, weights=weights)
-        case SftConfig():
-            return evaluate_sft_run(config, console=console, weights=weights)
-        case RmConfig():
-            return evaluate_rm_run(config, console=console, weights=weights)
-        case _:
-            raise TypeError(f"no evaluation for {type(config).__name__}")
+    with without_autocast():
+        match config:
+            case RlConfig():
+                return evaluate_run(config, console=console, weights=weights)
+            case SftConfig():
+                return evaluate_sft_run(config, console=console, weights=weights)
+            case RmConfig():
+                return evaluate_rm_run(config, console=console, weights=weights)
+            case _:
+                raise TypeError(f"no evaluation for {type(config).__name__}")
 
 
 @contextmanager
@@ -107,6 +131,11 @@ def _measurable(target: object, fields: dict[str, object]) -> Iterator[tuple[Run
     else:
         # A run file has to name training data, which nothing reads here.
         given, kind = {"model": target, "data": {"train": "none.jsonl"}}, "rl"
+    output = fields.get("output", output_of(given))
+    if output is not None:  # perhaps that of a run, whose own inputs stay as they are
+        call = prepare(kind, given, fields, Inputs(_inputs_folder(Path(str(output)))), "burnish.evaluate")
+        yield call.loaded.config, None, call.inputs
+        return
     with prepared_run(kind, given, fields, "burnish.evaluate", folder_name="eval") as call:
         yield call.loaded.config, None, call.inputs
 

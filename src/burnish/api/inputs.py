@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Rows = Sequence[Mapping[str, object]]
+_TORN = ".inputs-"
 _SOURCE_KEYS = set(DataSource.model_fields)
 
 
@@ -73,19 +74,32 @@ class Inputs:
         if not self:
             return
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.folder.parent, prefix=".inputs-") as made:
+        with tempfile.TemporaryDirectory(dir=self.folder.parent, prefix=_TORN) as made:
             self._write_into(Path(made))
             changed = [str(name) for name in _files_below(Path(made)) if _differs(Path(made), self.folder, name)]
+            # What only an earlier model had, such as a chat template, would be read with this one.
+            changed += [str(name) for name in self._files_of_models() if not (Path(made) / name).exists()]
             if changed and not may_change:
                 raise CheckpointError(
                     f"{self.folder} holds different inputs from those of this call: {', '.join(changed)}",
                     remedy="to continue the run, give what it began with, or accept the new inputs with "
                     "accept_changes=True; otherwise set output to another folder, or start over with fresh=True",
                 )
+            if changed:
+                for model in self.models:
+                    shutil.rmtree(self.folder / model, ignore_errors=True)
             for name in _files_below(Path(made)):
                 if changed or not (self.folder / name).exists():
                     (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.move(Path(made) / name, self.folder / name)
+
+    def remove_torn(self) -> None:
+        """Remove what a killed process has left half written. The run is locked, so nobody is writing it now."""
+        for torn in self.folder.parent.glob(f"{_TORN}*"):
+            shutil.rmtree(torn, ignore_errors=True)
+
+    def _files_of_models(self) -> list[Path]:
+        return [Path(name) / inner for name in self.models for inner in _files_below(self.folder / name)]
 
     def _write_into(self, folder: Path) -> None:
         for name, rows in self.rows.items():

@@ -15,7 +15,6 @@ from burnish.config.schema_data import DataConfig, ModelConfig
 from burnish.data.turns import checked_message
 from burnish.errors import BurnishError
 from burnish.models.loading_bars import without_loading_bars
-from burnish.observability.atomic import disk_remedy
 from burnish.types import FinishReason, Message, Prompt, RolloutRequest
 
 if TYPE_CHECKING:
@@ -69,11 +68,17 @@ class Policy:
         target = Path(folder)
         if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
             raise BurnishError(f"{target} already exists", remedy="name a folder that does not exist yet")
+        is_there = target.is_dir()  # empty, and perhaps a mount, which cannot be replaced
+        writing = target if is_there else target.with_name(f".{target.name}.{os.getpid()}.writing")
         try:
-            shutil.copytree(self.folder, target, dirs_exist_ok=True)
+            shutil.copytree(self.folder, writing, dirs_exist_ok=True)
+            if not is_there:
+                writing.rename(target)
         except OSError as error:
+            shutil.rmtree(writing, ignore_errors=True)
             raise BurnishError(
-                f"cannot copy {self.folder} to {target}: {error}", remedy=disk_remedy(error, target.parent)
+                f"cannot copy {self.folder} to {target}: {error}",
+                remedy="make room there or name another folder, and save it again",
             ) from error
         return target
 

@@ -56,15 +56,16 @@ def prepare(kind: Kind, given: Given, fields: Mapping[str, object], inputs: Inpu
     a name may have dots. ConfigError that lists every problem."""
     if isinstance(given, RunConfig):
         given = given.model_dump(mode="json", exclude_unset=True)
-    overrides = as_overrides(inputs.plain(fields))
     if isinstance(given, (str, Path)):
-        return Prepared(load_run_file(given, overrides, kind), inputs)
+        return Prepared(load_run_file(given, as_overrides(inputs.plain(fields)), kind), inputs)
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"{caller} got a {type(given).__qualname__}",
             remedy="give a dictionary with the fields of a run file, a typed configuration, or the path of a run file",
         )
-    return Prepared(load_run_data(inputs.plain(given), overrides, kind, source=caller), inputs)
+    # First, so that rows and models of `fields` are written in the place of its own. Rewards are replaced as a whole.
+    plain = inputs.plain({name: value for name, value in given.items() if name != "rewards" or name not in fields})
+    return Prepared(load_run_data(plain, as_overrides(inputs.plain(fields)), kind, source=caller), inputs)
 
 
 def kind_of(given: Given, fields: Mapping[str, object]) -> Kind:

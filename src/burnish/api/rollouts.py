@@ -12,7 +12,7 @@ from burnish.api.pictures import tinted_html
 from burnish.errors import DataError
 from burnish.observability.recorder import read_rollouts
 from burnish.reading import reading
-from burnish.types import FinishReason, Json, RewardStatus, Rollout, Turn
+from burnish.types import FinishReason, Json, Message, RewardStatus, Rollout, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +105,8 @@ def _rollout(line: Mapping[str, Any]) -> RecordedRollout:
         versions=tuple((first, version) for first, version in line.get("versions", ())),
         turns=tuple(Turn.from_dict(turn) for turn in line.get("turns", ())),
         environment_reward=line.get("environment_reward"),
+        ends_in=line.get("ends_in"),
+        history=tuple(Message.from_dict(message) for message in line.get("history", ())),
         step=line["step"],
         prompt=prompt if isinstance(prompt, str) else tuple(prompt),
         answer=line["answer"],

@@ -15,7 +15,7 @@ from burnish.api.policy import Policy
 from burnish.api.rollouts import RecordedRollout, recorded
 from burnish.checkpointing.chaining import Chosen, find_checkpoint, split_choice
 from burnish.checkpointing.run import RunDirectory
-from burnish.checkpointing.sources import INPUTS_FOLDER
+from burnish.checkpointing.sources import with_inputs_moved
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.kinds import kind_of_data
 from burnish.config.loading import LoadedConfig, load_run_data
@@ -25,7 +25,6 @@ from burnish.config.yaml_text import parse_value
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError
 from burnish.observability.history import read_rows
 from burnish.observability.recorder import recorded_files, step_of
-from burnish.types import Json
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -51,6 +50,8 @@ class Run:
         self._choice = choice
         self._stop = stop
         self._policy: Policy | None = None
+        self._found: tuple[object, Chosen] | None = None
+        """What `_chosen` has found, and what the folder was like then."""
 
     def __repr__(self) -> str:
         state = "stopped" if self.stopped else "finished" if self.stopped is False else "at"
@@ -148,10 +149,24 @@ class Run:
         return read_rows(self.output / "metrics.jsonl")
 
     def _chosen(self) -> Chosen:
-        chosen = find_checkpoint(str(self), field="the run")
-        if chosen is None:
-            raise _no_run(self.output)
-        return chosen
+        state = self._state()
+        if self._found is None or self._found[0] != state:  # looking reads every byte of a checkpoint
+            chosen = find_checkpoint(str(self), field="the run")
+            if chosen is None:
+                raise _no_run(self.output)
+            self._found = state, chosen
+        return self._found[1]
+
+    def _state(self) -> object:
+        """Changes when anything is written to a checkpoint or one is removed, and where `best` decides, when the run
+        logs."""
+        metrics = self.output / "metrics.jsonl"
+        try:
+            files = [(path, path.stat()) for path in sorted((self.output / "checkpoints").rglob("*"))]
+            logged = metrics.stat().st_size if self._choice is not None and metrics.exists() else 0
+        except FileNotFoundError:  # it is changing now
+            return object()
+        return [(path, stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in files], logged
 
 
 def load_run(folder: str | Path) -> Run:
@@ -173,8 +188,7 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     if not run.begun():
         raise _no_run(folder)
     data = run.read_config()
-    inputs = f"{data.get('output')}/{INPUTS_FOLDER}/"
-    data = {name: _moved(value, inputs, folder) for name, value in data.items()} | {"output": str(folder)}
+    data = with_inputs_moved(data, folder) | {"output": str(folder)}
     kind = kind_of_data(data)
     if kind == "rm" and any(_sets(override, "data", "eval") for override in overrides):
         data["held_out_fraction"] = 0.0
@@ -194,15 +208,6 @@ def _sets(override: str, section: str, field: str) -> bool:
     except yaml.YAMLError:
         return False  # the loader says so
     return field in value if isinstance(value, dict) else field == "preset" and isinstance(value, str)
-
-
-def _moved(value: Json, before: str, folder: Path) -> Json:
-    """The value, with paths of the run's own inputs changed if the folder was moved or copied."""
-    if isinstance(value, str) and value.startswith(before):
-        return str(folder / INPUTS_FOLDER / value.removeprefix(before))
-    if isinstance(value, dict):
-        return {key: _moved(item, before, folder) for key, item in value.items()}
-    return [_moved(item, before, folder) for item in value] if isinstance(value, list) else value
 
 
 def _no_run(folder: Path) -> CheckpointError:

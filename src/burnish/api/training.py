@@ -125,29 +125,27 @@ def _write_inputs(inputs: Inputs, output: Path, *, accept_changes: bool) -> None
     may change until there is a checkpoint, because nothing depends on them before."""
     if inputs:
         with RunLock(output):
+            inputs.remove_torn()
             inputs.write(may_change=accept_changes or not CheckpointStore(output).steps())
 
 
 def _run_trainer(loaded: LoadedConfig, console: Console, stop: StopRequest, *, accept_changes: bool) -> None:
     from burnish.config.schema import RlConfig, RmConfig, SftConfig
 
+    with uncollected():
+        from burnish.forward.autocast import without_autocast
+        from burnish.trainers.cluster import train_rl
+        from burnish.trainers.learning_cluster import train_reward_model, train_sft
+
     def call() -> None:
-        match loaded.config:
-            case RlConfig():
-                with uncollected():
-                    from burnish.trainers.cluster import train_rl
-
-                train_rl(loaded.config, console=console, accept_changes=accept_changes)
-            case SftConfig():
-                with uncollected():
-                    from burnish.trainers.learning_cluster import train_sft
-
-                train_sft(loaded.config, console=console, accept_changes=accept_changes)
-            case RmConfig():
-                with uncollected():
-                    from burnish.trainers.learning_cluster import train_reward_model
-
-                train_reward_model(loaded.config, console=console, accept_changes=accept_changes)
+        with without_autocast():
+            match loaded.config:
+                case RlConfig():
+                    train_rl(loaded.config, console=console, accept_changes=accept_changes)
+                case SftConfig():
+                    train_sft(loaded.config, console=console, accept_changes=accept_changes)
+                case RmConfig():
+                    train_reward_model(loaded.config, console=console, accept_changes=accept_changes)
 
     if console.is_jupyter:
         _in_a_thread(call, stop, console)

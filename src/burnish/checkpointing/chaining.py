@@ -13,6 +13,7 @@ from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.kinds import kind_of_data
 from burnish.errors import CheckpointError
 from burnish.observability.history import read_history
+from burnish.observability.metric_names import find_metric
 from burnish.words import did_you_mean, suggestion
 
 BEST = "best"
@@ -25,7 +26,8 @@ DEFAULT_METRICS = {
 }
 """Kind of run -> metrics for `@best`. The first one that the run has measured is used."""
 LOWER_IS_BETTER = ("loss", "perplexity", "error", "truncated", "failed")
-"""A metric with one of these words in its name is best when lowest, any other when highest."""
+"""A metric without a direction in the table, and of no family there, is best when lowest if the last part of its name
+has one of these words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +131,22 @@ def _best(folder: Path, store: CheckpointStore, metric: str | None, field: str) 
             remedy="make evaluation.every_steps and checkpoint.every_steps coincide, raise checkpoint.keep, or choose "
             "a step",
         )
-    lower = any(word in name for word in LOWER_IS_BETTER)
+    lower = _is_best_when_lowest(name)
     best_of_all = _argbest(history[name], lower)
     step = _argbest({at: value for at, value in history[name].items() if at in kept}, lower)
     reason = f"{'lowest' if lower else 'highest'} {name} of those kept, {history[name][step]:.4g}"
     if history[name][best_of_all] != history[name][step]:
-        reason += f"; step {best_of_all} had {history[name][best_of_all]:.4g}, but checkpoint.keep did not keep it"
+        reason += f"; step {best_of_all} had {history[name][best_of_all]:.4g}, but has no checkpoint (any more)"
     return _of_step(folder, store, step, field, reason)
+
+
+def _is_best_when_lowest(name: str) -> bool:
+    """By the table of metrics. What domains and rewards are called says nothing of the direction."""
+    last = name.rpartition("/")[2]
+    known = find_metric(f"eval/{last}" if name.startswith("eval/domain/") else name)
+    if known is not None and (known.better or known.is_family):
+        return known.better == "lower"
+    return any(word in last for word in LOWER_IS_BETTER)
 
 
 def _argbest(values: Mapping[int, float], lower: bool) -> int:

@@ -17,6 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from burnish import __version__
+from burnish.checkpointing.sources import with_inputs_moved
 from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.secrets import masked, masked_command, restored
 from burnish.config.writing import to_dict
@@ -238,7 +239,9 @@ def dump_config(config: RunConfig) -> str:
 
 def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Difference]:
     """Differences between a saved configuration and this one that prevent resuming, sorted by field."""
-    now = to_dict(config)
+    # Inputs of its own are in the run's folder, which may have been moved, or copied with the run file that names them.
+    now = with_inputs_moved(to_dict(config) | {"output": before.get("output")}, Path(config.output))
+    before = with_inputs_moved(before, Path(config.output))
     before = {name: restored(value, now.get(name)) for name, value in before.items()}
     allowed = (*MAY_DIFFER, "steps") if _constant_schedule(now) else MAY_DIFFER
     found = differences(_what_judges_are_asked(_with_defaults(before, config)), _what_judges_are_asked(now))

@@ -15,6 +15,7 @@ from burnish.config.schema import RlConfig, RmConfig, RunConfig
 from burnish.config.schema_conversation import ConversationConfig
 from burnish.config.schema_data import DataSource
 from burnish.reading import FOLDER, file_problem
+from burnish.types import Json
 
 MODEL_SUFFIXES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 """Files in a model folder that affect its results: weights, configuration, tokenizer, template, code."""
@@ -42,6 +43,20 @@ class Place:
             file = self.text.rpartition(":")[0]
             return existing(file) if file.endswith(".py") else None
         return existing(self.text)
+
+
+def with_inputs_moved(data: dict[str, Json], folder: Path) -> dict[str, Json]:
+    """A run's configuration, with paths of its own inputs changed if the folder was moved or copied."""
+    before = f"{Path(str(data.get('output')))}/{INPUTS_FOLDER}/"
+    return {name: _moved(value, before, folder) for name, value in data.items()}
+
+
+def _moved(value: Json, before: str, folder: Path) -> Json:
+    if isinstance(value, str) and value.startswith(before):
+        return str(folder / INPUTS_FOLDER / value.removeprefix(before))
+    if isinstance(value, dict):
+        return {key: _moved(item, before, folder) for key, item in value.items()}
+    return [_moved(item, before, folder) for item in value] if isinstance(value, list) else value
 
 
 def named_files(config: RunConfig) -> dict[str, Path]:

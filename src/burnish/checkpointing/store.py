@@ -23,6 +23,7 @@ from burnish.observability.atomic import disk_remedy, fsync_folder
 _NAME = re.compile(r"step-(\d{6,})")
 _WRITING = ".writing"
 _REPLACED = ".replaced"
+_DAMAGED = ".damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +109,17 @@ class CheckpointStore:
         with self._disk_errors(None, self._folder):
             return [path.name for path in sorted(self._folder.iterdir()) if self._tidy(path)]
 
-    def discard_after(self, step: int) -> None:
-        """Remove checkpoints of later steps. They are damaged if the run resumes from an older one."""
+    def set_aside_after(self, step: int) -> list[Path]:
+        """Rename checkpoints of later steps, which are damaged if the run resumes from an older one: their weights may
+        be whole, or readable once the disk is. Returns where they are now."""
+        aside = []
         with self._disk_errors(None, self._folder):
-            for later in self.steps():
-                if later > step:
-                    _remove(self._path(later))
+            for later in [later for later in self.steps() if later > step]:
+                aside.append(self._path(later).with_name(f"{self._path(later).name}{_DAMAGED}"))
+                if aside[-1].exists():  # of an earlier time
+                    _remove(aside[-1])
+                self._path(later).rename(aside[-1])
+        return aside
 
     def prune(self, newest: int) -> None:
         """Remove all checkpoints up to `newest` except the `keep` newest. `newest` must be complete.

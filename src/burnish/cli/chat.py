@@ -92,10 +92,15 @@ def chat(
     }
     if max_response_tokens is not None:
         sampling["max_response_tokens"] = max_response_tokens
+    if tools is not None and (plain or no_tools):
+        raise BurnishError(f"--tools does not go with {'--plain' if plain else '--no-tools'}", remedy="leave one out")
+    configs = [None if plain or no_tools else conversing_config(name, tools) for name in names]
+    if domain is not None and not any(configs):
+        remedy = "leave it out" + (", or --plain and --no-tools" if plain or no_tools else "")
+        raise BurnishError("--domain chooses between the tools and environments of a run's domains", remedy=remedy)
     with ExitStack() as stack:
         speakers: list[Speaker] = []
-        for name in names:
-            config = None if plain or no_tools else conversing_config(name, tools)
+        for name, config in zip(names, configs, strict=True):
             if config is None:
                 speakers.append(Answering(policy_named(name), plain=plain, system=system))
             else:
@@ -230,7 +235,11 @@ def _typed_at(console: Console, said: str) -> str:
 def _prompts(console: Console, *, blank_lines: bool) -> Iterator[str]:
     """What is piped in, whole and without its last line break; at a terminal one line after another."""
     if not sys.stdin.isatty():
-        yield sys.stdin.read().removesuffix("\n")
+        try:
+            yield sys.stdin.read().removesuffix("\n")
+        except UnicodeDecodeError as error:
+            remedy = f"convert it to {error.encoding}"
+            raise BurnishError(f"what is piped in is not {error.encoding} text", remedy=remedy) from error
         return
     while True:
         try:

@@ -80,7 +80,7 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
             domain, _, word = word.removeprefix("domain/").rpartition("/")
         columns.setdefault(domain, {})[word] = value
     table = Table("metric", *columns, title="held-out evaluation")
-    for word in columns["all"]:
+    for word in dict.fromkeys(word for column in columns.values() for word in column):
         table.add_row(word, *(_number(column.get(word)) for column in columns.values()))
     return table
 

@@ -20,7 +20,7 @@ commands = typer.Typer(
 """`burnish sandbox`, which tries the sandbox, and its subcommand `serve`."""
 
 Host = Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a token.")]
-Port = Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65_535)]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65_535)]
 Processes = Annotated[int, typer.Option(help="Jobs that run at the same time.", min=1, max=1_024)]
 Queue = Annotated[int, typer.Option(help="Jobs that may wait for those; more are refused with status 503.", min=0)]
 TierName = Annotated[
@@ -89,6 +89,7 @@ def serve_sandbox(
     """
     from rich.console import Console
 
+    from burnish.listening import listening, url_of
     from burnish.sandbox.job import Limits
     from burnish.sandbox.server import Service, check_address, serve
     from burnish.sandbox.trial import opened
@@ -96,9 +97,10 @@ def serve_sandbox(
     most = Limits(seconds=most_seconds, processor_seconds=most_seconds, memory_mb=most_memory_mb)
     service = Service(processes=processes, queue=queue, most=most, token=secret_in(token_variable))
     check_address(host, service.token)  # before the attacks, which take seconds
-    with opened(tier, processes=processes) as sandbox:
-        Console().print(f"tier {sandbox.tier}, {processes} at a time: http://{host}:{port}", highlight=False)
-        serve(sandbox, service, host=host, port=port)
+    with listening(host, port) as listener, opened(tier, processes=processes) as sandbox:
+        url = url_of(listener, host)
+        Console().print(f"tier {sandbox.tier}, {processes} at a time: {url}", highlight=False, markup=False)
+        serve(sandbox, service, listener)
 
 
 def _attacked(tier: Tier) -> tuple[list[Attack], float, str]:

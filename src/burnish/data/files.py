@@ -279,6 +279,8 @@ _PARQUET_ROWS = 8_192
 
 
 def _read_text(path: Path, text: str, separator: str | None) -> Iterator[RawRow]:
+    if "\r" not in (separator or "").replace(r"\r", "\r"):  # a separator that names them wants them as they are
+        text = text.replace("\r\n", "\n")
     for line, document in split_documents(text, separator, str(path)):
         yield f"{path}:{line}", {"text": document}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -48,17 +48,18 @@ class ObservationFormat:
     """How a tokenizer's chat template goes on after a turn of the policy.
 
     stop_token_ids: with which of them sampled, a turn has ended. A turn that something else has ended is closed first,
-    as the template closes it.
+    as the template closes it. plain: encodes what is heard; None makes one, with a copy of the tokenizer.
     """
 
     template: Template
     stop_token_ids: frozenset[int]
+    plain: InitVar[PlainEncoder | None] = None
     _plain: PlainEncoder = field(init=False, repr=False)
     _frames: dict[str, _Frame | None] = field(default_factory=dict, init=False, repr=False, compare=False)
     _answers: dict[AnswerKey, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_plain", PlainEncoder(self.template.tokenizer))
+    def __post_init__(self, plain: PlainEncoder | None) -> None:
+        object.__setattr__(self, "_plain", plain or PlainEncoder(self.template.tokenizer))
 
     def tokens(
         self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], last_token: int, *, where: str
@@ -80,7 +81,7 @@ class ObservationFormat:
         self, key: AnswerKey, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str
     ) -> tuple[int, ...]:
         shape, has_ended, _ = key
-        tokens = list(self._closing_tokens[1:] if has_ended else self._closing_tokens)
+        tokens = list(self._after_the_end if has_ended else self._closing_tokens)
         frame = self._frame(shape, messages, calls)
         contents = None if frame is None else self._written_in(frame, messages, where)
         if frame is None or contents is None:
@@ -113,6 +114,14 @@ class ObservationFormat:
     @cached_property
     def _closing_tokens(self) -> tuple[int, ...]:
         return encode_bare(self._closing, self._tokenizer) if self._closing else ()
+
+    @cached_property
+    def _after_the_end(self) -> tuple[int, ...]:
+        """What the template closes a turn with behind the token that ends it. Llama 2's has a space before that."""
+        for place, token in enumerate(self._closing_tokens):
+            if token in self.stop_token_ids or self._plain.control_tokens([token]):
+                return self._closing_tokens[place + 1 :]
+        return self._closing_tokens
 
     @cached_property
     def _is_timeless(self) -> bool:

@@ -30,8 +30,8 @@ def read_table(source: DataSource) -> Table:
     """The rows of a source, up to its `limit`. DataError if it cannot be read or is empty."""
     rows: list[Row] = []
     left_out: dict[str, None] = {}
-    typed = source.reasoning_gym is None and _is_typed(Path(source.path).expanduser())
     with reading(f"{source.path}: reading the data set", remedy="check the path, or write the data set again"):
+        typed = source.reasoning_gym is None and _is_typed(Path(source.path).expanduser(), source.split)
         for number, (where, raw) in enumerate(islice(_raw_rows(source), source.limit)):
             with reading_row(where):
                 values, unreadable = plain_row(raw)
@@ -42,11 +42,11 @@ def read_table(source: DataSource) -> Table:
     return Table(tuple(rows), tuple(left_out))
 
 
-def _is_typed(path: Path) -> bool:
+def _is_typed(path: Path, split: str) -> bool:
     """Whether the rows come from Parquet or Arrow."""
-    if path.is_dir():
-        return not any(data_suffix(file) and ".parquet" not in file.name for file in path.rglob("*"))
-    return data_suffix(path) in ("", ".parquet")
+    if not path.is_dir():
+        return data_suffix(path) in ("", ".parquet")
+    return _is_saved(path) or all(data_suffix(file) == ".parquet" for file in _files_of_split(path, split))
 
 
 def needs_download(source: DataSource) -> bool:
@@ -114,10 +114,15 @@ def _is_hub_name(path: str) -> bool:
 
 
 def _folder_rows(folder: Path, source: DataSource) -> Iterator[RawRow]:
-    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+    if _is_saved(folder):
         return _saved_rows(folder, source)
     files = _files_of_split(folder, source.split)
     return (row for file in files for row in _file_rows(file, source))
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether `save_to_disk` of `datasets` has written the folder."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:

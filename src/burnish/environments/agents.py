@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -72,13 +73,24 @@ class _Agent:
         self._loop.stop()
 
 
+def _words_of(command: str, wanted: str) -> list[str]:
+    """The command's words. ConfigError if there is no such command."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"{wanted}, whose words cannot be told apart: {error}", remedy="close the quotes") from error
+    if not words:
+        raise ConfigError(f"{wanted}, which names no command", remedy="write the command behind `command:`")
+    if shutil.which(words[0]) is None:
+        raise ConfigError(f"{wanted}, but there is no program {words[0]}", remedy="check the spelling, and the PATH")
+    return words
+
+
 def find_agent(name: str, options: Mapping[str, Json], wanted: str) -> AgentSource:
     """The agent that a run file names: `path/to/file.py:function`, `package.module:function`, or `command:` and the
     words of a command. options: further keyword arguments of the function. ConfigError if it cannot be used."""
     if name.startswith(COMMAND):
-        words = shlex.split(name.removeprefix(COMMAND))
-        if not words:
-            raise ConfigError(f"{wanted}, which names no command", remedy="write the command behind `command:`")
+        words = _words_of(name.removeprefix(COMMAND), wanted)
         if options:
             raise ConfigError(f"{wanted}, which has no options", remedy="write them as words of the command")
         return AgentSource(name, lambda row, seed: _run_command(words, row, seed))

@@ -280,7 +280,8 @@ def schema_of_tool(tool: Mapping[str, Json]) -> dict[str, Json]:
     given = tool.get("inputSchema")
     given = given if isinstance(given, dict) else {}
     definitions = given.get("$defs") or given.get("definitions")
-    parameters = _plain({key: given[key] for key in ("properties", "required") if key in given}, definitions)
+    kept = [key for key in ("properties", "required", "additionalProperties") if given.get(key, False) is not False]
+    parameters = _plain({key: given[key] for key in kept}, definitions)
     assert isinstance(parameters, dict)
     inner: dict[str, Json] = {
         "name": tool["name"],
@@ -314,21 +315,22 @@ def _text_of(block: Mapping[str, Json]) -> str:
     return f"[{kind}: {named}]" if named else f"[{kind}]"
 
 
-def _plain(schema: Json, definitions: Json, depth: int = 0) -> Json:
-    """A schema without titles and references. A property may be called `title`: its value is not text."""
+def _plain(schema: Json, definitions: Json, within: tuple[str, ...] = ()) -> Json:
+    """A schema without titles and references. A property may be called `title`: its value is not text. within: the
+    references that lead here; what refers to itself is written twice, and without the reference then."""
     if isinstance(schema, list):
-        return [_plain(item, definitions, depth) for item in schema]
+        return [_plain(item, definitions, within) for item in schema]
     if not isinstance(schema, dict):
         return schema
     reference = schema.get("$ref")
     if isinstance(reference, str):
         meant = definitions.get(reference.rpartition("/")[2]) if isinstance(definitions, dict) else None
         rest = {key: value for key, value in schema.items() if key != "$ref"}
-        if not isinstance(meant, dict) or depth >= _MOST_REFERENCES:
-            return _plain(rest, definitions, depth)
-        return _plain({**meant, **rest}, definitions, depth + 1)
+        if not isinstance(meant, dict) or within.count(reference) > 1 or len(within) >= _MOST_REFERENCES:
+            return _plain(rest, definitions, within)
+        return _plain({**meant, **rest}, definitions, (*within, reference))
     return {
-        key: _plain(value, definitions, depth)
+        key: _plain(value, definitions, within)
         for key, value in schema.items()
         if not (key == "title" and isinstance(value, str))
     }

@@ -66,7 +66,8 @@ class QuantizedLinear(nn.Linear):
         if torch.is_grad_enabled() and input.requires_grad:
             result: Tensor = _FrozenProduct.apply(input, self)  # type: ignore[no-untyped-call]
             return result
-        if self.uses_kernels and input.dim() == 2 and len(input) <= _ROWS_FOR_KERNELS:
+        fits = input.dim() == 2 and input.dtype == self.dtype and len(input) <= _ROWS_FOR_KERNELS
+        if self.uses_kernels and fits:
             kernels = quantized_kernels(self.dtype)
             return kernels.multiply(input, self.codes, self.scales, self.bits, self.out_features, self.bias)
         return functional.linear(input, self.weight, self.bias)

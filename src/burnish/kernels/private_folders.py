@@ -125,8 +125,13 @@ def _claim(parent: int) -> tuple[str, int]:
         os.mkdir(name, 0o700, dir_fd=parent)
         with suppress(FileNotFoundError):
             folder = os.open(name, _LISTED, dir_fd=parent)
-            with suppress(OSError):  # a file system without locks, where `_sweep` removes nothing either
+            try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # another process is sweeping it away
+                os.close(folder)
+                continue
+            except OSError:  # a file system without locks, where `_sweep` removes nothing either
+                pass
             try:
                 check_owner(os.fstat(folder))
                 os.stat(name, dir_fd=parent, follow_symlinks=False)

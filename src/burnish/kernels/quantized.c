@@ -47,7 +47,8 @@ INLINE lanes normal_floats(whole_lanes codes) {
 #endif
 }
 
-/* values (count, PANEL): the numbers of a panel for the inputs from `first`. */
+/* values (count, PANEL): the numbers of a panel for the inputs from `first`, rounded to the type of the weight: training
+ * passes multiply by what `dequantize` writes. */
 static void expand(const struct quantized *w, int64_t panel, int64_t first, int64_t count, float *values) {
     int64_t groups = (w->inputs + GROUP - 1) / GROUP;
     const uint8_t *codes = w->codes + (panel * w->inputs + first) * PANEL * w->bits / 8;
@@ -55,15 +56,15 @@ static void expand(const struct quantized *w, int64_t panel, int64_t first, int6
         const float *scales = w->scales + (panel * groups + d / GROUP) * PANEL;
         if (w->bits == 8)
             for (int i = 0; i < PANEL; i += LANES)
-                store_lanes(values + i, whole_numbers(codes + i) * load_lanes(scales + i));
+                store_lanes(values + i, rounded_lanes(whole_numbers(codes + i) * load_lanes(scales + i)));
         else
             for (int i = 0; i < PANEL / 2; i += LANES) {
                 byte_lanes stored;
                 memcpy(&stored, codes + i, sizeof stored);
                 whole_lanes both = __builtin_convertvector(stored, whole_lanes);
-                store_lanes(values + i, normal_floats(both & 15) * load_lanes(scales + i));
+                store_lanes(values + i, rounded_lanes(normal_floats(both & 15) * load_lanes(scales + i)));
                 int j = i + PANEL / 2;
-                store_lanes(values + j, normal_floats(both >> 4 & 15) * load_lanes(scales + j));
+                store_lanes(values + j, rounded_lanes(normal_floats(both >> 4 & 15) * load_lanes(scales + j)));
             }
     }
 }

@@ -46,7 +46,8 @@ class Adapter:
             bias="none",
             task_type=task_type,
         )
-        head = model.get_output_embeddings()
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        is_tied = head is not None and head.weight is embedding.weight
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
@@ -60,6 +61,13 @@ class Adapter:
             raise ModelError(
                 f"model.lora.target_modules {targets!r} adapts the output head, which is not supported",
                 remedy="leave the head out, or use all-linear (which leaves it out)",
+            )
+
+        if is_tied and model.get_input_embeddings() is not embedding:
+            raise ModelError(
+                f"model.lora.target_modules {targets!r} adapts the embedding, which is the output head as well in "
+                f"{type(model).__name__}: engines and saved weights would have only one of the two",
+                remedy="leave the embedding out, or use all-linear (which leaves it out)",
             )
 
     def off(self) -> AbstractContextManager[None]:

@@ -18,6 +18,9 @@ from burnish.rollouts.engine import Sampling
 _BLOCK = 256
 """Tokens per block of the two-level cumulative sum. Only one block per row is summed token by token."""
 
+_COLDEST = 1e-30
+"""Logits divided by a temperature below this one may overflow in float32."""
+
 
 def check_sampling(sampling: Sampling) -> None:
     """Raise RolloutError if a sampling setting is out of range."""
@@ -26,8 +29,8 @@ def check_sampling(sampling: Sampling) -> None:
         (
             "temperature",
             sampling.temperature,
-            0.0 < sampling.temperature < math.inf,
-            "above 0 (greedy has its own switch)",
+            _COLDEST <= sampling.temperature < math.inf,
+            f"at least {_COLDEST:g} (greedy has its own switch)",
         ),
         ("top_k", sampling.top_k, sampling.top_k >= 0, "0 (off) or more"),
         ("top_p", sampling.top_p, 0.0 < sampling.top_p <= 1.0, "above 0 and at most 1 (off)"),

@@ -12,12 +12,14 @@ import asyncio
 import contextlib
 import hmac
 import json
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from burnish.errors import SandboxError
+from burnish.listening import LOOPBACK
 from burnish.sandbox.job import Limits, Output, Program, Runner
 from burnish.sandbox.messages import PROTOCOL, BadMessageError, exceeded, job_of, limits_of
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _LANGUAGE = "python"
 _DEFAULT_SECONDS = 10.0  # SandboxFusion's
 _Result = TypeVar("_Result")
@@ -104,10 +105,10 @@ def check_address(host: str, token: str | None) -> None:
         )
 
 
-def serve(sandbox: Runner, service: Service, *, host: str, port: int) -> None:
+def serve(sandbox: Runner, service: Service, listener: socket.socket) -> None:
     """Serve until a signal ends it, which also closes the sandbox: jobs that run end, and whoever waits gets 503.
     SandboxError as in `check_address`, and where starlette or uvicorn is missing."""
-    check_address(host, service.token)
+    check_address(listener.getsockname()[0], service.token)
     app = application(sandbox, service)
     try:
         import uvicorn
@@ -121,15 +122,13 @@ def serve(sandbox: Runner, service: Service, *, host: str, port: int) -> None:
 
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         access_log=False,
         log_level="warning",
         limit_concurrency=2 * (service.processes + service.queue),  # connections: requests get a better answer before
         timeout_graceful_shutdown=5,
     )
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when it has ended
-        Server(config).run()
+        Server(config).run(sockets=[listener])
 
 
 class _Desk:

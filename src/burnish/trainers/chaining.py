@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from burnish.checkpointing.chaining import Chosen, find_checkpoint
+from burnish.checkpointing.pending import read_pending
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.store import CheckpointStore
 from burnish.config.names import MODEL_REWARD
@@ -67,17 +68,23 @@ def _reward(reward: RewardConfig, field: str, said: Found) -> RewardConfig:
     if chosen is not None and _is_before_normalization(chosen):
         said.append(
             f"{field}: scores of step {chosen.checkpoint.step} are not normalised, which {chosen.run} does after its "
-            f"last step: take {chosen.run} without a choice, or a weight that suits their scale"
+            "last step: let that run finish and take its last checkpoint, or choose a weight that suits their scale"
         )
     return reward.model_copy(update={"name": MODEL_REWARD + weights})
 
 
 def _is_before_normalization(chosen: Chosen) -> bool:
-    """Whether this is not the newest checkpoint of a run that normalises scores after its last step."""
-    settings = RunDirectory(chosen.run).read_config().get("normalization")
+    """Whether this is a checkpoint from before the end of a run that normalises scores after its last step, as far as
+    its folder tells: of a run without `steps`, the newest may be the last."""
+    config = RunDirectory(chosen.run).read_config()
+    settings = config.get("normalization")
     if not isinstance(settings, dict) or settings.get("kind") == "none" or not settings.get("after"):
         return False
-    return chosen.checkpoint.step != CheckpointStore(chosen.run).steps()[-1]
+    step, steps = chosen.checkpoint.step, config.get("steps")
+    if step != CheckpointStore(chosen.run).steps()[-1] or (isinstance(steps, int) and step < steps):
+        return True
+    pending = read_pending(chosen.checkpoint.folder)
+    return pending is not None and not pending.normalised
 
 
 def _critic(critic: CriticConfig, said: Found) -> CriticConfig:

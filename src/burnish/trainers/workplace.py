@@ -94,7 +94,8 @@ def open_workplace(config: RunConfig, console: Console, *, accept_changes: bool 
         accepted: tuple[str, ...] = ()
         if found.checkpoint is not None:
             accepted = _compare(path, found.checkpoint, now.result(), say, accept_changes=accept_changes)
-            store.discard_after(found.checkpoint.step)
+            for aside in store.set_aside_after(found.checkpoint.step):
+                say(f"the damaged checkpoint is kept as {aside}, which nothing reads: remove it if you do not need it")
             store.prune(found.checkpoint.step)
             console.print(f"resuming {path} after step {found.checkpoint.step}", markup=False, highlight=False)
         yield Workplace(config, lock, store, found.checkpoint, say, accepted)

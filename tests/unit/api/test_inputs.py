@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,33 @@ def test_a_change_is_refused_and_nothing_is_touched(inputs: Inputs) -> None:
     other.write(may_change=True)
     assert len((inputs.folder / "train.jsonl").read_text().splitlines()) == 1
     assert sorted(path.name for path in inputs.folder.parent.iterdir()) == ["inputs"]
+
+
+def test_another_model_inherits_no_file_of_the_one_before(inputs: Inputs, save_tiny_llama: Any) -> None:
+    """A chat template, for one, would be read with the tokenizer that has none."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = save_tiny_llama("0123456789+=", hidden_size=32)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    inputs.plain({"model": (model, tokenizer)})
+    inputs.write(may_change=False)
+    assert AutoTokenizer.from_pretrained(inputs.folder / "model").chat_template
+    other = Inputs(inputs.folder)
+    other.plain({"model": (model, AutoTokenizer.from_pretrained(folder))})
+    with pytest.raises(CheckpointError, match="different inputs from those of this call"):
+        other.write(may_change=False)
+    other.write(may_change=True)
+    assert AutoTokenizer.from_pretrained(inputs.folder / "model").chat_template is None
+    other.write(may_change=False)  # now it holds this model
+
+
+def test_what_a_killed_process_left_half_written_is_removed(inputs: Inputs) -> None:
+    inputs.folder.parent.mkdir()
+    (inputs.folder.parent / ".inputs-x").mkdir()
+    (inputs.folder.parent / ".inputs-x" / "model.safetensors").write_text("half")
+    inputs.remove_torn()
+    assert not list(inputs.folder.parent.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +57,14 @@ def test_what_went_wrong_is_said(tmp_path: Path) -> None:
         status_detail="the environment failed: <b>",
     )  # fmt: skip
     assert "not scored, failed: the environment failed: &lt;b&gt;" in broken._repr_html_()
+
+
+def test_every_field_of_a_rollout_is_read_back(tmp_path: Path) -> None:
+    """Also one that is added later: it has to be given here, with a value that is not its default."""
+    given: dict[str, Any] = dict(
+        reward_parts={"exact": 1.0}, token_rewards=(0.0, 0.5, 0.0, 1.0), status_detail="late",
+        versions=((0, 3), (2, 4)), turns=TURNS, environment_reward=0.25, ends_in=3, history=(Message("user", "x"),),
+    )  # fmt: skip
+    found = read_back(tmp_path, **given)
+    assert {name: getattr(found, name) for name in given} == given
+    assert not [one.name for one in dataclasses.fields(Rollout) if getattr(found, one.name) == one.default]

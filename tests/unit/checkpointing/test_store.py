@@ -152,8 +152,12 @@ def test_pruning_leaves_later_damaged_ones_to_their_turn(tmp_path: Path) -> None
     cut(tmp_path / "checkpoints" / "step-000009" / "manifest.json")
     store.save(5, writer(5.0))
     assert value_of(store) == 5.0
-    store.discard_after(5)
+    (aside,) = store.set_aside_after(5)
     assert store.steps() == [5]
+    assert aside.name == "step-000009.damaged"
+    assert aside.is_dir()
+    assert store.clean() == []
+    assert aside.is_dir()
 
 
 def test_leftovers_of_a_killed_run_are_cleaned(tmp_path: Path) -> None:

@@ -130,6 +130,29 @@ def test_playing_needs_an_environment(model: str, capsys: pytest.CaptureFixture[
     assert "--play needs a run that was trained with an environment" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--plain", "--tools", "calculator"], "--tools does not go with --plain"),
+        (["--no-tools", "--tools", "calculator"], "--tools does not go with --no-tools"),
+        (["--domain", "math"], "--domain chooses between the tools and environments of a run's domains"),
+    ],
+)
+def test_words_that_would_have_no_effect(
+    model: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chat", model, *words]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_is_piped_in_has_to_be_text(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
+    assert main(["chat", model]) == 2
+    assert "what is piped in is not utf-8 text" in capsys.readouterr().err
+
+
 def test_a_line_at_a_terminal_begins_anew_on_request(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], talker: str
 ) -> None:

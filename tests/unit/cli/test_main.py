@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -332,12 +333,27 @@ def test_evaluation_table_has_a_column_for_each_domain() -> None:
     assert [list(column.cells) for column in table.columns] == [["accuracy"], ["0.5"], ["1"], ["0"]]
 
 
+def test_evaluation_table_has_what_only_one_domain_measures() -> None:
+    table = metrics_table({"eval/accuracy": 0.5, "eval/domain/a/accuracy": 0.5, "eval/domain/a/pass@2": 1.0})
+    assert [list(column.cells) for column in table.columns] == [["accuracy", "pass@2"], ["0.5", ""], ["0.5", "1"]]
+
+
 def test_evaluation_table_names_the_parts_of_a_reward() -> None:
     table = metrics_table({"eval/reward_mean": 0.5, "eval/part/brief": 1.0, "eval/part/brief/words": 0.25})
     assert [list(column.cells) for column in table.columns] == [
         ["reward_mean", "part/brief", "part/brief/words"],
         ["0.5", "1", "0.25"],
     ]
+
+
+def test_a_sandbox_at_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["sandbox", "serve", "--port", str(port)]) == 2
+    said = capsys.readouterr()
+    assert (f"cannot listen on 127.0.0.1, port {port}" in said.err, said.out) == (True, "")
 
 
 def test_a_sandbox_for_others_needs_a_token(

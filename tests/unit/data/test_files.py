@@ -140,6 +140,19 @@ def test_text_file_is_a_text_column_and_a_bad_separator_an_error(file) -> None:
         values(file("a.jsonl", "{}"), document_separator="x")
 
 
+@pytest.mark.parametrize("separator", [None, r"\n\n(?=B)", r"A3\n"])
+@pytest.mark.parametrize("text", ["A1\nA2\n\nB1\nA3\nB2\n", "A1\n<|endoftext|>\nA2\n\nB3\n"])
+def test_line_ends_of_windows_change_nothing(file, text: str, separator: str | None) -> None:
+    here, there = file("lf.txt", text), file("crlf.txt", text.replace("\n", "\r\n"))
+    found = [list(read_file(Path(path), document_separator=separator)) for path in (here, there)]
+    assert found[1] == [(where.replace("lf.txt", "crlf.txt"), row) for where, row in found[0]]
+
+
+def test_a_separator_that_names_line_ends_of_windows_has_them(file) -> None:
+    path = file("crlf.txt", "A1\r\n\r\nB1\r\nB2")
+    assert values(path, document_separator=r"\r\n\r\n") == [{"text": "A1"}, {"text": "B1\r\nB2"}]
+
+
 # --- folders and saved sets -----------------------------------------------------------------------------------------
 
 

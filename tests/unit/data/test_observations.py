@@ -95,6 +95,17 @@ def test_a_turn_that_a_text_has_ended_is_closed_first() -> None:
     assert open_ == (tokenizer.eos_token_id, *ended)
 
 
+@pytest.mark.parametrize(
+    ("closing", "rest"), [("<|im_end|>\n", "\n"), (" <|im_end|>\n", "\n"), ("\n", "\n"), ("<|im_end|>", "")]
+)
+def test_what_follows_the_end_of_a_turn_stays(closing: str, rest: str) -> None:
+    """Only what the template writes up to the token that ends a turn has been sampled."""
+    form = format_of(CHATML.replace("m.content + '<|im_end|>\n'", f"m.content + {closing!r}"))
+    tokenizer = form.template.tokenizer
+    tokens = form.tokens([Message("user", "q")], [], tokenizer.eos_token_id, where="test")
+    assert tokenizer.decode(tokens) == f"{rest}<|im_start|>user\nq{closing}<|im_start|>assistant\n"
+
+
 @pytest.mark.parametrize("template", [HERMES, LLAMA, CHATML])
 def test_conversations_are_what_the_template_writes(template: str) -> None:
     """200 conversations, each turn appended as it comes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -79,12 +80,19 @@ def test_parquet_and_jsonl_give_the_same_tokens(jsonl, full, tmp_path) -> None:
         ]
     }
     rows = [CONVERSATION, other | {"tools": [TOOL]}]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    found = [
+    table = pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    (tmp_path / "folder").mkdir()
+    pyarrow.parquet.write_table(table, tmp_path / "folder" / "train.parquet")
+    (tmp_path / "folder" / "notes.json").write_text("{}")
+    datasets.Dataset(table).save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict({"train": datasets.Dataset(table)}).save_to_disk(tmp_path / "splits")
+    first, *others = [
         [example.tokens for example in load_sft_examples([DataSource(path=path)], tokenizer=full).examples]
-        for path in (jsonl(*rows), str(tmp_path / "rows.parquet"))
+        for path in (jsonl(*rows), *(str(tmp_path / name) for name in ("rows.parquet", "folder", "saved", "splits")))
     ]
-    assert found[0] == found[1]  # the table fills b: null into the second call, and zone: null into the first
+    # The table fills b: null into the second call, and zone: null into the first.
+    assert others == [first] * 4
 
 
 @pytest.mark.parametrize(

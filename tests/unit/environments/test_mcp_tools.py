@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -301,6 +303,21 @@ def test_schemas_lose_titles_and_references() -> None:
         "type": "object",
         "properties": {},
     }
+
+
+def test_a_schema_that_refers_to_itself_stays_small() -> None:
+    node = {"type": "object", "properties": {side: {"$ref": "#/$defs/Node"} for side in ("left", "middle", "right")}}
+    given = {"properties": {"root": {"$ref": "#/$defs/Node"}}, "$defs": {"Node": node}}
+    found = json.dumps(schema_of_tool({"name": "f", "inputSchema": given}))
+    assert found.count("left") == 1 + 3  # the root, and the nodes below it
+    assert "$ref" not in found
+
+
+@pytest.mark.parametrize("others", [True, {"type": "string"}])
+def test_arguments_beyond_the_named_ones_are_taken_where_the_server_takes_them(others: object) -> None:
+    given = {"properties": {"x": {"type": "string"}}, "additionalProperties": others}
+    function: Any = schema_of_tool({"name": "f", "inputSchema": given})["function"]
+    assert function["parameters"]["additionalProperties"] == others
 
 
 TEXT = {"type": "text", "text": "a"}

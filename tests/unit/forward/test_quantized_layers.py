@@ -136,6 +136,16 @@ def test_few_rows_without_gradient_take_the_kernel(
     assert len(taken) == takes
 
 
+@pytest.mark.compiler
+@KINDS
+def test_another_dtype_reaches_no_kernel(kind: Quantization) -> None:
+    """A kernel would read and write beyond the numbers."""
+    model = build()
+    quantize(model, kind, torch.float32, "required")
+    with torch.no_grad(), pytest.raises(RuntimeError, match="same dtype"):
+        model.model.layers[0].mlp.down_proj(torch.randn(2, 80).bfloat16())
+
+
 def test_what_stays_whole_has_the_dtype_of_the_run() -> None:
     model = build()
     quantize(model, "nf4", torch.bfloat16, "off")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -122,6 +123,27 @@ def test_temporary_folders_in_use_are_not_swept_and_others_are(tmp_path: Path) -
         assert f"{PREFIX}left" not in names
         assert "something else" in names
     assert [entry.name for entry in tmp_path.iterdir()] == ["something else"]
+
+
+def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has opened it in order to remove it, and holds the lock."""
+    lock, refused = fcntl.flock, []
+
+    def held_once(folder: int, how: int) -> None:
+        if how & fcntl.LOCK_EX and not refused:
+            refused.append(folder)
+            raise BlockingIOError
+        lock(folder, how)
+
+    monkeypatch.setattr(fcntl, "flock", held_once)
+    with private_folder(tmp_path) as folder, temporary_folder(folder):
+        first, second = sorted(tmp_path.iterdir())
+        assert {first.name[: len(PREFIX)], second.name[: len(PREFIX)]} == {PREFIX}
+    assert len(list(tmp_path.iterdir())) == 1  # it is the other process's to remove
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(refused[0])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

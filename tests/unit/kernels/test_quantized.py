@@ -35,10 +35,18 @@ def test_products(kind: Quantization, shape: tuple[int, int], rows: int, dtype: 
     inputs, bias = torch.randn(rows, shape[1]).to(dtype), torch.randn(shape[0]).to(dtype)
     kernels, bits = quantized_kernels(dtype), BITS[kind]
     found = kernels.multiply(inputs, codes, scales, bits, shape[0], bias)
-    wanted = linear(inputs.double(), dequantized(codes, scales, shape[0]).double(), bias.double())
+    wanted = linear(inputs.double(), dequantized(codes, scales, shape[0]).to(dtype).double(), bias.double())
     assert (found - wanted).norm() <= tolerance * wanted.norm()
     without = kernels.multiply(inputs, codes, scales, bits, shape[0], None)
     assert (without - (wanted - bias)).norm() <= tolerance * wanted.norm()
+
+
+def test_products_are_those_of_the_rounded_weights() -> None:
+    """1.001 is 1 in bfloat16, which the weight that training passes multiply by is."""
+    codes, scales = quantized(torch.tensor([[1.0] * 64 + [1.001] * 64]), "int8")
+    inputs = torch.zeros(1, 128, dtype=torch.bfloat16)
+    inputs[0, 0], inputs[0, 64] = 1, -1
+    assert quantized_kernels(torch.bfloat16).multiply(inputs, codes, scales, 8, 1, None).item() == 0.0
 
 
 @KINDS

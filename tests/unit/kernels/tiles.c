@@ -47,7 +47,7 @@ static void quantized(int bits) {
             differ("number", load(numbers_of[o * INPUTS + d]), rounded((float)number_of(bits, o, d)));
         for (int row = 0; row < 3; row++) {
             double product = 0;
-            for (int d = 0; d < INPUTS; d++) product += (double)lines[row * INPUTS + d] * number_of(bits, o, d);
+            for (int d = 0; d < INPUTS; d++) product += (double)lines[row * INPUTS + d] * rounded((float)number_of(bits, o, d));
             double found = load(products[row * OUTPUTS + o]), most = BFLOAT16 ? fabs(product) / 256 : 1e-3;
             if (fabs(found - product) > most + 1e-5) differ("product", found, product);
         }

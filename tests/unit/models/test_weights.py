@@ -135,3 +135,11 @@ def test_tensors_of_another_model_are_refused() -> None:
         take_tensors(model, [("lm_head.weight", torch.zeros(3, 16))])
     with pytest.raises(ModelError, match=r"lack .* and 17 more of LlamaForCausalLM"):
         take_tensors(model, [("lm_head.weight", torch.zeros(40, 16))])
+
+
+def test_an_adapted_embedding_that_is_the_head_as_well_is_refused() -> None:
+    """Workers and saved weights would have one of the two matrices, the adapted one or the other."""
+    config = LoraConfig(rank=2, target_modules=["q_proj", "embed_tokens"])
+    with pytest.raises(ModelError, match="adapts the embedding, which is the output head as well"):
+        Adapter(build("tied"), config)
+    Adapter(build("untied"), config)

@@ -22,6 +22,7 @@ import httpx2
 import pytest
 
 from burnish.errors import SandboxError
+from burnish.listening import listening
 from burnish.sandbox.job import (
     AssertTests,
     Case,
@@ -319,8 +320,9 @@ def test_a_token_is_asked_of_everyone() -> None:
 
 
 def test_no_other_address_without_a_token() -> None:
-    with pytest.raises(SandboxError, match=r"0.0.0.0 would run programs for everyone(?s:.*)--token-variable"):
-        serve(Pretended(), Service(), host="0.0.0.0", port=0)
+    refused = pytest.raises(SandboxError, match=r"0.0.0.0 would run programs for everyone(?s:.*)--token-variable")
+    with listening("0.0.0.0", 0) as listener, refused:
+        serve(Pretended(), Service(), listener)
 
 
 def test_a_full_queue_is_refused_and_its_room_comes_back() -> None:
@@ -343,12 +345,13 @@ def test_a_full_queue_is_refused_and_its_room_comes_back() -> None:
 
 SERVER = """
 import sys
+from burnish.listening import listening
 from burnish.sandbox.job import Limits
 from burnish.sandbox.sandbox import Sandbox
 from burnish.sandbox.server import Service, serve
 
-with Sandbox(sys.argv[1]) as sandbox:
-    serve(sandbox, Service(processes=1, queue=8), host="127.0.0.1", port=int(sys.argv[2]))
+with listening("127.0.0.1", int(sys.argv[2])) as listener, Sandbox(sys.argv[1]) as sandbox:
+    serve(sandbox, Service(processes=1, queue=8), listener)
 print("ended in order")
 """
 

@@ -13,6 +13,7 @@ from burnish.types import FinishReason, Json, Message
 
 Body = dict[str, Any]
 _IGNORED_HEADER = "x-burnish-ignored"
+_NO_CHARACTER = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,7 @@ class Reply:
 
     def _of_tokens(self) -> Body:
         """As vLLM's `/inference/v1/generate`: tokens are named by their ids."""
-        names = [f"token_id:{token}" for token in self.said.tokens]
-        entries = [_entry(*one) for one in zip(names, self.said.logprobs, strict=True)]
+        entries = [_entry(*one) for one in zip(map(_name_of, self.said.tokens), self.said.logprobs, strict=True)]
         choice = {
             "index": 0,
             "token_ids": list(self.said.tokens),
@@ -119,9 +119,12 @@ class Reply:
 
 
 def token_texts(asked: TurnRequest, said: Said, text: Callable[[int], str]) -> tuple[str, ...]:
-    """The text of each sampled token, if log-probabilities by text are asked for."""
+    """The name of each sampled token, if log-probabilities by name are asked for: its text, or as vLLM writes its
+    id."""
     if not asked.wish.logprobs or (isinstance(asked, TokenRequest) and not asked.as_text):
         return ()
+    if asked.wish.names_ids:
+        return tuple(map(_name_of, said.tokens))
     return tuple(map(text, said.tokens))
 
 
@@ -153,8 +156,14 @@ def _call_body(call: Mapping[str, Json]) -> Body:
     return {"id": call["id"], "type": "function", "function": written}
 
 
+def _name_of(token: int) -> str:
+    return f"token_id:{token}"
+
+
 def _entry(token: str, logprob: float) -> Body:
-    return {"token": token, "logprob": logprob, "bytes": list(token.encode(errors="replace")), "top_logprobs": []}
+    # A token that is a part of a character has no text, from which its bytes could be told.
+    known = None if _NO_CHARACTER in token else list(token.encode(errors="replace"))
+    return {"token": token, "logprob": logprob, "bytes": known, "top_logprobs": []}
 
 
 def _event(body: Body) -> str:

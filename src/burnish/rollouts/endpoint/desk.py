@@ -63,8 +63,9 @@ class Desk:
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(1 << 16)
         orders = []
-        while not self._orders.empty():
-            orders.append(self._orders.get())
+        with contextlib.suppress(queue.Empty):  # at the end, several threads take
+            while True:
+                orders.append(self._orders.get_nowait())
         return orders
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ silence.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -25,7 +25,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
     "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
     "min_tokens": (0,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
@@ -35,6 +34,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "chat_template_kwargs": ({},),
     "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "parallel_tool_calls": (True,),
 }
 """Fields that would change what is sampled, with the values that change nothing."""
 _CHOSEN: Mapping[str, float] = {"temperature": 0.0, "top_p": 0.0, "min_p": 0.0, "top_k": -1.0}
@@ -50,6 +51,9 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("auto", "none"),
     "tool_choice": ("auto",),
     "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    **{f"guided_{form}": () for form in ("json", "regex", "choice", "grammar")},
+    "structured_outputs": (),
 }
 """Fields that this server does not have, with the values that ask for nothing."""
 _WITHOUT_EFFECT = frozenset(
@@ -58,28 +62,26 @@ _WITHOUT_EFFECT = frozenset(
         "metadata",
         "store",
         "service_tier",
-        "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
         "stream_options",
         "skip_special_tokens",
         "spaces_between_special_tokens",
-        "return_tokens_as_token_ids",
         "cache_salt",
         "priority",
         "request_id",
         "detokenize",
         "output_kind",
         "routed_experts_prompt_start",
-        "verbosity",
     }
 )
 """Fields that change nothing in what is sampled, and that clients send as a matter of course."""
 _READ = frozenset(
-    {"model", "messages", "prompt", "token_ids", "tools", "stream", "max_tokens", "max_completion_tokens", "stop"}
-    | {"stop_token_ids", "logprobs", "return_token_ids", "seed", "sampling_params"}
+    {"model", "stream", "max_tokens", "max_completion_tokens", "stop", "stop_token_ids", "logprobs", "seed"}
+    | {"return_token_ids", "return_tokens_as_token_ids"}
 )
+"""What every route reads, next to its own fields."""
 
 
 class RefusedError(Exception):
@@ -111,7 +113,7 @@ class Wish:
 
     max_tokens: fewer than the run allows, if any. stop, stop_token_ids: further ends; the texts are left out of the
     answer. chosen, seed: in place of the server's own settings, where clients may choose. logprobs, token_ids: whether
-    to return them. ignored: fields that have no effect here.
+    to return them. names_ids: log-probabilities name tokens by their ids. ignored: fields that have no effect here.
     """
 
     max_tokens: int | None = None
@@ -121,6 +123,7 @@ class Wish:
     seed: int | None = None
     logprobs: bool = False
     token_ids: bool = False
+    names_ids: bool = False
     stream: bool = False
     stream_usage: bool = False
     ignored: tuple[str, ...] = ()
@@ -165,7 +168,7 @@ TurnRequest = ChatRequest | TextRequest | TokenRequest
 def read_chat(asked: Mapping[str, Any], terms: Terms) -> ChatRequest:
     """`POST /v1/chat/completions`. RefusedError for what cannot be answered."""
     _check_model(asked, terms)
-    wish = _wish(asked, terms, texts=True)
+    wish = _wish(asked, terms, {"messages", "tools"}, texts=True)
     if not isinstance(asked.get("logprobs", False), (bool, type(None))):
         raise RefusedError(400, "logprobs has to be true or false", param="logprobs")
     messages = asked.get("messages")
@@ -175,6 +178,9 @@ def read_chat(asked: Mapping[str, Any], terms: Terms) -> ChatRequest:
         turns = tuple(checked_message(item, f"messages[{number}]") for number, item in enumerate(messages))
     except DataError as error:
         raise RefusedError(400, str(error), param="messages") from error
+    for number, turn in enumerate(turns):
+        if not isinstance(turn.extra.get("tool_call_id", ""), (str, type(None))):
+            raise RefusedError(400, f"messages[{number}].tool_call_id has to be a text", param="messages")
     if turns[-1].role == "assistant":
         raise RefusedError(400, "the last message is the assistant's, so there is nothing to answer", param="messages")
     return ChatRequest(turns, _tools(asked.get("tools")), wish)
@@ -188,7 +194,7 @@ def read_completion(asked: Mapping[str, Any], terms: Terms) -> TextRequest | Tok
         raise RefusedError(
             400, "logprobs has to be 0 or 1: only those of the sampled tokens are known", param="logprobs"
         )
-    wish = replace(_wish(asked, terms, texts=True), logprobs=logprobs is not None)
+    wish = replace(_wish(asked, terms, {"prompt"}, texts=True), logprobs=logprobs is not None)
     prompt = asked.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
@@ -207,16 +213,20 @@ def read_tokens(asked: Mapping[str, Any], terms: Terms) -> TokenRequest:
     if sampling.get("logprobs") not in (None, 0, 1):
         raise RefusedError(400, "sampling_params.logprobs has to be 0 or 1", param="sampling_params")
     both = {**{name: value for name, value in asked.items() if name != "sampling_params"}, **sampling}
-    wish = replace(_wish(both, terms, texts=False), logprobs=True, token_ids=True)
+    wish = replace(_wish(both, terms, {"token_ids"}, texts=False), logprobs=True, token_ids=True)
     return TokenRequest(_tokens(asked.get("token_ids"), "token_ids"), wish)
 
 
 def read_reward(asked: Mapping[str, Any]) -> RewardCall:
     """`POST .../reward`: `{"reward": 1.0}`."""
     reward = asked.get("reward")
-    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+    try:
+        value = float(reward) if isinstance(reward, (int, float)) and not isinstance(reward, bool) else math.nan
+    except OverflowError:  # a whole number of hundreds of digits
+        value = math.inf
+    if not math.isfinite(value):
         raise RefusedError(400, "reward has to be a finite number", param="reward")
-    return RewardCall(float(reward))
+    return RewardCall(value)
 
 
 def _check_model(asked: Mapping[str, Any], terms: Terms) -> None:
@@ -229,18 +239,20 @@ def _check_model(asked: Mapping[str, Any], terms: Terms) -> None:
         )
 
 
-def _wish(asked: Mapping[str, Any], terms: Terms, *, texts: bool) -> Wish:
-    """`texts`: whether stop texts make sense."""
+def _wish(asked: Mapping[str, Any], terms: Terms, own: Set[str], *, texts: bool) -> Wish:
+    """own: fields that only this route has. texts: whether stop texts make sense."""
     given = {name: value for name, value in asked.items() if value is not None}
     for name, harmless in _REFUSED.items():
         if name in given and not _among(given[name], harmless):
             raise RefusedError(400, f"{name} {given[name]!r:.60} is not supported by this server", param=name)
-    known = {*_READ, *_REFUSED, *_NEUTRAL, *_CHOSEN, *_WITHOUT_EFFECT}
+    known = {*_READ, *own, *_REFUSED, *_NEUTRAL, *_CHOSEN, *_WITHOUT_EFFECT}
     others = [name for name in given if name not in known]
+    if strange := [name for name in others if not (name.isascii() and name.isprintable())]:
+        raise RefusedError(400, f"there is no field {strange[0]!r:.60}")  # nor can a header name it
     others += [name for name, values in _NEUTRAL.items() if name in given and not _among(given[name], values)]
     chosen = _chosen(given)
     if terms.others != "follow":
-        others += [name for name, value in chosen.items() if value != getattr(terms.sampling, name)]
+        others += [name for name, value in chosen.items() if value != _ours(name, terms.sampling)]
     if "seed" in given and terms.others != "follow":
         others.append("seed")
     if others and terms.others != "ignore":
@@ -254,6 +266,7 @@ def _wish(asked: Mapping[str, Any], terms: Terms, *, texts: bool) -> Wish:
         seed=_seed(given) if terms.others == "follow" else None,
         logprobs=given.get("logprobs") is True,
         token_ids=_flag(given, "return_token_ids"),
+        names_ids=_flag(given, "return_tokens_as_token_ids"),
         stream=_flag(given, "stream"),
         stream_usage=isinstance(options, dict) and options.get("include_usage") is True,
         ignored=tuple(sorted(others)),
@@ -280,11 +293,16 @@ def _chosen(given: Mapping[str, Any]) -> dict[str, float | bool]:
 def _why(others: list[str], given: Mapping[str, Any], terms: Terms) -> str:
     name = others[0]
     if name in _CHOSEN:
-        ours = getattr(terms.sampling, name)
+        ours = _ours(name, terms.sampling)
         return f"{name} is {ours:g} in this run, and not {given[name]!r:.60}: leave it out of the request"
     if terms.others == "follow" or name not in {*_NEUTRAL, "seed"}:
         return f"this server does not have {name}: leave it out of the request"
     return f"{name} {given[name]!r:.60} would change what this run samples: leave it out of the request"
+
+
+def _ours(name: str, sampling: Sampling) -> float:
+    """A setting of the run in the words of a request, where temperature 0 takes the likeliest token."""
+    return 0.0 if name == "temperature" and sampling.greedy else float(getattr(sampling, name))
 
 
 def _limit(given: Mapping[str, Any]) -> int | None:
@@ -323,10 +341,14 @@ def _stop_tokens(value: Any) -> tuple[int, ...]:
 
 
 def _tokens(value: Any, name: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value or not all(type(token) is int and token >= 0 for token in value):
+    if not isinstance(value, list) or not value or not all(map(_is_token, value)):
         also = "a text or " if name == "prompt" else ""
         raise RefusedError(400, f"{name} has to be {also}a list of token ids", param=name)
     return tuple(value)
+
+
+def _is_token(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
 
 
 def _tools(value: Any) -> tuple[Mapping[str, Json], ...]:

@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import hmac
 import json
-import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import RolloutError
+from burnish.listening import LOOPBACK, listening, url_of
 from burnish.rollouts.endpoint.answers import Reply, error_body, models_body
 from burnish.rollouts.endpoint.desk import Desk, Order
 from burnish.rollouts.endpoint.requests import (
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _START_SECONDS = 30.0
 _END_SECONDS = 10.0
 _MISSING = "pip install 'burnish[serve]'"
@@ -81,35 +80,18 @@ def application(desk: Desk, service: Service) -> Starlette:
     return Starlette(routes=routes)
 
 
-@contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens; port 0 takes a free one. RolloutError if it is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            raise RolloutError(
-                f"cannot listen on {host}, port {port}: {error.strerror}", remedy="choose another address or port"
-            ) from error
-        listener.listen(1_024)
-        yield listener
-
-
 class ServerThread:
     """The server in a thread of its own. `url` is where it listens; port 0 takes a free one.
 
-    RolloutError for another address than this machine's own without a key, and if the address cannot be had.
+    RolloutError for another address than this machine's own without a key, ConfigError if the address cannot be had.
     """
 
     def __init__(self, desk: Desk, service: Service, *, host: str = LOOPBACK[0], port: int = 0) -> None:
         check_address(host, service.key)
         self._desk = desk
         self._open = contextlib.ExitStack()
-        listener = self._open.enter_context(_listening(host, port))
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{listener.getsockname()[1]}"
+        listener = self._open.enter_context(listening(host, port))
+        self.url = url_of(listener, host)
         try:
             self._server = _uvicorn(application(desk, service), service)
         except BaseException:

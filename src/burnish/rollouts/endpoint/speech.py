@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from burnish.data.chat import encode_bare, encode_text
 from burnish.data.histories import HistoryEncoder
 from burnish.data.observations import ObservationFormat, Observer
+from burnish.data.plain_tokens import PlainEncoder
 from burnish.data.template import Template
 from burnish.data.token_texts import text_of_tokens
 from burnish.errors import ConfigError, DataError
@@ -95,9 +96,12 @@ class Speech:
     def encode_text(self, text: str, *, begins: bool) -> tuple[int, ...]:
         """A text without template: a prompt (`begins`), or what is appended."""
         try:
-            return encode_text(text, self.tokenizer) if begins else encode_bare(text, self.tokenizer)
+            tokens = encode_text(text, self.tokenizer) if begins else encode_bare(text, self.tokenizer)
         except DataError as error:
             raise RefusedError(400, str(error), param="prompt") from error
+        if begins and not tokens:
+            raise RefusedError(400, "the prompt is zero tokens", param="prompt")
+        return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of sampled tokens with its special ones, without the one that ended the turn."""
@@ -106,6 +110,11 @@ class Speech:
     def decode_raw(self, tokens: Sequence[int]) -> str:
         """The text of tokens, whatever they are."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    @cached_property
+    def _plain(self) -> PlainEncoder:
+        """One for all formats: it has a copy of the tokenizer."""
+        return PlainEncoder(self.tokenizer)
 
     @cached_property
     def text(self) -> Callable[[int], str]:
@@ -128,7 +137,7 @@ class Speech:
             return Message("assistant", text)
         unread = [call.text for call in parsed.calls if not isinstance(call, ToolCall)]
         written = tuple(
-            {"id": f"call{number % 1000:03d}{index % 100:02d}", **call.to_dict()} for index, call in enumerate(calls)
+            {"id": f"{id_of_calls(number)}{index % 100:02d}", **call.to_dict()} for index, call in enumerate(calls)
         )
         return Message("assistant", "\n".join(part for part in (parsed.content, *unread) if part), tool_calls=written)
 
@@ -152,12 +161,18 @@ class Speech:
             if len(self._formats) == _KEPT_FORMATS:  # agents may offer other tools each time
                 self._formats.clear()
                 self._kept.clear()
-            self._formats[key] = ObservationFormat(Template(self.tokenizer, self.options, tools), self.stop_token_ids)
+            template = Template(self.tokenizer, self.options, tools)
+            self._formats[key] = ObservationFormat(template, self.stop_token_ids, self._plain)
         return self._formats[key]
 
     def _check_tools(self, tools: Schemas) -> None:
         if tools and self.parser is None:
             raise RefusedError(400, self.without_parser, param="tools")
+
+
+def id_of_calls(number: int) -> str:
+    """How the ids of a turn's calls begin. Some templates take nine characters at most."""
+    return f"call{number % 1000:03d}"
 
 
 def _renderer(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Json]) -> Render:

@@ -10,7 +10,7 @@ import itertools
 import json
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -74,8 +74,8 @@ class StandingLoop:
                 orders = self.desk.take()
                 while orders and poller.poll(1000 * _GATHER_SECONDS):
                     orders += self.desk.take()
+                self._end_idle(but={order.trajectory for order in orders})
                 self._serve(orders)
-                self._end_idle()
         finally:
             self.desk.close()
             for name in list(self._held):
@@ -88,7 +88,7 @@ class StandingLoop:
                 self._reward(order, order.asked)
                 continue
             try:
-                asked.append((order, self._trajectory(order.trajectory)))
+                asked.append((order, self._trajectory(order.trajectory, order.asked.wish.seed)))
             except RefusedError as error:
                 order.refuse(error)
         try:
@@ -100,19 +100,23 @@ class StandingLoop:
         for order, trajectory in asked:
             if not order.trajectory:
                 self._write("", trajectory)
+            elif held := self._held.get(order.trajectory):
+                held.used = time.monotonic()  # its client has waited until now
 
-    def _trajectory(self, name: str) -> Trajectory:
+    def _trajectory(self, name: str, seed: int | None) -> Trajectory:
         if name in self._held:
-            self._held[name].used = time.monotonic()
             return self._held[name].trajectory
         if len(self._held) >= self.standing.open:
             raise RefusedError(503, f"{self.standing.open:,} trajectories are open: end some with their rewards")
-        # Requests of their own have noise of their own.
-        request = RolloutRequest(name or f"request {next(self._numbers)}", 0, (), (0,))
+        request = RolloutRequest(name or self._own_name(seed), 0, (), (0,))
         trajectory = Trajectory(request, 0, self.standing.speech, self.standing.room)
         if name:
             self._held[name] = _Held(trajectory, time.monotonic())
         return trajectory
+
+    def _own_name(self, seed: int | None) -> str:
+        """Requests of their own have noise of their own, unless they bring a seed to have the same again."""
+        return f"request {next(self._numbers)}" if seed is None else f"request with seed {seed}"
 
     def _reward(self, order: Order, asked: RewardCall) -> None:
         held = self._held.get(order.trajectory)
@@ -123,9 +127,9 @@ class StandingLoop:
         self._end(order.trajectory)
         order.reply(None)
 
-    def _end_idle(self) -> None:
+    def _end_idle(self, but: Set[str] = frozenset()) -> None:
         before = time.monotonic() - self.standing.idle_seconds
-        for name in [name for name, held in self._held.items() if held.used < before]:
+        for name in [name for name, held in self._held.items() if held.used < before and name not in but]:
             self._end(name)
 
     def _end(self, name: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from burnish.rollouts.endpoint.requests import ChatRequest, RefusedError, TextRequest, TokenRequest, TurnRequest
-from burnish.rollouts.endpoint.speech import Schemas, Speech
+from burnish.rollouts.endpoint.speech import Schemas, Speech, id_of_calls
 from burnish.types import (
     BRANCH_STRIDE,
     Author,
@@ -84,12 +84,14 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class NextTurn:
-    """What is to be sampled: after `prompt`, at most `most_tokens`. stop: texts that the agent is not told."""
+    """What is to be sampled: after `prompt`, at most `most_tokens`. stop, stop_token_ids: texts and tokens that end it,
+    and that the agent is not told."""
 
     branch: Branch
     prompt: tuple[int, ...]
     most_tokens: int
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ class Trajectory:
         branch.speaks = True
         self._last, self.limited = branch, None  # one that had no room has made itself some
         wanted = most if asked.wish.max_tokens is None else asked.wish.max_tokens
-        return NextTurn(branch, branch.seen, min(most, wanted), asked.wish.stop)
+        return NextTurn(branch, branch.seen, min(most, wanted), asked.wish.stop, asked.wish.stop_token_ids)
 
     def engine_request(self, turn: NextTurn, place: int) -> RolloutRequest:
         """For the engine. Its noise is that of this turn of this branch; `place` tells the requests of a call apart."""
@@ -173,7 +175,7 @@ class Trajectory:
         is_shortened = len(tokens) < len(rollout.response_tokens)
         whole = self.speech.decode(tokens) if is_shortened else rollout.response
         text = _before(whole, turn.stop)
-        message = self.speech.read(text, branch.tools, self.num_spoken + 1)
+        message = self.speech.read(text, branch.tools, self._number_of_turn(branch))
         branch.tokens += tokens
         branch.logprobs += logprobs
         branch.turns.append(Turn("policy", start, len(branch.tokens), (message,)))
@@ -188,8 +190,16 @@ class Trajectory:
             branch.messages.append(message)
             branch.points.append(_Point(len(branch.messages), len(branch.tokens), message.tool_calls))
         elif branch.text is not None:
-            branch.text += whole
+            branch.text = None if tokens[-1] in turn.stop_token_ids else branch.text + whole
         return Said(message, text, tokens, logprobs, FinishReason.LENGTH if is_cut else FinishReason.STOP)
+
+    def _number_of_turn(self, branch: Branch) -> int:
+        """For the ids of calls, which differ within a history: a client may bring one from another trajectory, also
+        without its beginning."""
+        told = {str(call.get("id")) for message in branch.messages or () for call in message.tool_calls}
+        used = {one[: len(id_of_calls(0))] for one in told}
+        first = self.num_spoken + 1
+        return next((number for number in range(first, first + 1_000) if id_of_calls(number) not in used), first)
 
     def rollouts(self, *, failed: str = "", version: int = 0, only_last: bool = False) -> list[Rollout]:
         """The branches as rows, one at least. failed: why they have no reward. only_last: the one that spoke last."""

@@ -75,6 +75,8 @@ class TurnSampler:
             refused = error
         except RecursionError:  # of tools or arguments, when they are written
             refused = RefusedError(400, "the request is nested too deeply")
+        except Exception as error:  # noqa: BLE001  boundary: one client's request must not end the run of all others
+            refused = RefusedError(500, f"the request cannot be read ({type(error).__name__}: {error})")
         self.refused += 1
         order.refuse(refused)
         return None
@@ -115,8 +117,9 @@ def _wish(order: Order) -> Wish:
 def _settings(sampling: Sampling, wish: Wish, length: int) -> Sampling:
     """Settings of the call with the ends and the length that a client asks for, and those that it may choose."""
     chosen: dict[str, Any] = dict(wish.chosen)
-    if chosen.get("temperature") == 0:
-        chosen |= {"temperature": sampling.temperature, "greedy": True}
+    if "temperature" in chosen:
+        chosen["greedy"] = chosen["temperature"] == 0
+        chosen["temperature"] = chosen["temperature"] or sampling.temperature
     return replace(
         sampling,
         **chosen,

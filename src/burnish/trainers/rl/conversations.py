@@ -151,6 +151,7 @@ def open_partner(
         stack.callback(host.close)
     served = open_served_tools(conversation, config.sandbox, where, stack)
     schemas = (*(() if host is None else host.schemas), *(schema for tools in served for schema in tools.schemas))
+    _check_names(schemas, where)
     tokenizer, chat = (
         with_template(loaded.tokenizer, domain.chat_template),
         ChatFormat("always", domain.template_options),
@@ -179,6 +180,16 @@ def open_partner(
         where=where,
     )
     return partner, _lines(conversation, where, schemas, name, rewriting)
+
+
+def _check_names(schemas: Schemas, where: str) -> None:
+    """ConfigError for two tools of one name, of which only one could be called."""
+    names = [str(function_of(schema)["name"]) for schema in schemas]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"{where} has two tools that are called {twice!r}", remedy="rename one of them, or leave one out"
+        )
 
 
 def _rewriting(

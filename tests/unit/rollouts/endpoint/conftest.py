@@ -61,6 +61,7 @@ class Script:
     seen: list[RolloutRequest] = field(default_factory=list)
     samplings: list[Sampling] = field(default_factory=list)
     version: int = 0
+    end: str = "]"
 
     def generate(
         self,
@@ -80,7 +81,7 @@ class Script:
 
     def _rollout(self, request: RolloutRequest, index: int, sampling: Sampling) -> Rollout:
         text = self.say(request)
-        tokens = tuple(self.tokenizer.encode(text + "]", add_special_tokens=False))
+        tokens = tuple(self.tokenizer.encode(text + self.end, add_special_tokens=False))
         reason = FinishReason.STOP
         if len(tokens) > sampling.max_response_tokens:
             tokens, reason = tokens[: sampling.max_response_tokens], FinishReason.LENGTH
@@ -128,8 +129,10 @@ def serving(speech: Speech, script: Script) -> Iterator[Callable[..., StandingLo
         with contextlib.suppress(RolloutError):  # of a script that fails on purpose
             loop.run()
 
-    def start(*, room: Room = ROOM, record: list[str] | None = None, **terms: Any) -> StandingLoop:
-        standing = Standing(script, speech, Terms(SAMPLING, MODEL, room.context, **terms), room)
+    def start(
+        *, room: Room = ROOM, record: list[str] | None = None, sampling: Sampling = SAMPLING, **terms: Any
+    ) -> StandingLoop:
+        standing = Standing(script, speech, Terms(sampling, MODEL, room.context, **terms), room)
         loop = StandingLoop(standing, None if record is None else record.append)
         started.append((loop, threading.Thread(target=run, args=[loop], daemon=True)))
         started[-1][1].start()

@@ -320,6 +320,8 @@ def test_a_row_without_what_the_agent_wants_fails_with_its_name(hold: Any) -> No
         ("SAMPLES", {}, "has no function"),
         ("needs", {"size": 1}, "cannot be called with the options"),
         ("command:", {}, "names no command"),
+        ("command: node 'x", {}, "cannot be told apart: No closing quotation"),
+        ("command: no-such-program --fast", {}, "there is no program no-such-program"),
     ],
 )
 def test_agents_that_cannot_be_used_are_refused_at_the_start(

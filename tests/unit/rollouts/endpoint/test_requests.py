@@ -51,9 +51,15 @@ TEXT = {"model": "tiny", "prompt": "hi"}
         ({"stop": [""]}, "stop"),
         ({"stop": [1]}, "stop"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [10**30]}, "stop_token_ids"),
         ({"stream": "yes"}, "stream"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"guided_json": {}}, "guided_json"),
+        ({"messages": [{"role": "tool", "tool_call_id": ["a"], "content": "4"}]}, "messages"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"sampling_params": {"temperature": 0.7}}, "sampling_params"),
+        ({"prompt": "hi"}, "prompt"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_name(more: dict[str, Any], param: str) -> None:
@@ -79,15 +85,43 @@ def test_what_asks_for_the_runs_own_settings_is_answered(more: dict[str, Any]) -
 
 
 def test_settings_are_ignored_or_followed_if_that_is_the_rule() -> None:
-    asked = {**CHAT, "temperature": 0.2, "seed": 3, "guided_json": {}}
-    assert read_chat(asked, Terms(RUN, "tiny", 64, "ignore")).wish.ignored == ("guided_json", "seed", "temperature")
-    del asked["guided_json"]
+    asked = {**CHAT, "temperature": 0.2, "seed": 3, "unheard_of": {}}
+    assert read_chat(asked, Terms(RUN, "tiny", 64, "ignore")).wish.ignored == ("seed", "temperature", "unheard_of")
+    del asked["unheard_of"]
     wish = read_chat(asked, Terms(RUN, "tiny", 64, "follow")).wish
     assert (wish.chosen, wish.seed, wish.ignored) == ({"temperature": 0.2}, 3, ())
     with pytest.raises(RefusedError, match="top_p"):  # what the engine would refuse must not reach it
         read_chat({**CHAT, "top_p": 1.5}, Terms(RUN, "tiny", 64, "follow"))
-    with pytest.raises(RefusedError, match="does not have guided_json"):
-        read_chat({**CHAT, "guided_json": {}}, Terms(RUN, "tiny", 64, "follow"))
+    with pytest.raises(RefusedError, match="does not have unheard_of"):
+        read_chat({**CHAT, "unheard_of": {}}, Terms(RUN, "tiny", 64, "follow"))
+
+
+@pytest.mark.parametrize("rule", ["refuse", "ignore", "follow"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"response_format": {"type": "json_schema"}},
+        {"guided_json": {}},
+        {"guided_regex": "a*"},
+        {"structured_outputs": {"choice": ["a"]}},
+        {"n": 2},
+        {"tool_choice": "required"},
+        {"größe": 1},
+        {"a\r\nb": 1},
+        {"temperature": 1e-300},
+    ],
+)
+def test_what_is_refused_under_every_rule(more: dict[str, Any], rule: Any) -> None:
+    with pytest.raises(RefusedError) as caught:
+        read_chat({**CHAT, **more}, Terms(RUN, "tiny", 64, rule))
+    assert caught.value.status == 400
+
+
+def test_temperature_0_is_what_a_greedy_run_has() -> None:
+    terms = Terms(Sampling(max_response_tokens=8, greedy=True), "tiny", 64)
+    assert read_chat({**CHAT, "temperature": 0}, terms).wish.ignored == ()
+    with pytest.raises(RefusedError, match="temperature is 0 in this run"):
+        read_chat({**CHAT, "temperature": 1}, terms)
 
 
 def test_the_shorter_of_two_limits_counts() -> None:
@@ -110,6 +144,10 @@ def test_the_shorter_of_two_limits_counts() -> None:
         (read_tokens, {"token_ids": [1], "sampling_params": {"stop": "x"}}, "stop"),
         (read_tokens, {"token_ids": [1], "features": {}}, "features"),
         (read_tokens, {"token_ids": [1], "model": "other"}, "model"),
+        (read_tokens, {"token_ids": [1], "tools": []}, "tools"),
+        (read_tokens, {"token_ids": [1], "prompt": "hi"}, "prompt"),
+        (read_completion, {**TEXT, "messages": CHAT["messages"]}, "messages"),
+        (read_completion, {**TEXT, "tools": []}, "tools"),
     ],
 )
 def test_texts_and_tokens_are_refused_in_the_same_way(read: Callable[..., Any], asked: Any, param: str) -> None:
@@ -125,7 +163,7 @@ def test_tokens_are_asked_for_as_renderers_do() -> None:
     assert (found.wish.max_tokens, found.wish.stop_token_ids) == (5, (2,))
 
 
-@pytest.mark.parametrize("value", [None, "1", True, float("inf"), float("nan"), [1]])
+@pytest.mark.parametrize("value", [None, "1", True, float("inf"), float("nan"), 10**400, [1]])
 def test_a_reward_is_a_finite_number(value: Any) -> None:
     with pytest.raises(RefusedError):
         read_reward({"reward": value})

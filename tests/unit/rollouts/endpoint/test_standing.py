@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,9 +65,44 @@ def test_clients_may_choose_where_that_is_allowed(serving: Start, script: Any) -
     loop = serving(others="follow")
     ask(loop, "", temperature=0.3, top_p=0.5, seed=7, stop=["x"], max_tokens=9)
     ask(loop, "", temperature=0)
-    first, second = script.samplings
+    ask(serving(others="follow", sampling=replace(SAMPLING, greedy=True)), "", temperature=0.7)
+    first, second, third = script.samplings
+    assert (third.temperature, third.greedy) == (0.7, False)
     assert (first.temperature, first.top_p, first.stop, first.max_response_tokens) == (0.3, 0.5, ("x",), 9)
     assert (second.temperature, second.greedy) == (1.0, True)
+
+
+def test_the_same_seed_has_the_same_noise(serving: Start, script: Any) -> None:
+    loop = serving(others="follow")
+    for seed in (7, 7, 8):
+        ask(loop, "", seed=seed)
+    first, second, third = [request.prompt_id for request in script.seen]
+    assert first == second != third
+
+
+def test_a_turn_that_takes_longer_than_the_wait_ends_no_trajectory(
+    speech: Any, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither that of its own client, nor one whose request came meanwhile."""
+    lines: list[str] = []
+    now = [0.0]
+    monkeypatch.setattr("burnish.rollouts.endpoint.standing.time.monotonic", lambda: now[0])
+
+    def slowly(request: Any) -> str:
+        now[0] += 500.0
+        return "yes"
+
+    script.say = slowly
+    terms = Terms(SAMPLING, MODEL, ROOM.context)
+    loop = StandingLoop(Standing(script, speech, terms, ROOM, idle_seconds=400.0), lines.append)
+    first, second, again = (Order(name, read_chat(_hello(), terms)) for name in ("a", "b", "a"))
+    loop._serve([first])
+    loop._serve([second])  # 500 s, within which "a" asks again
+    loop._end_idle(but={again.trajectory})
+    assert lines == []
+    loop._serve([again])
+    loop._end_idle()
+    assert [json.loads(line)["trajectory"] for line in lines] == ["b"]
 
 
 def test_idle_trajectories_end_and_too_many_are_refused(speech: Any, script: Any) -> None:

@@ -6,12 +6,14 @@ import json
 import random
 import string
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from burnish.data.plain_tokens import PlainEncoder
 from burnish.rollouts.endpoint.answers import Reply, message_body
 from burnish.rollouts.endpoint.desk import Order
 from burnish.rollouts.endpoint.requests import RefusedError, Terms, read_chat, read_completion, read_tokens
@@ -213,6 +215,86 @@ def test_a_text_does_not_go_on_after_a_token_that_it_lacks() -> None:
     talk.ask(read_completion({"model": "tiny", "prompt": "xyes more"}, TERMS))
     assert talk.speech.decode_raw(talk.trajectory.rollouts()[1].prompt_tokens) == "xyes more"
     check_rows(talk)
+
+
+def test_a_text_does_not_go_on_after_a_token_that_its_client_was_not_told() -> None:
+    talk = Talk()
+    talk.script.end = "\n"
+    (newline,) = talk.speech.encode_text("\n", begins=False)
+    talk.ask(read_completion({"model": "tiny", "prompt": "x", "stop_token_ids": [newline]}, TERMS))
+    talk.ask(read_completion({"model": "tiny", "prompt": "xyes more"}, TERMS))
+    first, second = talk.trajectory.rollouts()
+    assert talk.speech.decode_raw(first.response_tokens) == "yes\n"
+    assert talk.speech.decode_raw(second.prompt_tokens) == "xyes more"
+
+
+def test_a_request_that_breaks_what_reads_it_costs_its_client_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = Talk()
+    encode = type(talk.speech).encode
+
+    def breaking(speech: Any, messages: Any, tools: Any) -> Any:
+        if messages[-1].content == "break":
+            raise TypeError("unhashable type")
+        return encode(speech, messages, tools)
+
+    monkeypatch.setattr(type(talk.speech), "encode", breaking)
+    asked = [read_chat({"model": "tiny", "messages": [user(text)]}, TERMS) for text in ("break", "q")]
+    with pytest.raises(RefusedError, match=r"the request cannot be read \(TypeError: unhashable type\)") as caught:
+        talk.ask(asked[0])
+    assert caught.value.status == 500
+    assert talk.ask(asked[1])[0].said.text == "yes"
+
+
+def test_ids_of_calls_differ_where_each_request_is_a_trajectory() -> None:
+    """The history names the calls of earlier turns, which another trajectory has answered."""
+    messages: list[Any] = [user("q")]
+    ids = []
+    for turn in range(4):
+        if turn == 3:
+            del messages[1:3]  # of a client that forgets its oldest turns
+        talk = Talk()
+        talk.script.say = lambda request: CALL
+        said = talk.chat(messages, tools=[CALCULATOR])
+        (call,) = said["tool_calls"]
+        ids.append(call["id"])
+        messages += [said, {"role": "tool", "tool_call_id": call["id"], "content": "4"}]
+    assert len(set(ids[:3])) == len(set(ids[1:])) == 3
+
+
+def test_a_history_that_has_used_all_ids_is_answered() -> None:
+    calls = [
+        {"id": f"call{number:03d}00", "type": "function", "function": {"name": "calc", "arguments": "{}"}}
+        for number in range(1_000)
+    ]
+    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    talk = Talk(room=replace(ROOM, context=100_000))
+    talk.script.say = lambda request: CALL
+    assert talk.chat([user("q"), said, user("r")], tools=[CALCULATOR])["tool_calls"][0]["id"] == "call00100"
+
+
+def test_tokens_are_named_by_their_ids_on_request() -> None:
+    talk = Talk()
+    asked = {"model": "tiny", "messages": [user("q")], "logprobs": True, "return_tokens_as_token_ids": True}
+    (reply,) = talk.ask(read_chat(asked, TERMS))
+    names = [entry["token"] for entry in reply.body()["choices"][0]["logprobs"]["content"]]
+    assert names == [f"token_id:{token}" for token in reply.said.tokens]
+
+
+def test_all_sets_of_tools_share_one_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    begin = PlainEncoder.__init__
+
+    def counted(encoder: PlainEncoder, tokenizer: Any) -> None:
+        made.append(tokenizer)
+        begin(encoder, tokenizer)
+
+    monkeypatch.setattr(PlainEncoder, "__init__", counted)
+    talk = Talk()
+    for name in ("calc", "search", "look_up"):
+        tool = {"type": "function", "function": {**CALCULATOR["function"], "name": name}}
+        said = talk.chat([user("q")], tools=[tool])
+        talk.chat([user("q"), said, user("r")], tools=[tool])
+    assert len(made) == 2  # of histories, and of what follows a turn
 
 
 @pytest.mark.parametrize(

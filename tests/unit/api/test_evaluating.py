@@ -1,0 +1,53 @@
+"""What `burnish.evaluate` refuses before it measures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import burnish
+from burnish.errors import BurnishError, ConfigError
+
+ROWS = [{"prompt": "1+1=", "answer": "2", "domain": "sums"}]
+
+
+def brief(response: str) -> float:
+    return 1.0 / (1.0 + len(response))
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "words"),
+    [
+        ({"rewards": "exact"}, {"rewards": brief}, 'got rewards, .*domain sums(?s:.*)domains={"sums": {"rewards"'),
+        ({"eval": ROWS}, {"data": ROWS}, 'got data, .*domain sums(?s:.*)domains={"sums": {"eval"'),
+    ],
+)
+def test_what_a_domain_has_of_its_own_is_not_half_replaced(
+    own: dict[str, Any], given: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    run = {
+        "model": "m",
+        "data": {"train": ROWS},
+        "rewards": "contains",
+        "domains": {"sums": own, "words": {}},
+        "output": str(tmp_path / "run"),
+    }
+    with pytest.raises(ConfigError, match=words):
+        burnish.evaluate(run, quiet=True, **given)
+
+
+def test_what_a_domain_has_of_its_own_is_replaced_by_name(tmp_path: Path) -> None:
+    """What is refused then is the model, which does not exist."""
+    run = {
+        "model": str(tmp_path / "none"),
+        "data": {"train": ROWS},
+        "rewards": "contains",
+        "domains": {"sums": {"rewards": "exact"}, "words": {}},
+        "output": str(tmp_path / "run"),
+    }
+    replaced = {"sums": {"rewards": [brief]}}
+    with pytest.raises(BurnishError, match=re.escape(str(tmp_path / "none"))):
+        burnish.evaluate(run, data=ROWS, rewards="contains", domains=replaced, quiet=True)
