@@ -316,8 +316,15 @@ def test_a_plan_makes_nothing(fields: dict[str, Any], tiny_task: Path) -> None:
         burnish.plan({**fields, "rewards": lambda response, colour: 1.0})
 
 
-def test_autocast_of_the_caller_changes_nothing(fields: dict[str, Any], trace: Any, tmp_path: Path) -> None:
+def test_autocast_of_the_caller_changes_nothing(
+    fields: dict[str, Any], trace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that got bfloat16 from PyTorch's products in place of float32 would write beyond their tensors."""
+    monkeypatch.setattr("burnish.rollouts.local.decoding_ways._layout", lambda *given: "ordinary")
     burnish.train(fields, output=str(tmp_path / "plain"), quiet=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        burnish.train(fields, output=str(tmp_path / "cast"), quiet=True)
+        run = burnish.train(fields, output=str(tmp_path / "cast"), quiet=True)
+        said = run.policy.generate("1+1=", max_response_tokens=4)
+        assert torch.is_autocast_enabled("cpu")
     assert trace(tmp_path / "cast") == trace(tmp_path / "plain")
+    assert said == burnish.load_run(tmp_path / "plain").policy.generate("1+1=", max_response_tokens=4)

@@ -118,6 +118,7 @@ class Policy:
         from burnish.data.chat import encode_prompt
         from burnish.data.template import ChatFormat
         from burnish.data.token_texts import text_of_tokens
+        from burnish.forward.autocast import without_autocast
         from burnish.rollouts.engine import Sampling
 
         loaded = self._load()
@@ -131,9 +132,10 @@ class Policy:
             stop=tuple(stop),
             greedy=greedy,
         )
-        engine = self._engine_for(loaded, len(tokens) + max_response_tokens)
         request = RolloutRequest("generate", 0, tokens, (0,))
-        rollout = engine.generate([request], sampling, seed=seed, step=0)[0]
+        with without_autocast():
+            engine = self._engine_for(loaded, len(tokens) + max_response_tokens)
+            rollout = engine.generate([request], sampling, seed=seed, step=0)[0]
         return Response(
             rollout.response,
             tuple(map(text_of_tokens(loaded.tokenizer), rollout.response_tokens)),
@@ -148,13 +150,14 @@ class Policy:
         are ended with this context. Raises ConfigError for a run that holds no conversations, and what a run would
         refuse."""
         from burnish.api.conversing import conversing
+        from burnish.forward.autocast import without_autocast
 
         loaded = self._load()
 
         def engine_for(num_tokens: int) -> tuple[LocalEngine, int]:
             return self._engine_for(loaded, num_tokens), self._engine_tokens
 
-        with conversing(loaded, engine_for, config, domain) as conversation:
+        with without_autocast(), conversing(loaded, engine_for, config, domain) as conversation:
             yield conversation
 
     def _load(self) -> LoadedModel:

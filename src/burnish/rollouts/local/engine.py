@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from burnish.errors import RolloutError
-from burnish.forward.autocast import without_autocast
 from burnish.forward.boundaries import Boundaries
 from burnish.forward.fast_paths import FastPaths
 from burnish.models.weights import Weights, take_tensors
@@ -322,13 +321,11 @@ class LocalEngine(StoppableEngine, KeepingEngine):
 
 @contextmanager
 def _evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode and the model's own dtype inside. Afterwards each module is in its earlier mode, which may differ
-    between modules."""
+    """Evaluation mode inside. Afterwards each module is in its earlier mode, which may differ between modules."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with without_autocast():
-            yield
+        yield
     finally:
         for module in training:
             module.training = True

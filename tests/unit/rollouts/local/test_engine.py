@@ -222,16 +222,6 @@ def test_dropout_is_off_and_the_model_is_left_as_it_was(make_model: Callable[...
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_autocast_of_the_caller_changes_nothing(llama: Any, make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that got bfloat16 from PyTorch's products in place of float32 would write beyond their tensors."""
-    monkeypatch.setattr("burnish.rollouts.local.decoding_ways._layout", lambda *given: "ordinary")
-    requests = requests_for(random_prompts([4, 7]), samples=2)
-    expected = make_engine(llama).generate(requests, Sampling(8), seed=0, step=0)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert make_engine(llama).generate(requests, Sampling(8), seed=0, step=0) == expected
-        assert torch.is_autocast_enabled("cpu")
-
-
 def test_training_goes_on_after_sampling(llama: Any, make_engine: Make) -> None:
     rollout = make_engine(llama).generate(requests_for(random_prompts([4])), Sampling(6), seed=0, step=0)[0]
     llama.train()
