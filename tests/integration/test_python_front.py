@@ -271,6 +271,23 @@ def test_a_run_with_inputs_goes_on_where_its_folder_is_now(fields: dict[str, Any
     assert burnish.train("copy/config.yaml", output="copy", steps=4, quiet=True).step == 4
 
 
+def test_a_checkpoint_is_used_with_the_template_that_it_holds(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever has become of the file that the run file names. One that is given now counts."""
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    named = {"model.chat_template": str(template)}
+    burnish.train(fields, output="run", steps=1, quiet=True, **named)
+    template.unlink()
+    said = burnish.load_run("run").policy.generate([{"role": "user", "content": "1+1="}], max_response_tokens=4)
+    assert said == burnish.load_run("run").policy.generate("1+1=", max_response_tokens=4)
+    assert main(["eval", "run"]) == 0
+    expected = json.loads(Path("run/eval/001/metrics.json").read_text())
+    assert burnish.evaluate("run", quiet=True).metrics == expected
+    with pytest.raises(BurnishError, match=r"own\.jinja"):
+        burnish.evaluate("run", quiet=True, **named)
+    assert main(["eval", "run", f"model.chat_template={template}"]) == 2
+
+
 def test_evaluating(fields: dict[str, Any], tiny_task: Path) -> None:
     data = {"train": _rows(tiny_task, "train"), "eval": _rows(tiny_task, "eval")}
     run = burnish.train({**fields, "data": data}, steps=1, output="run", evaluation={"every_steps": 1}, quiet=True)

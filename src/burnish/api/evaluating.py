@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, as_overrides, kind_of, output_of, prepare, prepared_run
 from burnish.api.rollouts import RecordedRollout, recorded
-from burnish.api.run import WEIGHTS_FOLDER, Run, run_config
+from burnish.api.run import WEIGHTS_FOLDER, Run, run_config, with_saved_tokenizer
 from burnish.checkpointing.chaining import find_checkpoint
 from burnish.collecting import uncollected
 from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
@@ -122,8 +122,9 @@ def _measurable(target: object, fields: dict[str, object]) -> Iterator[tuple[Run
     chosen = find_checkpoint(str(target), field="the run to evaluate") if isinstance(target, (Run, str, Path)) else None
     if chosen is not None:
         inputs = Inputs(_inputs_folder(chosen.run))
-        loaded = run_config(chosen.run, as_overrides(inputs.plain(fields)))
-        yield loaded.config, chosen.checkpoint.folder / WEIGHTS_FOLDER, inputs
+        overrides = as_overrides(inputs.plain(fields))
+        config = with_saved_tokenizer(run_config(chosen.run, overrides).config, overrides)
+        yield config, chosen.checkpoint.folder / WEIGHTS_FOLDER, inputs
         return
     if isinstance(target, (Mapping, RunConfig)) or str(target).endswith((".yaml", ".yml")):
         given: Given = target if isinstance(target, (Mapping, RunConfig)) else str(target)

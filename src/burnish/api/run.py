@@ -5,7 +5,7 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from burnish.api.metrics import MetricsTable
     from burnish.trainers.watching import StopRequest
 
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
 WEIGHTS_FOLDER = "policy"  # of a checkpoint; `burnish.trainers.result` would import torch
 
 
@@ -105,7 +106,7 @@ class Run:
                 remedy=f"its weights are {folder}; use it as a reward: burnish.rewards.model({str(self)!r})",
             )
         if self._policy is None or self._policy.folder != folder:
-            self._policy = Policy(folder, config.model, config.data)
+            self._policy = Policy(folder, with_saved_tokenizer(config).model, config.data)
         return self._policy
 
     @property
@@ -195,6 +196,13 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     if kind == "rl" and any(_sets(override, "algorithm", "preset") for override in overrides):
         data["algorithm"] = own_algorithm(data)
     return load_run_data(data, overrides, kind, source=str(run.config_file))
+
+
+def with_saved_tokenizer(config: ConfigT, overrides: Sequence[str] = ()) -> ConfigT:
+    """The configuration for a checkpoint of its run, which holds tokenizer and chat template: the files that the run
+    file names may have changed since, or be elsewhere. What an override sets stays."""
+    saved = [name for name in ("tokenizer", "chat_template") if not any(_sets(one, "model", name) for one in overrides)]
+    return config.model_copy(update={"model": config.model.model_copy(update=dict.fromkeys(saved))})
 
 
 def _sets(override: str, section: str, field: str) -> bool:

@@ -37,7 +37,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     from rich.console import Console
 
     from burnish.api.evaluating import measured
-    from burnish.api.run import run_config
+    from burnish.api.run import run_config, with_saved_tokenizer
     from burnish.checkpointing.chaining import find_checkpoint
     from burnish.cli.run_files import load_any_run_file
     from burnish.cli.silence import silence_transformers
@@ -53,15 +53,15 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
             )
         from burnish.trainers.result import WEIGHTS_FOLDER
 
-        loaded = run_config(chosen.run, overrides or [])
+        config = with_saved_tokenizer(run_config(chosen.run, overrides or []).config, overrides or [])
         weights = chosen.checkpoint.folder / WEIGHTS_FOLDER
         console.print(str(chosen), markup=False, soft_wrap=True)
     elif step is not None:
         raise typer.BadParameter("only a run folder has checkpoints", param_hint="--step")
     else:
-        loaded = load_any_run_file(target, overrides or ())
+        config = load_any_run_file(target, overrides or ()).config
     silence_transformers()
-    report = measured(loaded.config, console, weights)
+    report = measured(config, console, weights)
     console.print(metrics_table(report.metrics))
     console.print(f"metrics    {report.metrics_file}", markup=False, soft_wrap=True)
     if report.rollouts_file is not None:
