@@ -74,7 +74,7 @@ class _Agent:
 
 
 def _words_of(command: str, wanted: str) -> list[str]:
-    """The command's words. ConfigError if there is no such command."""
+    """The program and its arguments. ConfigError if they cannot be told apart, or no such program is found."""
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -82,7 +82,10 @@ def _words_of(command: str, wanted: str) -> list[str]:
     if not words:
         raise ConfigError(f"{wanted}, which names no command", remedy="write the command behind `command:`")
     if shutil.which(words[0]) is None:
-        raise ConfigError(f"{wanted}, but there is no program {words[0]}", remedy="check the spelling, and the PATH")
+        raise ConfigError(
+            f"{wanted}, but no program {words[0]!r} is found",
+            remedy="check the spelling and the PATH, or write its path",
+        )
     return words
 
 

@@ -62,7 +62,6 @@ class Adapter:
                 f"model.lora.target_modules {targets!r} adapts the output head, which is not supported",
                 remedy="leave the head out, or use all-linear (which leaves it out)",
             )
-
         if is_tied and model.get_input_embeddings() is not embedding:
             raise ModelError(
                 f"model.lora.target_modules {targets!r} adapts the embedding, which is the output head as well in "

@@ -248,7 +248,8 @@ def _wish(asked: Mapping[str, Any], terms: Terms, own: Set[str], *, texts: bool)
     known = {*_READ, *own, *_REFUSED, *_NEUTRAL, *_CHOSEN, *_WITHOUT_EFFECT}
     others = [name for name in given if name not in known]
     if strange := [name for name in others if not (name.isascii() and name.isprintable())]:
-        raise RefusedError(400, f"there is no field {strange[0]!r:.60}")  # nor can a header name it
+        # Under every rule: the header that tells which fields were ignored could not hold such a name.
+        raise RefusedError(400, f"the field {strange[0]!r:.60} does not exist")
     others += [name for name, values in _NEUTRAL.items() if name in given and not _among(given[name], values)]
     chosen = _chosen(given)
     if terms.others != "follow":

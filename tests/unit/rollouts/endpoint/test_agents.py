@@ -321,7 +321,7 @@ def test_a_row_without_what_the_agent_wants_fails_with_its_name(hold: Any) -> No
         ("needs", {"size": 1}, "cannot be called with the options"),
         ("command:", {}, "names no command"),
         ("command: node 'x", {}, "cannot be told apart: No closing quotation"),
-        ("command: no-such-program --fast", {}, "there is no program no-such-program"),
+        ("command: no-such-program --fast", {}, "no program 'no-such-program' is found"),
     ],
 )
 def test_agents_that_cannot_be_used_are_refused_at_the_start(
