@@ -287,7 +287,7 @@ def _chosen(given: Mapping[str, Any]) -> dict[str, float | bool]:
     try:
         check_sampling(Sampling(1, **{**chosen, "temperature": chosen.get("temperature") or 1.0}))  # type: ignore[arg-type]
     except RolloutError as error:
-        raise RefusedError(400, error.message, param=next(iter(chosen))) from error
+        raise RefusedError(400, f"{error.message}: {error.remedy}", param=next(iter(chosen))) from error
     return chosen
 
 
@@ -297,7 +297,7 @@ def _why(others: list[str], given: Mapping[str, Any], terms: Terms) -> str:
         ours = _ours(name, terms.sampling)
         return f"{name} is {ours:g} in this run, and not {given[name]!r:.60}: leave it out of the request"
     if terms.others == "follow" or name not in {*_NEUTRAL, "seed"}:
-        return f"this server does not have {name}: leave it out of the request"
+        return f"there is no {name} at this address: leave it out of the request"
     return f"{name} {given[name]!r:.60} would change what this run samples: leave it out of the request"
 
 

@@ -92,7 +92,7 @@ def test_settings_are_ignored_or_followed_if_that_is_the_rule() -> None:
     assert (wish.chosen, wish.seed, wish.ignored) == ({"temperature": 0.2}, 3, ())
     with pytest.raises(RefusedError, match="top_p"):  # what the engine would refuse must not reach it
         read_chat({**CHAT, "top_p": 1.5}, Terms(RUN, "tiny", 64, "follow"))
-    with pytest.raises(RefusedError, match="does not have unheard_of"):
+    with pytest.raises(RefusedError, match="there is no unheard_of at this address"):
         read_chat({**CHAT, "unheard_of": {}}, Terms(RUN, "tiny", 64, "follow"))
 
 
