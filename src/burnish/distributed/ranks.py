@@ -162,6 +162,9 @@ class _LossWatch:
 
     Mostly the loop notices by itself, because it asks that rank. If it does not, for it asks another one or computes,
     the error is raised in it: by a signal, which reaches the main thread wherever it waits.
+
+    torchrun ends all ranks when one is lost. The loop takes its SIGTERM for a request to stop; one that comes later, or
+    before the loop, must not end this process before it has said which rank it was.
     """
 
     def __init__(self, peers: Sequence[RankPeer]) -> None:
@@ -175,10 +178,11 @@ class _LossWatch:
     def __enter__(self) -> _LossWatch:
         if self._in_main:
             self._previous = signal.signal(signal.SIGUSR2, self._raise)
+            self._previous_end = signal.signal(signal.SIGTERM, self._told_to_end)
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
         """Raises the error if nobody has: torchrun asks all ranks to stop when one is lost, and the loop may have done
         so, with everything saved, before it asked the lost one again."""
         lost = self._lost_peer()  # those that are about to be dismissed end as well
@@ -186,9 +190,14 @@ class _LossWatch:
         self._thread.join()
         if self._in_main:
             signal.signal(signal.SIGUSR2, self._previous)
-        error = self._error if lost is None else lost.loss()
-        if kind is None and error is not None:
-            raise error
+        if isinstance(error, RoleLostError):
+            self._error = error
+        elif lost is not None:
+            self._error = lost.loss()
+        if self._error is None and self._in_main:
+            signal.signal(signal.SIGTERM, self._previous_end)  # otherwise it is still to be said, and torchrun may come
+        if kind is None and self._error is not None:
+            raise self._error
 
     def _lost_peer(self) -> RankPeer | None:
         return next((peer for peer in self._peers if peer.is_lost), None)
@@ -209,12 +218,25 @@ class _LossWatch:
     def _raise(self, number: int, frame: FrameType | None) -> None:
         if self._error is None or self._closing.is_set():
             return
-        handled = sys.exception()
-        while handled is not None:  # the loop has noticed by itself, and is saving or closing what there is
-            if isinstance(handled, RoleLostError):
-                return
-            handled = handled.__context__
-        raise self._error
+        if not _handles_a_loss():  # else the loop has noticed by itself, and is saving or closing what there is
+            raise self._error
+
+    def _told_to_end(self, number: int, frame: FrameType | None) -> None:
+        """End this process by SIGTERM as if this handler were not there, unless it is ending because of a lost rank.
+        A second SIGTERM always does."""
+        signal.signal(signal.SIGTERM, self._previous_end)
+        if self._error is None and not _handles_a_loss():
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _handles_a_loss() -> bool:
+    """Whether this thread is handling the error that says which rank is lost."""
+    handled = sys.exception()
+    while handled is not None:
+        if isinstance(handled, RoleLostError):
+            return True
+        handled = handled.__context__
+    return False
 
 
 def _orphaned() -> RoleLostError:

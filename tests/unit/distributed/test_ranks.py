@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +286,56 @@ def test_a_loop_that_has_noticed_by_itself_may_save_in_peace(
     with pytest.raises(RoleLostError) as raised:
         watched(peer, saves)
     assert raised.value is noticed
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The SIGTERMs that reach whoever handled them before a run."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    yield came
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_torchruns_sigterm_does_not_end_a_run_before_it_has_named_the_lost_rank(
+    met: tuple[RankPeer, Rank], tmp_path: Path, told: list[int]
+) -> None:
+    """torchrun sends one to all ranks, at a time of its own: here while the loop is being left, and after that."""
+    peer, rank = met
+    seated(peer, tmp_path)
+    lost = RoleLostError("policy.update: rank 1 has ended", remedy="", process="trainer 1")
+
+    def is_left(watch: ranks._LossWatch, *, signals: int) -> None:
+        try:
+            raise lost
+        finally:
+            for _ in range(signals):
+                signal.raise_signal(signal.SIGTERM)
+
+    for inside in (0, 1, 2):  # only the first one has no effect, inside or outside
+        told.clear()
+        with pytest.raises(RoleLostError):
+            watched(peer, partial(is_left, signals=inside))
+        assert len(told) == max(0, inside - 1)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert len(told) == inside + 1
+    peer.kill()
+    rank.beating.join(SECONDS)
+
+
+def test_a_sigterm_without_a_loss_is_for_whoever_handled_it(
+    met: tuple[RankPeer, Rank], tmp_path: Path, told: list[int]
+) -> None:
+    peer, rank = met
+    seated(peer, tmp_path)
+    watched(peer, lambda watch: signal.raise_signal(signal.SIGTERM))
+    assert told == [signal.SIGTERM]
+    watched(peer, lambda watch: None)
+    signal.raise_signal(signal.SIGTERM)
+    assert len(told) == 2
+    peer.kill()
+    rank.beating.join(SECONDS)
 
 
 def test_a_run_does_not_outlive_torchrun(
