@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -142,6 +142,5 @@ def _measurable(target: object, fields: dict[str, object]) -> Iterator[tuple[Run
 
 
 def _inputs_folder(run: Path) -> Path:
-    """A new folder for what this evaluation is given in memory, so that those of earlier ones stay unchanged."""
-    folders = (run / "eval" / "inputs" / f"{number:03d}" for number in itertools.count(1))
-    return next(folder for folder in folders if not folder.exists())
+    """A new folder for what this evaluation is given in memory, which no other has, not even one at the same time."""
+    return run / "eval" / "inputs" / uuid.uuid4().hex[:12]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -156,7 +157,9 @@ def unsealed(numbers: Bytes, layout: Layout) -> Iterator[tuple[str, Tensor]]:
     if (version, checksum) != (layout.version, _checksum(numbers[: layout.seal_at])):
         raise _damaged(layout, "arrived incomplete or damaged")
     for entry in layout.entries:
-        raw = torch.from_numpy(numbers[entry.start : entry.start + entry.num_bytes])
+        with warnings.catch_warnings():  # Ray's memory cannot be written, and tensors of it are only copied
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            raw = torch.from_numpy(numbers[entry.start : entry.start + entry.num_bytes])
         yield entry.name, raw.view(vars(torch)[entry.dtype]).reshape(entry.shape)
 
 

@@ -304,11 +304,11 @@ class RankSite:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
         try:
-            self._losses.__exit__(kind, *rest)
-        except RoleLostError as error:
-            kind = type(error)
+            self._losses.__exit__(kind, error, *rest)
+        except RoleLostError as lost:
+            kind = type(lost)
             raise
         finally:
             self._dismiss(kill=kind is not None and issubclass(kind, RoleLostError))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 import pytest
 
 import burnish
+from burnish.api import evaluating
+from burnish.api.inputs import Inputs
+from burnish.config.schema import RlConfig
 from burnish.errors import BurnishError, ConfigError
+from burnish.trainers.result import EvalReport
 
 ROWS = [{"prompt": "1+1=", "answer": "2", "domain": "sums"}]
 
@@ -51,3 +56,28 @@ def test_what_a_domain_has_of_its_own_is_replaced_by_name(tmp_path: Path) -> Non
     replaced = {"sums": {"rewards": [brief]}}
     with pytest.raises(BurnishError, match=re.escape(str(tmp_path / "none"))):
         burnish.evaluate(run, data=ROWS, rewards="contains", domains=replaced, quiet=True)
+
+
+def test_evaluations_at_the_same_time_read_their_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one comes to where rows are written while the first is about to write its own."""
+    write, read = Inputs.write, []
+    run = {"model": "m", "data": {"train": ROWS}, "rewards": "contains", "output": str(tmp_path / "run")}
+
+    def evaluate(answer: str) -> None:
+        burnish.evaluate(run, data=[{"prompt": "1+1=", "answer": answer}], quiet=True)
+
+    def waiting(inputs: Inputs, *, may_change: bool) -> None:
+        monkeypatch.setattr(Inputs, "write", write)
+        evaluate("second")
+        write(inputs, may_change=may_change)
+
+    def reading(config: RlConfig, *rest: object) -> EvalReport:
+        (source,) = config.data.eval
+        read.append(json.loads(Path(source.path).read_text())["answer"])
+        return EvalReport({}, tmp_path / "metrics.json", None)
+
+    monkeypatch.setattr(Inputs, "write", waiting)
+    monkeypatch.setattr(evaluating, "measured", reading)
+    evaluate("first")
+    assert read == ["second", "first"]
+    assert len(list((tmp_path / "run" / "eval" / "inputs").iterdir())) == 2

@@ -85,7 +85,10 @@ def _check_policy(config: RmConfig, tokenizer: PreTrainedTokenizerBase) -> None:
 
 def _policy_model(config: RmConfig) -> ModelConfig:
     own, policy = config.model.model_copy(update={"lora": None, "quantization": None}), config.normalization.policy
-    return own if policy is None else with_weights(own, policy)
+    if policy is None:
+        return own
+    has_its_own = any(Path(resolve_source(policy, field="normalization.policy")).glob("tokenizer*"))
+    return with_weights(own.model_copy(update={"tokenizer": None}) if has_its_own else own, policy)
 
 
 def _check_vocabulary(policy: str, its: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase) -> None:

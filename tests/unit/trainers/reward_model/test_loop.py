@@ -255,11 +255,11 @@ def test_stopped_before_its_first_step_it_goes_on(rm_run: Callable[..., RmConfig
 
 
 def test_what_normalises_is_looked_at_before_the_first_step(
-    rm_run: Callable[..., RmConfig], save_tiny_llama: Callable[..., Path], tmp_path: Path
+    rm_run: Callable[..., RmConfig], model: Path, save_tiny_llama: Callable[..., Path], tmp_path: Path
 ) -> None:
-    def refusal(**normalization: Any) -> str:
+    def refusal(*overrides: str, **normalization: Any) -> str:
         settings = {"kind": "bias", "before": False, **normalization}
-        config = rm_run(normalization=settings, output=str(tmp_path / "refused"))
+        config = rm_run(*overrides, normalization=settings, output=str(tmp_path / "refused"))
         with pytest.raises(BurnishError) as caught:
             train_reward_model(config, console=QUIET)
         assert not list(tmp_path.glob("refused/checkpoints/*"))
@@ -269,6 +269,7 @@ def test_what_normalises_is_looked_at_before_the_first_step(
     assert "normalization.policy" in refusal(policy=str(tmp_path / "no-such-folder"))
     other = save_tiny_llama("xyz", hidden_size=32, intermediate_size=64)
     assert "have different tokenizers" in refusal(policy=str(other))
+    assert "have different tokenizers" in refusal(f"model.tokenizer={model}", policy=str(other))
     assert "no prompt leaves room" in refusal(max_response_tokens=24)
 
 
