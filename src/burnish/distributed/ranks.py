@@ -163,8 +163,8 @@ class _LossWatch:
     Mostly the loop notices by itself, because it asks that rank. If it does not, for it asks another one or computes,
     the error is raised in it: by a signal, which reaches the main thread wherever it waits.
 
-    torchrun ends all ranks when one is lost. The loop takes its SIGTERM for a request to stop; one that comes later, or
-    before the loop, must not end this process before it has said which rank it was.
+    torchrun ends all ranks when one is lost. While the loop runs, its SIGTERM is a request to stop. Outside of the loop
+    it is held off once a loss is known, because this process is about to end with the error that names the lost rank.
     """
 
     def __init__(self, peers: Sequence[RankPeer]) -> None:
@@ -195,7 +195,7 @@ class _LossWatch:
         elif lost is not None:
             self._error = lost.loss()
         if self._error is None and self._in_main:
-            signal.signal(signal.SIGTERM, self._previous_end)  # otherwise it is still to be said, and torchrun may come
+            signal.signal(signal.SIGTERM, self._previous_end)  # after a loss, the error has still to be shown
         if kind is None and self._error is not None:
             raise self._error
 
