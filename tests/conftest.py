@@ -27,6 +27,8 @@ from hypothesis import settings
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile("steady")
 
+pytest_plugins = ["timekeeping"]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of kernels need a C compiler that can build them; everything else has to pass without one."""

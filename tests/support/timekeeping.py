@@ -1,0 +1,148 @@
+"""Notes what each test costs: CPU seconds of the test and of every process it starts, and seconds by the clock.
+
+`--record FILE` writes one JSON object per case, and one per fixture that several cases share: `name`, `cpu` (CPU
+seconds, children included), `seconds` (by the clock) and `waited` (seconds in which the test was neither computing nor
+queueing for a processor). `--limits` fails the run if a case, or all of them together, cost more than the default run
+allows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CASE_LIMIT = 2.0
+"""CPU seconds of one default case. A case is marked `slow` above 1; the rest is for slower machines."""
+RUN_LIMIT = 300.0
+"""CPU seconds of all default cases together."""
+GUARDS = Path(__file__).parent.parent / "guards.txt"
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Readings of the clocks at one instant, in seconds."""
+
+    clock: float
+    cpu: float
+    queued: float
+
+
+def descendants_cpu(pid: int | str) -> float:
+    """CPU seconds of the living descendants of a process, and of what these have reaped."""
+    total = 0.0
+    try:
+        children = [child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    except OSError:  # it ended while we looked
+        return 0.0
+    for child in children:
+        try:
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += sum(int(ticks) for ticks in fields[11:15]) / TICKS + descendants_cpu(child)
+    return total
+
+
+def read_clocks() -> Moment:
+    """Read the clock, the CPU seconds of this process and its descendants, and its seconds in the run queue."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = own.ru_utime + own.ru_stime + reaped.ru_utime + reaped.ru_stime + descendants_cpu("self")
+    queued = int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    return Moment(time.perf_counter(), cpu, queued)
+
+
+class Timekeeper:
+    """Measures the phases of each case, and shared fixtures apart from the case that happens to set them up."""
+
+    def __init__(self) -> None:
+        self._shared: list[tuple[str, float, float, float]] = []
+        self._costs = [0.0, 0.0, 0.0]
+
+    @contextmanager
+    def _measured(self, sign: int = 1) -> Iterator[list[float]]:
+        before, spent = read_clocks(), [0.0, 0.0, 0.0]
+        yield spent
+        after = read_clocks()
+        cpu, clock = after.cpu - before.cpu, after.clock - before.clock
+        spent[:] = [cpu, clock, max(0.0, clock - cpu - (after.queued - before.queued))]
+        self._costs = [cost + sign * part for cost, part in zip(self._costs, spent, strict=True)]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._costs, self._shared = [0.0, 0.0, 0.0], []
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self) -> Iterator[None]:
+        with self._measured():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Iterator[None]:
+        with self._measured():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self) -> Iterator[None]:
+        with self._measured():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+        if fixturedef.scope == "function":
+            return (yield)
+        with self._measured(sign=-1) as spent:
+            value = yield
+        self._shared.append((f"{request.node.nodeid}[fixture {fixturedef.argname}]", *spent))
+        return value
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo) -> Iterator[Any]:
+        report = yield
+        if call.when == "teardown":
+            report.user_properties.append(("costs", [(item.nodeid, *self._costs), *self._shared]))
+        return report
+
+
+class Record:
+    """Gathers the costs of all test processes and writes or judges them when the run ends."""
+
+    def __init__(self, path: Path | None, *, judged: bool) -> None:
+        self._path, self._judged = path, judged
+        self.rows: list[dict[str, Any]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for key, costs in report.user_properties:
+            if key == "costs" and report.when == "teardown":
+                self.rows += [dict(zip(("name", "cpu", "seconds", "waited"), row, strict=True)) for row in costs]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._path is not None:
+            ordered = sorted(self.rows, key=lambda row: -row["cpu"])
+            self._path.write_text("".join(json.dumps(row) + "\n" for row in ordered))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("timekeeping")
+    group.addoption("--record", type=Path, help="write what each case cost to this file, as JSON lines")
+    group.addoption("--limits", action="store_true", help="fail if a default case, or the whole, costs too much")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path, judged = config.getoption("--record"), config.getoption("--limits")
+    if path is None and not judged:
+        return
+    config.pluginmanager.register(Timekeeper())
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Record(path, judged=judged))
