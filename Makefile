@@ -2,22 +2,32 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALLED := $(VENV)/.installed
+# What is installed in .venv: enough for a run, for the tests, or for the checks.
+FOR_RUNS := $(VENV)/.for-runs
+FOR_TESTS := $(VENV)/.for-tests
+FOR_CHECKS := $(VENV)/.for-checks
 ARGS ?=
-JOBS ?= 8
+JOBS ?= auto
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
+
+# Tests and the demo start many interpreters: each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-plain-cpu test-slow test-matrix check lint format hooks docs site wheel clean
+.PHONY: help demo test test-limits test-plain-cpu test-slow test-matrix check lint format hooks docs site wheel clean
 
 help:  ## list the commands
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ { printf "  make %-16s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "Variables: PYTHON=python3.12 (for a new .venv), JOBS=4 (test processes), ARGS='...' (further arguments)"
 
-demo: $(INSTALLED)  ## teach a tiny transformer arithmetic: supervised, then GRPO; ends with a curve and a report
+demo: $(FOR_RUNS)  ## teach a tiny transformer arithmetic: supervised, then GRPO; ends with a curve and a report
 	$(BIN)/burnish demo $(ARGS)
 
-test: $(INSTALLED)  ## the default tests (under 15 minutes on 2 cores)
-	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses $(JOBS) --dist worksteal $(ARGS)
+test: $(FOR_TESTS)  ## the default tests (under 5 minutes on 2 cores)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-limits: $(FOR_CHECKS)  ## the default tests; fails if a case takes 2 CPU seconds or all of them 300
+	$(PYTEST) -m "not slow" --limits $(ARGS)
 
 # As on a processor without AVX-512, with a PyTorch that knows no vector extensions and no oneDNN, and no compiler.
 test-plain-cpu: export ATEN_CPU_CAPABILITY := default
@@ -26,49 +36,57 @@ test-plain-cpu: export CC := no-such
 test-plain-cpu: export BURNISH_WITHOUT := onednn,onednn_bfloat16,medium_float32,bfloat16
 test-plain-cpu: test  ## the default tests with every capability of the processor turned off
 
-test-slow: $(INSTALLED)  ## learning runs and kill-and-resume trials
-	$(BIN)/python -m pytest -m "slow and not matrix" -n auto --maxprocesses $(JOBS) --dist worksteal $(ARGS)
+test-slow: $(FOR_CHECKS)  ## every case above a CPU second: learning runs, lost processes, kill-and-resume trials
+	$(PYTEST) -m "slow and not matrix" $(ARGS)
 
-test-matrix: $(INSTALLED)  ## the rest of the tables of cases, which no commit has to wait for
-	$(BIN)/python -m pytest -m matrix -n auto --maxprocesses $(JOBS) --dist worksteal $(ARGS)
+test-matrix: $(FOR_CHECKS)  ## the rest of the tables of cases, which no commit has to wait for
+	$(PYTEST) -m matrix $(ARGS)
 
 check: lint site  ## everything but the tests: style, types, import directions, and every link of every page
 
-lint: $(INSTALLED)  ## style, types, import directions, and the length of a step's path
+lint: $(FOR_CHECKS)  ## style, types, import directions, and the length of a step's path
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/read_path.py --check
 
-format: $(INSTALLED)  ## put the style right
+format: $(FOR_CHECKS)  ## put the style right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(INSTALLED)  ## regenerate the pages that are made from code
+docs: $(FOR_CHECKS)  ## regenerate the pages that are made from code
 	$(BIN)/python -m burnish.config.reference docs/configuration.md
 	$(BIN)/python -m burnish.observability.metric_names docs/metrics.md
 
 # Strict: a link or an anchor that leads nowhere, or a page that the navigation forgets, is an error. (Not with --quiet,
 # which makes MkDocs overlook its own warnings.)
 site: export NO_MKDOCS_2_WARNING := 1
-site: $(INSTALLED)  ## build the documentation's site into build/site
+site: $(FOR_CHECKS)  ## build the documentation's site into build/site
 	$(BIN)/mkdocs build --strict
 
 # setuptools packs whatever an earlier build has left in build/lib, so nothing may be left there.
-wheel: $(INSTALLED)  ## build the wheel into dist/
+wheel: $(FOR_CHECKS)  ## build the wheel into dist/
 	rm -rf build/lib build/bdist.*
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 
-hooks: $(INSTALLED)  ## run the style checks before every commit
+hooks: $(FOR_CHECKS)  ## check the style of every commit, and the length of its subject
 	$(BIN)/pre-commit install
 
 clean:  ## remove .venv, runs and everything that was built
 	rm -rf $(VENV) runs build dist
 
 # PyTorch first and pinned: a looser word would bring gigabytes of GPU libraries to a laptop.
-$(INSTALLED): pyproject.toml constraints.txt
+$(FOR_RUNS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,sentiment,instructions,json-schema,ray,serve]'
-	touch $@
+	@tools/install.sh "PyTorch into $(VENV) (about 200 MB to fetch where pip finds a build for CPUs; half a minute)" torch==2.13.0
+	@tools/install.sh "Burnish and what it needs (about 150 MB; half a minute)" -e .
+	@touch $@
+
+$(FOR_TESTS): $(FOR_RUNS)
+	@tools/install.sh "what the tests need (about 20 MB; ten seconds)" -e '.[test]'
+	@touch $@
+
+$(FOR_CHECKS): $(FOR_TESTS)
+	@tools/install.sh "what the checks need: Ray, MkDocs, ruff, mypy (about 150 MB; half a minute)" -e '.[dev,ray]'
+	@touch $@

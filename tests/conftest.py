@@ -30,7 +30,21 @@ settings.load_profile("steady")
 pytest_plugins = ["timekeeping"]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_slow_cases(items)
+    skip_without_compiler(items)
+
+
+def mark_slow_cases(items: list[pytest.Item]) -> None:
+    """`slow_cases("ID", ...)` marks these cases of a parametrized test as slow."""
+    for item in items:
+        marker = item.get_closest_marker("slow_cases")
+        if marker is not None and item.callspec.id in marker.args:  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.slow)
+
+
+def skip_without_compiler(items: list[pytest.Item]) -> None:
     """Tests of kernels need a C compiler that can build them; everything else has to pass without one."""
     marked = [item for item in items if item.get_closest_marker("compiler")]
     if not marked:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from source_trees import SOURCE, parse_folder
 
 import burnish
 from burnish.cli.app import build_app
@@ -280,8 +281,8 @@ def leaf_paths(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def metric_names() -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
     """Texts of the code, and patterns of its texts with gaps."""
     whole, gapped = set(), set()
-    for file in (REPOSITORY / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for tree in parse_folder(SOURCE).values():
+        for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
                 pieces = [re.escape(str(p.value)) if isinstance(p, ast.Constant) else None for p in node.values]
                 if any(piece is not None and "/" in piece for piece in pieces):

@@ -1,4 +1,5 @@
-"""Every registered estimator x loss x aggregation x KL mode makes one real optimizer step that changes the weights.
+"""Every registered estimator x loss makes a real optimizer step that changes the weights; slow ones try every
+aggregation x KL mode with each.
 
 The rollouts are sampled once with the real engine and scored by the real reward; each combination then assigns credit
 and updates a real policy, so an estimator or loss whose inputs nobody provides cannot hide.
@@ -12,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +46,7 @@ CRITICS = ("separate", "shared")
 WITH_CRITIC = [name for name, row in ESTIMATORS.items() if row.needs_values]
 CRITIC_FREE = [name for name, row in ESTIMATORS.items() if not row.needs_values]
 KL_MODES = ("none", "reward", "loss")
+AGGREGATION_NAMES = list(AGGREGATIONS)
 OPTIONS: list[dict[str, object]] = [
     {"reward_clip": 0.4},
     {"whiten_rewards": True},
@@ -59,9 +62,12 @@ OPTIONS: list[dict[str, object]] = [
     {"mismatch_correction": "turn_mask"},
     {"discount": "turn", "gamma": 0.9},
 ]
-WITH_TURNS = [{"estimator": name} for name in TURN_ESTIMATORS]
-WITH_TURNS += [{"estimator": "reinforce_plus_plus", "gamma": 0.9, "discount": "turn"}, {"loss": "turn_gspo"}]
-WITH_TURNS += [{"mismatch_correction": f"turn_{mode}"} for mode in ("truncate", "mask")]
+WITH_TURNS: list[dict[str, Any]] = [
+    *({"estimator": name} for name in TURN_ESTIMATORS),
+    {"estimator": "reinforce_plus_plus", "gamma": 0.9, "discount": "turn"},
+    {"loss": "turn_gspo"},
+    *({"mismatch_correction": f"turn_{mode}"} for mode in ("truncate", "mask")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -166,50 +172,83 @@ def step_changes_weights(run: RlRun, collected: Collected, algorithm: AlgorithmC
     return row
 
 
+def algorithm_of(estimator: str, loss: str, aggregation: str, kl_in: str, **fields: object) -> AlgorithmConfig:
+    return AlgorithmConfig(
+        estimator=estimator,
+        loss=loss,
+        aggregation=aggregation,
+        kl_in=kl_in,
+        kl_coef=0.0 if kl_in == "none" else 0.05,
+        kl_estimator="k1" if kl_in == "reward" else "k3",
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def paired(estimator: str, loss: str) -> tuple[str, str]:
+    """One aggregation and KL mode for each estimator x loss, so that every two of the four meet somewhere."""
+    row, column = list(ESTIMATORS).index(estimator), list(POLICY_LOSSES).index(loss)
+    return AGGREGATION_NAMES[(row + column) % len(AGGREGATION_NAMES)], KL_MODES[(row + 2 * column) % len(KL_MODES)]
+
+
+def test_any_two_choices_meet_in_some_case() -> None:
+    cases = [(estimator, loss, *paired(estimator, loss)) for estimator in ESTIMATORS for loss in POLICY_LOSSES]
+    choices = (list(ESTIMATORS), list(POLICY_LOSSES), AGGREGATION_NAMES, list(KL_MODES))
+    for first, second in itertools.combinations(range(4), 2):
+        met = {(case[first], case[second]) for case in cases}
+        assert met == set(itertools.product(choices[first], choices[second]))
+
+
+@pytest.mark.parametrize("estimator", CRITIC_FREE)
+@pytest.mark.parametrize("loss", list(POLICY_LOSSES))
+def test_every_estimator_makes_a_real_step_with_every_loss(
+    sampled: tuple[RlRun, Collected], estimator: str, loss: str
+) -> None:
+    step_changes_weights(*sampled, algorithm_of(estimator, loss, *paired(estimator, loss)))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", CRITIC_FREE)
 @pytest.mark.parametrize("loss", list(POLICY_LOSSES))
 def test_every_combination_makes_a_real_step(sampled: tuple[RlRun, Collected], estimator: str, loss: str) -> None:
     for aggregation, kl_in in itertools.product(AGGREGATIONS, KL_MODES):
-        algorithm = AlgorithmConfig(
-            estimator=estimator,
-            loss=loss,
-            aggregation=aggregation,
-            kl_in=kl_in,
-            kl_coef=0.0 if kl_in == "none" else 0.05,
-            kl_estimator="k1" if kl_in == "reward" else "k3",
-        )
-        step_changes_weights(*sampled, algorithm)
+        step_changes_weights(*sampled, algorithm_of(estimator, loss, aggregation, kl_in))
 
 
-@pytest.mark.parametrize("options", WITH_TURNS, ids=lambda options: "-".join(map(str, options.values())))
-def test_conversations_make_a_real_step(conversing: tuple[RlRun, Collected], options: dict[str, object]) -> None:
-    for aggregation, kl_in in itertools.product(AGGREGATIONS, KL_MODES):
-        kl = {"kl_in": kl_in, "kl_coef": 0.0 if kl_in == "none" else 0.05}
-        step_changes_weights(*conversing, AlgorithmConfig(**{"aggregation": aggregation, **kl, **options}))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "number", range(len(WITH_TURNS)), ids=lambda number: "-".join(map(str, WITH_TURNS[number].values()))
+)
+def test_conversations_make_a_real_step(conversing: tuple[RlRun, Collected], number: int) -> None:
+    fields = {"estimator": "grpo", "loss": "ppo_clip"} | WITH_TURNS[number]
+    aggregation = AGGREGATION_NAMES[number % len(AGGREGATION_NAMES)]
+    step_changes_weights(*conversing, algorithm_of(aggregation=aggregation, kl_in=KL_MODES[number % 3], **fields))
 
 
+def critic_steps(run: RlRun, collected: Collected, algorithm: AlgorithmConfig) -> None:
+    """Make a step, in which the value head has to move too."""
+    critic: SeparateCritic | SharedCritic = run.critic  # type: ignore[assignment]
+    before = [parameter.detach().clone() for parameter in critic.head.parameters()]
+    row = step_changes_weights(run, collected, algorithm)
+    assert all(not torch.equal(old, new) for old, new in zip(before, critic.head.parameters(), strict=True))
+    assert row["critic/grad_norm"] > 0
+    assert row["critic/optimizer_steps"] == 2
+
+
+@pytest.mark.parametrize("estimator", WITH_CRITIC)
+@pytest.mark.parametrize("loss", list(POLICY_LOSSES))
+def test_every_loss_with_a_critic_makes_a_real_step(
+    with_critic: tuple[RlRun, Collected], estimator: str, loss: str
+) -> None:
+    critic_steps(*with_critic, algorithm_of(estimator, loss, *paired(estimator, loss), whiten_advantages=True))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", WITH_CRITIC)
 @pytest.mark.parametrize("loss", list(POLICY_LOSSES))
 def test_every_combination_with_a_critic_makes_a_real_step(
     with_critic: tuple[RlRun, Collected], estimator: str, loss: str
 ) -> None:
-    run, collected = with_critic
     for aggregation, kl_in in itertools.product(AGGREGATIONS, KL_MODES):
-        algorithm = AlgorithmConfig(
-            estimator=estimator,
-            loss=loss,
-            aggregation=aggregation,
-            kl_in=kl_in,
-            kl_coef=0.0 if kl_in == "none" else 0.05,
-            kl_estimator="k1" if kl_in == "reward" else "k3",
-            whiten_advantages=True,
-        )
-        critic: SeparateCritic | SharedCritic = run.critic  # type: ignore[assignment]
-        before = [parameter.detach().clone() for parameter in critic.head.parameters()]
-        row = step_changes_weights(run, collected, algorithm)
-        assert all(not torch.equal(old, new) for old, new in zip(before, critic.head.parameters(), strict=True))
-        assert row["critic/grad_norm"] > 0
-        assert row["critic/optimizer_steps"] == 2
+        critic_steps(*with_critic, algorithm_of(estimator, loss, aggregation, kl_in, whiten_advantages=True))
 
 
 @pytest.mark.parametrize("kl_estimator", list(KL_ESTIMATORS))

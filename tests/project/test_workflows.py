@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ GITHUB = REPOSITORY / ".github"
 WORKFLOWS = sorted(GITHUB.glob("workflows/*.yml"))
 ACTIONS = sorted(GITHUB.glob("actions/*/action.yml"))
 FORMS = sorted(set(GITHUB.glob("ISSUE_TEMPLATE/*.yml")) - {GITHUB / "ISSUE_TEMPLATE/config.yml"})
+STAMP = ".venv/.for-checks"
 DOCKERFILES = sorted(REPOSITORY.glob("docker/Dockerfile.*"))
 
 every_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -36,7 +36,7 @@ def steps_of(path: Path) -> list[dict[str, Any]]:
 
 def make_targets() -> set[str]:
     text = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
-    return set(re.findall(r"^([a-z-]+):(?!=)", text, flags=re.M)) | {".venv/.installed"}
+    return set(re.findall(r"^([a-z-]+):(?!=)", text, flags=re.M)) | {STAMP}
 
 
 def made(text: str) -> set[str]:
@@ -82,7 +82,7 @@ def test_a_workflow_may_only_read_and_ends(path: Path) -> None:
 
 def test_every_check_of_the_makefile_runs_somewhere() -> None:
     ran = {target for path in WORKFLOWS for step in steps_of(path) for target in made(step.get("run", ""))}
-    assert {"lint", "site", "test", "test-slow", "test-plain-cpu", "wheel"} <= ran
+    assert {"lint", "site", "test", "test-limits", "test-slow", "test-plain-cpu", "wheel"} <= ran
 
 
 def test_artifacts_are_what_the_targets_leave() -> None:
@@ -132,19 +132,31 @@ def test_the_commands_that_contributors_are_told_exist(name: str) -> None:
 # Hooks
 
 
-def test_the_hooks_run_what_make_lint_runs() -> None:
-    """The same programs of the same environment."""
+def test_the_hooks_run_ruff_as_make_lint_does_and_check_the_subject() -> None:
+    """The same program of the same environment, and nothing that a commit has to wait for."""
     config = REPOSITORY / ".pre-commit-config.yaml"
-    done = subprocess.run(
-        [sys.executable, "-m", "pre_commit", "validate-config", str(config)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
     [local] = load(config)["repos"]
     assert local["repo"] == "local"
-    entries = {hook["entry"].removesuffix(" --force-exclude").removesuffix(" --check") for hook in local["hooks"]}
-    lint = (REPOSITORY / "Makefile").read_text(encoding="utf-8").partition("\nlint:")[2].partition("\n\n")[0]
-    commands = {line.strip().replace("$(BIN)", ".venv/bin") for line in lint.splitlines()[1:]}
-    assert {command.removesuffix(" .").removesuffix(" --check") for command in commands} == entries
+    entries = {hook["entry"].removesuffix(" --force-exclude") for hook in local["hooks"]}
+    assert entries == {".venv/bin/ruff check", ".venv/bin/ruff format", "tools/check_subject.sh"}
+    lint = (REPOSITORY / "Makefile").read_text(encoding="utf-8").replace("$(BIN)", ".venv/bin")
+    assert all(f"\t{entry} " in lint for entry in entries - {"tools/check_subject.sh"})
+    assert set(load(config)["default_install_hook_types"]) == {"pre-commit", "commit-msg"}
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        ("Read YAML with ruamel.yaml\n\nLines and columns come with it.\n", 0),
+        ("é" * 72 + "\n# a comment of the editor\n", 0),
+        ("x" * 73 + "\n", 1),
+        ("Subject\nwithout an empty line\n", 1),
+    ],
+)
+def test_the_hook_measures_a_subject(tmp_path: Path, message: str, status: int) -> None:
+    (tmp_path / "message").write_text(message, encoding="utf-8")
+    done = subprocess.run([REPOSITORY / "tools/check_subject.sh", tmp_path / "message"], capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
 
 
 # Makefile
@@ -153,7 +165,7 @@ def test_the_hooks_run_what_make_lint_runs() -> None:
 def test_help_lists_every_command() -> None:
     done = subprocess.run(["make", "--no-print-directory"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     listed = set(re.findall(r"^  make ([a-z-]+) {2,}\S", done.stdout, flags=re.M))
-    assert listed == make_targets() - {".venv/.installed"}
+    assert listed == make_targets() - {STAMP}
 
 
 # Containers

@@ -15,13 +15,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 CASE_LIMIT = 2.0
-"""CPU seconds of one default case. A case is marked `slow` above 1; the rest is for slower machines."""
+"""CPU seconds of one default case. A case is marked `slow` above 1; the other second is for slower machines."""
 RUN_LIMIT = 300.0
 """CPU seconds of all default cases together."""
 GUARDS = Path(__file__).parent.parent / "guards.txt"
@@ -41,10 +42,10 @@ def descendants_cpu(pid: int | str) -> float:
     """CPU seconds of the living descendants of a process, and of what these have reaped."""
     total = 0.0
     try:
-        children = [child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+        listed = [(task / "children").read_text().split() for task in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:  # it ended while we looked
         return 0.0
-    for child in children:
+    for child in chain.from_iterable(listed):
         try:
             fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -115,22 +116,50 @@ class Timekeeper:
         return report
 
 
+def read_guards(path: Path = GUARDS) -> set[str]:
+    """Names of the cases that may cost more, one for a promise of the README: lines of `name  # promise`."""
+    lines = (line.partition("  # ")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def find_excesses(rows: list[dict[str, Any]], guards: set[str]) -> list[str]:
+    """What costs more than the default run allows, a line each."""
+    found = [
+        f"{row['name']} takes {row['cpu']:.1f} CPU seconds, at most {CASE_LIMIT:g} are allowed: mark it slow"
+        for row in rows
+        if row["cpu"] > CASE_LIMIT and row["name"] not in guards
+    ]
+    total = sum(row["cpu"] for row in rows)
+    if total > RUN_LIMIT:
+        found.append(f"all default cases take {total:.0f} CPU seconds, at most {RUN_LIMIT:g} are allowed")
+    return found
+
+
 class Record:
-    """Gathers the costs of all test processes and writes or judges them when the run ends."""
+    """Gathers the costs of all test processes, and writes or judges them when the run ends."""
 
     def __init__(self, path: Path | None, *, judged: bool) -> None:
         self._path, self._judged = path, judged
-        self.rows: list[dict[str, Any]] = []
+        self._rows: list[dict[str, Any]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for key, costs in report.user_properties:
             if key == "costs" and report.when == "teardown":
-                self.rows += [dict(zip(("name", "cpu", "seconds", "waited"), row, strict=True)) for row in costs]
+                self._rows += [dict(zip(("name", "cpu", "seconds", "waited"), row, strict=True)) for row in costs]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self._path is not None:
-            ordered = sorted(self.rows, key=lambda row: -row["cpu"])
+            ordered = sorted(self._rows, key=lambda row: -row["cpu"])
             self._path.write_text("".join(json.dumps(row) + "\n" for row in ordered))
+        if self._judged and find_excesses(self._rows, read_guards()):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        excesses = find_excesses(self._rows, read_guards()) if self._judged else []
+        total = sum(row["cpu"] for row in self._rows)
+        terminalreporter.section(f"{total:.0f} CPU seconds, {len(excesses)} above the limits")
+        for line in excesses:
+            terminalreporter.line(line)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ast
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from source_trees import SOURCE, parse_folder
 
-import burnish
 from burnish.algorithms.preference_losses import best_of, share_of_first
 from burnish.algorithms.shaping import overlong_penalty
 from burnish.rewards.builtins.text import Overlong
 from burnish.trainers.reward_model.preference_metrics import ScoredComparison
 
-SOURCE = Path(burnish.__file__).parent
 HOME = SOURCE / "algorithms"
 
 
@@ -43,8 +41,7 @@ def test_every_formula_runs() -> None:
     tests use is dead, or the twin of something that runs."""
     uses: dict[str, set[str]] = {}
     reached: set[str] = set()
-    for file in SOURCE.rglob("*.py"):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+    for file, tree in parse_folder(SOURCE).items():
         if HOME not in file.parents:
             reached |= _names_used(tree)
             continue

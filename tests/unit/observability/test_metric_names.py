@@ -7,15 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+from source_trees import SOURCE, parse_folder
 
-import burnish
 from burnish.observability import console
 from burnish.observability.alarms import DETECTORS
 from burnish.observability.metric_names import METRICS, explain, find_metric, metrics_page
 from burnish.report import charts
 from burnish.trainers.telemetry.derived import SPREADS
 
-SOURCE = Path(burnish.__file__).parent
 ROWS = [row for section in METRICS.values() for row in section]
 GROUPS = "|".join(sorted({row.name.partition("/")[0] for row in ROWS}))
 MOMENTS = {square_mean for _, square_mean in SPREADS.values()} | {
@@ -30,9 +29,8 @@ MOMENTS = {square_mean for _, square_mean in SPREADS.values()} | {
 def constants(*left_out: str) -> set[str]:
     """All texts in the code, those inside f-strings by their parts, except in these files."""
     found = set()
-    for file in SOURCE.rglob("*.py"):
+    for file, tree in parse_folder(SOURCE).items():
         if file.name not in left_out:
-            tree = ast.parse(file.read_text(encoding="utf-8"))
             found |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
     return found
 
