@@ -7,8 +7,6 @@ update      an update of a model with 56 million weights: one process against tw
 push        its weights (224 MB) from a process to two others: written, checked, and taken over by an engine in each
 controller  CPU seconds of the process of the command while two others train and sample, per second of a step
 overlap     one trainer and one rollout worker, one step ahead, one thread each, against one process with two threads
-window      one trainer and two rollout workers, one step ahead, when few responses are far longer than most: exactly,
-            with groups that overtake others, and with new weights within responses as well
 ahead       held-out accuracy at the end of the demo, sampled 0, 1 and 2 steps ahead
 
 Runs are `burnish rl` on random weights with a reward that costs nothing; the first step of each is left out. Writes
@@ -43,42 +41,7 @@ RUN: dict[str, Any] = {
 }
 BIG = {"rollout": {"prompts_per_step": 8, "group_size": 4, "max_prompt_tokens": 8, "max_response_tokens": 32}}
 MANY = {"rollout": {"prompts_per_step": 8, "group_size": 20, "max_prompt_tokens": 8, "max_response_tokens": 48}}
-UNEVEN = {"prompts_per_step": 16, "group_size": 8, "max_prompt_tokens": 8, "max_response_tokens": 512}
-UNEVEN_STEPS = 30
 SMALL = {"rollout": {"prompts_per_step": 64, "group_size": 16, "max_prompt_tokens": 8, "max_response_tokens": 40}}
-
-
-UNEVEN_ENGINE = """
-import dataclasses, random
-from burnish.rollouts.local.engine import LocalEngine
-
-
-class UnevenEngine(LocalEngine):
-    # Every response to a prompt has 8, 16, 32 ... tokens, half as many prompts with each further length.
-    def generate_until(self, requests, sampling, *, seed, step, stopped, on_finished=None):
-        by_limit = {}
-        for request in requests:
-            by_limit.setdefault(limit(request.prompt_id, step, sampling.max_response_tokens), []).append(request)
-        finished, left = [], []
-        for longest, some in sorted(by_limit.items()):
-            if stopped():
-                left += some
-                continue
-            cut = dataclasses.replace(sampling, max_response_tokens=longest)
-            done, rest = super().generate_until(
-                some, cut, seed=seed, step=step, stopped=stopped, on_finished=on_finished
-            )
-            finished, left = finished + done, left + rest
-        place = {request.group_id: number for number, request in enumerate(requests)}
-        return sorted(finished, key=lambda one: (place[one.group_id], one.sample_index)), left
-
-
-def limit(prompt_id, step, longest):
-    length, dice = 8, random.Random(f"{prompt_id} {step}")
-    while length < longest and dice.random() < 0.5:
-        length *= 2
-    return min(length, longest)
-"""
 
 
 def main() -> None:
@@ -91,7 +54,6 @@ def main() -> None:
             "push": pushes,
             "controller": controllers,
             "overlap": overlaps,
-            "window": windows,
             "ahead": ahead,
         }
         rows = [row for name, measure in measurements.items() if name in options.only for row in measure(folder)]
@@ -192,35 +154,6 @@ def overlaps(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def windows(folder: Path) -> list[dict[str, Any]]:
-    """Tokens and steps per second when a step waits for its longest responses, and when it need not. The first three
-    steps are left out: until then the open groups of the later steps are not what they are in a long run."""
-    (folder / "uneven.py").write_text(UNEVEN_ENGINE, encoding="utf-8")
-    rollout = {**UNEVEN, "ignore_eos": True, "engine": f"{folder}/uneven.py:UnevenEngine"}
-    workers = {"rollout_workers": 2, "threads": 1, "lanes": UNEVEN["prompts_per_step"]}
-    layouts: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-        "exactly one step ahead": ({}, {}),
-        "window": ({}, {"window": 2 * UNEVEN["prompts_per_step"]}),
-        "window, partial": ({"partial": True}, {"window": 2 * UNEVEN["prompts_per_step"]}),
-    }
-    found = []
-    for name, (fields, cluster) in layouts.items():
-        fields = {**fields, "rollout": rollout, "max_staleness": 1, "optimization": {"learning_rate": 1e-4}}
-        rows = train(folder, "long", f"uneven, {name}", UNEVEN_STEPS, fields, {**workers, **cluster})[2:]
-        seconds = sum(row["time/step_seconds"] for row in rows)
-        tokens = sum(row["rollout/response_tokens_sum"] for row in rows)
-        waited = sum(row["time/wait_seconds"] for row in rows) / seconds
-        stale = statistics.mean(row["rollout/staleness"] for row in rows)
-        found.append(
-            {
-                "name": f"uneven lengths, two rollout workers, max_staleness: 1, {name}",
-                "value": f"{tokens / seconds:,.0f} tokens/s, {len(rows) / seconds:.2f} steps/s",
-                "remark": f"the policy waits {waited:.0%} of the time, tokens lag by {stale:.2f} steps",
-            }
-        )
-    return found
-
-
 def ahead(folder: Path) -> list[dict[str, Any]]:
     """What the demo has learned at its end. The last evaluations are averaged, because single ones go up and down."""
     from burnish.demo import DemoFolder
@@ -247,8 +180,7 @@ def asked(*words: str) -> None:
 
 
 def write_task(folder: Path) -> None:
-    """The demo's additions and untrained model, the same with a longer context, and a model of 56 million weights with
-    the same characters."""
+    """The demo's additions and untrained model, and a model of 56 million weights with the same characters."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from burnish.demo import DemoFolder, write_data, write_model
@@ -256,10 +188,6 @@ def write_task(folder: Path) -> None:
     demo = DemoFolder(folder / "demo")
     write_data(demo, 1)
     write_model(demo.model, 1)
-    config = AutoConfig.from_pretrained(demo.model)
-    config.update({"max_position_embeddings": 1_024})
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "long")
-    AutoTokenizer.from_pretrained(demo.model).save_pretrained(folder / "long")
     config = AutoConfig.from_pretrained(demo.model)
     config.update({"vocab_size": 32_000, "hidden_size": 512, "intermediate_size": 1_376, "num_hidden_layers": 8})
     config.update({"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": False})
@@ -332,7 +260,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parts = ("update", "push", "controller", "overlap", "window", "ahead")
+    parts = ("update", "push", "controller", "overlap", "ahead")
     parser = argparse.ArgumentParser(
         prog="python benchmarks/cluster.py",
         description=__doc__,

@@ -285,16 +285,11 @@ def test_a_killed_rollout_worker_changes_nothing(
 
 @pytest.mark.slow
 @pytest.mark.matrix
-@pytest.mark.parametrize(("window", "partial"), [(0, True), (6, False), (6, True)])
 def test_sampling_that_depends_on_timing_loses_no_prompt_with_a_worker_on_ray(
-    window: int,
-    partial: bool,
-    cluster: Any,
-    run: Callable[..., Path],
-    killed_while_sampling: list[int],
+    cluster: Any, run: Callable[..., Path], killed_while_sampling: list[int]
 ) -> None:
     """One of two workers is killed. Every prompt of the data is trained on once, within the bound of staleness."""
-    folder = run("timed", ahead=1, partial=partial, backend="ray", rollout_workers=2, window=window)
+    folder = run("timed", ahead=1, partial=True, backend="ray", rollout_workers=2)
     assert killed_while_sampling
     steps = trained_prompts(folder)
     assert [len(prompts) for prompts in steps] == [4] * 4
@@ -302,10 +297,8 @@ def test_sampling_that_depends_on_timing_loses_no_prompt_with_a_worker_on_ray(
     assert len(set().union(*steps)) == 16
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert sum(row.get("rollout/lost_workers", 0) for row in rows) == 1
-    bound = 1 + (2 if window else 0)  # 1 + ceil((6 - 1) / 4)
-    assert all(0 <= row["rollout/staleness"] <= bound for row in rows if row["step"] > 0)
-    for name, happens in (("rollout/overtaking_fraction", window > 0), ("rollout/renewed_fraction", partial)):
-        assert all((name in row) == happens for row in rows if row["step"] > 0)
+    assert all(0 <= row["rollout/staleness"] <= 1 for row in rows if row["step"] > 0)
+    assert all("rollout/renewed_fraction" in row for row in rows if row["step"] > 0)
 
 
 def trained_prompts(folder: Path) -> list[set[str]]:

@@ -69,9 +69,6 @@ JUDGE_MAY_DIFFER = (
 )
 """Options of a reward `judge` that say where and how fast it is asked, and not what."""
 
-MUST_NOT_DIFFER = ("cluster.window",)
-"""Exceptions from these: it decides what a step trains on, and what a checkpoint holds of later steps."""
-
 _SOLVED = ("success", "success_score")
 """Fields of `evaluation` that say when a response is solved."""
 
@@ -245,7 +242,7 @@ def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Diff
     before = {name: restored(value, now.get(name)) for name, value in before.items()}
     allowed = (*MAY_DIFFER, "steps") if _constant_schedule(now) else MAY_DIFFER
     found = differences(_what_judges_are_asked(_with_defaults(before, config)), _what_judges_are_asked(now))
-    fixed = (*MUST_NOT_DIFFER, *_what_is_solved(now))
+    fixed = _what_is_solved(now)
     return [one for one in found if one.field in fixed or not _is_under(one.field, allowed)]
 
 

@@ -107,11 +107,7 @@ def _together(config: RlFields) -> Iterator[Problem]:
         message = "is true, but a turn of a conversation has the weights that it began with"
         yield Problem("partial", message, "set it to false, or remove conversation")
     found = domain_settings(config)
-    agents = any(domain.conversation is not None and domain.conversation.agent for domain in found)
     forks = [domain for domain in found if domain.conversation is not None and domain.conversation.trajectory == "fork"]
-    if (agents or forks) and config.cluster.window:
-        message = "counts responses, and a response may have several rows here"
-        yield Problem("cluster.window", message, "remove it, or conversation.agent and conversation.trajectory")
     for domain in forks:
         yield from _credit_of_turns(config, domain)
     if config.rollout.ignore_eos:

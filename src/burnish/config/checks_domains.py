@@ -81,9 +81,6 @@ def _paid(found: tuple[DomainSettings, ...]) -> Iterator[Problem]:
 
 def _together(config: RlFields, found: tuple[DomainSettings, ...]) -> Iterator[Problem]:
     """What domains do not go together with."""
-    if config.cluster.window:
-        message = "takes the groups that are finished first, which would change the shares of `domains`"
-        yield Problem("cluster.window", message, "leave it out, or the domains")
     firsts = sorted({first for domain in found for first in domain.shares})
     for first in firsts:
         at = [max((step for step in domain.shares if step <= first), default=None) for domain in found]

@@ -195,16 +195,13 @@ def _staleness(config: RlFields) -> Iterator[Problem]:
 
 
 def _timing(config: RlFields) -> Iterator[Problem]:
-    """New weights within a response, and groups that overtake others, where nothing is sampled ahead."""
-    settings = {"partial": config.partial, "cluster.window": config.cluster.window}
-    for field, value in ((field, value) for field, value in settings.items() if value):
-        shown = "true" if value is True else f"{value}"
-        if config.max_staleness == 0:
-            message = f"is {shown}, but max_staleness is 0: nothing is sampled ahead of training"
-            yield Problem(field, message, f"set max_staleness to at least 1, or remove {field}")
-        if config.cluster.rollout_workers == 0:
-            message = f"is {shown}, but cluster.rollout_workers is 0: nothing is sampled while the policy learns"
-            yield Problem(field, message, f"set cluster.rollout_workers to at least 1, or remove {field}")
+    """New weights within a response, where nothing is sampled ahead."""
+    if config.partial and config.max_staleness == 0:
+        message = "is true, but max_staleness is 0: nothing is sampled ahead of training"
+        yield Problem("partial", message, "set max_staleness to at least 1, or remove partial")
+    if config.partial and config.cluster.rollout_workers == 0:
+        message = "is true, but cluster.rollout_workers is 0: nothing is sampled while the policy learns"
+        yield Problem("partial", message, "set cluster.rollout_workers to at least 1, or remove partial")
 
 
 def _scoring(scoring: ScoringConfig) -> Iterator[Problem]:

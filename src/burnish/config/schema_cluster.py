@@ -46,7 +46,6 @@ class TrainersConfig(Section):
         "rollout_workers": _NOTHING_SAMPLES,
         "environment_workers": _NOTHING_SAMPLES,
         "cpus_per_environment_worker": NotHere("only `burnish rl` holds conversations", was=None),
-        "window": _NOTHING_SAMPLES,
         "own_process": _ONE_MODEL,
     }
 
@@ -149,11 +148,6 @@ class ClusterConfig(TrainersConfig):
     """Models that get a process of their own: `reference` and `critic`, which are in every trainer otherwise, and
     `reward_model`, all `model:PATH` rewards together, which are in the command's process otherwise. They work while
     others do, with the same numbers."""
-    window: NonNegativeInt = 0
-    """A step takes the groups that are finished first: fewer than this many may overtake an older one. Staleness is at
-    most max_staleness + ceil((window - 1) / prompts_per_step), and the numbers of a run depend on how fast its
-    processes are. 0: a step trains on exactly the groups that were sampled for it. Cannot change when a run is
-    resumed."""
     lanes: PositiveInt | None = None
     """Parts of a step that are summed, and sampled, one by one; a multiple of `trainers`. Runs with equal `lanes` and
     `threads` have equal bits on 1, 2, ... processes. `null`: the smallest multiple of `trainers` that gives every

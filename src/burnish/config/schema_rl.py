@@ -145,8 +145,8 @@ class AlgorithmConfig(Section):
     """Leave responses whose advantages are all 0 (from groups with equal scores) out of the update. They have no
     gradient, so the step is the same without them, but the policy's metrics are then means over the others only."""
     max_refills: NonNegativeInt = 4
-    """Dynamic sampling: most generation rounds after the first; with `cluster.window`, how often a group is replaced.
-    After that the step continues with what it has, and says so."""
+    """Dynamic sampling: most generation rounds after the first. After that the step continues with what it has, and
+    says so."""
     overlong_buffer: Annotated[float, Field(gt=0, le=1)] | None = None
     """Soft over-long penalty: over this last fraction of max_response_tokens the penalty goes linearly from 0 to -1
     (DAPO)."""

@@ -46,8 +46,6 @@ class Worker:
     version: int | None = None
     restarts: list[float] = field(default_factory=list)
     """When it was started again."""
-    busy: bool = False
-    """Whether it samples for one of the open calls."""
     gone: bool = False
     """Whether it was lost and has no new process yet. Until it has, it gets no work, so that it cannot count as lost
     over prompts again."""
@@ -110,10 +108,10 @@ class RolloutPool(RestingEngine):
         self._version: int | None = None
         self._weights: SealedWeights | None = None
         self._metrics = MetricStore()
-        self._open: list[_Call] = []
-        """Those that threads have made, those of earlier steps first."""
+        self._call: _Call | None = None
+        """The open one."""
         self._changed = threading.Condition()
-        """Around `_open`, what these calls still need, and who is busy, gone or returning."""
+        """Around what the open call still needs, and who is gone or returning."""
 
     def __enter__(self) -> RolloutPool:
         return self
@@ -156,12 +154,14 @@ class RolloutPool(RestingEngine):
         return tensors.share() if isinstance(tensors, PublishedElsewhere) else self._write(weights)
 
     def stop(self) -> None:
-        """End the calls of `generate` that other threads have open, with the processes that are at work for them."""
-        for call in list(self._open):
-            call.fail(RolloutError("sampling was stopped", remedy="nothing: the run is ending"))
-            for worker in self._present():
-                if worker.start is not None:
-                    worker.engine.process.kill()
+        """End the call of `generate` that another thread has open, with the processes that are at work for it."""
+        call = self._call
+        if call is None:
+            return
+        call.fail(RolloutError("sampling was stopped", remedy="nothing: the run is ending"))
+        for worker in self._present():
+            if worker.start is not None:
+                worker.engine.process.kill()
 
     def rest(self) -> None:
         """See `RestingEngine`. All engines fall asleep before any process trains."""
@@ -186,8 +186,7 @@ class RolloutPool(RestingEngine):
         step: int,
         on_finished: OnFinished | None = None,
     ) -> list[Rollout]:
-        """See `RolloutEngine`. `on_finished` gets all responses. Several threads may call it: a worker with nothing
-        more to do for the call with the earliest group works for the next one.
+        """See `RolloutEngine`. `on_finished` gets all responses. One call at a time.
 
         Raises what a worker's engine raises, and RolloutError when no worker is left, or when one portion has cost
         `MAX_LOSSES` of them."""
@@ -199,9 +198,7 @@ class RolloutPool(RestingEngine):
         ]
         rollouts: list[Rollout] = []
         measured: dict[int, Mapping[str, Metric]] = {}
-        with self._changed:
-            self._open.append(call)  # before anyone is at work, so that `stop` misses no one
-            self._open.sort(key=lambda one: one.first_group)
+        self._call = call  # before anyone is at work, so that `stop` misses no one
         for thread in threads:
             thread.start()
         try:
@@ -212,8 +209,7 @@ class RolloutPool(RestingEngine):
                     on_finished(done)
         finally:
             call.end()
-            with self._changed:
-                self._open.remove(call)
+            self._call = None
             for thread in threads:
                 thread.join()
         with self._lock:
@@ -236,7 +232,7 @@ class RolloutPool(RestingEngine):
 
     def _serve(self, worker: Worker, call: _Call) -> None:
         """The thread of one worker: takes portions as long as there are any and the worker can be had."""
-        while (portion := self._next(worker, call)) is not None:
+        while (portion := call.take(lambda: not worker.gone)) is not None:
             try:
                 call.finish(portion, *self._sample(worker, portion, call))
             except RoleLostError as error:
@@ -250,23 +246,6 @@ class RolloutPool(RestingEngine):
                 self._revive(worker, error)
             except Exception as error:  # noqa: BLE001  boundary: raised again in the thread that asked
                 return call.fail(error)
-            finally:
-                with self._changed:
-                    worker.busy = False
-                    self._changed.notify_all()
-        return None
-
-    def _next(self, worker: Worker, call: _Call) -> Portion | None:
-        """The worker's next portion of the call. Waits while there is none, because one may be given back, while the
-        worker is gone or busy with another call, and while one of earlier groups has any; None when there will be no
-        more."""
-        with self._changed:
-            while call.goes_on:
-                older = self._open[: self._open.index(call)]
-                if not worker.busy and not worker.gone and not any(other.waits for other in older) and call.waits:
-                    worker.busy = True
-                    return call.take()
-                self._changed.wait(_LOOK_SECONDS)
         return None
 
     def _sample(self, worker: Worker, portion: Portion, call: _Call) -> tuple[list[Rollout], Mapping[str, Metric]]:
@@ -370,21 +349,21 @@ class _Call:
         self.sampling = sampling
         self.seed = seed
         self.step = step
-        self.first_group = min((r.group_id for portion in portions for r in portion.requests), default=0)
         self._waiting = deque(portions)
         self._count = self._open = len(portions)
         self._ended = False
         self._changed = changed
         self._results: queue.SimpleQueue[Done | Exception] = queue.SimpleQueue()
 
-    def take(self) -> Portion:
-        """The next portion that nobody has taken."""
-        return self._waiting.popleft()
-
-    @property
-    def waits(self) -> bool:
-        """Whether a portion is there that nobody has taken."""
-        return self.goes_on and bool(self._waiting)
+    def take(self, is_there: Callable[[], bool]) -> Portion | None:
+        """The next portion for a worker. Waits while there is none, because one may be given back, and until the worker
+        is there; None when there will be no more."""
+        with self._changed:
+            while self.goes_on:
+                if self._waiting and is_there():
+                    return self._waiting.popleft()
+                self._changed.wait(_LOOK_SECONDS)
+        return None
 
     @property
     def goes_on(self) -> bool:

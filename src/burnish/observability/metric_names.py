@@ -185,7 +185,6 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("rollout/response_tokens_sum", "tokens", "sum", "", "Sampled tokens of all responses together."),
         MetricName("rollout/truncated_fraction", "fraction", "mean", "lower", "Share of responses cut at `rollout.max_response_tokens`."),
         MetricName("rollout/staleness", "steps", "mean", "", "Steps between the weights that sampled a token and those that learn from it (with `max_staleness`). Without `partial` it is the same for all tokens of a step."),
-        MetricName("rollout/overtaking_fraction", "fraction", "mean", "", "Share of groups that are trained on before an older one (with `cluster.window`)."),
         MetricName("rollout/renewed_fraction", "fraction", "mean", "", "Share of responses within which the weights changed (with `partial`)."),
         MetricName("rollout/logprob_diff_mean", "nats per token", "mean", "lower", "Mean distance of the sampler's from the trainer's log-probabilities of the same tokens. With `old_logprobs: sampler` it includes the updates of the step."),
         MetricName("rollout/logprob_diff_max", "nats", "max", "lower", "Largest such distance."),

@@ -21,13 +21,8 @@ class RewardScorer(Protocol):
         """
         ...
 
-    def score(self, items: Sequence[tuple[Prompt, Rollout]], *, checks: bool = True) -> list[Rollout]:
-        """The rollouts in the same order with reward, reward_parts, token_rewards and status set. Without `checks` it
-        is left to `check_failures` to find that too many have failed."""
-        ...
-
-    def check_failures(self, items: Sequence[tuple[Prompt, Rollout]], scored: Sequence[Rollout]) -> None:
-        """RewardError if more of these have failed than a run allows of a step's responses."""
+    def score(self, items: Sequence[tuple[Prompt, Rollout]]) -> list[Rollout]:
+        """The rollouts in the same order with reward, reward_parts, token_rewards and status set."""
         ...
 
     def take_metrics(self) -> dict[str, Metric]:

@@ -178,18 +178,17 @@ class ProcessRewardScorer:
             self._begun = BegunResponses()
             raise
 
-    def score(self, items: Sequence[Item], *, checks: bool = True) -> list[Rollout]:
+    def score(self, items: Sequence[Item]) -> list[Rollout]:
         """The rollouts in the same order, scored; see `RewardScorer`.
 
         Raises RewardError if a reward breaks its contract, or if more than `max_failure_fraction` of the responses
-        could not be scored (missing scores count as well). Without `checks` that is left to `check_failures`, for
-        whoever scores a step's responses in parts. Conversations whose environment has failed are returned as they are,
-        and all rows of a conversation have the score of the last one.
+        could not be scored (missing scores count as well). Conversations whose environment has failed are returned as
+        they are, and all rows of a conversation have the score of the last one.
         """
         own = to_score(items)
-        return with_scores(items, self._score(own, checks=checks) if own else ())
+        return with_scores(items, self._score(own) if own else ())
 
-    def _score(self, items: Sequence[Item], *, checks: bool) -> list[Rollout]:
+    def _score(self, items: Sequence[Item]) -> list[Rollout]:
         self._check_items(items)
         ending = self._ending
         seen = self._seen(items)
@@ -203,8 +202,7 @@ class ProcessRewardScorer:
             self._counts.incomplete += sum(not ending.is_complete(rollout) for _, rollout in items)
         self._tell_of_audits(items, results)
         self._counts.add(items, results, scored)
-        if checks:
-            self.check_failures(items, scored)
+        self._check_failures(items, scored)
         return scored
 
     def take_metrics(self) -> dict[str, Metric]:
@@ -365,7 +363,7 @@ class ProcessRewardScorer:
             results = [*results, Weighted("", 0.0, nothing, applies=False)]
         return combine(rollout, results, self._scoring.failure_score)
 
-    def check_failures(self, items: Sequence[Item], scored: Sequence[Rollout]) -> None:
+    def _check_failures(self, items: Sequence[Item], scored: Sequence[Rollout]) -> None:
         """RewardError if more of a step's responses could not be scored than `scoring.max_failure_fraction` allows.
         Conversations whose environment has failed are not among them."""
         pairs = [(prompt, rollout) for (prompt, _), rollout in zip(items, scored, strict=True) if not is_lost(rollout)]

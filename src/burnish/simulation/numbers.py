@@ -193,7 +193,6 @@ def simulation_settings(
         "rows_per_engine": config.rollout.max_batch_rows,
         "max_staleness": config.max_staleness,
         "partial": config.partial,
-        "window": config.cluster.window,
         "steps": config.steps,
         "checkpoint_every_steps": config.checkpoint.every_steps,
         "seed": config.seed,

@@ -5,9 +5,10 @@ takes a batch, updates, and pushes the weights. Three rules for who may sample w
 
 - exact (default): the batch of step s is sampled by the weights after step max(0, s - 1 - max_staleness). An engine
   finishes what it has of one version before it takes up the next; other engines do not wait for it.
-- window: groups may overtake a slow one. A step takes the first groups that are done among the oldest one and the
-  prompts_per_step + window - 1 that were asked for after it; `window` more groups are open at a time. Every response
-  begins with the newest weights. Staleness is at most max_staleness + 1 + ceil((2 window - 1) / prompts_per_step).
+- window, which other trainers have: groups may overtake a slow one. A step takes the first groups that are done among
+  the oldest one and the prompts_per_step + window - 1 that were asked for after it; `window` more groups are open at a
+  time. Every response begins with the newest weights. Staleness is at most
+  max_staleness + 1 + ceil((2 window - 1) / prompts_per_step).
 - partial: engines take new weights in the middle of responses.
 
 With `stream` parts, the trainers begin with a part of a batch as soon as so many groups are there.

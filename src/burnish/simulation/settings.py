@@ -99,7 +99,7 @@ class SimulationSettings:
     max_staleness: int = 0
     """The batch of step s is sampled with the weights after step max(0, s - 1 - max_staleness)."""
     window: int = 0
-    """Groups that may overtake a slow one; 0 takes every batch as it was asked for."""
+    """Groups that may overtake a slow one, as in other trainers; 0 takes every batch as it was asked for."""
     partial: bool = False
     """Whether engines take new weights in the middle of responses."""
     stream: int = 1

@@ -61,7 +61,6 @@ def test_differences_are_refused_and_listed(tmp_path: Path) -> None:
         ({"checkpoint": {"keep": 9}}, []),
         ({"max_staleness": 1, "cluster": {"rollout_workers": 3}}, ["max_staleness"]),
         ({"cluster": {"rollout_workers": 3, "trainers": 2}}, []),
-        ({"max_staleness": 1, "cluster": {"rollout_workers": 3, "window": 2}}, ["cluster.window", "max_staleness"]),
         ({"data": {"eval": "x.jsonl"}}, []),
         ({"data": {"train": "x.jsonl"}}, ["data.train"]),
         ({"optimization": {"tokens_per_microbatch": 5}}, []),

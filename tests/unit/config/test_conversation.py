@@ -73,7 +73,6 @@ DOMAINS = {"game": {"train": "b", "share": 0.5}, "plain": {"train": "c", "share"
         (TALK, {"scoring": {"truncate_token": "."}}, "which the turns of a conversation cannot be"),
         ({"agent": "a.py:b", "trajectory": "fork"}, {}, "what it edits always becomes a row of its own"),
         ({**TALK, "trajectory": "branch"}, {}, "trajectory"),
-        (FORK, {"cluster": {"window": 4, "rollout_workers": 1}, "max_staleness": 1}, "may have several rows here"),
         (FORK, {"algorithm": {"preset": "turn_grpo"}}, "turn_grpo looks at all turns of a conversation"),
         (FORK, {"algorithm": {"preset": "gigpo"}}, "gigpo looks at all turns of a conversation"),
         (FORK, {"algorithm": {"preset": "ppo", "discount": "turn"}}, "turn looks at all turns of a conversation"),

@@ -113,8 +113,8 @@ class Collector:
         greedy: list[Rollout] = []
         with stopwatch.phase("generate"):
             for sampling, some in requests.items():
-                rollouts += self.generate(some, sampling, step, begin)
-                greedy += self.greedy(some, sampling, step, begin) if self.needs_greedy else []
+                rollouts += self._generate(some, sampling, step, begin)
+                greedy += self._greedy(some, sampling, step, begin) if self.needs_greedy else []
         with stopwatch.phase("reward"):
             scored = self.scorer.score([(prompts[r.group_id], r) for r in [*rollouts, *greedy]])
         own = {i: tuple(samples) for i, samples in groupby(scored[: len(rollouts)], key=lambda r: r.group_id)}
@@ -130,16 +130,16 @@ class Collector:
 
         return begin
 
-    def generate(
+    def _generate(
         self, requests: Sequence[RolloutRequest], sampling: Sampling, step: int, begin: OnFinished | None
     ) -> list[Rollout]:
         return self.engine.generate(requests, sampling, seed=self.config.seed, step=step, on_finished=begin)
 
-    def greedy(
+    def _greedy(
         self, requests: Sequence[RolloutRequest], sampling: Sampling, step: int, begin: OnFinished | None
     ) -> list[Rollout]:
         one_each = [dataclasses.replace(request, sample_indices=(GREEDY_SAMPLE,)) for request in requests]
-        return self.generate(one_each, dataclasses.replace(sampling, greedy=True), step, begin)
+        return self._generate(one_each, dataclasses.replace(sampling, greedy=True), step, begin)
 
 
 def why_left_out(group: RolloutGroup, step: int, domains: Domains, needs_greedy: bool) -> str:

@@ -27,12 +27,6 @@ class Domains:
     feeds: DomainFeeds
     rates: PassRates
 
-    @property
-    def only(self) -> Domain:
-        """The one domain of a run that has no others."""
-        (domain,) = self.by_name.values()
-        return domain
-
     def of(self, prompt: Prompt) -> Domain:
         return self.by_name[ALL] if ALL in self.by_name else self.by_name[prompt.domain]
 

@@ -100,12 +100,12 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, l
 
 def timing_lines(config: RlConfig) -> tuple[str, ...]:
     """What to tell the user of a run whose numbers depend on how fast its processes are."""
-    because = {
-        "partial: responses go on with new weights as soon as there are any": config.partial,
-        "cluster.window: a step takes the groups that are finished first": config.cluster.window > 0,
-    }
-    so = "so the curve depends on timing, and the same run file gives other numbers each time"
-    return tuple(f"{why}, {so}" for why, happens in because.items() if happens)
+    if not config.partial:
+        return ()
+    return (
+        "partial: responses go on with new weights as soon as there are any, so the curve depends on timing, and the "
+        "same run file gives other numbers each time",
+    )
 
 
 def precision_lines(config: RlConfig) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def computes_twice_at_once(config: RlConfig) -> bool:
     judges = any(spec.is_judge and spec.options.get("model_path") for spec in map(spec_of, config.all_rewards))
     elsewhere = "reward_model" in config.cluster.own_process
     scores = any(reward.is_model for reward in config.all_rewards) and not elsewhere
-    samples_aside = config.cluster.rollout_workers > 0 and (config.max_staleness > 0 or config.cluster.window > 0)
+    samples_aside = config.cluster.rollout_workers > 0 and config.max_staleness > 0
     return (judges and scores) or ((judges or scores) and samples_aside and config.cluster.trains_here)
 
 

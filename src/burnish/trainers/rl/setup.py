@@ -41,7 +41,6 @@ from burnish.trainers.rl.preflight import check_settings, precision_lines, timin
 from burnish.trainers.rl.supply import Supply
 from burnish.trainers.rl.supply_aside import SupplyAside
 from burnish.trainers.rl.supply_partial import RenewableEngine, SupplyPartial
-from burnish.trainers.rl.supply_window import SupplyWindow
 from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.workplace import open_workplace
 
@@ -143,15 +142,9 @@ def open_supply(
     timing = {"max_staleness": config.max_staleness, "last_step": config.steps}
     if aside is None or config.max_staleness == 0:
         yield Supply(collector, progress, beginning, **timing)
-    elif config.cluster.window:
-        window, partial = config.cluster.window, config.partial
-        with SupplyWindow(collector, progress, beginning, aside, **timing, window=window, partial=partial) as supply:
-            yield supply
-    elif config.partial:
-        with SupplyPartial(collector, progress, beginning, aside, **timing) as supply:
-            yield supply
     else:
-        with SupplyAside(collector, progress, beginning, aside, **timing) as supply:
+        ahead = SupplyPartial if config.partial else SupplyAside
+        with ahead(collector, progress, beginning, aside, **timing) as supply:
             yield supply
 
 

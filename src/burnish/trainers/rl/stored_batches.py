@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from burnish.trainers.rl.collection import Collected, Collector, penalised
-from burnish.types import Metric, Prompt, Reduction, Rollout, RolloutGroup
+from burnish.types import Metric, Reduction, Rollout, RolloutGroup
 
 
 def to_text(collected: Collected) -> str:
@@ -48,19 +48,6 @@ def from_text(text: str, collector: Collector) -> Collected:
         name: Metric(Reduction(rule), value, weight) for name, (rule, value, weight) in stored["metrics"].items()
     }
     return Collected(tuple(kept), sampled, stored["positions"], metrics, places)
-
-
-def group_to_text(group: RolloutGroup) -> str:
-    """The group as JSON, without its prompt."""
-    greedy = None if group.greedy is None else group.greedy.to_dict()
-    return json.dumps({"rollouts": [rollout.to_dict() for rollout in group.rollouts], "greedy": greedy})
-
-
-def group_from_text(text: str, prompt: Prompt, group_id: int) -> RolloutGroup:
-    """What `group_to_text` was given. Raises ValueError, KeyError or TypeError for another text."""
-    stored: dict[str, Any] = json.loads(text)
-    greedy = None if stored["greedy"] is None else Rollout.from_dict(stored["greedy"])
-    return RolloutGroup(prompt, group_id, tuple(Rollout.from_dict(row) for row in stored["rollouts"]), greedy)
 
 
 def _plain(metric: Metric) -> tuple[str, float, float]:
