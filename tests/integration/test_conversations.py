@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import string
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,6 @@ from rich.console import Console
 
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
-from burnish.distributed.environment_workers import WorkerPlace
-from burnish.distributed.processes import RoleProcess
-from burnish.environments.process import ConversationProcess
 from burnish.errors import ConfigError
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.tokenizers import load_tokenizer
@@ -235,76 +231,6 @@ def test_rollout_workers_change_nothing(run: Callable[..., RlConfig], partner: s
     ]
     first, second = ([(line["response_tokens"], line["turns"]) for line in rollouts(folder)] for folder in folders)
     assert first == second
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "partner"),
-    [
-        ("processes", "echo"),
-        ("ray", "calculator"),
-        pytest.param("processes", "calculator", marks=pytest.mark.matrix),
-        pytest.param("ray", "echo", marks=pytest.mark.matrix),
-    ],
-)
-def test_environments_and_tools_elsewhere_change_nothing(
-    run: Callable[..., RlConfig], partner: str, backend: str, started: list[RoleProcess]
-) -> None:
-    cluster: dict[str, Any] = {"environment_workers": 2, "threads": 1, "backend": backend}
-    if backend == "ray":
-        pytest.importorskip("ray", reason="Ray is not installed (pip install 'burnish[ray]')")
-        cluster |= {"cpus_per_worker": 0.5, "cpus_per_environment_worker": 0.5}
-    folders = [train(run(f"at{n}", partner, cluster=one)) for n, one in enumerate(({"threads": 1}, cluster))]
-    first, second = (
-        [(line["response_tokens"], line["turns"], line["reward"]) for line in rollouts(folder)] for folder in folders
-    )
-    assert first == second
-    assert any(len(line["turns"]) > 1 for line in rollouts(folders[1]))
-    names = [process.name for process in started if process.name.startswith("environment")]
-    assert sorted(names) == ([] if backend == "ray" else ["environment worker 0", "environment worker 1"])
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.01)
-
-
-@pytest.mark.slow
-def test_a_killed_environment_worker_costs_its_conversations(
-    run: Callable[..., RlConfig],
-    started: list[RoleProcess],
-    gone: Callable[..., bool],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """They are counted as failed; the run goes on with the other worker, and the lost one is started again."""
-    opened = itertools.count(1)
-    begin = WorkerPlace.open
-
-    def names() -> list[str]:
-        return [process.name for process in started]
-
-    def opening(place: WorkerPlace) -> ConversationProcess:
-        number = next(opened)
-        if number == 13:  # the second step, which waits for it: all four are over before a process has started
-            wait_until(lambda: names().count("environment worker 0") == 2)
-        process = begin(place)
-        if number == 9:  # those of the first step that are open at the time: four or five of each worker
-            victim = next(one for one in started if one.name == "environment worker 0")
-            os.kill(victim.pid, signal.SIGKILL)
-            victim._process.wait(20)
-        return process
-
-    monkeypatch.setattr(WorkerPlace, "open", opening)
-    folder = train(run("run", "echo", cluster={"environment_workers": 2, "threads": 1, "backend": "processes"}))
-    found = [row for row in rows(folder) if row["step"] > 0]
-    assert [row["step"] for row in found] == [1, 2, 3, 4]
-    assert found[0]["environment/failed_fraction"] == pytest.approx(5 / 12)  # 3 prompts of 4 responses
-    assert found[0]["conversation/restarts"] + found[1]["conversation/restarts"] == 1
-    assert [row["environment/failed_fraction"] for row in found[1:]] == [0.0] * 3
-    assert (names().count("environment worker 0"), names().count("environment worker 1")) == (2, 1)
-    assert all(gone(process.pid) for process in started)
 
 
 @pytest.mark.slow

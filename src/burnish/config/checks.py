@@ -157,17 +157,14 @@ def known_sinks(config: RunConfig) -> Iterator[Problem]:
 
 def shared_work(cluster: TrainersConfig) -> Iterator[Problem]:
     """Numbers of processes and lanes that do not fit together."""
-    if cluster.backend == "inline" and not cluster.is_alone:
+    if cluster.backend == "inline" and cluster.num_processes > 1:
         asked = f"cluster.trainers ({cluster.trainers})"
         if isinstance(cluster, ClusterConfig):
             asked += f", cluster.rollout_workers ({cluster.rollout_workers})"
-            asked += f", cluster.environment_workers ({cluster.environment_workers})"
             asked += "".join(f", a process of its own for the {name}" for name in cluster.own_names)
         message = f"is inline, but the run asks for several processes: {asked}"
         yield Problem("cluster.backend", message, "set it to auto, or ask for a single process")
     amounts = {"cpus_per_worker": cluster.cpus_per_worker, "gpus_per_worker": cluster.gpus_per_worker}
-    if isinstance(cluster, ClusterConfig):
-        amounts["cpus_per_environment_worker"] = cluster.cpus_per_environment_worker
     for field in (field for field, amount in amounts.items() if amount is not None):
         if cluster.backend not in ("auto", "ray"):
             message = f"is for Ray, but cluster.backend is {cluster.backend}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from burnish.config import names
 from burnish.config.domains import DomainSettings, domain_settings
 from burnish.config.problems import Problem
-from burnish.config.schema_cluster import ClusterConfig
 from burnish.config.schema_conversation import ConversationConfig
 from burnish.config.schema_rl import RlFields
 
@@ -22,27 +21,6 @@ def check_conversations(config: RlFields) -> Iterator[Problem]:
         yield from _paid_by_environment(domain)
     if any(domain.conversation is not None for domain in found):
         yield from _together(config)
-    yield from _elsewhere(config.cluster, found)
-
-
-def _elsewhere(cluster: ClusterConfig, domains: Iterable[DomainSettings]) -> Iterator[Problem]:
-    """Environment workers that would have nothing to do, or that nobody could start."""
-    field = "cluster.environment_workers"
-    if not cluster.environment_workers:
-        if cluster.cpus_per_environment_worker is not None:
-            message = f"is set, but {field} is 0"
-            yield Problem("cluster.cpus_per_environment_worker", message, f"remove it, or set {field}")
-        return
-    talks = [domain.conversation for domain in domains if domain.conversation is not None]
-    if not any(talk.environment is not None or talk.own_tools for talk in talks):
-        message = (
-            f"is {cluster.environment_workers}, but no conversation section has an environment or a tool that is a "
-            "function: agents, the tool python and MCP servers do not run there"
-        )
-        yield Problem(field, message, "set it to 0")
-    if cluster.runs_on == "torchrun":
-        message = f"is {cluster.environment_workers}, but torchrun starts only processes with a model"
-        yield Problem(field, message, "set it to 0, or start the run without torchrun, with cluster.backend: ray")
 
 
 def _partner(conversation: ConversationConfig, section: str) -> Iterator[Problem]:

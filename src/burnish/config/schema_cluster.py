@@ -44,8 +44,6 @@ class TrainersConfig(Section):
 
     not_here: ClassVar[Mapping[str, NotHere]] = {
         "rollout_workers": _NOTHING_SAMPLES,
-        "environment_workers": _NOTHING_SAMPLES,
-        "cpus_per_environment_worker": NotHere("only `burnish rl` holds conversations", was=None),
         "own_process": _ONE_MODEL,
     }
 
@@ -93,11 +91,6 @@ class TrainersConfig(Section):
         return self.trainers
 
     @property
-    def is_alone(self) -> bool:
-        """Whether one process is all that is asked for."""
-        return self.num_processes == 1
-
-    @property
     def uses_processes(self) -> bool:
         """Whether anything of the run is outside the process of the command."""
         return self.runs_on != "inline"
@@ -107,7 +100,7 @@ class TrainersConfig(Section):
         """The `backend` to use."""
         if self.backend != "auto":
             return self.backend
-        if self.is_alone:
+        if self.num_processes == 1:
             return "inline"
         if under_torchrun():
             return "torchrun"
@@ -139,11 +132,6 @@ class ClusterConfig(TrainersConfig):
 
     rollout_workers: NonNegativeInt = 0
     """Processes that only sample, each with its own engine and copy of the weights. 0: the trainers sample."""
-    environment_workers: NonNegativeInt = 0
-    """Processes, spread over the nodes of a Ray cluster, that run environments and plain tools of `conversation`
-    sections. 0: they run on the machine of the command."""
-    cpus_per_environment_worker: PositiveResource | None = None
-    """CPUs that Ray sets aside for each of them, and for all that their conversations run. `null`: 1."""
     own_process: OwnProcess = ()
     """Models that get a process of their own: `reference` and `critic`, which are in every trainer otherwise, and
     `reward_model`, all `model:PATH` rewards together, which are in the command's process otherwise. They work while
@@ -154,7 +142,7 @@ class ClusterConfig(TrainersConfig):
     rollout worker something to do."""
     restarts: NonNegativeInt = 3
     """How often lost trainers are started again from the newest checkpoint, and how often in an hour a lost rollout
-    or environment worker, or the process of the reward models, is. Not under torchrun, which has `--max-restarts`."""
+    worker, or the process of the reward models, is. Not under torchrun, which has `--max-restarts`."""
 
     @property
     def own_names(self) -> tuple[str, ...]:
@@ -165,11 +153,6 @@ class ClusterConfig(TrainersConfig):
     def num_processes(self) -> int:
         """Processes with a model. The command's own is one of them if it is the only trainer."""
         return self.trainers + self.rollout_workers + len(self.own_process)
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether one process is all that is asked for."""
-        return self.num_processes == 1 and not self.environment_workers
 
     @property
     def trains_here(self) -> bool:

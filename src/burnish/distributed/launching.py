@@ -35,8 +35,8 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """The processes of a run, by their names, and what they need: trainers, models with a process of their own, rollout
-    workers, and environment workers.
+    """The processes of a run, by their names, and what they need: trainers, models with a process of their own, and
+    rollout workers.
 
     on_gpu: whether they use GPUs where there are any. output: the run's folder, which trainers and models read and
     write, and rollout workers if `workers_log`. stacks: the folder in which a process that stalls says where its
@@ -52,16 +52,10 @@ class Crew:
     stacks: Path
     plugins: tuple[str, ...] = ()
     workers_log: bool = False
-    environments: tuple[str, ...] = ()
 
 
 class Launcher(Protocol):
     """Starts processes, and knows how those that it starts reach each other."""
-
-    @property
-    def address(self) -> str:
-        """Of this machine, as they see it."""
-        ...
 
     def start(self, seat: Seat) -> Peer:
         """The process, with its roles built. May be called again for one that was lost, and from several threads."""
@@ -87,7 +81,6 @@ class LocalLauncher:
     threads: int | None
     stacks: Path
     devices: Sequence[str] = ()
-    address: str = "127.0.0.1"
 
     def start(self, seat: Seat) -> RoleProcess:
         """See `Launcher`."""

@@ -105,9 +105,8 @@ def check_room(count: int, each: Mapping[str, float], nodes: Sequence[Mapping[st
     raise ConfigError(
         f"cluster asks for {count} processes with {_listed(each)} each, but the Ray cluster has room for {room}: "
         f"{_listed(there)} on {len(nodes)} node{'s' * (len(nodes) != 1)}",
-        remedy="ask for fewer (cluster.trainers, cluster.rollout_workers, cluster.own_process, "
-        "cluster.environment_workers), give each less (cluster.cpus_per_worker, cluster.gpus_per_worker, "
-        "cluster.cpus_per_environment_worker), or add nodes",
+        remedy="ask for fewer (cluster.trainers, cluster.rollout_workers, cluster.own_process), "
+        "give each less (cluster.cpus_per_worker, cluster.gpus_per_worker), or add nodes",
     )
 
 

@@ -258,11 +258,6 @@ class RankLauncher:
     threads: int
     meeting_host: str | None
 
-    @property
-    def address(self) -> str:
-        """See `Launcher`."""
-        return self.beside.address
-
     def start(self, seat: Seat) -> Peer:
         """See `Launcher`. Only once for each seat."""
         if seat.name not in self.peers:

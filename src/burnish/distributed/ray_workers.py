@@ -33,7 +33,6 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 from torch import Tensor
 
-from burnish.config.schema_cluster import ClusterConfig
 from burnish.distributed.channel import Channel
 from burnish.distributed.handover import Layout, SealedWeights, unsealed
 from burnish.distributed.host import Host, sealed
@@ -189,39 +188,27 @@ def _cause(error: RayError) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ReservedPlace:
-    """What Ray has set aside for a process: a part of a group, with so much of each resource."""
-
-    group: PlacementGroup
-    number: int
-    each: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
 class RayLauncher:
-    """`Launcher` on reserved places. places: by the name of the process."""
+    """`Launcher` on reserved places: a group and a number in it by the name of the process, with so much of each
+    resource."""
 
     crew: Crew
-    places: Mapping[str, ReservedPlace]
+    places: Mapping[str, tuple[PlacementGroup, int]]
+    each: Mapping[str, float]
     threads: int
     folder: str | None
 
-    @property
-    def address(self) -> str:
-        """See `Launcher`."""
-        return str(ray.util.get_node_ip_address())
-
     def start(self, seat: Seat) -> RayProcess:
         """See `Launcher`."""
-        place = self.places[seat.name]
-        _await_places(place.group, f"process {seat.name!r}", place.each)
+        group, number = self.places[seat.name]
+        _await_places(group, f"process {seat.name!r}", self.each)
         if seat.given_up.is_set():  # the run may have ended meanwhile, and Ray with it, which would start anew
             raise RoleLostError(f"start: process {seat.name!r} is not needed any more", remedy="", process=seat.name)
         host = ray.remote(Host).options(
-            num_cpus=place.each["CPU"],
-            num_gpus=place.each["GPU"],
+            num_cpus=self.each["CPU"],
+            num_gpus=self.each["GPU"],
             max_restarts=0,  # restarts are ours: the pool knows what was asked for
-            scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, place.number),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
         )
         return RayProcess(
             seat, host, seconds=START_SECONDS, threads=self.threads, stacks=self.crew.stacks, folder=self.folder
@@ -246,29 +233,16 @@ class RayLauncher:
 
 @dataclass(frozen=True, slots=True)
 class _Team:
-    """Processes of one kind. each: what Ray sets aside for one. strategy: PACK for as few nodes as possible, SPREAD for
-    as many. needs_folder: whether they see the run's folder."""
+    """Processes of one kind. needs_folder: whether they see the run's folder."""
 
     names: Sequence[str]
-    each: Mapping[str, float]
-    strategy: str
     needs_folder: bool
 
-    def group(self) -> PlacementGroup:
-        return placement_group([dict(self.each) for _ in self.names], strategy=self.strategy)
 
-
-def _teams(crew: Crew, each: Mapping[str, float]) -> Iterator[_Team]:
-    """Trainers first, and on as few nodes as possible: they exchange gradients. Environments are to use the cores of
-    all nodes."""
-    cpus = crew.cluster.cpus_per_environment_worker if isinstance(crew.cluster, ClusterConfig) else None
-    teams = (
-        _Team(crew.trainers, each, "PACK", True),
-        _Team(crew.models, each, "PACK", True),
-        _Team(crew.workers, each, "PACK", crew.workers_log),
-        _Team(crew.environments, {"CPU": 1.0 if cpus is None else cpus, "GPU": 0.0}, "SPREAD", False),
-    )
-    yield from (team for team in teams if team.names)
+def _teams(crew: Crew) -> list[_Team]:
+    """Trainers first."""
+    teams = (_Team(crew.trainers, True), _Team(crew.models, True), _Team(crew.workers, crew.workers_log))
+    return [team for team in teams if team.names]
 
 
 class RaySite:
@@ -291,23 +265,22 @@ class RaySite:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         resources = [node["Resources"] for node in nodes]
         each = _resources(crew, resources)
-        teams = list(_teams(crew, each))
-        check_room(sum(len(team.names) for team in teams if team.each is each), each, resources)
-        for team in teams:
-            check_room(len(team.names), team.each, resources)
-        groups = [team.group() for team in teams]
+        teams = _teams(crew)
+        check_room(sum(len(team.names) for team in teams), each, resources)
+        # Each kind is on as few nodes as possible: trainers exchange gradients.
+        groups = [placement_group([each for _ in team.names], strategy="PACK") for team in teams]
         try:
             for group, team in zip(groups, teams, strict=True):
-                _await_places(group, f"{len(team.names)} processes ({team.names[0]} ...)", team.each)
+                _await_places(group, f"{len(team.names)} processes ({team.names[0]} ...)", each)
             expected = _expected(crew)
             for group, team in zip(groups, teams, strict=True):
                 _check_nodes(_nodes_of(group), expected, crew, needs_folder=team.needs_folder)
             places = {
-                name: ReservedPlace(group, number, team.each)
+                name: (group, number)
                 for group, team in zip(groups, teams, strict=True)
                 for number, name in enumerate(team.names)
             }
-            yield RayLauncher(crew, places, _threads(crew, each), expected["folder"])
+            yield RayLauncher(crew, places, each, _threads(crew, each), expected["folder"])
         finally:
             for group in groups:
                 remove_placement_group(group)

@@ -1,8 +1,7 @@
 """Lends conversation processes to conversations.
 
 A process serves one conversation at a time. An environment has it from the beginning to the end, so whatever goes wrong
-there ends no other conversation; plain tools have it for the calls of one turn. Processes are on this machine, or at
-other places, such as the nodes of a cluster.
+there ends no other conversation; plain tools have it for the calls of one turn.
 """
 
 from __future__ import annotations
@@ -10,48 +9,22 @@ from __future__ import annotations
 import errno
 import resource
 import threading
-import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 from burnish.environments.process import ConversationProcess
 from burnish.environments.warm_parent import Wanted, WarmParent
 from burnish.errors import ConfigError, RolloutError
 from burnish.types import Json
 
-OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS)
+_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS)
 """Errors of this machine, which has no room for a connection."""
 _FILES_EACH, _OTHER_FILES = 5, 512
 """Open files of a conversation (an agent has a connection to the endpoint, and a tool `python` that keeps its state
 three files), and of the rest of a training process, generously."""
-_REST_SECONDS = 10.0
-"""For so long a process that had to be ended counts as in use: a place where all fail at once would draw all others."""
-
-
-class Place(Protocol):
-    """Where conversation processes are started."""
-
-    @property
-    def is_there(self) -> bool:
-        """Whether a conversation can begin at once, or nearly so."""
-        ...
-
-    def open(self) -> ConversationProcess:
-        """A new process. A place that was lost is awaited. RolloutError if there is none any more."""
-        ...
-
-    def take_restarts(self) -> int:
-        """How often all conversations there were lost since the last call."""
-        ...
-
-    def close(self) -> None:
-        """End everything there. Idempotent."""
-        ...
 
 
 class ConversationHost:
-    """Processes to lend, those of this machine until `move_to` names other places. Lends to several threads.
+    """Processes to lend. Lends to several threads.
 
     schemas: of all tools, those of the environment last. answers_text: whether the environment answers turns that call
     no tool. Raises ConfigError if tools or environment cannot be loaded.
@@ -59,14 +32,10 @@ class ConversationHost:
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
-        self._lock = threading.RLock()  # a process that is closed is taken back
-        self._here = WarmParent(wanted, wanted.named_variables())
-        self._places: Sequence[Place] = (self._here,)
-        self._idle: defaultdict[int, list[ConversationProcess]] = defaultdict(list)  # by the id of their place
-        self._lent: dict[ConversationProcess, Place] = {}
-        self._failed: deque[tuple[float, Place]] = deque()  # when a process was ended that was lent, lately
-        self._use: Counter[int] = Counter()  # how many are lent, by the id of their place
-        description = self._here.description
+        self._lock = threading.Lock()  # around `_idle`
+        self._parent = WarmParent(wanted)
+        self._idle: list[ConversationProcess] = []
+        description = self._parent.description
         own: list[Mapping[str, Json]] = description["environment_tools"]
         self.schemas: tuple[Mapping[str, Json], ...] = (*description["tools"], *own)
         self.environment_tools = frozenset(str(_name_of(schema)) for schema in own)
@@ -83,96 +52,40 @@ class ConversationHost:
 
     @property
     def pid(self) -> int:
-        """Process id of this machine's warm parent."""
-        return self._here.pid
-
-    def move_to(self, places: Sequence[Place]) -> None:
-        """Let conversations that begin from now on have processes of these places, which this host closes."""
-        with self._lock:
-            idle, self._idle = self._idle, defaultdict(list)
-            self._places = tuple(places)
-        self._here.close()
-        for process in (process for some in idle.values() for process in some):
-            process.close()
+        """Process id of the warm parent."""
+        return self._parent.pid
 
     def take_restarts(self) -> int:
-        """How often all conversations of a place were lost since the last call."""
-        return sum(place.take_restarts() for place in self._places)
+        """How often all conversations were lost since the last call."""
+        return self._parent.take_restarts()
 
     def lease(self) -> ConversationProcess:
-        """A process that nobody uses, where the fewest are in use: one that was given back, or a new one. RolloutError
-        if there is no place where one could be started."""
-        lost: RolloutError | None = None
-        for place in self._by_use():
-            try:
-                process = self._idle_at(place) or place.open()
-            except RolloutError as error:
-                lost = lost or error
-                continue
-            except OSError as error:
-                if error.errno not in OUT_OF_FILES:
-                    raise
-                raise no_more_files() from error
-            with self._lock:
-                self._lent[process] = place
-                self._use[id(place)] += 1
-            process.when_closed = self._ended
-            return process
-        assert lost is not None, "there is always a place"
-        raise lost
-
-    def give_back(self, process: ConversationProcess) -> None:
-        """Keep a process, of which nothing is awaited, for other conversations."""
-        place = self._take_back(process)
+        """A process that nobody uses: one that was given back, or a new one. RolloutError if none can be started."""
         with self._lock:
-            is_wanted = place in self._places
-            if is_wanted:
-                self._idle[id(place)].append(process)
-        if not is_wanted:
-            process.close()
-
-    def _by_use(self) -> list[Place]:
-        """All places, those first where something can begin at once, and of these that with the fewest in use."""
-        with self._lock:
-            while self._failed and time.monotonic() - self._failed[0][0] > _REST_SECONDS:
-                self._use[id(self._failed.popleft()[1])] -= 1
-            places, use = self._places, dict(self._use)
-        return sorted(places, key=lambda place: (not place.is_there, use.get(id(place), 0)))
-
-    def _idle_at(self, place: Place) -> ConversationProcess | None:
-        with self._lock:
-            idle = self._idle[id(place)]
-            while idle:
-                process = idle.pop()
+            while self._idle:
+                process = self._idle.pop()
                 if not process.has_said_anything():  # nor ended
                     return process
                 process.close()
-        return None
+        try:
+            return self._parent.open()
+        except OSError as error:
+            if error.errno not in _OUT_OF_FILES:
+                raise
+            raise no_more_files() from error
 
-    def _ended(self, process: ConversationProcess) -> None:
-        """Note that a process was ended. If it was lent, its place goes on counting it for a while."""
-        place = self._take_back(process)
-        if place is not None:
-            with self._lock:
-                self._use[id(place)] += 1
-                self._failed.append((time.monotonic(), place))
-
-    def _take_back(self, process: ConversationProcess) -> Place | None:
-        """Note that a process is no longer lent; its place, if it was."""
+    def give_back(self, process: ConversationProcess) -> None:
+        """Keep a process, of which nothing is awaited, for other conversations."""
         with self._lock:
-            place = self._lent.pop(process, None)
-            if place is not None:
-                self._use[id(place)] -= 1
-        return place
+            self._idle.append(process)
 
     def close(self) -> None:
         """End all conversations. Idempotent."""
         with self._lock:
-            idle, self._idle = self._idle, defaultdict(list)
-        for process in (process for some in idle.values() for process in some):
+            idle, self._idle = self._idle, []
+        for process in idle:
             process.close()
-        for place in {id(place): place for place in (self._here, *self._places)}.values():
-            place.close()
+        self._parent.close()
 
     def _check_names(self) -> None:
         seen: set[str] = set()

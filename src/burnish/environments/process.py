@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +24,6 @@ class ConversationProcess:
         self._unsent = memoryview(b"")
         self.gone = False
         """Whether it has ended."""
-        self.when_closed: Callable[[ConversationProcess], object] | None = None
-        """Told when it is closed, by whoever has lent it."""
 
     def fileno(self) -> int:
         """For polling: readable if it has answered or ended."""
@@ -73,15 +70,8 @@ class ConversationProcess:
         poller.register(self._channel, select.POLLIN)
         return bool(poller.poll(0))
 
-    def hang_up(self) -> None:
-        """Let whoever waits for it hear of its end. May come from any thread."""
-        with contextlib.suppress(OSError):  # closed already
-            self._channel.shutdown(socket.SHUT_RDWR)
-
     def close(self) -> None:
         """End it, with all that it has started. Idempotent."""
         if self._channel.fileno() >= 0:
             self._channel.close()
             self._end()
-            if self.when_closed is not None:
-                self.when_closed(self)

@@ -65,18 +65,14 @@ class Wanted:
 
 
 class WarmParent:
-    """A warm parent of this machine.
+    """A warm parent.
 
     description: what it says of tools and environment. Raises ConfigError if these cannot be loaded.
     """
 
-    is_there = True
-    """Whether a conversation can begin at once, or nearly so."""
-
-    def __init__(self, wanted: Wanted, variables: Mapping[str, str]) -> None:
-        """variables: values of those that are wanted."""
+    def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
-        self._variables = variables
+        self._variables = wanted.named_variables()
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._short_lives = 0
@@ -125,15 +121,14 @@ class WarmParent:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                number = self.adopt(theirs)
+                number = self._adopt(theirs)
             except BaseException:
                 ours.close()
                 raise
-        return ConversationProcess(ours, partial(self.end, number))
+        return ConversationProcess(ours, partial(self._end, number))
 
-    def adopt(self, channel: socket.socket) -> int:
-        """Let a new process serve this socket, which the caller closes. Returns the number of its conversation. Raises
-        as `open` does."""
+    def _adopt(self, channel: socket.socket) -> int:
+        """Let a new process serve this socket. Returns the number of its conversation."""
         with self._lock:
             number = next(self._numbers)
             if self._process.poll() is not None:
@@ -149,7 +144,7 @@ class WarmParent:
                 socket.send_fds(self._control, [_word("+", number)], [channel.fileno()])
             return number
 
-    def end(self, number: int) -> None:
+    def _end(self, number: int) -> None:
         """End a conversation, whatever it is doing."""
         with self._lock, contextlib.suppress(OSError):  # a parent that has ended has ended its conversations
             self._control.sendall(_word("-", number))

@@ -108,7 +108,7 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("time/answers_seconds", "s", "sum", "lower", "Time in which nothing was sampled, because all conversations waited for tools or environments."),
         MetricName("environment/timed_out_fraction", "fraction", "mean", "lower", "Share of environments that took longer than `conversation.call_timeout_seconds` or `open_timeout_seconds`."),
         MetricName("environment/cut_fraction", "fraction", "mean", "", "Share of the environments' answers longer than `conversation.max_result_characters`, whose rest the policy does not see."),
-        MetricName("conversation/restarts", "restarts", "sum", "lower", "How often the process that starts tools and environments, or an environment worker, had ended and was started again."),
+        MetricName("conversation/restarts", "restarts", "sum", "lower", "How often the process that starts tools and environments had ended and was started again."),
         MetricName("eval/conversation/restarts", "restarts", "sum", "lower", "The same during an evaluation."),
         MetricName("eval/conversation/turns_mean", "turns", "mean", "", "Turns of the policy in a greedy response, on average."),
         MetricName("eval/conversation/called_fraction", "fraction", "mean", "", "Share of greedy responses that call a tool."),

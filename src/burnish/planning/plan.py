@@ -79,9 +79,6 @@ def _process_lines(config: Trained, sharding: Choice, seats: Sequence[Seat], mac
     because = "cluster.trainers" + (" + rollout_workers + own_process" if isinstance(config, RlConfig) else "")
     because += f"; this machine has {machine.cores} cores"
     yield PlanLine("processes", "with a model", str(cluster.num_processes), because)
-    if isinstance(config, RlConfig) and config.cluster.environment_workers:
-        workers = str(config.cluster.environment_workers)
-        yield PlanLine("processes", "with environments and tools", workers, "cluster.environment_workers")
     if cluster.runs_on == "torchrun":
         because = f"on one node: torchrun --nproc-per-node {cluster.num_processes} -m burnish ..."
         yield PlanLine("processes", "ranks of torchrun", str(cluster.num_processes), because)

@@ -149,23 +149,12 @@ def _own_seats(
 
 
 def _conversation_seats(config: RlConfig) -> Iterator[Seat]:
-    """The processes of environments, of agents and of tools, as many as conversations may be held at the same time.
-    Environment workers share those that are not agents."""
+    """The processes of environments, of agents and of tools, as many as conversations may be held at the same time."""
     talks = [domain.conversation for domain in domain_settings(config) if domain.conversation is not None]
-    workers = config.cluster.environment_workers
-    agents = [talk for talk in talks if talk.agent is not None]
-    others = [talk for talk in talks if talk.own_tools or talk.environment is not None]
-    if here := agents if workers else [*agents, *others]:
-        count = min(max(talk.max_open for talk in here), responses_per_step(config))
-        holds = ("agents",) if workers else ("tools, environments",)
+    if held := [talk for talk in talks if talk.agent is not None or talk.own_tools or talk.environment is not None]:
+        count = min(max(talk.max_open for talk in held), responses_per_step(config))
+        holds = ("tools, environments",)
         yield Seat(f"{count} {_TALKS}{'es' * (count > 1)}", holds, 1, None, (_processes(count),))
-    for number in range(workers):
-        count = -(-min(max(talk.max_open for talk in others), responses_per_step(config)) // workers)
-        yield _joined(
-            _seat(f"environment worker {number}", ("tools, environments",), 1, None, (), ()),
-            [_processes(count)],
-            on_gpu=False,
-        )
 
 
 def _processes(count: int) -> MemoryItem:

@@ -41,7 +41,7 @@ from burnish.models.reward_learner import RewardLearner
 from burnish.observability.console import say
 from burnish.plugins import is_outside
 from burnish.rollouts.engine import RolloutEngine
-from burnish.trainers.own_processes import environment_workers, own_processes
+from burnish.trainers.own_processes import own_processes
 from burnish.trainers.path_record import record_paths, recorded_ways
 from burnish.trainers.placement import check_placement, placed, threads_of
 from burnish.trainers.result import RunResult
@@ -174,7 +174,6 @@ class Processes:
                     if "engine" in process.roles
                 ]
             own = stack.enter_context(own_processes(config, crew, launcher, console))
-            environments = stack.enter_context(environment_workers(config, crew, launcher, console))
             if crew.workers:
                 workers = stack.enter_context(_rollout_workers(config, crew, launcher, console))
             pool = RolloutPool(
@@ -195,11 +194,9 @@ class Processes:
                 aside=pool if crew.workers else None,
                 beside=own.beside,
                 reward_models=own.reward_models,
-                environments=environments,
                 standing=lambda: [
                     *((process.name, process.standing) for process in team),
                     *own.standing(),
-                    *([] if environments is None else environments.standing()),
                     *pool.standing(),
                 ],
             )
@@ -215,7 +212,6 @@ def _crew(config: RlConfig) -> Crew:
         plugins=tuple(name for name in named if is_outside(name)),
         workers_log=config.rollout.engine == "vllm",
         trainers=0 if config.cluster.trains_here else config.cluster.trainers,
-        environments=tuple(f"environment worker {number}" for number in range(config.cluster.environment_workers)),
     )
 
 
@@ -227,15 +223,14 @@ def crew_of(
     workers: tuple[str, ...] = (),
     plugins: tuple[str, ...] = (),
     workers_log: bool = False,
-    environments: tuple[str, ...] = (),
 ) -> Crew:
-    """So many trainers, these models with a process of their own, these rollout and environment workers."""
+    """So many trainers, these models with a process of their own, these rollout workers."""
     output = Path(config.output).absolute()
     stacks = output / "stacks"
     stacks.mkdir(exist_ok=True)
     names = tuple(f"trainer {rank}" for rank in range(trainers))
     on_gpu = config.model.device != "cpu"
-    return Crew(names, models, workers, config.cluster, on_gpu, output, stacks, plugins, workers_log, environments)
+    return Crew(names, models, workers, config.cluster, on_gpu, output, stacks, plugins, workers_log)
 
 
 @contextmanager

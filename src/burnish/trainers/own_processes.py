@@ -1,5 +1,4 @@
-"""Models with a process of their own (`cluster.own_process`): the reference, the critic, and the reward models; and the
-processes of environments and tools (`cluster.environment_workers`)."""
+"""Models with a process of their own (`cluster.own_process`): the reference, the critic, and the reward models."""
 
 from __future__ import annotations
 
@@ -13,10 +12,8 @@ from functools import partial
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
-from burnish.distributed.environment_node import environment_seat
-from burnish.distributed.environment_workers import EnvironmentWorker, EnvironmentWorkers
 from burnish.distributed.handles import RemoteCritic, RemoteReference
-from burnish.distributed.launching import Crew, Launcher, Seat, start_all
+from burnish.distributed.launching import Crew, Launcher, Seat
 from burnish.distributed.peers import START_SECONDS, Peer
 from burnish.distributed.reward_models import ROLE, RewardModelProcess
 from burnish.forward.fast_paths import FastPaths
@@ -82,35 +79,6 @@ def own_processes(config: RlConfig, crew: Crew, launcher: Launcher, console: Con
         if roles:
             beside = Beside(tuple(roles), stack.enter_context(ThreadPoolExecutor(len(roles))))
         yield OwnProcesses(roles, judges, beside, seconds)
-
-
-@contextmanager
-def environment_workers(
-    config: RlConfig, crew: Crew, launcher: Launcher, console: Console
-) -> Iterator[EnvironmentWorkers | None]:
-    """Start those that the run file asks for, and end them with the block."""
-    if not crew.environments:
-        yield None
-        return
-
-    def seat(name: str, given_up: threading.Event) -> Seat:
-        return Seat(name, environment_seat, (launcher.address,), given_up)
-
-    def again(name: str, given_up: threading.Event) -> Peer:
-        return launcher.start(seat(name, given_up))
-
-    begun = start_all(launcher, [seat(name, threading.Event()) for name in crew.environments])
-    workers = [
-        EnvironmentWorker(
-            process,
-            partial(again, process.name),
-            restarts=config.cluster.restarts,
-            say=lambda text: say(console, (text,)),
-        )
-        for process in begun
-    ]
-    with EnvironmentWorkers(workers) as environments:
-        yield environments
 
 
 def _start(config: RlConfig, crew: Crew, launcher: Launcher, model: str, name: str, given_up: threading.Event) -> Peer:

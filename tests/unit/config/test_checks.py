@@ -125,24 +125,6 @@ def test_what_a_run_has_can_rest(kind: Kind, words: tuple[str, ...], roles: tupl
             "a process of its own for the reward model",
         ),
         ("rm", ("cluster.own_process=reward_model",), "only `burnish rl` has a reference, a critic or rewards"),
-        ("rl", ("cluster.environment_workers=2",), "no conversation section has an environment or a tool that is a"),
-        (
-            "rl",
-            ("cluster.environment_workers=2", "conversation.tools=[python]"),
-            "no conversation section has an environment or a tool that is a function",
-        ),
-        (
-            "rl",
-            ("cluster.environment_workers=2", "conversation.tools=[calculator]", "cluster.backend=inline"),
-            "cluster.environment_workers (2)",
-        ),
-        (
-            "rl",
-            ("cluster.environment_workers=2", "conversation.tools=[calculator]", "cluster.backend=torchrun"),
-            "torchrun starts only processes with a model",
-        ),
-        ("rl", ("cluster.cpus_per_environment_worker=2",), "cluster.environment_workers is 0"),
-        ("rm", ("cluster.environment_workers=1",), "only `burnish rl` samples while it trains"),
     ],
 )
 def test_what_has_no_process_of_its_own_is_refused_with_the_reason(

@@ -585,24 +585,6 @@ def test_processes_of_conversations_are_counted() -> None:
         assert "reward worker" in seat.name
 
 
-def test_environment_workers_share_the_processes_of_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """32 over 3 are 11 each; agents stay on this machine. On a Ray cluster workers are elsewhere."""
-    rollout = {"prompts_per_step": 4, "group_size": 8}
-    asked = {"rollout": rollout, "conversation": {"environment": "a.py:B"}}
-    *_, last = seats = seats_of(rl(**asked, cluster={"environment_workers": 3}), FACTS, MACHINE)
-    names = [f"environment worker {number}" for number in range(3)]
-    assert [seat.name for seat in seats][-3:] == names
-    assert not any("conversation process" in seat.name for seat in seats)
-    assert named(last) == {
-        "Python and its libraries": PROCESS_BYTES,
-        "processes": 11 * CONVERSATION_PROCESS_BYTES,
-    }
-    assert (last.gpu, last.elsewhere) == (None, False)
-    monkeypatch.setenv("RAY_ADDRESS", "first:6379")
-    *_, last = seats_of(rl(**asked, cluster={"environment_workers": 3, "backend": "ray"}), FACTS, MACHINE)
-    assert last.elsewhere
-
-
 def test_kept_conversations_are_counted_where_they_are_kept() -> None:
     """2 layers x 2 x 5 numbers x 4 bytes a token; 12 responses of 30 tokens."""
     rollout = {"prompts_per_step": 3, "group_size": 4, "max_prompt_tokens": 10, "max_response_tokens": 20}

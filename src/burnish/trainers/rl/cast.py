@@ -11,7 +11,6 @@ from typing import Protocol
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
-from burnish.distributed.environment_workers import EnvironmentWorkers
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel
@@ -41,8 +40,6 @@ class Players:
     """The models that work while others do."""
     reward_models: ScoringModels | None = None
     """Those that have a process of their own; None where the scorer has them."""
-    environments: EnvironmentWorkers | None = None
-    """Who runs environments and tools of conversations; None where this machine does."""
     standing: Standing = nobody
     """Other processes, and what they are doing."""
 

@@ -19,7 +19,6 @@ from burnish.data.histories import HistoryEncoder
 from burnish.data.observations import ObservationFormat, Observer
 from burnish.data.prompts import PromptSet
 from burnish.data.template import ChatFormat, Template
-from burnish.distributed.environment_workers import EnvironmentWorkers
 from burnish.environments.host import ConversationHost, allow_connections
 from burnish.environments.warm_parent import Wanted
 from burnish.errors import ConfigError, DataError
@@ -51,15 +50,6 @@ class Conversations:
     single: set[str] = field(default_factory=set)
     tokenizer: PreTrainedTokenizerBase | None = None
     agents: Agents = field(default_factory=Agents)
-    hosts: Sequence[ConversationHost] = ()
-
-    def move_to(self, workers: EnvironmentWorkers | None) -> Iterator[str]:
-        """Let environments and tools run at these workers, if there are any. Lines for the user. ConfigError if one
-        cannot load them."""
-        for host in self.hosts if workers is not None else ():
-            assert workers is not None
-            workers.take_over(host)
-            yield f"{host.wanted.where}: environments and tools run at {workers.in_words}"
 
     def offered(self, domain: str) -> tuple[Mapping[str, Json], ...]:
         """Schemas of the tools that the prompts of a domain offer, besides those of their rows."""
@@ -110,7 +100,6 @@ def open_conversations(
     the model's chat template."""
     talks: dict[str, Talk] = {}
     schemas: dict[str, Schemas] = {}
-    hosts: list[ConversationHost] = []
     allow_connections(sum(one.conversation.max_open for one in settings if one.conversation is not None))
     with ExitStack() as stack:
         agents = stack.enter_context(open_agents(config, settings, loaded, console))
@@ -121,8 +110,7 @@ def open_conversations(
             say(console, lines)
             schemas[domain.name] = partner.schemas
             talks[domain.name] = talk_with(partner, domain)
-            hosts += [] if partner.host is None else [partner.host]
-        yield Conversations(talks, schemas, tokenizer=loaded.tokenizer, agents=agents, hosts=hosts)
+        yield Conversations(talks, schemas, tokenizer=loaded.tokenizer, agents=agents)
 
 
 def talk_with(partner: ToolsAndEnvironment, domain: DomainSettings) -> Talk:

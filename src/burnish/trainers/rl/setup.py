@@ -78,7 +78,6 @@ def open_rl_run(
         check_bound_rewards(config, prompts_of(train))
         progress = Progress()
         players = stack.enter_context(cast.open_players(config, loaded, paths, console))
-        say(console, conversations.move_to(players.environments))
         roles, engine = players.roles, conversations.around(players.engine, longest_text(config, loaded))
         if players.reward_models is not None:
             scorer.ask_models(players.reward_models)
