@@ -33,7 +33,6 @@ def _divisible(amount: float) -> float:
 
 Resource = Annotated[float, Field(ge=0.0), AfterValidator(_divisible)]
 """An amount of something that Ray gives out: a part of one, or several whole ones."""
-PositiveResource = Annotated[float, Field(gt=0.0), AfterValidator(_divisible)]
 
 
 class TrainersConfig(Section):

@@ -67,9 +67,9 @@ def accept(listener: socket.socket, token: bytes, *, seconds: float) -> Lines:
         while len(lines) < 2:
             listener.settimeout(max(deadline - time.monotonic(), 1e-3))
             stream, _ = listener.accept()
-            kind = greeting(stream, token)
+            kind = _greeting(stream, token)
             if kind in (_REQUESTS, _BEATS) and kind not in lines:
-                lines[kind] = ready(stream)
+                lines[kind] = _ready(stream)
             else:
                 stream.close()
     return Lines(lines[_REQUESTS], lines[_BEATS])
@@ -77,26 +77,16 @@ def accept(listener: socket.socket, token: bytes, *, seconds: float) -> Lines:
 
 def connect(address: Address, token: bytes, *, seconds: float) -> Lines:
     """The same connections, from the other side. OSError when nobody listens there."""
-    streams = []
+    streams: list[socket.socket] = []
     try:
         for kind in (_REQUESTS, _BEATS):
-            streams.append(greet(address, token, kind, seconds=seconds))
+            streams.append(_connection(address, seconds))
+            streams[-1].sendall(token + kind)
     except OSError:
         for stream in streams:
             stream.close()
         raise
-    return Lines(*streams)
-
-
-def greet(address: Address, token: bytes, kind: bytes, *, seconds: float) -> socket.socket:
-    """One connection of this kind, a byte. OSError when nobody listens there."""
-    stream = _connection(address, seconds)
-    try:
-        stream.sendall(token + kind)
-    except OSError:
-        stream.close()
-        raise
-    return ready(stream)
+    return Lines(*map(_ready, streams))
 
 
 def _connection(address: Address, seconds: float) -> socket.socket:
@@ -112,7 +102,7 @@ def _connection(address: Address, seconds: float) -> socket.socket:
     return stream
 
 
-def greeting(stream: socket.socket, token: bytes) -> bytes:
+def _greeting(stream: socket.socket, token: bytes) -> bytes:
     """Which connection this is to be; nothing from somebody who does not know the token."""
     deadline = time.monotonic() + _GREETING_SECONDS
     said = b""
@@ -127,7 +117,7 @@ def greeting(stream: socket.socket, token: bytes) -> bytes:
     return said[TOKEN_BYTES:] if hmac.compare_digest(said[:TOKEN_BYTES], token) else b""
 
 
-def ready(stream: socket.socket) -> socket.socket:
+def _ready(stream: socket.socket) -> socket.socket:
     """A connection that sends at once what it is given."""
     if stream.family != socket.AF_UNIX:  # a request is two writes, and must not wait in between
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -314,14 +314,7 @@ class RolloutPool(RestingEngine):
         worker.returning = thread
 
     def _return(self, worker: Worker, start: Callable[[threading.Event], ProcessRole]) -> None:
-        if self._start(worker, start):
-            with self._changed:
-                worker.gone = False
-                self._changed.notify_all()
-            self._say(f"{worker.name} is back")
-
-    def _start(self, worker: Worker, start: Callable[[threading.Event], ProcessRole]) -> bool:
-        """Give the worker a new process; whether it has one."""
+        """Give the worker a new process."""
         worker.restarts.append(time.monotonic())
         worker.version = None
         try:
@@ -330,13 +323,17 @@ class RolloutPool(RestingEngine):
             if not self._closed.is_set():
                 self._say(f"{worker.name} cannot be started again: {error}")
             worker.tried = time.monotonic()
-            return False
+            return
         with self._lock:
-            if not self._closed.is_set():
+            if not (has_ended := self._closed.is_set()):
                 worker.engine = engine
-                return True
-        engine.process.close()  # the run has ended meanwhile
-        return False
+        if has_ended:
+            engine.process.close()
+            return
+        with self._changed:
+            worker.gone = False
+            self._changed.notify_all()
+        self._say(f"{worker.name} is back")
 
 
 class _Call:

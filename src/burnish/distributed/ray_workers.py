@@ -231,20 +231,6 @@ class RayLauncher:
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Team:
-    """Processes of one kind. needs_folder: whether they see the run's folder."""
-
-    names: Sequence[str]
-    needs_folder: bool
-
-
-def _teams(crew: Crew) -> list[_Team]:
-    """Trainers first."""
-    teams = (_Team(crew.trainers, True), _Team(crew.models, True), _Team(crew.workers, crew.workers_log))
-    return [team for team in teams if team.names]
-
-
 class RaySite:
     """`Site`: a Ray cluster, from when it is needed until the end of the context."""
 
@@ -265,20 +251,21 @@ class RaySite:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         resources = [node["Resources"] for node in nodes]
         each = _resources(crew, resources)
-        teams = _teams(crew)
-        check_room(sum(len(team.names) for team in teams), each, resources)
+        kinds = [names for names in (crew.trainers, crew.models, crew.workers) if names]
+        check_room(sum(map(len, kinds)), each, resources)
         # Each kind is on as few nodes as possible: trainers exchange gradients.
-        groups = [placement_group([each for _ in team.names], strategy="PACK") for team in teams]
+        groups = [placement_group([dict(each) for _ in names], strategy="PACK") for names in kinds]
         try:
-            for group, team in zip(groups, teams, strict=True):
-                _await_places(group, f"{len(team.names)} processes ({team.names[0]} ...)", each)
+            for group, names in zip(groups, kinds, strict=True):
+                _await_places(group, f"{len(names)} processes ({names[0]} ...)", each)
             expected = _expected(crew)
-            for group, team in zip(groups, teams, strict=True):
-                _check_nodes(_nodes_of(group), expected, crew, needs_folder=team.needs_folder)
+            for group, names in zip(groups, kinds, strict=True):
+                needs_folder = names != crew.workers or crew.workers_log
+                _check_nodes(_nodes_of(group), expected, crew, needs_folder=needs_folder)
             places = {
                 name: (group, number)
-                for group, team in zip(groups, teams, strict=True)
-                for number, name in enumerate(team.names)
+                for group, names in zip(groups, kinds, strict=True)
+                for number, name in enumerate(names)
             }
             yield RayLauncher(crew, places, each, _threads(crew, each), expected["folder"])
         finally:

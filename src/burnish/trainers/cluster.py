@@ -40,13 +40,12 @@ from burnish.models.reference import FrozenReference
 from burnish.models.reward_learner import RewardLearner
 from burnish.observability.console import say
 from burnish.plugins import is_outside
-from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.own_processes import own_processes
 from burnish.trainers.path_record import record_paths, recorded_ways
 from burnish.trainers.placement import check_placement, placed, threads_of
 from burnish.trainers.result import RunResult
 from burnish.trainers.rl.cast import Inline, Players
-from burnish.trainers.rl.elsewhere import Ways, engine_role, trained_roles
+from burnish.trainers.rl.elsewhere import engine_role, trained_roles
 from burnish.trainers.rl.objective_setup import ObjectiveElsewhere
 from burnish.trainers.rl.opening import open_model
 from burnish.trainers.rl.preflight import check_fit
@@ -256,13 +255,6 @@ def trainer_seat(open_roles: OpenRoles, config: RunOfSeveral, meeting: Meeting) 
 
 
 @contextmanager
-def engine_seat(config: RlConfig, ways: Mapping[str, str]) -> Iterator[dict[str, RolloutEngine | Ways]]:
-    """The engine of one rollout worker, which takes these fast paths. It need not see the run's folder."""
-    with engine_role(config, FastPaths(ways)) as roles:
-        yield roles
-
-
-@contextmanager
 def _outline(config: RlConfig) -> Iterator[LoadedModel]:
     loaded = load_outline(config.model, plain=config.debug.plain)
     check_fit(config, loaded.context_length, num_embeddings(loaded.model))
@@ -312,7 +304,7 @@ def _rollout_workers(config: RlConfig, crew: Crew, launcher: Launcher, console: 
     there = config.model_copy(update={"output": str(crew.output)})  # as in `open_team`
 
     def seat(name: str) -> Seat:
-        return Seat(name, engine_seat, (there, recorded_ways(crew.output)))
+        return Seat(name, engine_role, (there, recorded_ways(crew.output)))
 
     def again(name: str, given_up: threading.Event) -> ProcessRole:
         process = launcher.start(replace(seat(name), given_up=given_up))

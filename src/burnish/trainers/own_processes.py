@@ -83,12 +83,7 @@ def own_processes(config: RlConfig, crew: Crew, launcher: Launcher, console: Con
 
 def _start(config: RlConfig, crew: Crew, launcher: Launcher, model: str, name: str, given_up: threading.Event) -> Peer:
     there = config.model_copy(update={"output": str(crew.output)})  # its current folder may be another one
-    return launcher.start(Seat(name, own_seat, (there, recorded_ways(crew.output), model), given_up))
-
-
-@contextmanager
-def own_seat(config: RlConfig, ways: Mapping[str, str], model: str) -> Iterator[Mapping[str, object]]:
-    """The only role of its process, which takes these fast paths."""
-    paths = FastPaths(ways)
-    with reward_role(config, paths) if model == ROLE else own_role(config, paths, model) as roles:
-        yield roles
+    ways = recorded_ways(crew.output)
+    if model == ROLE:
+        return launcher.start(Seat(name, reward_role, (there, ways), given_up))
+    return launcher.start(Seat(name, own_role, (there, ways, model), given_up))

@@ -23,7 +23,7 @@ from burnish.trainers.path_record import record_paths
 from burnish.trainers.rl.beside import ALONE, Beside
 from burnish.trainers.rl.opening import open_model, open_rl_engine
 from burnish.trainers.rl.roles import Roles, build_roles
-from burnish.trainers.rl.supply_partial import RenewableEngine
+from burnish.trainers.rl.supply_aside import AsideEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Players:
     engine: RolloutEngine
     objective: Callable[[float], Objective] | None = None
     """What stands for the objective at a KL coefficient on its way to the policy; None where it goes there itself."""
-    aside: RenewableEngine | None = None
+    aside: AsideEngine | None = None
     """The engine, if it can sample while the policy learns."""
     beside: Beside = ALONE
     """The models that work while others do."""

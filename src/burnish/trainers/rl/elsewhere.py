@@ -6,7 +6,7 @@ All take the fast paths recorded in the run's folder, so that they compute exact
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,9 +63,9 @@ def trained_roles(
 
 
 @contextmanager
-def own_role(config: RlConfig, paths: FastPaths, model: str) -> Iterator[dict[str, object]]:
-    """`reference` or `critic`, which has the process for itself; `ways`."""
-    console = Console(quiet=True)
+def own_role(config: RlConfig, ways: Mapping[str, str], model: str) -> Iterator[dict[str, object]]:
+    """`reference` or `critic`, which has the process for itself, and takes these fast paths; `ways`."""
+    console, paths = Console(quiet=True), FastPaths(ways)
     without_progress_bars()
     with open_model(config, paths, console) as loaded:
         role = build_alone(config, loaded, Lanes(config.cluster.num_lanes), model)
@@ -73,9 +73,10 @@ def own_role(config: RlConfig, paths: FastPaths, model: str) -> Iterator[dict[st
 
 
 @contextmanager
-def reward_role(config: RlConfig, paths: FastPaths) -> Iterator[dict[str, object]]:
+def reward_role(config: RlConfig, ways: Mapping[str, str]) -> Iterator[dict[str, object]]:
     """`reward_model`: those of all rewards, which have the process for themselves; `ways`. Of the policy only what its
     folder says without weights is read: how it cuts text into tokens, and which float32 products a run has."""
+    paths = FastPaths(ways)
     without_progress_bars()
     policy = load_outline(config.model, plain=config.debug.plain)
     with fast_float32(policy.model, plain=config.debug.plain or computes_twice_at_once(config), paths=paths):
@@ -84,10 +85,11 @@ def reward_role(config: RlConfig, paths: FastPaths) -> Iterator[dict[str, object
 
 
 @contextmanager
-def engine_role(config: RlConfig, paths: FastPaths | None = None) -> Iterator[dict[str, RolloutEngine | Ways]]:
-    """`engine`, with the weights of the run file's model until its first `sync`; `ways`."""
+def engine_role(config: RlConfig, ways: Mapping[str, str] | None = None) -> Iterator[dict[str, RolloutEngine | Ways]]:
+    """`engine`, with the weights of the run file's model until its first `sync`; `ways`. With `ways`, the fast paths to
+    take, it need not see the run's folder."""
     console = Console(quiet=True)
-    paths = recorded_paths(Path(config.output)) if paths is None else paths
+    paths = recorded_paths(Path(config.output)) if ways is None else FastPaths(ways)
     without_progress_bars()
     with (
         open_model(config, paths, console, takes_weights=True) as loaded,

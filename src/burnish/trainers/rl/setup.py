@@ -39,8 +39,8 @@ from burnish.trainers.rl.objective_setup import objectives
 from burnish.trainers.rl.opening import longest_text
 from burnish.trainers.rl.preflight import check_settings, precision_lines, timing_lines
 from burnish.trainers.rl.supply import Supply
-from burnish.trainers.rl.supply_aside import SupplyAside
-from burnish.trainers.rl.supply_partial import RenewableEngine, SupplyPartial
+from burnish.trainers.rl.supply_aside import AsideEngine, SupplyAside
+from burnish.trainers.rl.supply_partial import SupplyPartial
 from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.workplace import open_workplace
 
@@ -135,7 +135,7 @@ def open_rl_run(
 
 @contextmanager
 def open_supply(
-    config: RlConfig, collector: Collector, progress: Progress, beginning: Weights, aside: RenewableEngine | None
+    config: RlConfig, collector: Collector, progress: Progress, beginning: Weights, aside: AsideEngine | None
 ) -> Iterator[Supply]:
     """Batches as `max_staleness` says. `aside`: the collector's engine, if it can sample while the policy learns."""
     timing = {"max_staleness": config.max_staleness, "last_step": config.steps}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Protocol
 
 from burnish.models.weights import Weights
 from burnish.trainers.outer_loop import Progress
@@ -17,14 +16,6 @@ from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.supply_aside import AsideEngine, SupplyAside
 from burnish.trainers.telemetry.staleness import describe_renewal
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-
-
-class RenewableEngine(AsideEngine, Protocol):
-    """An engine whose weights can change while it samples."""
-
-    def renew(self, weights: Weights) -> None:
-        """Like `sync`, and responses that are being sampled go on with these weights."""
-        ...
 
 
 class SupplyPartial(SupplyAside):
@@ -36,27 +27,24 @@ class SupplyPartial(SupplyAside):
         collector: Collector,
         progress: Progress,
         beginning: Weights,
-        engine: RenewableEngine,
-        *,
-        max_staleness: int,
-        last_step: int,
+        engine: AsideEngine,
+        **timing: int,
     ) -> None:
         """See `SupplyAside`."""
-        self._renewable = engine
         self._renewing = threading.Lock()
         """So that a thread that begins a batch does not load older weights over newer ones."""
         self._steps = {beginning.version: 0}
-        super().__init__(collector, progress, beginning, engine, max_staleness=max_staleness, last_step=last_step)
+        super().__init__(collector, progress, beginning, engine, **timing)
 
     def publish(self, weights: Weights, step: int) -> None:
         """Everything is sampled with these weights from now on, which the policy has after this step."""
-        kept = self._renewable.keep(weights)
+        kept = self._aside.keep(weights)
         with self._renewing:
             # Of older versions there is nothing left: the batches that they began are trained.
             oldest = step - self._max_staleness - 1
             self._steps = {v: s for v, s in self._steps.items() if s >= oldest} | {kept.version: step}
             self._newest = kept, step
-            self._renewable.renew(kept)
+            self._aside.renew(kept)
             self._in_engine = kept
 
     def _load(self, weights: Weights) -> None:
