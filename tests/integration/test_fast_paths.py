@@ -70,20 +70,21 @@ def test_a_resumed_run_takes_the_paths_that_it_began_with(
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+@pytest.mark.compiler
 def test_a_resumed_run_that_cannot_says_so(
     tiny_run: Callable[..., RlConfig], fastest: Fastest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny_run("steps=1", "model.kernels=off", "checkpoint.every_steps=1")
+    config = tiny_run("steps=1", "checkpoint.every_steps=1")
     fastest(0)
     said(train_rl, config)
 
     def fail(*_: object) -> None:
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr("burnish.rollouts.local.fused.FusedDecoder.logits", fail)
+    monkeypatch.setattr("burnish.rollouts.local.kernel_decoder.KernelDecoder.logits", fail)
     text = said(train_rl, config.model_copy(update={"steps": 2}))
-    assert "this run began with decoding by fused PyTorch, and goes on with the model's own pass" in text
-    assert text.count("decoding without fused PyTorch: the trial ended with RuntimeError: no such instruction") == 1
+    assert "this run began with decoding by C kernels, and goes on with the model's own pass" in text
+    assert text.count("decoding without C kernels: the trial ended with RuntimeError: no such instruction") == 1
 
 
 def test_sft_and_evaluation_keep_to_the_record_too(

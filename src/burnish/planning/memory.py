@@ -326,7 +326,7 @@ def _kept_conversations(config: RlConfig, facts: ModelFacts, width: int, on_gpu:
 
 
 def _cache_width(config: Trained, width: int, on_gpu: bool | None) -> int:
-    """Bytes per number in the cache. Fused decoding on a CPU keeps float32; other decoding uses the model's dtype."""
+    """Bytes per number in the cache. Kernels on a CPU keep float32; other decoding uses the model's dtype."""
     device = config.model.device
     return width if device.startswith("cuda") or (device == "auto" and on_gpu) else 4
 

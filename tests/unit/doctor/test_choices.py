@@ -109,7 +109,7 @@ def test_why_no_kernels_are_used_is_a_note(model: Path, monkeypatch: pytest.Monk
     for kind in kinds:
         kind.cache_clear()
     assert any("do not use C kernels" in note and "no-such" in note for note in found.notes)
-    assert found.decoder == "fused PyTorch"
+    assert found.decoder == "the model's own pass"
     assert found.attention == "merged"
 
 

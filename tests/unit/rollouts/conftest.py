@@ -81,7 +81,7 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
 
 
-@pytest.fixture(params=[pytest.param("kernels", marks=pytest.mark.compiler), "fused", "plain"])
+@pytest.fixture(params=[pytest.param("kernels", marks=pytest.mark.compiler), "plain"])
 def make_engine(tokenizer: Any, request: pytest.FixtureRequest) -> Callable[..., LocalEngine]:
     """Every test runs on each way to decode."""
 
@@ -100,7 +100,6 @@ def make_engine(tokenizer: Any, request: pytest.FixtureRequest) -> Callable[...,
             pad_token_id=PAD,
             context_length=context_length,
             max_batch_rows=max_batch_rows,
-            plain=request.param == "plain",
             kernels="auto" if request.param == "kernels" else "off",
             keep_bytes=keep_bytes,
         )

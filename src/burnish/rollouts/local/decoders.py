@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,7 +12,6 @@ from burnish.rollouts.local.cache import Columns, PrefilledPrompts, RowCache
 from burnish.rollouts.local.kept import KeptRow, Tokens
 from burnish.rollouts.local.masks import Masks
 from burnish.rollouts.local.reading_on import RowReader, as_columns
-from burnish.rollouts.local.shared_cache import SharedCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,18 +56,34 @@ class _Prompt:
         self.columns = columns
 
 
-class CopyingDecoder(ABC):
-    """A `Decoder` that copies what is kept from its cache, each prompt once for its rows, and reads on with the model's
-    own pass."""
+class ModelDecoder:
+    """Decoder for any `transformers` causal language model that caches keys and values.
 
-    def __init__(self, model: PreTrainedModel, cache: RowCache | SharedCache) -> None:
+    It copies what is kept from its cache, each prompt once for its rows, and reads on with the model's own pass.
+    """
+
+    def __init__(self, model: PreTrainedModel, places: int, attention: str) -> None:
         self._model = model
-        self._cache = cache
+        self._cache = RowCache(places)
+        self._masks = Masks(model, attention)
         self._prompts: list[_Prompt] = []  # of each row
 
-    @abstractmethod
     def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
         """See `Decoder`."""
+        width = int(positions_R.max()) + 1
+        positions_R1 = positions_R[:, None]
+        self._cache.begin(positions_R1, width)
+        outputs = self._model(
+            input_ids=tokens_R[:, None],
+            position_ids=positions_R1,
+            attention_mask=self._masks(positions_R1, width),
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+            **quiet_outputs(self._model),
+        )
+        logits_RV: Tensor = outputs.logits[:, -1]
+        return logits_RV
 
     def join(self, lengths: Sequence[int], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
         """See `Decoder`."""
@@ -104,30 +118,3 @@ class CopyingDecoder(ABC):
             self._cache.append([len(texts[i]) for i in chunk.rows], chunk.prompts, chunk.sources, chunk.own)
             order += chunk.rows
         return order
-
-
-class ModelDecoder(CopyingDecoder):
-    """Decoder for any `transformers` causal language model that caches keys and values."""
-
-    _cache: RowCache
-
-    def __init__(self, model: PreTrainedModel, places: int, attention: str) -> None:
-        super().__init__(model, RowCache(places))
-        self._masks = Masks(model, attention)
-
-    def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
-        """See `Decoder`."""
-        width = int(positions_R.max()) + 1
-        positions_R1 = positions_R[:, None]
-        self._cache.begin(positions_R1, width)
-        outputs = self._model(
-            input_ids=tokens_R[:, None],
-            position_ids=positions_R1,
-            attention_mask=self._masks(positions_R1, width),
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-            **quiet_outputs(self._model),
-        )
-        logits_RV: Tensor = outputs.logits[:, -1]
-        return logits_RV

@@ -1,39 +1,37 @@
-"""Which decoder a model gets: those that give its own logits are timed against each other, and the fastest is used.
+"""Whether the kernels decode a model: if they give the model's own logits, and are faster than its own pass.
 
-There are two questions, in this order: which layout of weights matrix products are fastest with, and which decoder is
-fastest.
+Before that, the layout of weights with which matrix products are fastest is found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from burnish.errors import KernelError, RolloutError
 from burnish.forward.fast_paths import FastPaths, failure, shape_of
-from burnish.forward.few_layers import few_layers, num_weights
+from burnish.forward.few_layers import few_layers, num_weights, telling_layers
 from burnish.forward.kernel_layers import has_known_layers
 from burnish.forward.quantized_layers import is_quantized
 from burnish.forward.race import Way
+from burnish.kernels.decoding import decode_kernels
 from burnish.rollouts.local.decoders import Decoder, MakeDecoder
-from burnish.rollouts.local.fused import FusedDecoder, can_decode, decodes_alike
 from burnish.rollouts.local.kernel_decoder import KernelDecoder
 from burnish.rollouts.local.packed_weights import Layout, Product, has_blocks, joined_product
 from burnish.rollouts.local.prefill import PrefilledRows, Prefiller
 from burnish.types import UseKernels
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 PRODUCTS, PACKED, ORDINARY = "decoding products", "packed weights", "ordinary weights"
 KERNELS = "C kernels"
 LAYOUTS: dict[str, Layout] = {KERNELS: "panels", PACKED: "blocks", ORDINARY: "ordinary"}
 """Ways to multiply, the one expected to be fastest first."""
-DECODING, FUSED, OWN = "decoding", "fused PyTorch", "the model's own pass"
+DECODING, OWN = "decoding", "the model's own pass"
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+"""Relative distance of the logits that rounding explains. A layer computed differently is off by more."""
 _ROWS = (8, 64)
 """Rows of the timed products: a step begins with many and ends with few."""
 _COLD_WEIGHTS = 16_000_000
@@ -43,23 +41,28 @@ _PROMPTS, _SAMPLES, _PROMPT_TOKENS = 2, 16, 128
 
 
 def choose_decoder(model: PreTrainedModel, own: MakeDecoder, kernels: UseKernels, paths: FastPaths) -> MakeDecoder:
-    """The fastest decoder that gives the model's own logits. `own` is the one that runs the model itself. The model is
-    in evaluation mode. Raises RolloutError if kernels are required and none can be used."""
+    """The kernels, if they give the model's own logits and are faster than `own`, which runs the model itself. The
+    model is in evaluation mode. Raises RolloutError if kernels are required and cannot be used."""
     if not can_decode(model):
         if kernels == "required":
             raise no_kernels()
         return own
-    makers = {**_candidates(model, _layout(model, kernels, paths), kernels), OWN: own}
-    required = KERNELS if kernels == "required" else None
+    shape, only_own = shape_of(model), [Way(OWN, lambda: None)]
+    if kernels == "off" or not _are_built(model, kernels):
+        paths.choose(DECODING, shape, only_own)
+        return own
+    make: MakeDecoder = partial(KernelDecoder, layout=_layout(model, kernels, paths))
     step = _Step(model)
-    while True:  # drop decoders whose logits differ until one agrees
-        ways = [Way(name, step.of(make)) for name, make in makers.items()]
-        name = paths.choose(DECODING, shape_of(model), ways, required=required)
-        if name == OWN or _decodes(model, name, makers[name], kernels, paths):
-            return makers[name]
-        if required is not None:
-            raise no_kernels()
-        del makers[name]
+    ways = [Way(KERNELS, step.of(make)), Way(OWN, step.of(own))]
+    required = KERNELS if kernels == "required" else None
+    if paths.choose(DECODING, shape, ways, required=required) == OWN:
+        return own
+    if _decodes(model, make, paths):
+        return make
+    if required is not None:
+        raise no_kernels()
+    paths.choose(DECODING, shape, only_own)
+    return own
 
 
 def no_kernels() -> RolloutError:
@@ -69,33 +72,75 @@ def no_kernels() -> RolloutError:
     )
 
 
-def _candidates(model: PreTrainedModel, layout: Layout, kernels: UseKernels) -> dict[str, MakeDecoder]:
-    """Decoders by name, with the one expected to be fastest first."""
-    fused: dict[str, MakeDecoder] = {FUSED: partial(FusedDecoder, layout=layout)}
-    if kernels == "off" or not has_known_layers(model):
+def can_decode(model: PreTrainedModel) -> bool:
+    """Whether the model looks as `KernelDecoder` expects. `decodes_alike` then tests it."""
+    return isinstance(model, PreTrainedModel) and has_known_layers(model)
+
+
+def _are_built(model: PreTrainedModel, kernels: UseKernels) -> bool:
+    """Whether the kernels are there. Loading the model has reported why they are not."""
+    try:
+        decode_kernels(model.get_input_embeddings().weight.dtype)
+    except KernelError:
         if kernels == "required":
-            raise no_kernels()
-        return fused
-    return {KERNELS: partial(KernelDecoder, layout=layout), **fused}
+            raise
+        return False
+    return True
 
 
-def _decodes(model: PreTrainedModel, name: str, make: MakeDecoder, kernels: UseKernels, paths: FastPaths) -> bool:
+def _decodes(model: PreTrainedModel, make: MakeDecoder, paths: FastPaths) -> bool:
     """Whether this decoder gives the model's logits. If the trial itself fails, `paths.notes` says so."""
     try:
         return decodes_alike(model, make)
-    except KernelError:  # loading the model has reported why
-        if kernels == "required":
-            raise
     except Exception as error:  # noqa: BLE001 boundary: a model built differently may raise anything
-        paths.notes.append(f"{DECODING} without {name}: {failure(error)}")
+        paths.notes.append(f"{DECODING} without {KERNELS}: {failure(error)}")
     return False
+
+
+@torch.no_grad()
+def decodes_alike(model: PreTrainedModel, make: MakeDecoder) -> bool:
+    """Whether three rows on two prompts, decoded for a few tokens, have the model's own logits, with as many of its
+    layers as it takes to tell (`telling_layers`).
+
+    False if any of their weights is not finite.
+    """
+    with telling_layers(model):
+        return _decodes_alike(model, make)
+
+
+def _decodes_alike(model: PreTrainedModel, make: MakeDecoder) -> bool:
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(0, vocabulary, (2, 20), generator=generator).tolist()
+    prompts = [tuple(texts[0]), tuple(texts[0]), tuple(texts[1][:4])]
+    continuations = torch.randint(0, vocabulary, (3, 3), generator=generator)
+    decoder = make(model, len(prompts))
+    lengths = []
+    for chunk in Prefiller(model, pad_token_id=0).prefill(prompts, keep=None):
+        decoder.join([len(prompts[row]) for row in chunk.rows], chunk.prompts, chunk.sources)
+        lengths += [len(prompts[row]) for row in chunk.rows]
+    tokens, positions = torch.tensor([prompt[-1] for prompt in prompts]), torch.tensor(lengths) - 1
+    decoded = []
+    for step in range(continuations.shape[1] + 1):
+        decoded.append(decoder.logits(tokens, positions + step))
+        tokens = continuations[:, min(step, 2)]
+    found_RSV = torch.stack(decoded, dim=1).float()
+    wanted_RSV = torch.stack(
+        [
+            model(input_ids=torch.tensor([[*prompt, *row]]), use_cache=False, logits_to_keep=4).logits[0]
+            for prompt, row in zip(prompts, continuations.tolist(), strict=True)
+        ]
+    ).float()
+    tolerance = TOLERANCE[model.get_input_embeddings().weight.dtype]
+    return float((found_RSV - wanted_RSV).norm()) <= tolerance * float(wanted_RSV.norm())
 
 
 @torch.no_grad()
 def _layout(model: PreTrainedModel, kernels: UseKernels, paths: FastPaths) -> Layout:
     """The layout of weights with which products are fastest, tested and timed on some layers."""
+    weight = model.get_input_embeddings().weight
     ways = []
-    for name in _made_layouts(model, kernels):
+    for name in (KERNELS, PACKED) if has_blocks(weight.device, weight.dtype) else (KERNELS,):
         try:
             run = _products_of(model, LAYOUTS[name])
             run()
@@ -107,13 +152,6 @@ def _layout(model: PreTrainedModel, kernels: UseKernels, paths: FastPaths) -> La
     required = KERNELS if kernels == "required" and any(way.name == KERNELS for way in ways) else None
     ways.append(Way(ORDINARY, _products_of(model, LAYOUTS[ORDINARY])))
     return LAYOUTS[paths.choose(PRODUCTS, shape_of(model), ways, required=required)]
-
-
-def _made_layouts(model: PreTrainedModel, kernels: UseKernels) -> list[str]:
-    """Those for which weights are copied, and which this processor and the run file allow."""
-    weight = model.get_input_embeddings().weight
-    allowed = {KERNELS: kernels != "off", PACKED: has_blocks(weight.device, weight.dtype)}
-    return [name for name, may in allowed.items() if may]
 
 
 def _products_of(model: PreTrainedModel, layout: Layout) -> Callable[[], None]:

@@ -75,8 +75,8 @@ class LocalEngine(StoppableEngine, KeepingEngine):
     The model is used as it is (dtype, device, adapters). It is in evaluation mode only during `generate`.
     eos_token_ids: every id that ends a response. context_length: tokens of prompt and response together.
     max_batch_rows: rows decoded at once. It affects memory and speed, never a sample.
-    plain: always decode with the model's own forward pass, even if `burnish.rollouts.local.fused` could.
-    kernels: whether fused decoding uses C code (`burnish.kernels`).
+    plain: always decode with the model's own forward pass.
+    kernels: whether C code (`burnish.kernels`) may decode instead.
     paths: chooses among equivalent ways to decode, and remembers the choice.
     keep_bytes: most that is kept of finished rows while `keeping`, 0 for nothing. Nothing is kept of models with a
     window or boundary that this run can exceed, or that cannot share a cache.
@@ -117,7 +117,7 @@ class LocalEngine(StoppableEngine, KeepingEngine):
             self.notes = () if way.note is None else (way.note,)
             self._make_decoder: MakeAnyDecoder = way.make
             sees_all = not Boundaries.of(model.config).crossed_by(context_length)
-            # The fused decoders attend to every token, so the model may have no window that this run can exceed.
+            # The kernels attend to every token, so the model may have no window that this run can exceed.
             if sees_all and way.note is None and not plain:
                 own = partial(ModelDecoder, attention=attention)
                 self._make_decoder = choose_decoder(model, own, kernels, paths or FastPaths())

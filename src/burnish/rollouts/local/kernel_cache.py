@@ -16,11 +16,21 @@ from torch import Tensor
 
 from burnish.kernels.decoding import BLOCK, Step, rounded_up
 from burnish.rollouts.local.cache import PrefilledPrompts
-from burnish.rollouts.local.shared_cache import CacheShape
 
 _FIRST_COLUMNS = 64
 _QUERIES = 16
 """Queries that read a prompt's keys together: rows times the query heads that share a key head."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheShape:
+    """The shape of each layer's cache. `scaling` multiplies the attention scores."""
+
+    layers: int
+    heads: int
+    key_heads: int
+    head_size: int
+    scaling: float
 
 
 @dataclass(slots=True, eq=False)

@@ -28,7 +28,7 @@ class KernelDecoder:
     Raises KernelError if the kernels cannot be built.
     """
 
-    def __init__(self, model: PreTrainedModel, places: int, layout: Layout | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, places: int, layout: Layout) -> None:
         self._parts = LlamaLayers.of(model, layout)
         self._kernels = decode_kernels(self._parts.embedding.weight.dtype)
         self._cache = KernelCache(self._parts.shape)

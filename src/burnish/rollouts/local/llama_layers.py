@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from burnish.rollouts.local.packed_weights import Layout, Product, has_blocks, joined_product
-from burnish.rollouts.local.shared_cache import CacheShape
+from burnish.rollouts.local.kernel_cache import CacheShape
+from burnish.rollouts.local.packed_weights import Layout, Product, joined_product
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,18 +26,10 @@ class Norm:
     def of(module: Any, dtype: torch.dtype) -> Norm:
         return Norm(module.weight.detach().to(dtype).contiguous(), module.variance_epsilon)
 
-    def __call__(self, states: Tensor) -> Tensor:
-        """Used instead of PyTorch's `rms_norm`, which makes six passes on a CPU and is half as fast for a few dozen
-        rows."""
-        exact = states.float()
-        size_X1 = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
-        shrink_X1 = size_X1.square_().mul_(1 / states.shape[-1]).add_(self.epsilon).rsqrt_()
-        return torch.mul(exact, shrink_X1).to(states.dtype).mul_(self.weight)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """The operations of a layer. `head_norms` are those of queries and keys, if the family has them."""
+    """The norms and products of a layer. `head_norms` are those of queries and keys, if the family has them."""
 
     input_norm: Norm
     query_key_value: Product
@@ -45,7 +37,6 @@ class Layer:
     attention_output: Product
     output_norm: Norm
     gate_up: Product
-    activation: nn.Module
     down: Product
 
     @staticmethod
@@ -59,7 +50,6 @@ class Layer:
             attention_output=joined_product(attention.o_proj, layout=layout),
             output_norm=Norm.of(layer.post_attention_layernorm, dtype),
             gate_up=joined_product(mlp.gate_proj, mlp.up_proj, layout=layout),
-            activation=mlp.act_fn,
             down=joined_product(mlp.down_proj, layout=layout),
         )
 
@@ -76,14 +66,12 @@ class LlamaLayers:
     head: Product
 
     @staticmethod
-    def of(model: PreTrainedModel, layout: Layout | None = None) -> LlamaLayers:
-        """layout: of the weights of products. None: blocks where there are any."""
+    def of(model: PreTrainedModel, layout: Layout) -> LlamaLayers:
+        """layout: of the weights of products."""
         config, trunk = model.config, model.base_model
         attention = trunk.layers[0].self_attn
         embedding = model.get_input_embeddings()
         dtype = embedding.weight.dtype
-        if layout is None:
-            layout = "blocks" if has_blocks(embedding.weight.device, dtype) else "ordinary"
         return LlamaLayers(
             shape=CacheShape(
                 layers=len(trunk.layers),

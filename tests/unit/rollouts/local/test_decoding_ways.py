@@ -1,4 +1,4 @@
-"""Which decoder an engine takes, by made-up times; that decoders agree stands in test_fused.py."""
+"""Which decoder an engine takes, by made-up times; that the kernels agree stands in test_kernel_decoder.py."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from burnish.forward.race import RaceResult, Way
 from burnish.forward.verdicts import VerdictCache
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local import decoding_ways, packed_weights
+from burnish.rollouts.local.decoders import ModelDecoder
 from burnish.rollouts.local.engine import LocalEngine
-from burnish.rollouts.local.fused import FusedDecoder
 from burnish.rollouts.local.kernel_decoder import KernelDecoder
 from burnish.types import RolloutRequest, UseKernels
 
-KERNELS, FUSED, OWN = decoding_ways.KERNELS, decoding_ways.FUSED, decoding_ways.OWN
+KERNELS, OWN = decoding_ways.KERNELS, decoding_ways.OWN
 PACKED, ORDINARY = decoding_ways.PACKED, decoding_ways.ORDINARY
 compiler = pytest.mark.compiler
 
@@ -57,46 +57,51 @@ def decoder_of(engine: LocalEngine) -> Any:
     return type(engine._make_decoder(engine._model, 4))
 
 
-@pytest.mark.parametrize(
-    ("fastest", "expected"),
-    [pytest.param(KERNELS, "KernelDecoder", marks=compiler), (FUSED, "FusedDecoder"), (OWN, "ModelDecoder")],
-)
-def test_the_fastest_decoder_is_taken(make, llama: Any, fastest: str, expected: str) -> None:
+@compiler
+@pytest.mark.parametrize(("fastest", "expected"), [(KERNELS, KernelDecoder), (OWN, ModelDecoder)])
+def test_the_fastest_decoder_is_taken(make, llama: Any, fastest: str, expected: type) -> None:
     paths = paths_with([fastest])
-    engine = make(llama, paths, kernels="auto" if fastest == KERNELS else "off")
-    assert decoder_of(engine).__name__ == expected
+    assert decoder_of(make(llama, paths)) is expected
     assert f"decoding by {fastest}" in paths.lines()[0]
     assert len(llama.model.layers) == 2  # all are back
+
+
+def test_without_kernels_the_model_decodes_and_nothing_is_timed(make, llama: Any) -> None:
+    paths = paths_with([KERNELS])
+    assert decoder_of(make(llama, paths, kernels="off")) is ModelDecoder
+    assert paths.lines() == ["fast paths: decoding by the model's own pass"]
 
 
 @compiler
 def test_a_faster_decoder_that_computes_otherwise_is_passed_over(
     make, llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not taken however fast it is, and the next one is."""
-    decodes_alike = decoding_ways.decodes_alike
-    wrong = lambda model, maker: maker.func is not KernelDecoder and decodes_alike(model, maker)  # noqa: E731
-    monkeypatch.setattr(decoding_ways, "decodes_alike", wrong)
-    assert decoder_of(make(llama, paths_with([KERNELS, FUSED]))) is FusedDecoder
+    """Not taken however fast it is."""
+    monkeypatch.setattr(decoding_ways, "decodes_alike", lambda model, maker: False)
+    paths = paths_with([KERNELS])
+    assert decoder_of(make(llama, paths)) is ModelDecoder
+    assert paths.way(decoding_ways.DECODING) == OWN
     with pytest.raises(RolloutError, match="kernels is `required`"):
-        make(llama, paths_with([KERNELS, FUSED]), kernels="required")
+        make(llama, paths_with([KERNELS]), kernels="required")
 
 
 @compiler
 def test_required_kernels_are_taken_although_they_are_slower(make, llama: Any) -> None:
-    paths = paths_with([OWN, FUSED])
+    paths = paths_with([OWN])
     assert decoder_of(make(llama, paths, kernels="required")) is KernelDecoder
-    assert "(0.33x the model's own pass, required)" in paths.lines()[0]
+    assert "(0.50x the model's own pass, required)" in paths.lines()[0]
 
 
+@compiler
 def test_a_run_that_began_with_another_decoder_keeps_it(make, llama: Any) -> None:
     began = paths_with([OWN])
-    make(llama, began, kernels="off")
-    resumed = paths_with([FUSED], began.record())
-    assert decoder_of(make(llama, resumed, kernels="off")).__name__ == "ModelDecoder"
+    make(llama, began)
+    resumed = paths_with([KERNELS], began.record())
+    assert decoder_of(make(llama, resumed)) is ModelDecoder
     assert "as the run began" in resumed.lines()[0]
 
 
+@compiler
 @pytest.mark.parametrize("error", [RuntimeError, ZeroDivisionError, MemoryError])
 def test_whatever_a_trial_raises_is_a_no_with_a_note(
     make, llama: Any, error: type[Exception], monkeypatch: pytest.MonkeyPatch
@@ -104,60 +109,58 @@ def test_whatever_a_trial_raises_is_a_no_with_a_note(
     def fail(*_: object) -> None:
         raise error("no such instruction")
 
-    monkeypatch.setattr(FusedDecoder, "logits", fail)
-    paths = paths_with([FUSED])
-    assert decoder_of(make(llama, paths, kernels="off")).__name__ == "ModelDecoder"
-    assert f"decoding without fused PyTorch: the trial ended with {error.__name__}: no such instruction" in paths.notes
-    untimed = FastPaths(timed=False)
-    assert decoder_of(make(llama, untimed, kernels="off")).__name__ == "ModelDecoder"
-    assert untimed.notes == paths.notes
+    monkeypatch.setattr(KernelDecoder, "logits", fail)
+    note = f"decoding without C kernels: the trial ended with {error.__name__}: no such instruction"
+    for paths in (paths_with([KERNELS]), FastPaths(timed=False)):
+        assert decoder_of(make(llama, paths)) is ModelDecoder
+        assert note in paths.notes
+        assert paths.way(decoding_ways.DECODING) == OWN
 
 
+@compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("without", ["onednn", "an exception"])
-def test_a_processor_without_packed_weights_decodes_with_ordinary_ones(
+def test_a_processor_without_packed_weights_decodes_with_other_layouts(
     make, llama: Any, dtype: torch.dtype, without: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """oneDNN is not there, or says so only when it is asked to pack."""
     if without == "onednn":
         monkeypatch.setenv(processor.WITHOUT, "onednn")
     else:
-
-        def fail(*_: object) -> None:
-            raise RuntimeError("bf16 path needs the cpu support")
-
-        monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", fail)
+        monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", cannot_pack)
         monkeypatch.setattr(decoding_ways, "has_blocks", lambda *_: True)
-    paths = FastPaths(timed=False)
-    engine = make(llama.to(dtype), paths, kernels="off")
-    assert decoder_of(engine) is FusedDecoder
-    assert f"by {ORDINARY}" in paths.lines()[0]
+    paths = paths_with([PACKED, ORDINARY, KERNELS])
+    engine = make(llama.to(dtype), paths)
+    assert engine._make_decoder.keywords == {"layout": "ordinary"}
+    assert [note for note in paths.notes if "could not create a memory object" in note] == paths.notes
     assert len(paths.notes) == (without != "onednn")
     rollouts = engine.generate([RolloutRequest("p", 0, (3, 4, 5), (0, 1))], Sampling(8), seed=0, step=0)
     assert all(rollout.response_tokens for rollout in rollouts)
 
 
+def cannot_pack(*_: object) -> None:
+    raise RuntimeError("could not create a memory object")
+
+
+@compiler
 def test_weights_that_cannot_be_packed_later_are_an_error_with_a_way_out(
     make, llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are packed anew in each call; a run does not change its way in silence."""
     if not packed_weights.has_blocks(torch.device("cpu"), torch.float32):
         pytest.skip("this PyTorch has no oneDNN")
-    engine = make(llama, FastPaths(timed=False), kernels="off")
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("could not create a memory object")
-
-    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", fail)
+    engine = make(llama, paths_with([PACKED, KERNELS]))
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", cannot_pack)
     with pytest.raises(RolloutError, match=r"cannot be packed .*memory object\n  -> set BURNISH_WITHOUT=onednn"):
         engine.generate([RolloutRequest("p", 0, (3, 4, 5), (0,))], Sampling(2), seed=0, step=0)
 
 
-@pytest.mark.parametrize("fastest", [pytest.param(KERNELS, marks=pytest.mark.compiler), PACKED, ORDINARY])
+@compiler
+@pytest.mark.parametrize("fastest", [KERNELS, PACKED, ORDINARY])
 def test_the_layout_with_the_fastest_products_is_taken(make, llama: Any, fastest: str) -> None:
     if not packed_weights.has_blocks(torch.device("cpu"), torch.float32):
         pytest.skip("this PyTorch has no oneDNN")
-    engine = make(llama, paths_with([fastest, FUSED]))
+    engine = make(llama, paths_with([fastest, KERNELS]))
     assert engine._make_decoder.keywords == {"layout": decoding_ways.LAYOUTS[fastest]}
 
 
@@ -179,6 +182,7 @@ def test_layouts_are_timed_by_the_head_where_layers_have_none(
     assert multiplied == (layers if bits is None else [(model.lm_head,)])
 
 
+@compiler
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
 def test_the_step_that_is_timed_runs_with_every_decoder(
     make, make_model: Callable[..., Any], kind: str, monkeypatch: pytest.MonkeyPatch
@@ -186,6 +190,6 @@ def test_the_step_that_is_timed_runs_with_every_decoder(
     """With the real race, whose times decide here; nothing is asserted of them."""
     monkeypatch.setattr("burnish.forward.race.BUDGET_SECONDS", 0.0)
     paths = FastPaths(cache=VerdictCache(None), timed=True)
-    make(make_model(kind, positions=256), paths, kernels="off")
+    make(make_model(kind, positions=256), paths)
     assert paths.notes == []
-    assert paths.way(decoding_ways.DECODING) in (FUSED, OWN)
+    assert paths.way(decoding_ways.DECODING) in (KERNELS, OWN)

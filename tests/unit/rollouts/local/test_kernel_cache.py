@@ -5,8 +5,7 @@ import torch
 
 from burnish.kernels.decoding import decode_kernels
 from burnish.rollouts.local.cache import PrefilledPrompts
-from burnish.rollouts.local.kernel_cache import KernelCache
-from burnish.rollouts.local.shared_cache import CacheShape
+from burnish.rollouts.local.kernel_cache import CacheShape, KernelCache
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("instruction_set")]
 
