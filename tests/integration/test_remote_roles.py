@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,21 @@ import pytest
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
-from burnish.distributed.handles import RemoteCritic, RemoteEngine, RemotePolicy, RemoteReference
-from burnish.distributed.peers import RoleLostError
+from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference
+from burnish.distributed.peers import ProcessRole, RoleLostError
 from burnish.distributed.processes import RoleProcess
+from burnish.distributed.server import buckets
 from burnish.models.policy import LocalPolicy
+from burnish.models.weights import Weights
+from burnish.observability.metrics import MetricStore
+from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.outer_loop import restore, run_loop
 from burnish.trainers.rl.elsewhere import engine_role, trained_roles
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup import open_rl_run
 from burnish.trainers.telemetry.journal import Journal
+from burnish.types import Metric, Rollout, RolloutRequest
 
 SECONDS = 120.0
 WRITE = Journal.write
@@ -41,6 +46,35 @@ PPO: dict[str, Any] = {
     "steps": 3,
 }
 SHARED: dict[str, Any] = {**PPO, "critic": {"kind": "shared", "learning_rate": 1e-3}}
+
+
+class RemoteEngine:
+    """A `RolloutEngine` in another process, which computes one portion at a time."""
+
+    def __init__(self, role: ProcessRole) -> None:
+        self._role = role
+        self._metrics = MetricStore()
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: Sampling,
+        *,
+        seed: int,
+        step: int,
+        on_finished: OnFinished | None = None,
+    ) -> list[Rollout]:
+        rollouts, metrics = self._role.generate(list(requests), sampling, seed=seed, step=step)
+        self._metrics.merge(metrics)
+        return rollouts
+
+    def sync(self, weights: Weights) -> None:
+        message = ("sync", self._role.name, weights.version)
+        self._role.process.ask(message, what="engine.sync", seconds=SECONDS, giving=buckets(weights.tensors()))
+
+    def take_metrics(self) -> Mapping[str, Metric]:
+        store, self._metrics = self._metrics, MetricStore()
+        return store.merged()
 
 
 def move_roles(run: RlRun, trainer: RoleProcess, sampler: RoleProcess) -> None:

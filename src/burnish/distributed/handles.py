@@ -1,8 +1,8 @@
-"""The roles of `burnish.models.roles` and the engine protocol, as handles to objects in other processes."""
+"""The roles of `burnish.models.roles`, as handles to objects in other processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,17 +10,14 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from burnish.distributed.handover import SealedWeights
-from burnish.distributed.peers import ProcessRole
-from burnish.distributed.server import Named, buckets
+from burnish.distributed.server import Named
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_learner import Comparison, PreferenceObjective
 from burnish.models.roles import Denominators, Objective, TrainingState, Update, ValueObjective
 from burnish.models.weights import Weights
-from burnish.observability.metrics import MetricStore
-from burnish.rollouts.engine import OnFinished, Sampling
-from burnish.types import Metric, Rollout, RolloutRequest
+from burnish.types import Metric
 
 
 class RoleHandle(Protocol):
@@ -168,32 +165,3 @@ class RemoteReference:
     def logprobs(self, batch: Batch) -> Tensor:
         logprobs_BT: Tensor = self._role.ask("logprobs", batch)
         return logprobs_BT
-
-
-class RemoteEngine:
-    """A `RolloutEngine` in another process, with a copy of the weights. All responses arrive at once, at the end, so
-    `on_finished` is never called."""
-
-    def __init__(self, role: ProcessRole) -> None:
-        self._role = role
-        self._metrics = MetricStore()
-
-    def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        sampling: Sampling,
-        *,
-        seed: int,
-        step: int,
-        on_finished: OnFinished | None = None,
-    ) -> list[Rollout]:
-        rollouts, metrics = self._role.generate(list(requests), sampling, seed=seed, step=step)
-        self._metrics.merge(metrics)
-        return rollouts
-
-    def sync(self, weights: Weights) -> None:
-        self._role.sync(weights.version, buckets(weights.tensors()))
-
-    def take_metrics(self) -> Mapping[str, Metric]:
-        store, self._metrics = self._metrics, MetricStore()
-        return store.merged()

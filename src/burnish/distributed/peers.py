@@ -399,11 +399,6 @@ class ProcessRole:
         self._ask("read", f"weights of {self.name}", version)
         return self._buckets()
 
-    def sync(self, version: int, buckets: Iterator[list[Named]]) -> None:
-        """Give this role, an engine, the weights."""
-        what = f"{self.name}.sync"
-        self.process.ask(("sync", self.name, version), what=what, seconds=self.seconds, giving=buckets)
-
     def load(self, shared: SealedWeights) -> None:
         """Let this role, an engine, take over weights that were written once for all who want them."""
         self.process.load(self.name, shared, what=f"{self.name}.sync", seconds=self.seconds)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,12 @@ import pytest
 import torch
 
 from burnish.distributed import peers, server, trainers
-from burnish.distributed.handles import RemoteEngine, RemotePolicy
+from burnish.distributed.handles import RemotePolicy
 from burnish.distributed.peers import ProcessRole, RoleLostError, Stop, TracebackElsewhereError
 from burnish.distributed.processes import RoleProcess
 from burnish.distributed.pulse import Pulse
 from burnish.distributed.trainers import TeamRole
 from burnish.errors import BurnishError, DivergenceError, RolloutError
-from burnish.models.weights import Weights
 from burnish.types import Metric, Reduction
 
 ROLES = """
@@ -214,21 +213,26 @@ def test_a_role_that_is_not_there(shared: RoleProcess) -> None:
         shared.role("critic", seconds=1)
 
 
+def sync(engine: ProcessRole, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    message = ("sync", engine.name, version)
+    engine.process.ask(message, what="engine.sync", seconds=30, giving=server.buckets(tensors))
+
+
 def test_weights_go_from_one_role_to_another(shared: RoleProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "BUCKET_BYTES", 1)
     policy, engine = RemotePolicy(shared.role("policy", seconds=30)), shared.role("engine", seconds=30)
     weights = policy.publish()
     assert (weights.version, weights.module) == (3, None)
     found = dict(weights.tensors())
-    RemoteEngine(engine).sync(Weights(7, lambda: iter(found.items())))
+    sync(engine, 7, found.items())
     assert engine.ask("version") == 7
     taken = engine.ask("read")
     assert list(taken) == ["a", "b"]
     assert torch.equal(taken["a"], torch.arange(6.0))
     assert taken["b"].dtype is torch.bfloat16
-    RemoteEngine(engine).sync(Weights(12, lambda: iter(found.items())))
+    sync(engine, 12, found.items())
     with pytest.raises(BurnishError, match="no such tensor"):
-        RemoteEngine(engine).sync(Weights(13, lambda: iter(found.items())))
+        sync(engine, 13, found.items())
     assert engine.ask("version") == 12
 
 
@@ -247,7 +251,7 @@ def test_whoever_fails_while_tensors_are_given_ends_the_process(module: Any, tmp
     with RoleProcess("sampler", module.roles, tmp_path / "left") as process:
         engine = process.role("engine", seconds=30)
         with pytest.raises(RolloutError, match="the policy is gone"):
-            RemoteEngine(engine).sync(Weights(1, lost))
+            sync(engine, 1, lost())
         with pytest.raises(RoleLostError, match="has been ended"):
             engine.ask("version")
 
