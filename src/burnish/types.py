@@ -327,16 +327,6 @@ class RolloutGroup:
         return list(found.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Preference:
-    """Candidate responses to one prompt, with the index of the best. A chosen/rejected pair has `best` = 0."""
-
-    prompt: Prompt
-    responses: tuple[str, ...]
-    best: int
-    margin: float | None = None
-
-
 class Reduction(StrEnum):
     """How two readings of a metric are merged."""
 

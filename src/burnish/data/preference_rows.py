@@ -12,7 +12,7 @@ from burnish.data.conversations import checked_messages, fill_template, tools_at
 from burnish.data.loaded_sources import LoadedSource
 from burnish.data.rows import Row, describe, lookup, value_at
 from burnish.errors import DataError
-from burnish.types import Message, Preference, Prompt
+from burnish.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,17 +63,6 @@ class PreferenceRow:
     domain: str
     is_tokens: bool = False
     tools: Tools = ()
-
-    def preference(self) -> Preference:
-        """The comparison as text. DataError for a row of token ids."""
-        if self.is_tokens:
-            raise DataError(f"{self.where}: the row holds token ids, not text", remedy="load it with a tokenizer")
-        prompt = self.prompt
-        text = prompt if isinstance(prompt, str) else None
-        messages = None if isinstance(prompt, str) else tuple(m for m in prompt if isinstance(m, Message))
-        responses = tuple(plain_response(r, self.where) for r in self.responses)  # type: ignore[arg-type]
-        asked = Prompt(self.id, text=text, messages=messages, domain=self.domain, tools=self.tools)
-        return Preference(asked, responses, self.best, self.margin)
 
 
 def plain_response(response: Text, where: str) -> str:

@@ -19,7 +19,6 @@ from burnish.data.samplers import PromptSampler
 from burnish.data.template import ChatFormat
 from burnish.data.understanding import Understanding
 from burnish.errors import DataError
-from burnish.types import Preference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -114,16 +113,6 @@ def load_preferences(
         weights=tuple(source.weight for source in sources),
         understandings=tuple(part[1] for part in parts),
     )
-
-
-def read_preferences(sources: Sequence[DataSource], *, candidates: int | None = None) -> list[Preference]:
-    """Comparisons as text, without a tokenizer. DataError for token-id label files, which have no text."""
-    found = []
-    for loaded in load_sources(sources, "preferences"):
-        rules = RowRules(candidates=candidates)
-        for row_id, row in loaded.rows_with_ids():
-            found.append(read_row(loaded, row_id, row, rules).preference())
-    return found
 
 
 def count_comparisons(

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from burnish.config.schema_data import DataSource
 from burnish.data.preference_rows import transcript_messages
-from burnish.data.preferences import PreferenceSet, is_held_out, load_preferences, read_preferences
+from burnish.data.preferences import PreferenceSet, is_held_out, load_preferences
 from burnish.data.template import ChatFormat
 from burnish.errors import DataError
 
@@ -35,8 +35,6 @@ def test_transcripts_are_cut_behind_the_last_common_assistant(
     assert decoded(found, plain_tokenizer) == (HUMAN, [" Fine.</s>", " Find out.</s>"])
     assert found.examples[0].best == 0
     assert found.examples[0].conversation == "hi"
-    (preference,) = read_preferences([DataSource(path=path)])
-    assert (preference.prompt.text, preference.responses) == (HUMAN, (" Fine.", " Find out."))
 
 
 def test_transcripts_become_turns_where_the_chat_template_is_asked_for(
