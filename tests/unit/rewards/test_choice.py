@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnish.rewards.builtins.choice import Choice, stated_option
-from burnish.rewards.builtins.choice_rows import Question, question_of_row, shuffled_options
+from burnish.rewards.builtins.choice_rows import Question, question_of_row
 from burnish.rewards.builtins.reading_rows import NoScoreError
 
 CITIES = Question(("A", "B", "C", "D"), ("Paris", "Rome", "Berlin", "A dog"), 1)
@@ -183,11 +183,3 @@ def test_a_list_of_labels_is_no_answer(labels: list[str], between: str) -> None:
     assert stated_option(between.join(labels), CITIES) is None
     if between != "\n":
         assert stated_option(f"The answer is {between.join(labels)}", CITIES) is None
-
-
-def test_options_are_shuffled_by_a_key() -> None:
-    texts = ["x", "y", "z", "w"]
-    shuffled, gold = shuffled_options(texts, 2, "7/row-1")
-    assert (sorted(shuffled), shuffled[gold]) == (sorted(texts), "z")
-    assert shuffled_options(texts, 2, "7/row-1") == (shuffled, gold)
-    assert len({tuple(shuffled_options(texts, 2, f"7/{row}")[0]) for row in range(50)}) > 10

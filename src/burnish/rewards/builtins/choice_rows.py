@@ -6,10 +6,9 @@ as two lists (ARC, CommonsenseQA, OpenBookQA), and an object from labels to text
 
 from __future__ import annotations
 
-import random
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,14 +39,6 @@ def question_of_row(columns: Mapping[str, Any], answer: Any, column: str | None 
         return None
     labels, texts = _options(parsed(value, name) if _is_json(value) else value, name)
     return Question(labels, texts, _position(answer, labels, texts))
-
-
-def shuffled_options(texts: Sequence[str], gold: int, key: str) -> tuple[list[str], int]:
-    """The options in an order that depends on the key alone, and the new position of the right one, for scripts that
-    make data sets: shuffle, write the prompt in this order, and keep both in the row. key: such as f"{seed}/{id}"."""
-    order = list(range(len(texts)))
-    random.Random(key).shuffle(order)
-    return [texts[index] for index in order], order.index(gold)
 
 
 def _is_json(value: Any) -> bool:
