@@ -23,6 +23,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,12 @@ def speed(tier: Tier, processes: int, jobs: Sequence[Job], repeats: int) -> dict
     return row
 
 
+def run_all(sandbox: Sandbox, jobs: Sequence[Job]) -> list[Verdict]:
+    """Verdicts of as many programs at once as there are processes."""
+    with ThreadPoolExecutor(sandbox.processes) as threads:
+        return list(threads.map(sandbox.run, jobs))
+
+
 def judged(tier: Tier, processes: int, jobs: Sequence[Job], repeats: int) -> tuple[float, list[float], list[Verdict]]:
     """Processor seconds of a sandbox from start to end, which begins with some programs for each of its warm parents;
     seconds and verdicts of the repeats."""
@@ -106,10 +113,10 @@ def judged(tier: Tier, processes: int, jobs: Sequence[Job], repeats: int) -> tup
     seconds: list[float] = []
     verdicts: list[Verdict] = []
     with Sandbox(tier, processes=processes, limits=PATIENT) as sandbox:
-        sandbox.run_all(jobs[: 2 * processes])
+        run_all(sandbox, jobs[: 2 * processes])
         for _ in range(repeats):
             began = time.monotonic()
-            verdicts += sandbox.run_all(jobs)
+            verdicts += run_all(sandbox, jobs)
             seconds.append(time.monotonic() - began)
     return processor_seconds() - before, seconds, verdicts
 
@@ -130,7 +137,7 @@ def survived(tier: Tier, processes: int, programs: int, hanging: int) -> dict[st
     ]
     descriptors, began = len(os.listdir("/proc/self/fd")), time.monotonic()
     with Sandbox(tier, processes=processes, limits=Limits(seconds=1.0, processor_seconds=2.0)) as sandbox:
-        verdicts = sandbox.run_all(jobs)
+        verdicts = run_all(sandbox, jobs)
     seconds = time.monotonic() - began
     while descendants() and time.monotonic() - began - seconds < END_SECONDS:
         time.sleep(0.05)

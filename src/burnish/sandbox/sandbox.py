@@ -5,8 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
@@ -76,11 +75,6 @@ class Sandbox:
         """Run a program once. Raises SandboxError."""
         with self._parent() as parent:
             return parent.program(job.code, job.stdin, limits or self.limits)
-
-    def run_all(self, jobs: Sequence[FunctionTests | AssertTests | ProgramTests]) -> list[Verdict]:
-        """`run` for each, as many at once as there are processes."""
-        with ThreadPoolExecutor(self.processes) as threads:
-            return list(threads.map(self.run, jobs))
 
     def _judge_split(self, job: FunctionTests | AssertTests, limits: Limits) -> Verdict:
         tests = {name: part for name, part in plain_job(job).items() if name != "code"}

@@ -8,7 +8,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -234,10 +235,15 @@ def test_all_attacks_are_held(sandbox: Sandbox) -> None:
     assert [one for one in attack(sandbox) if not one.held] == []
 
 
+def run_all(sandbox: Sandbox, jobs: Sequence[FunctionTests]) -> list[Verdict]:
+    with ThreadPoolExecutor(sandbox.processes) as threads:
+        return list(threads.map(sandbox.run, jobs))
+
+
 def test_several_threads_share_it(sandbox: Sandbox) -> None:
     with Sandbox(sandbox.tier, processes=2, limits=sandbox.limits) as two:
         jobs = [FunctionTests("def f(x): return x", "f", cases((n, n % 3))) for n in range(12)]
-        assert [verdict.status == "passed" for verdict in two.run_all(jobs)] == [n < 3 for n in range(12)]
+        assert [verdict.status == "passed" for verdict in run_all(two, jobs)] == [n < 3 for n in range(12)]
 
 
 def test_a_process_that_fails_is_named_and_replaced(sandbox: Sandbox) -> None:
@@ -284,7 +290,7 @@ def test_nothing_is_left(sandbox: Sandbox, tmp_path: Path) -> None:
     before, descriptors = children(), len(os.listdir("/proc/self/fd"))
     left_by_killed_runs = roots()
     with Sandbox(sandbox.tier, processes=2, limits=dataclasses.replace(sandbox.limits, seconds=0.5)) as one:
-        one.run_all([FunctionTests("while True: pass", "f", cases((1, 1)))] * 4)
+        run_all(one, [FunctionTests("while True: pass", "f", cases((1, 1)))] * 4)
     assert children() <= before
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     seen = roots() - left_by_killed_runs  # another test may be making one at this moment
@@ -317,7 +323,7 @@ def test_a_thousand_programs_of_which_a_hundred_hang(sandbox: Sandbox) -> None:
     limits = Limits(seconds=0.5, processor_seconds=1.0)
     with Sandbox(sandbox.tier, processes=2, limits=limits) as one:
         jobs = [FunctionTests("while True: pass" if n % 10 == 0 else "x = 1", "f", cases((1, 1))) for n in range(1000)]
-        verdicts = one.run_all(jobs)
+        verdicts = run_all(one, jobs)
     assert sum(verdict.status == "timed_out" for verdict in verdicts) >= 100
     assert all(verdict.passed == 0 for verdict in verdicts)
     assert children() <= before
