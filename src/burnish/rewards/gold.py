@@ -53,11 +53,6 @@ class GoldReport:
     parts: tuple[GoldPart, ...] = ()
     solved: int = 0
 
-    @property
-    def passed_fraction(self) -> float:
-        """Fraction of the checked rows that reach the top score; 0 if there was nothing to check."""
-        return (self.checked - len(self.failures)) / self.checked if self.checked else 0.0
-
 
 def _holds_tests(answer: object) -> bool:
     """Whether the answer is the tests of a programming task, as verl and ROLL keep them, and not a solution."""

@@ -116,11 +116,6 @@ def recognise(render: Render) -> str:
     )
 
 
-def how_to_write(parser: str) -> str:
-    """The text of a call in the form of a built-in parser, as an example."""
-    return BUILT_INS[parser].write([_EXAMPLE])
-
-
 def _turn_with_call(render: Render) -> str:
     """The assistant's turn with a call, without what the template writes around it and the token that ends it.
 
