@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,10 +86,4 @@ def find_engine(name: str) -> type:
         methods=("generate", "sync", "take_metrics"),
         protocol="burnish.rollouts.engine.RolloutEngine",
     )
-    if "policy" in inspect.signature(found.sync).parameters:
-        raise ConfigError(
-            f"{_FIELD} is {name!r}, whose sync takes the policy; it is given its Weights instead",
-            remedy="write sync(self, weights): copy weights.tensors(), or pass weights on; weights.version is the "
-            "policy's version (docs/extending.md)",
-        )
     return found

@@ -37,16 +37,10 @@ class OneArgument:
     def take_metrics(self) -> dict[str, Any]: ...
 
 
-class Outdated(LocalEngine):
-    """Written when engines were given the policy."""
-
-    def sync(self, policy: Any) -> None: ...  # type: ignore[override]
-
-
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> str:
     made = types.ModuleType("engines_of_mine")
-    vars(made).update(Remote=Remote, Mute=Mute, OneArgument=OneArgument, Outdated=Outdated, number=3)
+    vars(made).update(Remote=Remote, Mute=Mute, OneArgument=OneArgument, number=3)
     monkeypatch.setitem(sys.modules, "engines_of_mine", made)
     return "engines_of_mine"
 
@@ -69,7 +63,6 @@ def test_local_and_named_classes_are_built(llama: Any, tokenizer: Any, module: s
         ("engines_of_mine:number", "is a int"),
         ("engines_of_mine:Mute", "no method generate"),
         ("engines_of_mine:OneArgument", "must take \\(model, \\*, tokenizer"),
-        ("engines_of_mine:Outdated", "sync takes the policy; it is given its Weights"),
     ],
 )
 def test_what_is_no_engine_is_refused_with_a_remedy(
