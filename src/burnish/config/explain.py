@@ -83,7 +83,7 @@ def _unknown_key(path: str, section: type[BaseModel]) -> Problem:
     parent, _, word = path.rpartition(".")
     inner = section if not parent else fields.inner_section(fields.annotation_at(section, parent))[0]
     if inner is not None and issubclass(inner, Section) and word in inner.not_here:
-        return Problem(path, f"is not read by runs of this kind: {inner.not_here[word].reason}", "remove it")
+        return Problem(path, f"is not read by runs of this kind: {inner.not_here[word]}", "remove it")
     return Problem(path, "is not a known key", _hint(path, section, list(inner.model_fields) if inner else []))
 
 

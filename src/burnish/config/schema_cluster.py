@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from burnish.config.section import Count, NonNegativeInt, NotHere, PositiveInt, Seconds, Section, as_list
+from burnish.config.section import Count, NonNegativeInt, PositiveInt, Seconds, Section, as_list
 
-_NOTHING_SAMPLES = NotHere("only `burnish rl` samples while it trains", was=0)
-_ONE_MODEL = NotHere("only `burnish rl` has a reference, a critic or rewards", was=None)
+_NOTHING_SAMPLES = "only `burnish rl` samples while it trains"
+_ONE_MODEL = "only `burnish rl` has a reference, a critic or rewards"
 
 Offloaded = Literal["optimizer", "reference", "critic", "reward_model", "rollout_engine"]
 """A role whose state can rest while it does nothing; `critic` is its weights and its optimizer, `rollout_engine` vLLM
@@ -41,7 +41,7 @@ class TrainersConfig(Section):
     The numbers of a run follow from `lanes` and `threads`, not from how many processes there are.
     """
 
-    not_here: ClassVar[Mapping[str, NotHere]] = {
+    not_here: ClassVar[Mapping[str, str]] = {
         "rollout_workers": _NOTHING_SAMPLES,
         "own_process": _ONE_MODEL,
     }
@@ -127,7 +127,7 @@ class ClusterConfig(TrainersConfig):
     The numbers of a run follow from `lanes` and `threads`, not from how many processes there are.
     """
 
-    not_here: ClassVar[Mapping[str, NotHere]] = {}
+    not_here: ClassVar[Mapping[str, str]] = {}
 
     rollout_workers: NonNegativeInt = 0
     """Processes that only sample, each with its own engine and copy of the weights. 0: the trainers sample."""

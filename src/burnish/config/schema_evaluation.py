@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from burnish.config.section import NotHere, PositiveInt, Section, Temperature
+from burnish.config.section import PositiveInt, Section, Temperature
 
 _NO_RESPONSES = "only the evaluation of `burnish rl` samples responses"
 
@@ -15,11 +15,11 @@ _NO_RESPONSES = "only the evaluation of `burnish rl` samples responses"
 class EvaluationConfig(Section):
     """Held-out evaluation."""
 
-    not_here: ClassVar[Mapping[str, NotHere]] = {
-        "samples": NotHere(_NO_RESPONSES, was=0),
-        "temperature": NotHere(_NO_RESPONSES, was=1.0),
-        "success": NotHere(_NO_RESPONSES, was=None),
-        "success_score": NotHere(_NO_RESPONSES, was=None),
+    not_here: ClassVar[Mapping[str, str]] = {
+        "samples": _NO_RESPONSES,
+        "temperature": _NO_RESPONSES,
+        "success": _NO_RESPONSES,
+        "success_score": _NO_RESPONSES,
     }
 
     every_steps: PositiveInt | None = 10

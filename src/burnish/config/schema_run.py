@@ -9,7 +9,7 @@ from pydantic import BeforeValidator
 
 from burnish.config.schema_data import DataConfig, DataSource, ModelConfig
 from burnish.config.schema_evaluation import EvaluationConfig
-from burnish.config.section import NonNegativeInt, NotHere, OutputPath, PositiveInt, Section, as_list, path_shorthand
+from burnish.config.section import NonNegativeInt, OutputPath, PositiveInt, Section, as_list, path_shorthand
 
 
 class CheckpointConfig(Section):
@@ -28,7 +28,7 @@ class CheckpointConfig(Section):
 class LoggingConfig(Section):
     """Where metrics and rollouts are written (metrics.jsonl is always written)."""
 
-    not_here: ClassVar[Mapping[str, NotHere]] = {"record_rollouts": NotHere("only `burnish rl` has rollouts", was=True)}
+    not_here: ClassVar[Mapping[str, str]] = {"record_rollouts": "only `burnish rl` has rollouts"}
 
     sinks: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ("tensorboard",)
     """Sinks for the metrics in addition to metrics.jsonl: `tensorboard`, `wandb`, `mlflow`, `package.module:Class` or

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from burnish.config import fields
@@ -32,37 +31,12 @@ _FLOAT32 = (1e-30, 1e30)
 _MAX_PATH_BYTES, _MAX_NAME_BYTES = 4_096, 255
 
 
-@dataclass(frozen=True, slots=True)
-class NotHere:
-    """Why this section lacks a field that run files of another command have.
-
-    Earlier versions had the field and wrote its value `was` into every config.yaml. That value had no effect, and is
-    ignored so that their runs can still be read.
-    """
-
-    reason: str
-    was: bool | int | float | str | None
-
-
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors, values never change after loading, numbers are strict."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-    not_here: ClassVar[Mapping[str, NotHere]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_fields_of_others(cls, data: object) -> object:
-        if not isinstance(data, dict) or not cls.not_here:
-            return data
-        return {key: value for key, value in data.items() if not cls._means_nothing(key, value)}
-
-    @classmethod
-    def _means_nothing(cls, key: object, value: object) -> bool:
-        if not isinstance(key, str) or key in cls.model_fields or key not in cls.not_here:
-            return False
-        was = cls.not_here[key].was
-        return type(value) is type(was) and value == was
+    not_here: ClassVar[Mapping[str, str]] = {}
+    """Fields that the section has in run files of another command, with the reason why not here."""
 
     @field_validator("*", mode="before")
     @classmethod

@@ -12,7 +12,6 @@ from burnish.config import fields
 from burnish.config.kinds import kind_of_data
 from burnish.config.preset_layer import preset_of
 from burnish.config.schema import RUN_FILES, RunConfig
-from burnish.config.section import Section
 from burnish.types import Json
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
@@ -49,14 +48,8 @@ def departures(resolved: Mapping[str, Json]) -> list[Departure]:
 
 
 def _defaults(run_file: type[RunConfig]) -> dict[str, object]:
-    """What each field is by itself, also the fields that earlier versions wrote and this one passes over."""
-    known: dict[str, object] = {}
-    for item in fields.iter_fields(run_file):
-        known[item.path] = item.info.get_default(call_default_factory=True)
-        section, _ = fields.inner_section(item.annotation)
-        if section is not None and issubclass(section, Section):
-            known |= {f"{item.path}.{name}": field.was for name, field in section.not_here.items()}
-    return known
+    """What each field is by itself."""
+    return {item.path: item.info.get_default(call_default_factory=True) for item in fields.iter_fields(run_file)}
 
 
 def leaves(value: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:

@@ -19,7 +19,6 @@ from rich.console import Console
 from burnish.checkpointing.encoding import read_state, restoring, write_state
 from burnish.checkpointing.pending import Pending, read_pending, write_pending
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
-from burnish.config.domains import ALL
 from burnish.config.schema import RunConfig
 from burnish.errors import ConfigError
 from burnish.models.roles import TrainingState
@@ -205,7 +204,7 @@ def restore(training: Training, checkpoint: Checkpoint) -> None:
             learner.load_weights(checkpoint.folder / name)
             learner.load_training_state(state[name])
         progress.step, progress.position, progress.saved_step = state["step"], state["position"], state["step"]
-        progress.positions = state.get("positions", {ALL: progress.position})  # earlier versions knew no domains
+        progress.positions = state["positions"]
         for name, controller in training.controllers().items():
             controller.load_state_dict(state[name])
         training.journal.alarms.load_state(state["alarms"])

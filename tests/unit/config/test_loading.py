@@ -208,14 +208,6 @@ def test_dumped_text_reads_back(value: object) -> None:
     assert parse_yaml(dump_yaml({"value": value})).data == {"value": value}
 
 
-FIELDS_OF_RL = (
-    "optimization.minibatches",
-    "optimization.schedule_unit",
-    "evaluation.samples",
-    "logging.record_rollouts",
-)
-
-
 @pytest.mark.parametrize("kind", ["sft", "rm"])
 @pytest.mark.parametrize(
     "override",
@@ -230,20 +222,6 @@ def test_a_field_that_only_rl_reads_is_refused_with_the_reason(kind: Kind, overr
     field = override.partition("=")[0]
     with pytest.raises(ConfigError, match=rf"{field} is not read by runs of this kind: \w+.*\n.*remove it"):
         load_run_data({"model": "m", "data": {"train": "a"}}, [override], kind)
-
-
-@pytest.mark.parametrize("kind", ["sft", "rm"])
-def test_what_earlier_versions_wrote_for_such_fields_is_passed_over(kind: Kind) -> None:
-    words = ["optimization.minibatches=1", "optimization.schedule_unit=optimizer_step", "evaluation.samples=0"]
-    fresh = load_run_data({"model": "m", "data": {"train": "a"}}, [], kind)
-    older = load_run_data({"model": "m", "data": {"train": "a"}}, [*words, "logging.record_rollouts=true"], kind)
-    assert older.config == fresh.config
-    assert set(FIELDS_OF_RL).isdisjoint(older.provenance)
-
-
-def test_one_is_not_true_where_a_field_is_passed_over() -> None:
-    with pytest.raises(ConfigError, match=r"optimization\.minibatches"):
-        load_run_data({"model": "m", "data": {"train": "a"}}, ["optimization.minibatches=true"], "sft")
 
 
 def test_a_path_through_a_value_in_a_list_is_refused_in_words() -> None:
