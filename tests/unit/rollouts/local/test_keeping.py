@@ -27,6 +27,10 @@ from burnish.rollouts.registry import build_engine
 from burnish.types import FinishReason, Message, Metric, Prompt, Rollout, RolloutRequest
 
 Make = Callable[..., LocalEngine]
+compiler = pytest.mark.compiler
+only_kernels = pytest.mark.parametrize("make_engine", [pytest.param("kernels", marks=compiler)], indirect=True)
+only_plain = pytest.mark.parametrize("make_engine", ["plain"], indirect=True)
+"""For what does not depend on how a decoder keeps its rows."""
 
 PROMPTS = ((2, 9, 4, 33, 8, 5, 21), (7,), (3,) * 20)
 SAID = ((40, 41, 42), (50,), (), (60,) * 9)
@@ -66,8 +70,15 @@ def prefilled(engine: LocalEngine) -> Any:
     return engine.take_metrics()["rollout/prefilled_tokens"].result()
 
 
-@pytest.mark.parametrize("rows", [1, 3, 64])
-def test_conversations_are_the_same_with_and_without(model: Any, make_engine: Make, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("make_engine", "kind", "rows"),
+    [pytest.param("kernels", "qwen3", 3, marks=compiler), ("plain", "gpt2", 1), ("plain", "mistral", 64)],
+    indirect=["make_engine"],
+)
+def test_conversations_are_the_same_with_and_without(
+    make_model: Callable[..., Any], make_engine: Make, kind: str, rows: int
+) -> None:
+    model = make_model(kind)
     keeps, plain = (make_engine(model, max_batch_rows=rows, keep_bytes=size) for size in (1 << 30, 0))
     for one, other in zip(conversations(keeps), conversations(plain), strict=True):
         assert (one.response_tokens, one.finish_reason) == (other.response_tokens, other.finish_reason)
@@ -75,7 +86,9 @@ def test_conversations_are_the_same_with_and_without(model: Any, make_engine: Ma
     assert prefilled(keeps) < prefilled(plain) / 2
 
 
-@pytest.mark.parametrize("rows", [1, 3, 64])
+@pytest.mark.parametrize(
+    ("make_engine", "rows"), [pytest.param("kernels", 64, marks=compiler), ("plain", 3)], indirect=["make_engine"]
+)
 def test_only_what_is_new_is_read(llama: Any, make_engine: Make, rows: int) -> None:
     """Of the second turn: the last token sampled, and what was said, but for the token that decoding feeds."""
     engine = make_engine(llama, max_batch_rows=rows, eos=())
@@ -88,10 +101,13 @@ def test_only_what_is_new_is_read(llama: Any, make_engine: Make, rows: int) -> N
     assert metrics["rollout/reused_tokens"].result() == sum(4 * (len(prompt) + 6 - 1) for prompt in PROMPTS)
 
 
-@pytest.mark.parametrize("rows", [2, 64])
-@pytest.mark.parametrize("kilobytes", [0.1, 8, 40])
+@pytest.mark.parametrize(
+    ("make_engine", "rows", "kilobytes"),
+    [pytest.param("kernels", 64, 200, marks=compiler), ("plain", 2, 8), ("plain", 64, 0.1)],
+    indirect=["make_engine"],
+)
 def test_rows_that_had_to_leave_are_read_again(llama: Any, make_engine: Make, rows: int, kilobytes: float) -> None:
-    """A token of this model has 512 bytes: nothing fits, a row, or a few."""
+    """A token of this model has 512 bytes, a row in kernels twice 64 of them: a few rows fit, one, or nothing."""
     engine = make_engine(llama, max_batch_rows=rows, keep_bytes=int(kilobytes * 1024))
     plain, all_kept = (make_engine(llama, max_batch_rows=rows, keep_bytes=size) for size in (0, 1 << 30))
     found, expected, _ = (conversations(one) for one in (engine, plain, all_kept))
@@ -102,6 +118,7 @@ def test_rows_that_had_to_leave_are_read_again(llama: Any, make_engine: Make, ro
     assert fewest < some <= most if kilobytes > 1 else some == most
 
 
+@only_kernels
 def test_bfloat16_goes_on_with_the_same_keys(llama: Any, make_engine: Make) -> None:
     """Decoders may hold other types than the model's; what they give out is exact."""
     model = llama.to(torch.bfloat16)
@@ -113,6 +130,7 @@ def test_bfloat16_goes_on_with_the_same_keys(llama: Any, make_engine: Make) -> N
         assert not same or one.rollout_logprobs == pytest.approx(other.rollout_logprobs, abs=0.2)
 
 
+@only_plain
 def test_learned_positions_have_no_room_beyond_the_context(make_model: Callable[..., Any], make_engine: Make) -> None:
     """A short row is read on next to one that ends at the last position of the model."""
     model = make_model("gpt2", positions=24)
@@ -191,6 +209,7 @@ def test_several_rows_go_on_from_one(llama: Any, make_engine: Make) -> None:
     ]
 
 
+@only_plain
 def test_a_text_that_only_resembles_a_kept_one_is_read_whole(llama: Any, make_engine: Make) -> None:
     engine = make_engine(llama, eos=())
     with keeping(engine):
@@ -202,6 +221,7 @@ def test_a_text_that_only_resembles_a_kept_one_is_read_whole(llama: Any, make_en
         assert prefilled(engine) == len(text) - 1
 
 
+@only_kernels
 def test_new_weights_forget_everything(llama: Any, make_engine: Make) -> None:
     """Keys and values, and the decoder, which has a copy of the weights."""
     engine = make_engine(llama, eos=())
@@ -218,6 +238,7 @@ def test_new_weights_forget_everything(llama: Any, make_engine: Make) -> None:
     assert [r.response_tokens for r in found] == [r.response_tokens for r in expected]
 
 
+@only_kernels
 def test_nothing_is_held_afterwards_and_no_more_over_time(llama: Any, make_engine: Make) -> None:
     engine = make_engine(llama)
     conversations(engine)
@@ -235,6 +256,8 @@ def fail_while_keeping(engine: LocalEngine) -> None:
     with keeping(engine):
         engine.generate(first_turn(), Sampling(5), seed=0, step=0)
         assert tensors_alive() > before
+        with pytest.raises(RolloutError, match="keeping rows already"), keeping(engine):
+            pass
         raise ZeroDivisionError
 
 
@@ -258,6 +281,7 @@ def test_a_row_that_went_on_is_held_once(llama: Any, make_engine: Make) -> None:
             assert held.num_bytes == (shared + own) * per_token
 
 
+@only_plain
 def test_a_call_that_is_stopped_keeps_what_has_finished(llama: Any, make_engine: Make) -> None:
     """And leaves no row behind in the decoder."""
     engine = make_engine(llama, eos=())
@@ -276,20 +300,18 @@ def test_a_call_that_is_stopped_keeps_what_has_finished(llama: Any, make_engine:
     assert [r.response_tokens for r in found] == [r.response_tokens for r in whole]
 
 
-def test_keeping_twice_at_a_time_is_refused(llama: Any, make_engine: Make) -> None:
-    engine = make_engine(llama)
-    with keeping(engine), pytest.raises(RolloutError, match="keeping rows already"), keeping(engine):
-        pass
-
-
-def test_models_with_a_window_are_read_again(make_model: Callable[..., Any], make_engine: Make) -> None:
+@only_plain
+def test_what_cannot_go_on_is_read_again(make_model: Callable[..., Any], make_engine: Make) -> None:
+    """Models with a window, and decoders that read texts."""
     model = make_model("mistral")
     model.config.sliding_window = 16
     engine = make_engine(model)
     conversations(engine)
     assert "rollout/reused_tokens" not in engine.take_metrics()
+    assert not goes_on_alike(make_model("llama"), EqualLengthDecoder)
 
 
+@only_kernels
 def test_a_decoder_that_goes_on_otherwise_is_found_out(
     make_model: Callable[..., Any], make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,10 +327,6 @@ def test_a_decoder_that_goes_on_otherwise_is_found_out(
     assert not goes_on_alike(model, engine._make_decoder)
     conversations(engine, turns=2)
     assert "rollout/reused_tokens" not in engine.take_metrics()
-
-
-def test_decoders_that_read_texts_keep_nothing(make_model: Callable[..., Any]) -> None:
-    assert not goes_on_alike(make_model("llama"), EqualLengthDecoder)
 
 
 @dataclass
@@ -350,8 +368,11 @@ class Guesser:
         return {}
 
 
-@pytest.mark.parametrize("slow", [False, True])
-@pytest.mark.parametrize("rows", [1, 3, 64])
+@pytest.mark.parametrize(
+    ("make_engine", "rows", "slow"),
+    [pytest.param("kernels", 3, True, marks=compiler), ("plain", 64, False)],
+    indirect=["make_engine"],
+)
 def test_trajectories_are_the_same_with_and_without(llama: Any, make_engine: Make, rows: int, slow: bool) -> None:
     def trajectories(keep_bytes: int) -> tuple[list[Rollout], float]:
         engine = make_engine(llama, max_batch_rows=rows, eos=tuple(range(1, 12)), keep_bytes=keep_bytes)
