@@ -75,9 +75,15 @@ INSTRUCTION_SETS = {
 avx512f does, with two registers of AVX2 for each of its own."""
 
 
-@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name in ("native", "avx2") else pytest.param(name, marks=pytest.mark.slow) for name in INSTRUCTION_SETS
+    ],
+)
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A test module's kernels are built for each instruction set that this processor has."""
+    """A test module's kernels are built for each instruction set that this processor has, by default only for its own
+    and AVX2."""
     from burnish.kernels.attention import attention_kernels
     from burnish.kernels.build import find_compilers
     from burnish.kernels.decoding import decode_kernels
