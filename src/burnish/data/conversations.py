@@ -15,9 +15,9 @@ from burnish.types import Message
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
-def messages_at(row: Row, path: str, *, role: str = "messages") -> tuple[Message, ...]:
+def messages_at(row: Row, path: str) -> tuple[Message, ...]:
     """The conversation in a column: a list of `{role, content}` (or `{from, value}`), or that list as a JSON string."""
-    value = value_at(row, path, role=role)
+    value = value_at(row, path, role="messages")
     if isinstance(value, str):
         value = _parse(value, row, path, "messages")
     return checked_messages(value, row, path)
@@ -85,11 +85,6 @@ def fill_template(template: str, row: Row, roles: Mapping[str, str]) -> str:
         return _value_text(match[1], row, roles)
 
     return _BRACES.sub(value, template)
-
-
-def template_columns(template: str) -> list[str]:
-    """The names in braces in a template, in order."""
-    return [match[1] for match in _BRACES.finditer(template) if match[1] is not None]
 
 
 def _value_text(name: str, row: Row, roles: Mapping[str, str]) -> str:

@@ -43,11 +43,7 @@ class Plan:
     memory: tuple[MemoryItem, ...]
     lines: tuple[PlanLine, ...]
     warnings: tuple[str, ...] = ()
-    optimizer_steps_per_step: int = 1
     responses_per_step: int = 0
-    greedy_responses_per_step: int = 0
-    responses_per_minibatch: tuple[int, ...] = ()
-    total_responses: int = 0
     evaluations: int | None = None
     seats: tuple[Seat, ...] = ()
     """The processes of the run, the command's own first; empty until `seated` has seen the machine."""
@@ -116,19 +112,12 @@ def plan_rl(
     """The plan of `burnish rl`. If known, `num_prompts` are those in data.train, `facts` the model's sizes, and
     `rewards` those of its reward models."""
     rollout, optimization = config.rollout, config.optimization
-    responses = responses_per_step(config)
-    per_step = optimization.epochs * optimization.minibatches
-    greedy = rollout.prompts_per_step if config.algorithm.estimator in names.GREEDY_ESTIMATORS else 0
     passes = None if not num_prompts else config.steps * rollout.prompts_per_step / num_prompts
     evaluations = num_evaluations(config)
     return Plan(
         steps=config.steps,
-        optimizer_steps=config.steps * per_step,
-        optimizer_steps_per_step=per_step,
-        responses_per_step=responses,
-        greedy_responses_per_step=greedy,
-        responses_per_minibatch=split_evenly(responses, optimization.minibatches),
-        total_responses=config.steps * (responses + greedy),
+        optimizer_steps=config.steps * optimization.epochs * optimization.minibatches,
+        responses_per_step=responses_per_step(config),
         passes_over_data=passes,
         evaluations=evaluations,
         models=tuple(_models(config)),

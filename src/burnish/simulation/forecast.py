@@ -28,8 +28,6 @@ class Forecast:
     layout: Layout
     max_staleness: int
     step_seconds: float
-    sampling_seconds: float
-    """From the first token of a batch to its last score."""
     trainer_wait_seconds: float
     """Of a step, for which the trainers wait for samples. Colocated devices do not wait for themselves: 0."""
     tail_wait_seconds: float
@@ -65,7 +63,6 @@ def forecast(settings: SimulationSettings, layout: Layout, *, num_steps: int = P
         layout=layout,
         max_staleness=settings.max_staleness,
         step_seconds=step_seconds,
-        sampling_seconds=_mean([_sampling_seconds(timeline, step) for step in steps]),
         trainer_wait_seconds=0.0 if layout.colocated else _mean([step.waited for step in steps]),
         tail_wait_seconds=_mean([step.tail_wait for step in steps]),
         sampler_idle_fraction=_idle_fraction(settings, timeline, layout),
@@ -160,11 +157,6 @@ def best_checkpoint_steps(failures: Failures, layout: Layout, step_seconds: floa
     """
     mean_time = failures.mtbf_hours * 3600 / layout.trainers
     return max(1, round(math.sqrt(2 * failures.checkpoint_seconds * mean_time) / step_seconds))
-
-
-def _sampling_seconds(timeline: Timeline, step: PlayedStep) -> float:
-    starts = [span.start for span in timeline.spans if span.step == step.step]
-    return step.ready - min(starts, default=step.ready)
 
 
 def _idle_fraction(settings: SimulationSettings, timeline: Timeline, layout: Layout) -> float:

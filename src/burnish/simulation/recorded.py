@@ -72,8 +72,8 @@ class Recording:
         return sum(getattr(step, name) for step in self.steps) / len(self.steps)
 
 
-def read_recording(folder: Path, *, last: int | None = None) -> Recording:
-    """Read a run's metrics and rollouts; of many steps only the `last` ones.
+def read_recording(folder: Path) -> Recording:
+    """Read a run's metrics and rollouts.
 
     Raises DataError if the folder is not a run's, or if no step has both metrics and rollouts.
     """
@@ -90,10 +90,7 @@ def read_recording(folder: Path, *, last: int | None = None) -> Recording:
         trainers = _number(config, "cluster", "trainers", 1)
         workers = _number(config, "cluster", "rollout_workers", 0)
         lanes = _number(config, "cluster", "lanes", trainers * max(1, -(-workers // trainers)))
-        steps = [
-            _recorded_step(rows[step], read_rollouts(files[step]), places, lanes)
-            for step in both[-(last or len(both)) :]
-        ]
+        steps = [_recorded_step(rows[step], read_rollouts(files[step]), places, lanes) for step in both]
         return Recording(folder, trainers, tuple(steps))
 
 

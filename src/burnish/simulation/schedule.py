@@ -69,7 +69,6 @@ class Timeline:
     steps: tuple[PlayedStep, ...]
     spans: tuple[Span, ...]
     num_engines: int
-    played_engines: int
     sampler_idle_fraction: float
 
     def steady(self, skip: int) -> tuple[PlayedStep, ...]:
@@ -308,7 +307,6 @@ class _Play:
             steps=tuple(self.steps),
             spans=tuple(sorted(spans, key=lambda span: (span.engine, span.start))),
             num_engines=self.num_engines,
-            played_engines=len(self.engines),
             sampler_idle_fraction=idle / (len(self.engines) * end) if end else 0.0,
         )
 

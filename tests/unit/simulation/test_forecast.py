@@ -34,7 +34,6 @@ def test_a_colocated_step() -> None:
     # Four devices, four rows each: 100 x 0.05 s of sampling, 1 + 3 s of training.
     found = forecast(SETTINGS, Layout.together(4))
     assert found.step_seconds == pytest.approx(9)
-    assert found.sampling_seconds == pytest.approx(5)
     assert (found.trainer_wait_seconds, found.sampler_idle_fraction) == (0, pytest.approx(0, abs=1e-6))
     assert found.tokens_per_second_per_device == pytest.approx(1600 / 9 / 4)
     assert found.hours == pytest.approx(100 * 9 / 3600)
