@@ -10,6 +10,7 @@ work on the machine only ever adds time. `read`: the rate at which memory is rea
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Mapping
@@ -20,8 +21,8 @@ import torch
 
 sys.path.append(str(Path(__file__).parent / "peers"))
 from report import publish
+from run_rates import timed
 
-from burnish.doctor.rates import measure_rates
 from burnish.rollouts.local.packed_weights import Layout, Product, joined_product
 
 SHAPES = {
@@ -33,14 +34,16 @@ SHAPES = {
 }
 """(outputs, inputs) of matrices in the models of `benchmarks/peers`."""
 WAYS: dict[str, Layout] = {"C kernels": "panels", "oneDNN": "blocks", "ordinary": "ordinary"}
+READ_NUMBERS = 128 << 20
 COLD_WEIGHTS = 40_000_000
-"""Numbers in the matrices of a shape: more than caches hold."""
+"""Numbers that are added up, and numbers in the matrices of a shape: more than caches hold."""
 
 
 def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
-    read = measure_rates(None).memory_read / 4
+    numbers = torch.ones(READ_NUMBERS)
+    read = READ_NUMBERS / statistics.median(timed(numbers.sum, 5))
     rows = [record for name in SHAPES for record in measured(name, options.rows, options.rounds)]
     publish("products", options.output, rows, to_markdown, threads=options.threads, read=read)
 

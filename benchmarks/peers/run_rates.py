@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from burnish.doctor.rates import KINDS, product_seconds
 from burnish.forward.float32 import AS_ACCURATE, rms_error
 from burnish.forward.matmul_precision import matmul_precision
 
+KINDS: dict[str, tuple[str, torch.dtype]] = {
+    "float32": ("highest", torch.float32),
+    "float32_fast": ("medium", torch.float32),
+    "bfloat16": ("highest", torch.bfloat16),
+}
+"""Kind of product -> PyTorch's precision of float32 products, and the type of the factors."""
 SHAPES = ((2048, 2048, 2048), (4096, 512, 1408), (4096, 512, 4096))  # square; a layer and a vocabulary chunk of `mid`
 QUICK_SHAPES = ((128, 128, 128),)
 """Of a quick run, which measures nothing: a processor that emulates bfloat16 would take a minute for the others."""
@@ -50,6 +57,30 @@ def rate(shape: tuple[int, int, int], dtype: torch.dtype) -> float:
     """Multiply-adds per second of the fastest of seven products."""
     rows, inner, columns = shape
     return rows * inner * columns / min(product_seconds(shape, dtype, repeats=7))
+
+
+@torch.no_grad()
+def product_seconds(
+    shape: tuple[int, int, int], dtype: torch.dtype, *, repeats: int, budget: float = float("inf")
+) -> list[float]:
+    """Seconds of each product of (rows, inner) and (columns, inner) transposed, at least one. The first, which compiles
+    and allocates, is left out. No more begin after `budget` seconds."""
+    rows, inner, columns = shape
+    left, right = torch.randn(rows, inner).to(dtype), torch.randn(columns, inner).to(dtype)
+    out = torch.empty(rows, columns, dtype=dtype)
+    return timed(lambda: torch.mm(left, right.T, out=out), repeats, budget)
+
+
+def timed(work: Callable[[], object], repeats: int, budget: float = float("inf")) -> list[float]:
+    """Seconds of each run after the first."""
+    began = time.perf_counter()
+    work()
+    found: list[float] = []
+    while not found or (len(found) < repeats and time.perf_counter() - began < budget):
+        started = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - started)
+    return found
 
 
 if __name__ == "__main__":

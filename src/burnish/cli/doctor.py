@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterable
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +13,14 @@ import typer
 from burnish.errors import ConfigError
 
 if TYPE_CHECKING:
+    from burnish.doctor.examination import Report
     from burnish.planning.memory import Trained
 
 EXIT_CANNOT_RUN = 1
+FORMAT = 2
+"""Of the JSON. It rises when a key goes away or changes its meaning; new keys may come at any time."""
+WIDTH = 116
+"""Of the text, in characters. It does not follow the terminal."""
 
 Model = Annotated[
     str | None,
@@ -23,17 +29,16 @@ Model = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Measure, build and try nothing: a few seconds.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Build and try nothing: a few seconds.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget the timings of fast paths kept on this machine.")]
 
 
 def examine_machine(model: Model = None, as_json: AsJson = False, quick: Quick = False, fresh: Fresh = False) -> None:
     """Say what this machine and this installation can do, for a bug report.
 
-    Shows versions, processor, memory, compiler, measured rates, the paths that
-    a run would take and why, the sandbox, GPUs, and problems with remedies.
-    Names of the user and the machine, folders and keys are left out. The exit
-    status is 1 only if nothing can run at all.
+    Shows versions, the machine, the fast paths that a run would take, and
+    problems with remedies. Names of the user and the machine, folders and keys
+    are left out. The exit status is 1 only if nothing can run at all.
 
     [bold]Examples[/bold]
     burnish doctor
@@ -42,18 +47,21 @@ def examine_machine(model: Model = None, as_json: AsJson = False, quick: Quick =
     burnish doctor --quick
     """
     from burnish.doctor.examination import examine
-    from burnish.doctor.problems import find_problems
-    from burnish.doctor.report import as_plain, text_lines
 
     if quick and model is not None:
         raise ConfigError("--quick tries no model", remedy=f"leave out --quick or {model}")
-    facts = examine(None if model is None else _about(model), quick=quick, fresh=fresh)
-    problems = find_problems(facts)
+    about = None if model is None else _about(model)
+    runs = Path.cwd() if about is None or isinstance(about, Path) else Path(about.output)
+    report = examine(runs, quick=quick, fresh=fresh)
+    if not (quick or report.refuses_runs):
+        from burnish.doctor.paths import of_paths  # needs PyTorch
+
+        report.add(report.paths, of_paths(about))
     if as_json:
-        typer.echo(json.dumps(as_plain(facts, problems), indent=1))
+        typer.echo(json.dumps({"format": FORMAT, **dataclasses.asdict(report)}, indent=1))
     else:
-        _show(text_lines(facts, problems))
-    if any(problem.weight == "fatal" for problem in problems):
+        _show(report)
+    if any(problem.weight == "fatal" for problem in report.problems):
         raise typer.Exit(EXIT_CANNOT_RUN)
 
 
@@ -77,10 +85,24 @@ def _about(given: str) -> Trained | Path:
     return config
 
 
-def _show(lines: Iterable[tuple[str, bool]]) -> None:
-    """Titles stand out on a terminal; elsewhere the text is plain."""
+def _show(report: Report) -> None:
+    """Titles stand out on a terminal; elsewhere the text is plain. Its width is made for being pasted into an issue."""
     from rich.console import Console
 
     console = Console(soft_wrap=True, highlight=False)
-    for line, is_title in lines:
-        console.print(line, style="bold" if is_title else None, markup=False)
+    for title in ("versions", "machine", "paths of a run"):
+        rows = {"versions": report.versions, "machine": report.machine}.get(title, report.paths)
+        console.print(title, style="bold")
+        for name, text in rows.items() or {"model": "not tried"}.items():
+            console.print(_wrapped(text, f"  {name:<18}  ", " " * 22), markup=False)
+        console.print()
+    console.print("problems", style="bold")
+    for problem in report.problems:
+        console.print(_wrapped(f"{problem.weight}: {problem.what}", "  ", "    "), markup=False)
+        console.print(_wrapped(f"-> {problem.remedy}", "    ", "       "), markup=False)
+    if not report.problems:
+        console.print("  none found")
+
+
+def _wrapped(text: str, first: str, later: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)

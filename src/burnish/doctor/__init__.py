@@ -1,1 +1,1 @@
-"""What this machine and this installation are, what they can do, and what is wrong with them: `burnish doctor`."""
+"""What `burnish doctor` says about an installation and its machine."""

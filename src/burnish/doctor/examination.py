@@ -1,82 +1,345 @@
-"""Gathers the facts in the order in which they depend on each other, and leaves out what needs a PyTorch that fails."""
+"""Versions, what matters of the machine, and what is wrong with either of them and how to mend it.
+
+Each topic yields rows to show and problems, in any order. Nothing private is in them (`hidden`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import getpass
+import importlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from burnish.config.schema import RunConfig
-from burnish.doctor.facts import Facts, Processor, Sandbox
-from burnish.doctor.machine import find_processor, find_storage, find_system, threads_because
-from burnish.doctor.privacy import hidden
-from burnish.doctor.versions import find_versions
-from burnish.errors import SandboxError
-from burnish.planning.memory import Trained
+from burnish import __version__, processor
+from burnish.container import allowed_cores, container_limits
+from burnish.errors import ConfigError, KernelError, SandboxError
+from burnish.planning.memory import bytes_in_words
 
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "peft")
+OPTIONAL = (
+    *("ray", "vllm", "starlette", "uvicorn", "mcp", "websockets", "reasoning-gym", "vaderSentiment", "langdetect"),
+    *("jsonschema", "wandb", "mlflow-skinny"),
+)
+"""Packages of the extras."""
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+TURN_OFF = (processor.WITHOUT, processor.TIMING, "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""With those of threads the only environment variables whose values are shown. All are short words and numbers."""
+DRIVER, SHARED_MEMORY = Path("/proc/driver/nvidia/version"), Path("/dev/shm")
+_SMALL_SHARED_MEMORY, _LITTLE_MEMORY = 1 << 30, 2 << 30
+_LITTLE_SPACE = {"folder of runs": 5 << 30, "temporary files": 1 << 30}
+_USUAL_NAMES = frozenset({"root", "localhost", "user", "linux", "ubuntu", "debian"})
+"""Of users and machines: they are in messages that have nothing to do with either."""
 
-def examine(about: Trained | Path | None = None, *, quick: bool = False, fresh: bool = False) -> Facts:
-    """Everything about this machine. about: the run or the model folder whose paths are tried; None takes a small
-    model. quick: measure, build and try nothing. fresh: forget the timings that are kept."""
-    versions, system = find_versions(), find_system()
-    facts = Facts(
-        versions=versions,
-        system=system,
-        processor=find_processor(system.limits),
-        sandbox=find_sandbox(attacks=not quick),
-        storage=find_storage(nearest_folder(Path(about.output) if isinstance(about, RunConfig) else Path.cwd())),
-    )
-    if versions.broken:
-        return facts
-    return _with_pytorch(facts, about, quick=quick, fresh=fresh)
-
-
-def find_sandbox(*, attacks: bool) -> Sandbox:
-    """The tier that `auto` is, and why those before it are not. Without attacks, the strongest that can be started."""
-    from burnish.sandbox.confinement import TIERS
-    from burnish.sandbox.sandbox import Sandbox as Opened
-    from burnish.sandbox.trial import attack
-
-    found: dict[str, str | None] = {}
-    for tier in TIERS[:-1]:
-        try:
-            with Opened(tier) as sandbox:
-                fallen = [one.name for one in attack(sandbox) if not one.held] if attacks else []
-        except SandboxError as error:
-            found[tier] = hidden(str(error).splitlines()[0])
-            continue
-        found[tier] = f"does not hold: {', '.join(fallen)}" if fallen else None
-        if not fallen:
-            return Sandbox(tier, found, attacks)
-    return Sandbox(None, found, attacks)
+Weight = Literal["fatal", "problem", "note"]
 
 
-def nearest_folder(path: Path) -> Path:
-    """The path itself, or the first folder above it that exists."""
-    path = path.expanduser().absolute()
-    return next((folder for folder in (path, *path.parents) if folder.is_dir()), Path("/"))
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """name: stays the same from version to version. weight: `fatal` (nothing can run), `problem` (something fails or is
+    much slower than it could be), `note` (it may be on purpose)."""
+
+    name: str
+    weight: Weight
+    what: str
+    remedy: str
 
 
-def _with_pytorch(facts: Facts, about: Trained | Path | None, *, quick: bool, fresh: bool) -> Facts:
-    from burnish.doctor.compiling import find_kernels, forget_timings
-    from burnish.doctor.devices import find_gpus
-
-    facts = replace(facts, processor=_as_pytorch_sees_it(facts.processor), gpus=find_gpus())
-    forgotten = forget_timings() if fresh else None
-    if facts.processor.fault is None and not quick:
-        from burnish.doctor.choices import asked_about, find_paths  # slow to import
-        from burnish.doctor.rates import measure_rates
-
-        facts = replace(facts, rates=measure_rates(facts.system.available_bytes), paths=find_paths(asked_about(about)))
-    return replace(facts, kernels=replace(find_kernels(builds=not quick), forgotten=forgotten))
+Finding = tuple[str, str] | Problem
+"""Name and text of a row, or what is wrong."""
 
 
-def _as_pytorch_sees_it(processor: Processor) -> Processor:
+@dataclass(slots=True)
+class Report:
+    """Rows of text by their names, and the problems, the gravest first."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: dict[str, str] = field(default_factory=dict)
+    paths: dict[str, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, rows: dict[str, str], findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            if isinstance(finding, Problem):
+                self.problems.append(finding)
+                self.problems.sort(key=lambda problem: ("fatal", "problem", "note").index(problem.weight))
+            else:
+                rows[finding[0]] = finding[1]
+
+    @property
+    def refuses_runs(self) -> bool:
+        """Whether no run can start here."""
+        return any(problem.weight == "fatal" or problem.name == "setting" for problem in self.problems)
+
+
+def examine(runs: Path, *, quick: bool = False, fresh: bool = False) -> Report:
+    """Everything but the paths. runs: the folder to write to. quick: build and try nothing. fresh: forget the timings
+    of paths that are kept. What needs PyTorch is left out if PyTorch does not load."""
+    report = Report()
+    versions = {name: _version(name) for name in (*NEEDED, *OPTIONAL)}
+    failures = {name: failure for name in ("torch", "transformers") if (failure := _import_failure(name)) is not None}
+    report.add(report.versions, of_packages(versions, failures))
+    report.add(report.machine, of_system())
+    if not failures:
+        report.add(report.machine, [*of_threads(), *of_gpus(), *of_kernels(builds=not quick)])
+    sharing = [package for package in ("ray", "vllm") if versions[package]]
+    sharing += ["several GPUs (NCCL)"] if "GPU 1" in report.machine else []
+    report.add(report.machine, of_storage(runs, sharing))
+    report.add(report.machine, of_settings(has_gpu="GPU 0" in report.machine))
+    if fresh:
+        from burnish.forward.verdicts import own_cache
+
+        report.machine["timings"] = f"{own_cache().forget()} forgotten (--fresh)"
+    if not quick:
+        report.add(report.machine, of_sandbox())
+    return report
+
+
+def hidden(text: str) -> str:
+    """One line without the home folder (`~`), the user's name as a part of paths, and the name of the machine."""
+    text, home, host = " ".join(text.split()), os.path.expanduser("~"), socket.gethostname()
+    users, hosts = {Path(home).name}, {host, host.partition(".")[0]}
+    with suppress(OSError, KeyError):  # a container may run under a number without a name
+        users.add(getpass.getuser())
+    for folder in sorted({home, os.path.realpath(home)} - {"/", "~"}, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w.-]){re.escape(folder)}(?![\w.-])", "~", text)
+    patterns = [(name, rf"(?<=/){re.escape(name)}(?![\w.-])", "USER") for name in users]
+    patterns += [(name, rf"(?<![\w.-]){re.escape(name)}(?![\w-])", "HOST") for name in hosts]
+    for name, pattern, shown in sorted(patterns, key=lambda one: len(one[0]), reverse=True):
+        if len(name) >= 3 and name.lower() not in _USUAL_NAMES:
+            text = re.sub(pattern, shown, text)
+    return text
+
+
+def of_packages(versions: Mapping[str, str | None], failures: Mapping[str, str]) -> Iterator[Finding]:
+    """failures: why packages that are installed cannot be imported."""
+    from burnish.checkpointing.run import git_revision
+
+    commit = git_revision(Path(__file__).parent)
+    yield "burnish", __version__ + (f" (commit {commit})" if commit else "")
+    yield "python", platform.python_version()
+    for name, version in versions.items():
+        if version is not None:
+            yield name, failures.get(name, version)
+            if name in failures:
+                remedy = f"install {name} anew, in an environment of its own; for PyTorch take this machine's build"
+                yield Problem(f"broken-{name}", "fatal", f"{name} cannot be imported: {failures[name]}", remedy)
+        elif name in NEEDED:
+            remedy = f"pip install {name} (docs/install.md says which build of PyTorch to take)"
+            yield Problem(f"no-{name}", "fatal", f"{name} is not installed", remedy)
+    yield "not installed", ", ".join(name for name, version in versions.items() if version is None) or "nothing"
+
+
+def of_system() -> Iterator[Finding]:
+    """System, processor and memory."""
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    with suppress(OSError, KeyError):  # not Linux, or a bare container
+        system += f", {platform.freedesktop_os_release()['PRETTY_NAME']}"
+    yield "system", system
+    about = [line.partition(":")[2].strip() for line in processor.description() if "model name" in line]
+    yield "processor", about[0] if about else platform.processor() or platform.machine()
+    amounts = [amount for amount in (container_limits().memory_bytes, _available_memory()) if amount is not None]
+    if amounts:
+        usable = bytes_in_words(min(amounts))
+        yield "memory", f"{usable} can be used"
+        if min(amounts) < _LITTLE_MEMORY:
+            yield Problem(
+                "little-memory",
+                "problem",
+                f"{usable} of memory can be used; PyTorch and a model of some million weights take about 1 GiB",
+                "end other processes, or raise the container's limit; burnish plan says what a run needs",
+            )
+
+
+def of_settings(*, has_gpu: bool) -> Iterator[Finding]:
+    """Environment variables that turn something off or say how many threads there are."""
+    values = {name: hidden(os.environ[name])[:80] for name in (*TURN_OFF, *THREADS) if os.environ.get(name)}
+    yield "environment", ", ".join(f"{name}={value}" for name, value in values.items()) or "nothing set"
+    try:
+        processor.allows("onednn")
+        processor.times_paths()
+    except ConfigError as error:
+        what = hidden(f"{error.message}: {error.remedy}")
+        yield Problem("setting", "problem", what, "every run is refused like this until it is mended")
+        return
+    off = {name: value for name, value in values.items() if name in TURN_OFF and value != "on"}
+    if off:
+        what = "something is turned off: " + ", ".join(f"{name}={value}" for name, value in off.items())
+        yield Problem("turned-off", "note", what, f"unset {', '.join(off)}, unless it is on purpose")
+    if not has_gpu and processor.multiplies_bfloat16() is False:
+        what = "bfloat16 is emulated on this processor, several times slower than float32"
+        yield Problem("slow-bfloat16", "note", what, processor.REMEDY)
+
+
+def of_threads() -> Iterator[Finding]:
+    """PyTorch's threads, and the cores that this process may keep busy."""
     import torch
 
-    threads = torch.get_num_threads()
-    return replace(
-        processor,
-        vectors=torch.backends.cpu.get_cpu_capability(),
-        threads=threads,
-        threads_because=threads_because(threads),
-    )
+    threads, cores, all_cores = torch.get_num_threads(), allowed_cores(), os.cpu_count() or 1
+    variable = next((name for name in THREADS if os.environ.get(name, "").strip() == str(threads)), None)
+    because = f"{variable} is {threads}" if variable else "PyTorch's own choice"
+    capability = torch.backends.cpu.get_cpu_capability()
+    yield "threads", f"{threads} ({because}) on {cores} of {all_cores} cores; PyTorch uses {capability}"
+    if threads > cores:
+        yield Problem(
+            "too-many-threads",
+            "problem",
+            f"PyTorch takes {threads} threads ({because}), but this process may keep {cores} of {all_cores} cores "
+            "busy: threads that wait for each other are many times slower",
+            f"set OMP_NUM_THREADS={cores}",
+        )
+    if threads < cores and variable:
+        what = f"PyTorch takes {threads} of {cores} cores ({because})"
+        yield Problem("few-threads", "note", what, f"unset {variable}, unless other processes need the rest")
+
+
+def of_kernels(*, builds: bool) -> Iterator[Finding]:
+    """The C compiler and the folder for kernels. builds: build and load them all, half a minute at the first time."""
+    import torch
+
+    from burnish.kernels.build import SOURCES, cache_folder, compiler_version, find_compilers, load_library
+    from burnish.kernels.private_folders import private_folder
+
+    if platform.system() != "Linux":  # elsewhere no kernels are built
+        return
+    folder, anew = cache_folder(), "kernels are built and paths are timed anew at each start"
+    if folder is None:
+        remedy = "set HOME, or XDG_CACHE_HOME to a folder of your own"
+        yield Problem("no-cache", "note", f"there is no home folder: {anew}", remedy)
+    else:
+        try:
+            with private_folder(folder):
+                pass
+        except OSError as error:
+            what = f"burnish in ~/.cache or XDG_CACHE_HOME cannot be used ({error.strerror}): {anew}"
+            remedy = "make it and the folders above it your own, not writable for others, or set XDG_CACHE_HOME"
+            yield Problem("cache", "problem", what, remedy)
+    try:
+        version = compiler_version(find_compilers()[0]).decode(errors="replace").splitlines()
+        yield "compiler", hidden(version[0]) if version else "unknown"
+        for source in SOURCES if builds else ():
+            load_library(source, torch.float32)
+    except KernelError as error:
+        what = f"kernels in C cannot be used, without which a CPU is much slower: {hidden(error.message)}"
+        yield Problem("no-kernels", "problem", what, error.remedy or "install gcc, or name another compiler in CC")
+
+
+def of_gpus(driver: Path = DRIVER) -> Iterator[Finding]:
+    """What PyTorch is built for, and the GPUs that it sees. What a driver that does not fit raises is a problem."""
+    import torch
+
+    build = next((f"{kind} {of}" for kind, of in (("CUDA", torch.version.cuda), ("ROCm", torch.version.hip)) if of), "")
+    version = _driver_version(driver)
+    yield "PyTorch is for", (build or "CPU") + (f"; NVIDIA's driver {version}" if version else "")
+    try:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        for index in range(count):
+            yield from _of_gpu(index)
+    except Exception as error:  # noqa: BLE001 boundary: drivers
+        what = f"PyTorch cannot use the GPU: {hidden(f'{type(error).__name__}: {error}')[:300]}"
+        yield Problem("gpu", "problem", what, _driver_remedy(build, version))
+        return
+    if build and not count:
+        what = f"this PyTorch is built for {build} and sees no GPU, so everything runs on the CPU"
+        yield Problem("no-gpu", "problem", what, _driver_remedy(build, version))
+    elif version and not count:
+        what = f"NVIDIA's driver {version} is there, but this PyTorch is built for CPUs"
+        yield Problem("unused-gpu", "problem", what, "install the build for CUDA (docs/install.md)")
+
+
+def _of_gpu(index: int) -> Iterator[Finding]:
+    import torch
+
+    about, (free, total) = torch.cuda.get_device_properties(index), torch.cuda.mem_get_info(index)
+    memory = f"{bytes_in_words(free)} of {bytes_in_words(total)} free"
+    yield f"GPU {index}", f"{about.name}, {memory}, capability {about.major}.{about.minor}"
+    if about.major < 8:  # before Ampere
+        what = f"{about.name} has no instructions for bfloat16, which is emulated"
+        yield Problem("gpu-without-bfloat16", "note", what, "set model.dtype: float32")
+
+
+def _driver_version(file: Path) -> str | None:
+    """None without NVIDIA's driver."""
+    try:
+        found = re.search(r"\b\d+\.\d+(\.\d+)*\b", file.read_text(errors="replace").partition("\n")[0])
+    except OSError:
+        return None
+    return found[0] if found else "unknown"
+
+
+def _driver_remedy(build: str, driver: str | None) -> str:
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return "look at CUDA_VISIBLE_DEVICES, which is set; or install the build for CPUs, which is much smaller"
+    if driver is None:
+        return (
+            "install the GPU's driver, or start the container with its GPUs (docker run --gpus all); without a GPU "
+            "install the build for CPUs, which is much smaller"
+        )
+    return f"install a driver for {build} or newer than {driver}, or an older build of PyTorch"
+
+
+def of_storage(runs: Path, sharing: Sequence[str]) -> Iterator[Finding]:
+    """Free space, and shared memory for what uses it (`sharing`)."""
+    runs = runs.expanduser().absolute()
+    places = {"folder of runs": next(folder for folder in (runs, *runs.parents) if folder.is_dir())}
+    with suppress(OSError):  # no folder for temporary files that can be written
+        places["temporary files"] = Path(tempfile.gettempdir())
+    for place, folder in places.items():
+        free = shutil.disk_usage(folder).free
+        yield place, f"{bytes_in_words(free)} free"
+        if free < _LITTLE_SPACE[place]:
+            remedy = "make room, or write elsewhere: `output` of the run file, TMPDIR for temporary files"
+            yield Problem("full-disk", "problem", f"{place}: {bytes_in_words(free)} are free", remedy)
+    shared = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else None
+    if sharing and shared is not None and shared < _SMALL_SHARED_MEMORY:
+        what = f"{SHARED_MEMORY} has {bytes_in_words(shared)}, which is too little for {', '.join(sharing)}"
+        remedy = "start the container with more (docker run --shm-size 8g, or --ipc host)"
+        yield Problem("shared-memory", "problem", f"{what}; nothing else of Burnish uses it", remedy)
+
+
+def of_sandbox() -> Iterator[Finding]:
+    """The strongest tier, after all attacks."""
+    from burnish.sandbox.trial import strongest
+
+    try:
+        with strongest() as sandbox:
+            yield "sandbox", f"{sandbox.tier}, which held against all attacks"
+    except SandboxError as error:
+        yield Problem(
+            "sandbox",
+            "note",
+            f"{hidden(error.message)}; the rewards code and sql and the tool python need one",
+            "use Linux 6.2 or newer outside of restricted containers, or a server (sandbox.url)",
+        )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _import_failure(name: str) -> str | None:
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001 boundary: a package with missing libraries may raise anything
+        return hidden(f"{type(error).__name__}: {error}")[:300]
+    return None
+
+
+def _available_memory() -> int | None:
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:  # not Linux
+        return None
+    return int(found[1]) * 1024 if found else None

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+from burnish.errors import KernelError
 from burnish.forward.race import RaceResult
 from burnish.kernels.build import cache_folder
 
@@ -57,17 +58,19 @@ class VerdictCache:
         self._known[text] = outcome
         return outcome
 
-    def count(self) -> int:
-        """Outcomes that are kept in files, whatever they are about."""
-        return 0 if self._folder is None else len(_files(self._folder))
-
     def forget(self) -> int:
         """Remove all outcomes, so that everything is timed again; returns how many files there were. Runs that have
-        begun go on as they began, because their folders hold what they chose. Raises OSError."""
+        begun go on as they began, because their folders hold what they chose. Raises KernelError."""
         self._known.clear()
         files = [] if self._folder is None else _files(self._folder)
-        for file in files:
-            file.unlink(missing_ok=True)  # another process may forget them, too
+        try:
+            for file in files:
+                file.unlink(missing_ok=True)  # another process may forget them, too
+        except OSError as error:
+            raise KernelError(
+                f"the timings in the cache folder cannot be removed: {error.strerror}",
+                remedy="remove the folder burnish/paths in ~/.cache (or XDG_CACHE_HOME)",
+            ) from error
         return len(files)
 
 
