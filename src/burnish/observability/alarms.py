@@ -6,6 +6,7 @@ replays them from metrics.jsonl and a resumed run carries on from `state`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,11 +36,14 @@ class Detector:
     name: str
     metric: str
     trips: Callable[[float, float | None, Row], bool]
-    message: Callable[[float, float | None, Row], str]
+    message: str
+    """With `{value}`, `{start}` and `{row[NAME]}`, 0 for a metric that the row does not have."""
     knob: str
     patience: int = 1
     also: str = ""
     """A metric that counts in the same way: the higher of the two is the reading."""
+    needs: str = ""
+    """A metric that has to be above 0 as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +55,10 @@ class Parting:
     falls: str
     """With `{word}`, which names the alarm: each metric of the family has one."""
     rises: str
-    message: Callable[[str, float, float], str]
-    """From the word, the value and what it began with."""
+    message: str
+    """With `{word}`, `{value}` and `{start}`, what the metric began with."""
     knob: str
     patience: int = 5
-
-    def words(self, row: Row) -> list[str]:
-        return _words(self.falls, row)
 
 
 FALL = 0.1
@@ -86,10 +87,7 @@ DETECTORS: tuple[Detector, ...] = (
         name="reward constant",
         metric="reward/std",
         trips=lambda std, start, row: std <= 1e-6 * max(1.0, abs(row.get("reward/mean", 0.0))),
-        message=lambda std, start, row: (
-            f"every response of three steps in a row scored {row.get('reward/mean', 0.0):.6g}: "
-            "there is nothing to learn from"
-        ),
+        message="every response of three steps in a row scored {row[reward/mean]:.6g}: there is nothing to learn from",
         knob="look at the recorded rollouts and `burnish check`; easier prompts, a reward with partial credit, "
         "rollout.group_size or rollout.temperature up",
         patience=3,
@@ -98,9 +96,7 @@ DETECTORS: tuple[Detector, ...] = (
         name="all truncated",
         metric="rollout/truncated_fraction",
         trips=lambda fraction, start, row: fraction >= 0.999,
-        message=lambda fraction, start, row: (
-            "every response of two steps in a row was cut at the length limit: none has an end to be judged by"
-        ),
+        message="every response of two steps in a row was cut at the length limit: none has an end to be judged by",
         knob="rollout.max_response_tokens up, or rollout.stop / rollout.stop_token_ids when the end has another sign",
         patience=2,
     ),
@@ -108,10 +104,8 @@ DETECTORS: tuple[Detector, ...] = (
         name="constant groups",
         metric="groups/constant_fraction",
         trips=lambda fraction, start, row: fraction > 0.9,
-        message=lambda fraction, start, row: (
-            f"in {fraction:.0%} of the groups all responses scored the same (reward/mean "
-            f"{row.get('reward/mean', 0.0):.4g}): such groups carry no gradient; the prompts are too easy or too hard"
-        ),
+        message="in {value:.0%} of the groups all responses scored the same (reward/mean "
+        "{row[reward/mean]:.4g}): such groups carry no gradient; the prompts are too easy or too hard",
         knob="prompts of another difficulty, rollout.group_size up, or algorithm.dynamic_sampling: true",
         patience=3,
     ),
@@ -119,10 +113,8 @@ DETECTORS: tuple[Detector, ...] = (
         name="sampler and trainer disagree",
         metric="policy/first_ratio_deviation",
         trips=lambda deviation, start, row: deviation > 1e-3,
-        message=lambda deviation, start, row: (
-            f"on the first minibatch, before any update, the probability ratio was off 1 by {deviation:.3g}: "
-            "the log-probabilities before and during the update come from different computations"
-        ),
+        message="on the first minibatch, before any update, the probability ratio was off 1 by {value:.3g}: "
+        "the log-probabilities before and during the update come from different computations",
         knob="model.dtype: float32; then look for dropout, or another temperature or padding in one of the two passes",
     ),
     Detector(
@@ -130,20 +122,16 @@ DETECTORS: tuple[Detector, ...] = (
         metric="rollout/logprob_diff_mean",
         # Far beyond what number formats do (bfloat16: some hundredths); a strict top-p or min-p may come near it.
         trips=lambda distance, start, row: distance > 0.5,
-        message=lambda distance, start, row: (
-            f"the sampler's log-probabilities are {distance:.3g} nats from the trainer's on average: it computes with "
-            "other weights or another model, or its filters leave out most of the mass"
-        ),
+        message="the sampler's log-probabilities are {value:.3g} nats from the trainer's on average: it computes with "
+        "other weights or another model, or its filters leave out most of the mass",
         knob="rollout.engine: local, to see whether it goes away; rollout.top_k, top_p and min_p; another vLLM version",
     ),
     Detector(
         name="entropy collapse",
         metric="policy/entropy",
         trips=lambda entropy, start, row: start is not None and entropy < 0.05 * start,
-        message=lambda entropy, start, row: (
-            f"the entropy fell from {start:.3g} to {entropy:.3g} nats: the policy has stopped trying other responses "
-            "(harmless only where the reward is already as good as it gets)"
-        ),
+        message="the entropy fell from {start:.3g} to {value:.3g} nats: the policy has stopped trying other responses "
+        "(harmless only where the reward is already as good as it gets)",
         knob="optimization.learning_rate down, algorithm.entropy_coef or algorithm.clip_high up, "
         "or a KL to the reference (algorithm.kl_in)",
         patience=3,
@@ -152,10 +140,8 @@ DETECTORS: tuple[Detector, ...] = (
         name="KL runaway",
         metric="kl/reference_per_token",
         trips=_runs_away,
-        message=lambda kl, start, row: (
-            f"the policy is {kl:.3g} nats per token and {row['kl/reference']:.3g} per response away from the "
-            "reference: it may have left sensible text behind to please the reward"
-        ),
+        message="the policy is {value:.3g} nats per token and {row[kl/reference]:.3g} per response away from the "
+        "reference: it may have left sensible text behind to please the reward",
         knob="algorithm.kl_coef up, or algorithm.kl_target for an adaptive one; optimization.learning_rate down",
         patience=2,
     ),
@@ -163,10 +149,8 @@ DETECTORS: tuple[Detector, ...] = (
         name="KL clamped",
         metric="kl/clamped_fraction",
         trips=lambda fraction, start, row: fraction > 0,
-        message=lambda fraction, start, row: (
-            f"{fraction:.2g} of the tokens are more than 20 nats from the reference: there k3 no longer changes and "
-            "has no gradient, so the KL does not pull back the tokens that have drifted furthest"
-        ),
+        message="{value:.2g} of the tokens are more than 20 nats from the reference: there k3 no longer changes and "
+        "has no gradient, so the KL does not pull back the tokens that have drifted furthest",
         knob="algorithm.kl_estimator: k2 (in the loss also k3+); algorithm.kl_coef up; optimization.learning_rate down",
         patience=2,
     ),
@@ -174,10 +158,8 @@ DETECTORS: tuple[Detector, ...] = (
         name="ratio clamped",
         metric="policy/ratio_clamped_fraction",
         trips=lambda fraction, start, row: fraction > 0,
-        message=lambda fraction, start, row: (
-            f"{fraction:.2g} of the tokens moved more than 20 nats within the updates of one step: their ratio is held "
-            "at the limit, without a gradient"
-        ),
+        message="{value:.2g} of the tokens moved more than 20 nats within the updates of one step: their ratio is held "
+        "at the limit, without a gradient",
         knob="optimization.learning_rate, optimization.epochs or optimization.max_grad_norm down, "
         "or algorithm.max_epoch_kl",
     ),
@@ -185,9 +167,7 @@ DETECTORS: tuple[Detector, ...] = (
         name="reward failures",
         metric="reward/failed_fraction",
         trips=lambda fraction, start, row: fraction > 0,
-        message=lambda fraction, start, row: (
-            f"{fraction:.1%} of the responses could not be scored; the run stops past scoring.max_failure_fraction"
-        ),
+        message="{value:.1%} of the responses could not be scored; the run stops past scoring.max_failure_fraction",
         knob="status and status_detail in the recorded rollouts say why; timeout_seconds of the reward, "
         "scoring.on_failure",
     ),
@@ -196,10 +176,8 @@ DETECTORS: tuple[Detector, ...] = (
         metric="rollout/engine_restarts",
         also="eval/rollout/engine_restarts",
         trips=lambda restarts, start, row: restarts > 0,
-        message=lambda restarts, start, row: (
-            "the process that samples died or did not answer, and was started again with the same weights: the step is "
-            "whole, but took longer"
-        ),
+        message="the process that samples died or did not answer, and was started again with the same weights: the "
+        "step is whole, but took longer",
         knob="vllm.log in the run's folder says how it ended; killed by SIGKILL is mostly too little memory: "
         "rollout.max_batch_rows or rollout.vllm.options.gpu_memory_utilization down",
     ),
@@ -207,10 +185,8 @@ DETECTORS: tuple[Detector, ...] = (
         name="environments fail",
         metric="environment/failed_fraction",
         trips=lambda fraction, start, row: fraction > 0.1,
-        message=lambda fraction, start, row: (
-            f"{fraction:.0%} of the environments failed, and more than 10% in three steps in a row: their responses "
-            "have no score, and what is left may be the easy part"
-        ),
+        message="{value:.0%} of the environments failed, and more than 10% in three steps in a row: their responses "
+        "have no score, and what is left may be the easy part",
         knob="status_detail in the recorded rollouts says why; conversation.call_timeout_seconds and "
         "open_timeout_seconds for those that are slow, conversation.max_open where memory or a server is short",
         patience=3,
@@ -219,10 +195,8 @@ DETECTORS: tuple[Detector, ...] = (
         name="calls that cannot be made",
         metric="tool/malformed_fraction",
         trips=lambda fraction, start, row: fraction + row.get("tool/invalid_fraction", 0.0) > 0.5,
-        message=lambda fraction, start, row: (
-            f"for ten steps in a row most calls could not be made; now {fraction:.0%} cannot be read, and "
-            f"{row.get('tool/invalid_fraction', 0.0):.0%} are of no such tool or have other arguments"
-        ),
+        message="for ten steps in a row most calls could not be made; now {value:.0%} cannot be read, and "
+        "{row[tool/invalid_fraction]:.0%} are of no such tool or have other arguments",
         knob="conversation.parser, if the policy writes calls in another form; some supervised examples of calls "
         "first (`burnish sft`); shorter schemas",
         patience=10,
@@ -232,10 +206,8 @@ DETECTORS: tuple[Detector, ...] = (
         metric="conversation/restarts",
         also="eval/conversation/restarts",
         trips=lambda restarts, start, row: restarts > 0,
-        message=lambda restarts, start, row: (
-            "the process that starts tools and environments had ended and was started again: the conversations of that "
-            "moment are lost"
-        ),
+        message="the process that starts tools and environments had ended and was started again: the conversations of "
+        "that moment are lost",
         knob="what tools and environments print says how it ended; killed by SIGKILL is mostly too little memory: "
         "conversation.max_open down",
     ),
@@ -244,10 +216,8 @@ DETECTORS: tuple[Detector, ...] = (
         metric="critic/explained_variance",
         # While the critic warms up the policy makes no optimizer step, and its row says so by naming none.
         trips=lambda explained, start, row: explained < 0 and "policy/optimizer_steps" in row,
-        message=lambda explained, start, row: (
-            f"the critic's explained variance was below 0 for ten steps in a row and is {explained:.3g}: the "
-            "advantages are noisier than they would be with the mean return in its place"
-        ),
+        message="the critic's explained variance was below 0 for ten steps in a row and is {value:.3g}: the "
+        "advantages are noisier than they would be with the mean return in its place",
         knob="critic.warmup_steps up, so that it learns before the policy moves on; for a head on a shared trunk also "
         "critic.learning_rate or critic.coef up; where values swing from step to step, critic.learning_rate down",
         patience=10,
@@ -259,10 +229,8 @@ DETECTORS: tuple[Detector, ...] = (
             abs(value - row.get("critic/return_mean", value))
             > max(row.get("critic/return_std", 0.0), 0.2 * abs(row.get("critic/return_mean", 0.0)))
         ),
-        message=lambda value, start, row: (
-            f"for twenty steps in a row the mean value was further from the mean return than the returns spread, now "
-            f"{value:.3g} against {row.get('critic/return_mean', 0.0):.3g}: the critic moves too slowly"
-        ),
+        message="for twenty steps in a row the mean value was further from the mean return than the returns spread, "
+        "now {value:.3g} against {row[critic/return_mean]:.3g}: the critic moves too slowly",
         knob="critic.learning_rate up (a value moves by about learning rate x hidden size an optimizer step), "
         "critic.warmup_steps up, critic.clip up or null",
         patience=20,
@@ -275,11 +243,9 @@ DETECTORS: tuple[Detector, ...] = (
             and row.get("eval/length_rule_accuracy", 0.0) > 0.5
             and row.get("eval/length_rule_accuracy", 0.0) >= row.get("eval/accuracy", 1.0) - 0.02
         ),
-        message=lambda correlation, start, row: (
-            f"the score goes with the length of the response (correlation {correlation:.2f}), and counting tokens "
-            f"alone is right in {row.get('eval/length_rule_accuracy', 0.0):.1%} of the held-out comparisons, the "
-            f"reward model in {row.get('eval/accuracy', 0.0):.1%}: a policy trained on it will learn a length"
-        ),
+        message="the score goes with the length of the response (correlation {value:.2f}), and counting tokens "
+        "alone is right in {row[eval/length_rule_accuracy]:.1%} of the held-out comparisons, the "
+        "reward model in {row[eval/accuracy]:.1%}: a policy trained on it will learn a length",
         knob="comparisons of responses of like length, more of them, or a length reward beside the model "
         "(rewards: [{name: model:PATH}, {name: length}])",
     ),
@@ -287,91 +253,60 @@ DETECTORS: tuple[Detector, ...] = (
         name="gradient zero",
         metric="policy/grad_norm",
         trips=lambda norm, start, row: norm == 0.0,
-        message=lambda norm, start, row: "the gradient was exactly zero two steps in a row: the weights do not move",
+        message="the gradient was exactly zero two steps in a row: the weights do not move",
         knob="rewards that differ inside a group, rollout.group_size up, algorithm.mask_truncated off",
         patience=2,
     ),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """A detector for each metric whose name has any text in place of `{word}`; `of` makes it for that text."""
-
-    metric: str
-    of: Callable[[str], Detector]
-
-    def words(self, row: Row) -> list[str]:
-        return _words(self.metric, row)
-
-
-def _starved(domain: str) -> Detector:
-    return Detector(
-        name=f"domain {domain} starved",
-        metric=f"domain/{domain}/prompts",
-        trips=lambda prompts, start, row: prompts == 0 and row.get(f"domain/{domain}/missing", 0.0) > 0,
-        message=lambda prompts, start, row: (
-            f"in five steps in a row that had places for the domain {domain} no prompt of it was trained on: "
-            "its groups carry no signal, or none of its prompts is of the difficulty that is asked for"
-        ),
-        knob=f"domains.{domain}: prompts of another difficulty, wider bounds in difficulty.keep, a larger group_size, "
-        "a reward with partial credit; algorithm.max_refills up",
-        patience=5,
-    )
-
-
-def _constant(domain: str) -> Detector:
-    return Detector(
-        name=f"domain {domain} constant",
-        metric=f"domain/{domain}/constant_fraction",
-        trips=lambda fraction, start, row: fraction >= 0.999,
-        message=lambda fraction, start, row: (
-            f"in every group of the domain {domain} all responses scored the same for five steps in a row: "
-            "nothing is learned from it"
-        ),
-        knob=f"domains.{domain}: prompts of another difficulty, a reward with partial credit, a larger group_size",
-        patience=5,
-    )
-
-
-def _silent(label: str) -> Detector:
-    return Detector(
-        name=f"reward {label} silent",
-        metric=f"reward/not_mine_fraction/{label}",
+FAMILIES: tuple[Detector, ...] = (
+    Detector(
+        name="reward {word} silent",
+        metric="reward/not_mine_fraction/{word}",
         trips=lambda fraction, start, row: fraction >= 1,
-        message=lambda fraction, start, row: (
-            f"the reward {label} scored no response of ten steps in a row: it returned None each time, "
-            "as for rows that are not for it"
-        ),
+        message="the reward {word} scored no response of ten steps in a row: it returned None each time, "
+        "as for rows that are not for it",
         knob="`burnish check` on such rows: the columns that the reward reads may have other names in the data, or "
         "hold null; a reward that is for few rows may be silent for a while",
         patience=10,
-    )
-
-
-FAMILIES: tuple[Family, ...] = (
-    Family("reward/not_mine_fraction/{word}", _silent),
-    Family("domain/{word}/prompts", _starved),
-    Family("domain/{word}/constant_fraction", _constant),
+    ),
+    Detector(
+        name="domain {word} starved",
+        metric="domain/{word}/prompts",
+        needs="domain/{word}/missing",
+        trips=lambda prompts, start, row: prompts == 0,
+        message="in five steps in a row that had places for the domain {word} no prompt of it was trained on: "
+        "its groups carry no signal, or none of its prompts is of the difficulty that is asked for",
+        knob="domains.{word}: prompts of another difficulty, wider bounds in difficulty.keep, a larger group_size, "
+        "a reward with partial credit; algorithm.max_refills up",
+        patience=5,
+    ),
+    Detector(
+        name="domain {word} constant",
+        metric="domain/{word}/constant_fraction",
+        trips=lambda fraction, start, row: fraction >= 0.999,
+        message="in every group of the domain {word} all responses scored the same for five steps in a row: "
+        "nothing is learned from it",
+        knob="domains.{word}: prompts of another difficulty, a reward with partial credit, a larger group_size",
+        patience=5,
+    ),
 )
+"""One for each text in the place of `{word}`."""
 PARTINGS: tuple[Parting, ...] = (
     Parting(
         name="domain falls",
         falls="reward/domain/{word}",
         rises="reward/mean",
-        message=lambda domain, value, start: (
-            f"the mean reward rises while that of the domain {domain} fell from {start:.3g} to {value:.3g}"
-        ),
+        message="the mean reward rises while that of the domain {word} fell from {start:.3g} to {value:.3g}",
         knob="a larger domains.NAME.share or loss_weight for it, or normalize: running if its rewards are smaller",
     ),
     Parting(
         name="reward gamed",
         falls="reward/audit/{word}",
         rises="reward/mean",
-        message=lambda label, value, start: (
-            f"the trained reward rises while the audit {label} fell from {start:.3g} to {value:.3g}: "
-            "the policy may have found how to be paid without doing what is asked"
-        ),
+        message="the trained reward rises while the audit {word} fell from {start:.3g} to {value:.3g}: "
+        "the policy may have found how to be paid without doing what is asked",
         knob="read the best-paid responses in the report; a stricter reward, or a KL to the reference",
     ),
 )
@@ -413,15 +348,15 @@ class AlarmBell:
     """All detectors of a run with their memories."""
 
     detectors: Sequence[Detector] = DETECTORS
-    families: Sequence[Family] = FAMILIES
+    families: Sequence[Detector] = FAMILIES
     partings: Sequence[Parting] = PARTINGS
     memories: dict[str, Memory] = field(default_factory=dict)
 
     def check(self, step: int, row: Row) -> list[Alarm]:
         """Take in the row of a step and return the alarms that fire at it for the first time."""
-        detectors = [*self.detectors, *(family.of(word) for family in self.families for word in family.words(row))]
-        found = [self._look(detector, step, row) for detector in detectors]
-        found += [self._compare(parting, word, step, row) for parting in self.partings for word in parting.words(row)]
+        found = [self._look(detector, "", step, row) for detector in self.detectors]
+        found += [self._look(one, word, step, row) for one in self.families for word in _words(one.metric, row)]
+        found += [self._compare(one, word, step, row) for one in self.partings for word in _words(one.falls, row)]
         return [alarm for alarm in found if alarm is not None]
 
     def state(self) -> dict[str, dict[str, float]]:
@@ -435,17 +370,22 @@ class AlarmBell:
         """Carry on from a checkpoint."""
         self.memories = {name: Memory(**memory) for name, memory in state.items()}
 
-    def _look(self, detector: Detector, step: int, row: Row) -> Alarm | None:
-        value = max((row[name] for name in (detector.metric, detector.also) if name in row), default=None)
-        memory = self.memories.setdefault(detector.name, Memory())
+    def _look(self, detector: Detector, word: str, step: int, row: Row) -> Alarm | None:
+        name, metric, needs, knob = (
+            text.replace("{word}", word) for text in (detector.name, detector.metric, detector.needs, detector.knob)
+        )
+        value = max((row[one] for one in (metric, detector.also) if one in row), default=None)
+        memory = self.memories.setdefault(name, Memory())
         if value is None or memory.fired:
             return None
         start = memory.read(value)
-        memory.streak = memory.streak + 1 if detector.trips(value, start, row) else 0
+        trips = detector.trips(value, start, row) and (not needs or row.get(needs, 0.0) > 0)
+        memory.streak = memory.streak + 1 if trips else 0
         if memory.streak < detector.patience:
             return None
         memory.fired = True
-        return Alarm(detector.name, detector.message(value, start, row), detector.knob, step)
+        message = detector.message.format(value=value, start=start, row=defaultdict(float, row), word=word)
+        return Alarm(name, message, knob, step)
 
     def _compare(self, parting: Parting, word: str, step: int, row: Row) -> Alarm | None:
         key = f"{parting.name}: {word}"
@@ -461,7 +401,7 @@ class AlarmBell:
         if lower.streak < parting.patience or start is None:
             return None
         lower.fired = True
-        return Alarm(key, parting.message(word, value, start), parting.knob, step)
+        return Alarm(key, parting.message.format(word=word, value=value, start=start), parting.knob, step)
 
 
 def replay(rows: Sequence[Mapping[str, Any]]) -> list[Alarm]:
