@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
-from burnish.observability.console import columns_of
+from burnish.observability.console import rich_table, table_of
 
 if TYPE_CHECKING:
-    from io import StringIO
-
     from pandas import DataFrame
 
 _SHOWN_ROWS = 10
@@ -49,35 +47,14 @@ def metrics_table(rows: Sequence[Mapping[str, float]]) -> DataFrame | MetricsTab
         import pandas
     except ImportError:
         return MetricsTable(rows)
-    return pandas.DataFrame(list(rows), columns=_columns(rows)).set_index("step")
+    names = ["step", *dict.fromkeys(name for row in rows for name in row if name != "step")]
+    return pandas.DataFrame(list(rows), columns=names).set_index("step")
 
 
 def shown(rows: Sequence[Mapping[str, float]]) -> str:
     """The newest rows with the columns of the live display, as plain text."""
-    console = Console(file=_text_file(), width=200, force_terminal=False, force_jupyter=False)
+    lines = table_of(rows)
+    console = Console(file=StringIO(), width=200, force_terminal=False, force_jupyter=False)
     with console.capture() as capture:
-        console.print(picture(rows))
+        console.print(rich_table([lines[0], *lines[1:][-_SHOWN_ROWS:]]))
     return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
-
-
-def picture(rows: Sequence[Mapping[str, float]]) -> Table:
-    """The newest rows as a table for a terminal."""
-    known = {name: value for row in rows for name, value in row.items()}
-    columns = columns_of(known)
-    table = Table(box=None, pad_edge=False)
-    for heading in ("step", *(heading for heading, _, _ in columns)):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows[-_SHOWN_ROWS:]:
-        cells = (format(row[name], spec) if name in row else "" for _, name, spec in columns)
-        table.add_row(str(row["step"]), *cells)
-    return table
-
-
-def _columns(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    return ["step", *dict.fromkeys(name for row in rows for name in row if name != "step")]
-
-
-def _text_file() -> StringIO:
-    from io import StringIO
-
-    return StringIO()

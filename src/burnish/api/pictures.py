@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from burnish.observability.console import columns_of
+from burnish.observability.console import table_of
 
 CURVES = ("eval/accuracy", "reward/mean", "eval/reward_mean", "eval/loss", "train/loss", "train/accuracy")
 """A curve shows the first of these that was measured at two steps or more."""
@@ -31,13 +31,9 @@ def table_html(rows: Sequence[Mapping[str, float]]) -> str:
     """The columns of the live display; empty without rows."""
     if not rows:
         return "<p>no step yet</p>"
-    known = {name: value for row in rows for name, value in row.items()}
-    columns = columns_of(known)
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in ("step", *(column[0] for column in columns)))
-    body = ""
-    for row in rows:
-        cells = [str(row["step"]), *(format(row[name], spec) if name in row else "" for _, name, spec in columns)]
-        body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    headings, *lines = table_of(rows)
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>" for cells in lines)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

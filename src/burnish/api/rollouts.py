@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from burnish.api.pictures import tinted_html
 from burnish.errors import DataError
 from burnish.observability.recorder import read_rollouts
 from burnish.reading import reading
-from burnish.types import FinishReason, Json, Message, RewardStatus, Rollout, Turn
+from burnish.types import Json, Rollout, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,28 +85,13 @@ def _shortened(text: str) -> str:
 
 
 def _rollout(line: Mapping[str, Any]) -> RecordedRollout:
-    prompt, per_token = line["prompt"], line.get("token_advantages")
-    dense = line["token_rewards"]
+    own = [field.name for field in fields(Rollout)]
+    # Numbers that are not finite are recorded as text.
+    logprobs, per_token = map(float, line["rollout_logprobs"]), line.get("token_advantages")
+    rollout = Rollout.from_dict({name: line[name] for name in own if name in line} | {"rollout_logprobs": logprobs})
+    prompt = line["prompt"]
     return RecordedRollout(
-        prompt_id=line["prompt_id"],
-        group_id=line["group_id"],
-        sample_index=line["sample_index"],
-        prompt_tokens=tuple(line["prompt_tokens"]),
-        response_tokens=tuple(line["response_tokens"]),
-        rollout_logprobs=tuple(map(float, line["rollout_logprobs"])),
-        finish_reason=FinishReason(line["finish_reason"]),
-        policy_version=line["policy_version"],
-        response=line["response"],
-        reward=line["reward"],
-        reward_parts=line["reward_parts"],
-        token_rewards=None if dense is None else tuple(dense),
-        status=RewardStatus(line["status"]),
-        status_detail=line["status_detail"],
-        versions=tuple((first, version) for first, version in line.get("versions", ())),
-        turns=tuple(Turn.from_dict(turn) for turn in line.get("turns", ())),
-        environment_reward=line.get("environment_reward"),
-        ends_in=line.get("ends_in"),
-        history=tuple(Message.from_dict(message) for message in line.get("history", ())),
+        **{name: getattr(rollout, name) for name in own},
         step=line["step"],
         prompt=prompt if isinstance(prompt, str) else tuple(prompt),
         answer=line["answer"],

@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from burnish.cli.arguments import secret_in
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, RolloutError
 
 if TYPE_CHECKING:
     from types import FrameType
+
+    from burnish.api.policy import Policy
+    from burnish.rollouts.endpoint.requests import Others
+    from burnish.rollouts.endpoint.standing import Standing
+    from burnish.rollouts.engine import Sampling
 
 Target = Annotated[
     str,
@@ -21,6 +26,8 @@ Target = Annotated[
         metavar="MODEL|RUN", help="Model folder, hub name or run (runs/first@500, @best).", show_default=False
     ),
 ]
+_MOST_TURNS = 1_000
+"""Of one trajectory."""
 Host = Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a key.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65_535)]
 KeyVariable = Annotated[
@@ -67,7 +74,6 @@ def serve(
     """
     from rich.console import Console
 
-    from burnish.api.serving import Serving, standing
     from burnish.cli.speakers import policy_named
     from burnish.rollouts.endpoint.server import ServerThread, Service, check_address
     from burnish.rollouts.endpoint.standing import StandingLoop
@@ -76,17 +82,61 @@ def serve(
     key = secret_in(key_variable)
     check_address(host, key)  # before the model is loaded
     sampling = Sampling(max_tokens, temperature=temperature or 1.0, greedy=temperature == 0)
-    serving = Serving(name, sampling, settings, context, rows=rows, parser=parser, seed=seed)
     console = Console()
     with ExitStack() as stack:
         file = None if record is None else stack.enter_context(_appending(record))
-        loop = StandingLoop(standing(policy_named(target), serving), file)
+        standing = _standing(
+            policy_named(target), sampling, name, others=settings, context=context, rows=rows, parser=parser, seed=seed
+        )
+        loop = StandingLoop(standing, file)
         server = ServerThread(loop.desk, Service(key=key), host=host, port=port)
         stack.callback(server.close)
         console.print(f"{server.url}/v1  (model {name})", highlight=False, markup=False)
         signal.signal(signal.SIGTERM, _interrupt)  # ends like Ctrl-C, so that what is open is recorded
         with suppress(KeyboardInterrupt):
             loop.run()
+
+
+def _standing(
+    policy: Policy,
+    sampling: Sampling,
+    name: str,
+    *,
+    others: Others,
+    context: int | None,
+    rows: int,
+    parser: str,
+    seed: int,
+) -> Standing:
+    """Load the policy, ready to answer. ModelError or RolloutError if it cannot be sampled from, or has no such
+    context. others: whether clients choose sampling settings."""
+    from burnish.rollouts.endpoint.requests import Terms
+    from burnish.rollouts.endpoint.speech import Speech
+    from burnish.rollouts.endpoint.standing import Standing
+    from burnish.rollouts.endpoint.trajectory import Room
+    from burnish.rollouts.local.engine import LocalEngine
+
+    loaded = policy.loaded()
+    context = context or loaded.context_length
+    if context > loaded.context_length:
+        raise RolloutError(
+            f"the model has a context of {loaded.context_length:,} tokens, and {context:,} are asked for",
+            remedy="lower --context, or leave it out",
+        )
+    engine = LocalEngine(
+        loaded.model,
+        tokenizer=loaded.tokenizer,
+        eos_token_ids=loaded.eos_token_ids,
+        pad_token_id=loaded.pad_token_id,
+        context_length=context,
+        max_batch_rows=rows,
+        kernels=loaded.kernels,
+        paths=loaded.paths,
+    )
+    ends = (*loaded.eos_token_ids, *sampling.stop_token_ids)
+    speech = Speech.of(loaded.tokenizer, ends, policy.template_options, parser=parser)
+    room = Room(_MOST_TURNS, min(sampling.max_response_tokens, context), context, context)
+    return Standing(engine, speech, Terms(sampling, name, context, others), room, seed=seed)
 
 
 @contextmanager

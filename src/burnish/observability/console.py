@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from io import StringIO
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from burnish.observability.alarms import Alarm
-from burnish.observability.notebook import NotebookLive
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward/mean", ".3f"),
@@ -53,6 +54,10 @@ SPEEDS: tuple[tuple[str, str], ...] = (
 """Phase and its throughput metric, in tokens per second."""
 
 _VISIBLE_ROWS = 8
+_PICTURE_SECONDS = 0.25
+"""Between two pictures in a notebook, each of which is sent to the browser and kept in its file until the next."""
+_PICTURE_COLUMNS = 140
+_PICTURE_FORMAT = '<pre style="font-family:monospace;line-height:1.3;white-space:pre">{code}</pre>'
 
 Standing = Callable[[], Sequence[tuple[str, str]]]
 """Gives the names of a run's other processes, and what each of them is doing."""
@@ -94,7 +99,7 @@ class Display:
         self._step = start_step
         self._phase = ""
         self._known: dict[str, float] = {}
-        self._rows: list[tuple[int, dict[str, float]]] = []
+        self._rows: list[dict[str, float]] = []
         self._live: Live | NotebookLive | None = None
         if console.is_jupyter and not console.quiet:
             self._live = NotebookLive()
@@ -127,7 +132,7 @@ class Display:
         """Show the metrics of a finished step."""
         self._step = step
         self._known |= row
-        self._rows = [*self._rows, (step, dict(row))][-_VISIBLE_ROWS:]
+        self._rows = [*self._rows, {**row, "step": step}][-_VISIBLE_ROWS:]
         if self._live is not None:
             self._refresh()
         elif step % self._plain_every == 0 or step == self._total_steps or _evaluated(row):
@@ -185,13 +190,7 @@ class Display:
         return Text(" · ".join(piece for piece in pieces if piece), style="bold")
 
     def _table(self) -> Table:
-        shown = columns_of(self._known)
-        table = Table(box=None, pad_edge=False, header_style="cyan")
-        for heading in ("step", *(heading for heading, _, _ in shown)):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for step, row in self._rows:
-            table.add_row(str(step), *(format(row[name], spec) if name in row else "" for _, name, spec in shown))
-        return table
+        return rich_table(table_of(self._rows, self._known), header_style="cyan")
 
 
 def say(console: Console, lines: Iterable[str]) -> None:
@@ -208,6 +207,24 @@ def columns_of(known: Mapping[str, float]) -> list[tuple[str, str, str]]:
         if len(names) >= least:
             shown += [(heading + name.removeprefix(begin), name, spec) for name in names[:_MAX_FAMILY_COLUMNS]]
     return shown
+
+
+def table_of(rows: Sequence[Mapping[str, float]], known: Mapping[str, float] | None = None) -> list[list[str]]:
+    """Headings, and the cells of each row. known: metrics with a column, those of the rows if it is not given."""
+    shown = columns_of({name: value for row in rows for name, value in row.items()} if known is None else known)
+    headings = ["step", *(heading for heading, _, _ in shown)]
+    cells = ([format(row[name], spec) if name in row else "" for _, name, spec in shown] for row in rows)
+    return [headings, *([str(row["step"]), *texts] for row, texts in zip(rows, cells, strict=True))]
+
+
+def rich_table(lines: Sequence[Sequence[str]], *, header_style: str = "table.header") -> Table:
+    """Headings and rows of cells for a terminal."""
+    table = Table(box=None, pad_edge=False, header_style=header_style)
+    for heading in lines[0]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cells in lines[1:]:
+        table.add_row(*cells)
+    return table
 
 
 def _by_number(name: str) -> tuple[int, str]:
@@ -244,3 +261,43 @@ def _short(number: float) -> str:
 
 def _evaluated(row: Mapping[str, float]) -> bool:
     return any(name.startswith("eval/") for name in row)
+
+
+class NotebookLive:
+    """The live table in a notebook: one output that is replaced, without widgets. It has the methods of rich's `Live`
+    that `Display` calls."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._picture: RenderableType = ""
+        self._drawn_seconds = 0.0
+
+    def start(self) -> None:
+        """Make the output."""
+        from IPython.display import HTML, display
+
+        self._handle = display(HTML(""), display_id=True)
+
+    def update(self, picture: RenderableType, *, refresh: bool = False) -> None:
+        """Replace the picture, unless the last one is too new; `stop` draws the one that is left out."""
+        self._picture = picture
+        if time.monotonic() - self._drawn_seconds >= _PICTURE_SECONDS:
+            self._draw()
+
+    def stop(self) -> None:
+        """Draw the last picture, which stays."""
+        self._draw()
+
+    def _draw(self) -> None:
+        from IPython.display import HTML
+
+        self._drawn_seconds = time.monotonic()
+        if self._handle is not None:
+            self._handle.update(HTML(as_html(self._picture)))
+
+
+def as_html(picture: RenderableType) -> str:
+    """What a terminal would show, with its colours."""
+    console = Console(file=StringIO(), record=True, width=_PICTURE_COLUMNS, force_jupyter=False)
+    console.print(picture)
+    return console.export_html(inline_styles=True, code_format=_PICTURE_FORMAT)

@@ -6,6 +6,7 @@ The page loads nothing from the network. The text of prompts and responses is em
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -13,7 +14,12 @@ from pathlib import Path
 from typing import TypedDict
 
 import jinja2
+from pydantic_core import PydanticUndefined, to_jsonable_python
 
+from burnish.config import fields
+from burnish.config.kinds import kind_of_data
+from burnish.config.preset_layer import preset_of
+from burnish.config.schema import RUN_FILES, RunConfig
 from burnish.config.secrets import masked_yaml
 from burnish.config.yaml_text import parse_yaml
 from burnish.errors import BurnishError, DataError
@@ -22,13 +28,23 @@ from burnish.observability.atomic import disk_remedy, write_text_atomically
 from burnish.observability.history import read_rows
 from burnish.observability.sinks import METRICS_FILE
 from burnish.report.charts import MAX_POINTS, ChartData, build_charts, headline, histogram_chart, overlay
-from burnish.report.departures import Departure, departures, leaves
+from burnish.report.rollout_charts import score_charts, value_charts
 from burnish.report.samples import Limits, Samples, sample_rollouts
-from burnish.report.score_plots import score_charts
-from burnish.report.value_plots import value_charts
 from burnish.types import Json
 
 HISTOGRAM_FILE = "score_histogram.json"
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+_DOMAIN = re.compile(r"^domains\.[^.]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A field whose value is not what it would be by itself. `default` is None also where there is none."""
+
+    path: str
+    value: Json
+    default: Json
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +158,46 @@ def configuration_table(pages: Sequence[RunPage]) -> list[ConfigurationRow]:
             default = ""
         table.append({"path": path, "values": values, "default": default, "differs": len(set(values)) > 1})
     return table
+
+
+def departures(resolved: Mapping[str, Json]) -> list[Departure]:
+    """The fields of a resolved run file (`config.yaml`) that differ from the defaults and the run's preset, in order.
+
+    Fields without a default are always among them; so are fields that this version does not know.
+    """
+    kind = kind_of_data(resolved)
+    known = _defaults(RUN_FILES[kind])
+    preset = preset_of(kind, resolved)
+    known |= dict(preset.values) if preset is not None else {}
+    found = []
+    for path, value in leaves(resolved).items():
+        default = known.get(_NUMBER.sub(".N", _DOMAIN.sub("domains.NAME", path)), PydanticUndefined)
+        required = default is PydanticUndefined
+        plain = None if required else to_jsonable_python(default)
+        if required or value != plain:
+            found.append(Departure(path, value, plain, required))
+    return found
+
+
+def _defaults(run_file: type[RunConfig]) -> dict[str, object]:
+    """What each field is by itself."""
+    return {item.path: item.info.get_default(call_default_factory=True) for item in fields.iter_fields(run_file)}
+
+
+def leaves(value: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
+    """Values by dotted path, where a list without sections is one value (`stop: [a, b]`), as a reader thinks of it."""
+    found: dict[str, Json] = {}
+    for key, item in value.items():
+        path = f"{prefix}.{key}" if prefix else str(key)
+        sections = [entry for entry in item if isinstance(entry, dict)] if isinstance(item, list) else []
+        if isinstance(item, list) and item and len(sections) == len(item):
+            for number, entry in enumerate(sections):
+                found |= leaves(entry, f"{path}.{number}")
+        elif isinstance(item, dict) and item:
+            found |= leaves(item, path)
+        else:
+            found[path] = item
+    return found
 
 
 def script_json(value: object) -> str:

@@ -8,9 +8,9 @@ import threading
 import pytest
 from rich.console import Console
 
+from burnish.cli.demo_result import plot_curve
 from burnish.observability.alarms import Alarm
 from burnish.observability.console import Display, duration, plain_line
-from burnish.report.plots import plot_curve
 
 
 class Clock:

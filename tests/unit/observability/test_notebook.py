@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from burnish.observability.console import Display
-from burnish.observability.notebook import NotebookLive, as_html
+from burnish.observability.console import Display, NotebookLive, as_html
 
 
 class Shown:

@@ -13,9 +13,9 @@ from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutNote, RolloutRecorder, num_sampled, read_rollouts, sampled_mask
 from burnish.report.charts import build_charts, headline
 from burnish.report.report import write_report
+from burnish.report.rollout_charts import value_charts
 from burnish.report.samples import Limits, Response, sample_rollouts
 from burnish.report.turns import MOST_CHARACTERS
-from burnish.report.value_plots import value_charts
 from burnish.rollouts.partner import ToolsAndEnvironment
 from burnish.trainers.telemetry.conversations import describe_conversations
 from burnish.trainers.telemetry.groups import describe_groups

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from burnish.report.value_plots import MAX_DOTS, mean_by_value, value_charts
+from burnish.report.rollout_charts import MAX_DOTS, mean_by_value, value_charts
 
 
 def record(folder: Path, step: int, *lines: dict[str, Any]) -> None:

@@ -1,0 +1,163 @@
+"""Charts from the recorded rollouts: what the best-paid and the worst-paid responses of a run look like, and the
+critic's values against the actual returns.
+
+A policy that games its reward changes the form of what is paid before anyone reads it: longer or shorter responses,
+repetition, more marks of format. Each chart compares the third of a step's responses with the highest rewards to the
+third with the lowest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from burnish.observability.recorder import (
+    RecordedLine,
+    each_rollout,
+    num_sampled,
+    recorded_files,
+    sampled_mask,
+    step_of,
+)
+from burnish.report.charts import ChartData, Series, evenly
+from burnish.report.samples import reading_recorded
+
+MAX_STEPS = 40
+MAX_DOTS = 1200
+PARTS = 10
+_MARKS = re.compile(r"```|\*\*|\\boxed|^[ \t]*(?:#|[-*•] |\d+[.)] )|<\w+>", re.MULTILINE)
+
+Point = tuple[float, float]
+"""The critic's value before a token, and the return from that token on."""
+
+
+def repetition(text: str) -> float:
+    """Share of the three-word sequences that came before in the text; 0 for texts of fewer words."""
+    words = text.split()
+    triples = list(zip(words, words[1:], words[2:], strict=False))
+    return 1 - len(set(triples)) / len(triples) if triples else 0.0
+
+
+def has_format(text: str) -> bool:
+    """Whether the text has marks of format: headings, lists, bold, code, boxes or tags."""
+    return _MARKS.search(text) is not None
+
+
+MEASURES: Mapping[str, tuple[str, Callable[[RecordedLine], float]]] = {
+    "Length by score": ("mean tokens", lambda line: float(num_sampled(line))),
+    "Repetition by score": (
+        "mean share of three-word sequences that came before",
+        lambda line: repetition(line["response"]),
+    ),
+    "Format by score": (
+        "share of responses with headings, lists, bold, code, boxes or tags",
+        lambda line: float(has_format(line["response"])),
+    ),
+}
+
+
+def score_charts(folder: Path) -> list[ChartData]:
+    """A chart for each measure over at most `MAX_STEPS` training steps; empty where rewards never differ."""
+    files = _training_files(folder)
+    means: list[tuple[int, Mapping[str, tuple[float, float]]]] = []
+    for path in (files[index] for index in evenly(len(files), MAX_STEPS)):
+        with reading_recorded(path):
+            scored = [line for line in each_rollout(path) if not line["greedy"] and line["reward"] is not None]
+            lines = [line for line in scored if not isinstance(line["reward"], str)]  # text is of a number not finite
+        best, worst = extreme_thirds([line for line in lines if line.get("ends_in") is None])
+        if best:
+            measured = {t: (_mean_of(measure, best), _mean_of(measure, worst)) for t, (_, measure) in MEASURES.items()}
+            means.append((step_of(path), measured))
+    return [_score_chart(title, about, means) for title, (about, _) in MEASURES.items()] if means else []
+
+
+def _mean_of(measure: Callable[[RecordedLine], float], lines: Sequence[RecordedLine]) -> float:
+    return float(f"{sum(map(measure, lines)) / len(lines):.6g}")
+
+
+def extreme_thirds(lines: Sequence[RecordedLine]) -> tuple[list[RecordedLine], list[RecordedLine]]:
+    """The third with the highest rewards and the one with the lowest; empty if a reward would be in both."""
+    ordered = sorted(lines, key=lambda line: float(line["reward"]))
+    count = len(ordered) // 3
+    worst, best = ordered[:count], ordered[len(ordered) - count :]
+    if not count or worst[-1]["reward"] >= best[0]["reward"]:
+        return [], []
+    return best, worst
+
+
+def _score_chart(title: str, about: str, means: Sequence[tuple[int, Mapping[str, tuple[float, float]]]]) -> ChartData:
+    steps = [step for step, _ in means]
+
+    def series(label: str, which: int) -> Series:
+        return {"label": label, "x": list(steps), "y": [measured[title][which] for _, measured in means]}
+
+    return {
+        "section": "Responses",
+        "title": title,
+        "help": about,
+        "kind": "line",
+        "axis": "step",
+        "series": [series("best-paid third", 0), series("worst-paid third", 1)],
+    }
+
+
+def value_charts(folder: Path) -> list[ChartData]:
+    """The chart of the newest training step that recorded values and returns; empty if no step did."""
+    for path in reversed(_training_files(folder)):
+        lines = [line for line in each_rollout(path) if line.get("kept") and "token_returns" in line]
+        firsts = [point for line in lines for point in _points(line)[:1]]
+        later = [point for line in lines for point in _points(line)[1:]]
+        if firsts:
+            return [_value_chart(step_of(path), firsts, later)]
+    return []
+
+
+def _points(line: RecordedLine) -> list[Point]:
+    """The (value, return) pairs of the tokens that the policy sampled. Numbers that are not finite are recorded as
+    text, and left out here."""
+    pairs = zip(line["token_values"], line["token_returns"], sampled_mask(line), strict=True)
+    return [(v, r) for v, r, sampled in pairs if sampled and not isinstance(v, str) and not isinstance(r, str)]
+
+
+def _value_chart(step: int, firsts: Sequence[Point], later: Sequence[Point]) -> ChartData:
+    series = [
+        _value_series("later tokens", "dots", _thin(later, MAX_DOTS)),
+        _value_series("first token", "dots", _thin(firsts, MAX_DOTS // 2)),
+        _value_series("mean return", "line", mean_by_value([*firsts, *later])),
+    ]
+    return {
+        "section": "Critic",
+        "title": "Return by value",
+        "help": f"tokens of step {step}; on the dashed line, the value was right",
+        "kind": "scatter",
+        "axis": "value",
+        "series": [one for one in series if one["x"]],
+    }
+
+
+def mean_by_value(points: Sequence[Point]) -> list[Point]:
+    """Mean value and mean return of each tenth of the points, sorted by value.
+
+    Empty if all values are equal, because then the tenths would be arbitrary.
+    """
+    ordered = sorted(points, key=lambda point: point[0])
+    if not ordered or ordered[0][0] == ordered[-1][0]:
+        return []
+    count = min(PARTS, len(ordered))
+    cuts = [round(i * len(ordered) / count) for i in range(count + 1)]
+    parts = [ordered[cuts[i] : cuts[i + 1]] for i in range(count)]
+    return [(sum(v for v, _ in part) / len(part), sum(r for _, r in part) / len(part)) for part in parts]
+
+
+def _thin(points: Sequence[Point], limit: int) -> list[Point]:
+    return [points[i] for i in evenly(len(points), limit)]
+
+
+def _value_series(label: str, mark: str, points: Sequence[Point]) -> Series:
+    x, y = ([float(f"{point[i]:.5g}") for point in points] for i in (0, 1))
+    return {"label": label, "mark": mark, "x": x, "y": y}
+
+
+def _training_files(folder: Path) -> list[Path]:
+    return [path for path in recorded_files(folder) if path.name.startswith("step-")]
