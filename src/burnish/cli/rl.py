@@ -42,24 +42,6 @@ def train_with_rl(
     burnish rl run.yaml algorithm=rloo steps=50 output=runs/rloo
     burnish rl run.yaml optimization.learning_rate=1e-5 rewards.0.weight=2
     """
-    from burnish.checkpointing.output import check_output
-    from burnish.cli.folders import move_aside
-    from burnish.cli.output import training_console
-    from burnish.cli.silence import silence_transformers
-    from burnish.cli.summary import show_result
-    from burnish.cli.torchrun import served_as_rank
-    from burnish.collecting import uncollected
-    from burnish.config.loading import load_run_file
+    from burnish.cli.training import train_from_file
 
-    if served_as_rank(fresh=fresh):
-        return
-    loaded = load_run_file(file, overrides or (), "rl")
-    console = training_console()
-    if fresh:
-        check_output(loaded.config)
-        move_aside(loaded.config.output, console)
-    with uncollected(lasting=True):
-        from burnish.trainers.cluster import train_rl
-
-    silence_transformers()
-    show_result(train_rl(loaded.rl, console=console, accept_changes=accept_changes), console)
+    train_from_file("rl", file, overrides or (), fresh=fresh, accept_changes=accept_changes)

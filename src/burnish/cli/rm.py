@@ -26,24 +26,6 @@ def train_reward(
     burnish rm rm.yaml data.train=pairs.jsonl held_out_fraction=0.1 output=runs/rm
     burnish rm rm.yaml loss=best_of normalization.kind=gain_bias
     """
-    from burnish.checkpointing.output import check_output
-    from burnish.cli.folders import move_aside
-    from burnish.cli.output import training_console
-    from burnish.cli.silence import silence_transformers
-    from burnish.cli.summary import show_result
-    from burnish.cli.torchrun import served_as_rank
-    from burnish.collecting import uncollected
-    from burnish.config.loading import load_run_file
+    from burnish.cli.training import train_from_file
 
-    if served_as_rank(fresh=fresh):
-        return
-    loaded = load_run_file(file, overrides or (), "rm")
-    console = training_console()
-    if fresh:
-        check_output(loaded.config)
-        move_aside(loaded.config.output, console)
-    with uncollected(lasting=True):
-        from burnish.trainers.learning_cluster import train_reward_model
-
-    silence_transformers()
-    show_result(train_reward_model(loaded.rm, console=console, accept_changes=accept_changes), console)
+    train_from_file("rm", file, overrides or (), fresh=fresh, accept_changes=accept_changes)

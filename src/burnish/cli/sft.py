@@ -23,24 +23,6 @@ def train_supervised(
     burnish sft sft.yaml
     burnish sft sft.yaml data.train=chats.jsonl steps=200 output=runs/sft
     """
-    from burnish.checkpointing.output import check_output
-    from burnish.cli.folders import move_aside
-    from burnish.cli.output import training_console
-    from burnish.cli.silence import silence_transformers
-    from burnish.cli.summary import show_result
-    from burnish.cli.torchrun import served_as_rank
-    from burnish.collecting import uncollected
-    from burnish.config.loading import load_run_file
+    from burnish.cli.training import train_from_file
 
-    if served_as_rank(fresh=fresh):
-        return
-    loaded = load_run_file(file, overrides or (), "sft")
-    console = training_console()
-    if fresh:
-        check_output(loaded.config)
-        move_aside(loaded.config.output, console)
-    with uncollected(lasting=True):
-        from burnish.trainers.learning_cluster import train_sft
-
-    silence_transformers()
-    show_result(train_sft(loaded.sft, console=console, accept_changes=accept_changes), console)
+    train_from_file("sft", file, overrides or (), fresh=fresh, accept_changes=accept_changes)

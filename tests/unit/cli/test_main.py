@@ -14,7 +14,7 @@ from rich.console import Console
 
 from burnish.cli import main
 from burnish.cli.eval import metrics_table
-from burnish.cli.folders import move_aside
+from burnish.cli.training import move_aside
 from burnish.config.presets import PRESETS
 
 RUN = "model: m\ndata: {train: train.jsonl}\nrewards: exact\nsteps: 4\nrollout: {prompts_per_step: 2, group_size: 3}\n"

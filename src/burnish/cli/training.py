@@ -1,0 +1,100 @@
+"""What the commands that train have in common: `burnish rl`, `sft` and `rm`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from burnish.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from burnish.config.loading import LoadedConfig
+    from burnish.config.schema import Kind
+    from burnish.trainers.result import RunResult
+
+
+def train_from_file(kind: Kind, file: str, overrides: Sequence[str], *, fresh: bool, accept_changes: bool) -> None:
+    """Train as the run file says, and print where the results are. A process of torchrun that only serves does so."""
+    from burnish.checkpointing.output import check_output
+    from burnish.cli.output import training_console
+    from burnish.cli.silence import silence_transformers
+    from burnish.config.loading import load_run_file
+
+    if served_as_rank(fresh=fresh):
+        return
+    loaded = load_run_file(file, overrides, kind)
+    console = training_console()
+    if fresh:
+        check_output(loaded.config)
+        move_aside(loaded.config.output, console)
+    silence_transformers()
+    show_result(_trained(loaded, console, accept_changes=accept_changes), console)
+
+
+def _trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool) -> RunResult:
+    """Only what this kind of training needs is imported."""
+    from burnish.collecting import uncollected
+    from burnish.config.schema import RlConfig, SftConfig
+
+    config = loaded.config
+    with uncollected(lasting=True):
+        if isinstance(config, RlConfig):
+            from burnish.trainers.cluster import train_rl
+        else:
+            from burnish.trainers.learning_cluster import train_reward_model, train_sft
+    if isinstance(config, RlConfig):
+        return train_rl(config, console=console, accept_changes=accept_changes)
+    if isinstance(config, SftConfig):
+        return train_sft(config, console=console, accept_changes=accept_changes)
+    return train_reward_model(loaded.rm, console=console, accept_changes=accept_changes)
+
+
+def served_as_rank(*, fresh: bool) -> bool:
+    """Whether this process is one that only serves: that of a trainer or rollout worker, which has done so when this
+    returns. It opens nothing of the run by itself; the process with rank 0 tells it what to hold.
+
+    ConfigError for `--fresh` where torchrun may start the command again, because it would begin anew each time.
+    """
+    from burnish.config.torchrun import TorchrunRank
+
+    here = TorchrunRank.here()
+    if here is None:
+        return False
+    if here.rank == 0:
+        if fresh and here.max_restarts:
+            raise ConfigError(
+                f"--fresh with torchrun --max-restarts {here.max_restarts} would start over at every restart",
+                remedy="move the earlier run's folder away, or set `output` to another one",
+            )
+        return False
+    from burnish.distributed.rank_server import serve_rank
+
+    serve_rank(here)
+    return True
+
+
+def move_aside(output: str, console: Console) -> None:
+    """Rename the folder of an earlier run, so that a new run can start. CheckpointError if that run is still active."""
+    from burnish.checkpointing.moving import move_run_aside
+
+    aside = move_run_aside(Path(output))
+    if aside is not None:
+        console.print(f"moved the earlier run to {aside}", markup=False)
+
+
+def show_result(result: RunResult, console: Console) -> None:
+    """Print where the results are, and what to do next."""
+    state = "stopped" if result.stopped else "finished"
+    lines = [
+        f"{state} at step {result.step}",
+        f"  model    {result.weights}",
+        f"  metrics  {result.folder / 'metrics.jsonl'}",
+    ]
+    lines.append(f"  next     burnish report {result.folder}")
+    if result.stopped:
+        lines.append("  to continue, run the same command again")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
