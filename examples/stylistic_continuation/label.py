@@ -5,8 +5,8 @@
 STORIES.txt is plain text with blank lines between paragraphs. Writes train.txt and heldout.txt (a hash of its text puts
 each paragraph into one of them), and labels.jsonl and heldout_labels.jsonl: token ids in the schema of the published
 labels (`query`, `sample0` .. `sample3`, `best`). The preset oai_2019 cuts a query from a paragraph. A sample is 24
-tokens of the untrained model at temperature 0.7. The best sample is the one that the rule in styles.py scores highest.
-Rows in which two share the highest score are left out.
+tokens of the untrained model at temperature 0.7. The best sample is the one that the style's rule scores highest. Rows
+in which two share the highest score are left out. Start it from the repository's root.
 """
 
 from __future__ import annotations
@@ -17,17 +17,21 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from styles import STYLES
-
 from burnish.config.presets import PRESETS
 from burnish.config.schema_data import DataSource, ModelConfig, QueryConfig
 from burnish.data.prompts import load_prompts
 from burnish.models.loading import LoadedModel, load_model
+from burnish.rewards.loading import find_reward
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.registry import build_engine
 from burnish.types import Rollout, RolloutRequest
 
 CANDIDATES = 4
+STYLES = {
+    "sentiment": "examples/rewards/sentiment.py:sentiment",
+    "descriptiveness": "examples/stylistic_continuation/styles.py:descriptiveness",
+}
+"""The rules, as a run file names them."""
 PRESET = PRESETS["oai_2019"].values
 
 
@@ -56,7 +60,7 @@ def prepare(model: str, stories: Path, output: Path, *, style: str, labels: int)
         documents = output / f"{name}.txt"
         documents.write_text("\n\n".join(p for p in paragraphs if held_out(p) == wanted) + "\n", encoding="utf-8")
         queries = read_queries(documents, loaded)
-        rows = list(label(sample(queries, loaded, count), STYLES[style]))
+        rows = list(label(sample(queries, loaded, count), find_reward(STYLES[style])))
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (output / f"{label_file}.jsonl").write_text(lines, encoding="utf-8")
         kept = f"{label_file}.jsonl: {len(rows)} of {count} comparisons have one best"

@@ -57,7 +57,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "overlong": {"max_tokens": 30, "buffer_tokens": 20},
 }
 
-PACKAGES = {"sentiment": "vaderSentiment", "json_schema": "jsonschema", "reasoning_gym": "reasoning_gym"}
+PACKAGES = {"json_schema": "jsonschema", "reasoning_gym": "reasoning_gym"}
 """Built-ins that need a package of an extra."""
 
 COLUMNS: dict[str, Any] = {
@@ -65,8 +65,6 @@ COLUMNS: dict[str, Any] = {
     "test_list": ["assert f(1) == 1"],  # the tests of a program
     "choices": ["6", "7", "8"],
     "json_schema": {"type": "number"},
-    "query": "SELECT a + 4 FROM t",
-    "schema": "CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (3)",
     "instruction_id_list": ["punctuation:no_comma", "length_constraints:number_words"],
     "kwargs": [{}, {"num_words": 4, "relation": "less than"}],
     "metadata": {},
@@ -84,7 +82,6 @@ RESPONSES = [
     "She was so happy. They loved it!",
     "He was sad and cried.",
     "ünïcode ☃ \u0000 \n\n end",
-    "SELECT max(a) + 4 FROM t",
     "Here it is:\n```python\ndef f(x):\n    return x\n```",
     "x" * 500,
 ]

@@ -20,7 +20,8 @@ from burnish.trainers.rl.run import train_rl
 
 pytestmark = pytest.mark.slow
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "stories_sentiment"
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLE = REPOSITORY / "examples" / "stories_sentiment"
 OVERRIDES: dict[str, list[str]] = yaml.safe_load((EXAMPLE / "algorithms.yaml").read_text(encoding="utf-8"))
 
 
@@ -90,8 +91,9 @@ def test_the_issue_names_these_algorithms() -> None:
 
 @pytest.mark.parametrize("preset", list(OVERRIDES))
 def test_stories_become_happy_and_stay_stories(
-    preset: str, stories_model: Path, prompts: Path, real_text: Path, tmp_path: Path
+    preset: str, stories_model: Path, prompts: Path, real_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(REPOSITORY)
     given = [
         f"model.path={stories_model}",
         f"data.train={prompts / 'train.jsonl'}",

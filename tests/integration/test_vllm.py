@@ -261,7 +261,10 @@ def test_the_demo_learns(python: str, tmp_path: Path) -> None:
     assert max(history["rollout/logprob_diff_max"][1]) < TOLERANCE
 
 
-def test_stories_become_happy(python: str, stories_model: Path, shared_dir: Path, tmp_path: Path) -> None:
+def test_stories_become_happy(
+    python: str, stories_model: Path, shared_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(STORIES.parents[1])  # from which its run file names the reward
     text = shared_dir / "data" / "tinystories" / "tinystories.txt"
     if not text.is_file():
         pytest.skip(f"no stories at {text}")

@@ -70,7 +70,7 @@ def test_every_package_that_make_installs_is_pinned(repository: Path, pyproject:
     pins = [line.split("==") for line in lines if line and not line.startswith("#")]
     pinned = {canonicalize_name(name) for name, _ in pins}
     assert len(pinned) == len(pins)
-    needed = closure(pyproject["project"], ("dev", "sentiment", "instructions", "json-schema"))
+    needed = closure(pyproject["project"], ("dev", "instructions", "json-schema"))
     assert {"torch", "mkdocs-material", "pytest"} <= needed
     assert needed <= pinned, sorted(needed - pinned)
 

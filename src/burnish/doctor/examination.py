@@ -317,7 +317,7 @@ def of_sandbox() -> Iterator[Finding]:
         yield Problem(
             "sandbox",
             "note",
-            f"{hidden(error.message)}; the rewards code and sql and the tool python need one",
+            f"{hidden(error.message)}; the reward code and the tool python need one",
             "use Linux 6.2 or newer outside of restricted containers, or a server (sandbox.url)",
         )
 

@@ -22,8 +22,6 @@ from burnish.rewards.constructors import (
     reasoning_gym,
     regex,
     repetition,
-    sentiment,
-    sql,
 )
 from burnish.rewards.gold import GoldFailure, GoldReport, check_gold, gold_response
 from burnish.rewards.protocol import RewardScorer
@@ -57,6 +55,4 @@ __all__ = [
     "reasoning_gym",
     "regex",
     "repetition",
-    "sentiment",
-    "sql",
 ]

@@ -185,36 +185,6 @@ def command(
     return _reward("command", options, settings)
 
 
-def sql(
-    *,
-    gold: str | None = None,
-    schema: str | None = None,
-    fill: int = 3,
-    empty: Literal["error", "accept"] = "error",
-    column_order: bool = True,
-    tolerance: float = 1e-6,
-    tier: Literal["auto", "namespaces", "landlock", "process"] = "auto",
-    seconds: float = 4.0,
-    memory_mb: int = 256,
-    **settings: Unpack[WorkerSettings],
-) -> RewardConfig:
-    """1 when the query in the response gives the rows of the gold query on every database of its row, else 0, run in
-    SQLite in the sandbox. `gold`, `schema`: columns, if their names are not recognised. `fill`: databases with made-up
-    rows for tables that the script leaves empty."""
-    options = {
-        "gold": gold,
-        "schema": schema,
-        "fill": fill,
-        "empty": empty,
-        "column_order": column_order,
-        "tolerance": tolerance,
-        "tier": tier,
-        "seconds": seconds,
-        "memory_mb": memory_mb,
-    }
-    return _reward("sql", options, settings)
-
-
 def judge(
     url: str | None = None,
     model: str | None = None,
@@ -253,13 +223,6 @@ def judge(
     `model`), or one that this process loads (`model_path`). docs/judge.md says what each option does."""
     given = {name: value for name, value in locals().items() if name != "settings"}
     return _reward("judge", given, settings)
-
-
-def sentiment(
-    *, part: Literal["all", "ending"] = "all", sentences: int = 2, **settings: Unpack[WorkerSettings]
-) -> RewardConfig:
-    """VADER sentiment of the response (`ending`: of its last sentences), from -1 to 1. Needs `burnish[sentiment]`."""
-    return _reward("sentiment", {"part": part, "sentences": sentences}, settings)
 
 
 def model(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from burnish.rewards.builtins.choice_rows import question_of_row
 from burnish.rewards.builtins.reading_rows import NoScoreError
-from burnish.rewards.builtins.sql_rows import gold_query
 from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.success import TOLERANCE, Success
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
@@ -67,7 +66,7 @@ def _holds_tests(answer: object) -> bool:
 def gold_response(prompt: Prompt, options_column: str | None = None) -> str | None:
     """What a perfect model would respond: the column `gold_response`, else `completion`, else the answer unchanged (in
     GSM8K this is the whole worked solution), else the solution of a programming task (`canonical_solution` in
-    HumanEval, `code` in MBPP), else the query of an SQL task (`sql` or `query`). None if the row has none of them.
+    HumanEval, `code` in MBPP). None if the row has none of them.
 
     An answer that is the position of an option becomes the option's label. options_column: the one with the options,
     as the reward `choice` takes it.
@@ -75,8 +74,7 @@ def gold_response(prompt: Prompt, options_column: str | None = None) -> str | No
     columns = prompt.columns
     solution = columns.get("code") if "test_list" in columns else columns.get("canonical_solution")
     answer = _label_of_answer(prompt, options_column) or (None if _holds_tests(prompt.answer) else prompt.answer)
-    query = gold_query(columns, prompt.answer)
-    for value in (columns.get("gold_response"), columns.get("completion"), answer, solution, query):
+    for value in (columns.get("gold_response"), columns.get("completion"), answer, solution):
         if isinstance(value, (list, tuple)):
             value = value[0] if value else None
         if value is not None and str(value).strip():

@@ -94,7 +94,8 @@ def find_reward(name: str) -> Callable[..., Any]:
         hint = f"did you mean {near!r}? " if near else ""
         raise RewardError(
             f"there is no built-in reward {name!r}",
-            remedy=f"{hint}use one of {', '.join(BUILT_INS)}, path/to/file.py:function or package.module:function",
+            remedy=f"{hint}use one of {', '.join(BUILT_INS)}, path/to/file.py:function or package.module:function"
+            " (examples/rewards has sql and sentiment)",
         )
     module = _load_file(Path(place), name) if place.endswith(".py") else _load_module(place, name)
     return _attribute(module, attribute, name)

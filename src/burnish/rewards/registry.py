@@ -167,23 +167,6 @@ BUILT_INS: dict[str, BuiltIn] = {
             "output_mb": "of each file that it writes, standard output too (default 16)",
         },
     ),
-    "sql": BuiltIn(
-        target=f"{_HERE}.sql:Sql",
-        summary="1 when the query in the response gives the rows of the gold query, in SQLite in the sandbox, else 0",
-        runs="process",
-        top_score=1.0,
-        options={
-            "gold": "the column with the gold query (default the answer, else sql, query)",
-            "schema": "the column with the script of the database (default schema, context, sql_context, create)",
-            "fill": "databases with made-up rows in tables that the script leaves empty; 0 for none (default 3)",
-            "empty": "for rows whose gold query gives no rows on any database: error (default), or accept",
-            "column_order": "columns have to come in the gold query's order (default true)",
-            "tolerance": "for numbers that are not whole, relative and absolute (default 1e-6)",
-            "tier": "of the sandbox: auto (default), namespaces, landlock, or process, which confines nothing",
-            "seconds": "for one query on all databases; less than half of timeout_seconds (default 4)",
-            "memory_mb": "memory of a query and its databases, beyond Python's own (default 256)",
-        },
-    ),
     "judge": BuiltIn(
         target="burnish.rewards.judging.options:JudgeOptions",
         summary="what another language model says of the response, from 0 to 1 (docs/judge.md)",
@@ -220,16 +203,6 @@ BUILT_INS: dict[str, BuiltIn] = {
             "price_in": "of a million tokens of prompts, for judge/cost",
             "price_out": "of a million tokens of answers",
             "labels": "column with a human's score of the row's response, for burnish check",
-        },
-    ),
-    "sentiment": BuiltIn(
-        target=f"{_HERE}.sentiment:Sentiment",
-        summary="VADER compound sentiment of the response, from -1 (negative) to 1 (positive)",
-        runs="process",
-        top_score=1.0,
-        options={
-            "part": "all (default) or ending (the last sentences only)",
-            "sentences": "number of sentences in the ending (default 2)",
         },
     ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,12 +17,8 @@ from burnish.sandbox.sandbox import START_SHARE
 if TYPE_CHECKING:
     from burnish.config.schema import RewardConfig, SandboxConfig
 
-RUN_PROGRAMS: Mapping[str, frozenset[str] | None] = {"code": None, "sql": frozenset({"tier"})}
-"""Built-in rewards that run what the policy writes, with the options that `sandbox` of a run file gives; None for all.
-Queries have limits of their own, and run on this machine."""
-_LIMITED = {"code": 1.0 + START_SHARE, "command": 1.0, "sql": 2.0}
-"""Built-in rewards that stop what they run after their option `seconds`, and how often they may for one response: `sql`
-runs the gold query as well."""
+_LIMITED = {"code": 1.0 + START_SHARE, "command": 1.0}
+"""Built-in rewards that stop what they run after their option `seconds`, and how many times that they may take."""
 
 
 def spec_of(reward: RewardConfig) -> RewardSpec:
@@ -42,14 +38,10 @@ def spec_of(reward: RewardConfig) -> RewardSpec:
 def in_sandbox(spec: RewardSpec, sandbox: SandboxConfig) -> RewardSpec:
     """The specification with the run's sandbox: its own options win, and it can read the token. Unchanged for a reward
     that runs no programs."""
-    if spec.name not in RUN_PROGRAMS:
+    if spec.name != "code":
         return spec
     # What a run file leaves out is left to the reward, so that one built in Python has the same defaults.
-    taken = RUN_PROGRAMS[spec.name]
-    options = {
-        **sandbox.model_dump(exclude_defaults=True, include=None if taken is None else set(taken)),
-        **spec.options,
-    }
+    options = {**sandbox.model_dump(exclude_defaults=True), **spec.options}
     token = options.get("token_variable")
     variables = (*spec.environment, *((token,) if token is not None and token not in spec.environment else ()))
     return replace(spec, options=options, environment=variables)

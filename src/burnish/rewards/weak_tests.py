@@ -49,19 +49,9 @@ def _values(prompt: Prompt) -> dict[str, str]:
     return {f"is {text}": text for text in ("null", "{}", "[]", "0", '""')}
 
 
-def _queries(prompt: Prompt) -> dict[str, str]:
-    return {
-        "gives no rows": "SELECT 1 WHERE 0",
-        "gives one row of NULL": "SELECT NULL",
-        "gives 0": "SELECT 0",
-        "gives 1": "SELECT 1",
-    }
-
-
 TRIVIAL_RESPONSES: Mapping[str, Callable[[Prompt], dict[str, str]]] = {
     "code": _programs,
     "json_schema": _values,
-    "sql": _queries,
 }
 """By the name of a built-in reward: responses to a row that solve nothing, by what they do or are."""
 

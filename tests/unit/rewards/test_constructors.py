@@ -30,7 +30,7 @@ def test_each_built_in_has_one_with_its_options(name: str) -> None:
     assert {p.name for p in own} == set(BUILT_INS[name].options)
 
 
-OPTIONAL = ("sentiment", "reasoning_gym")
+OPTIONAL = ("reasoning_gym",)
 """Those that need a package which may not be installed."""
 
 

@@ -46,8 +46,6 @@ def test_without_a_section_nothing_is_added() -> None:
         ("code", {"seconds": 10.0}, 10.0, "15"),
         ("code", {}, 6.0, "9"),
         ("command", {"argv": ["true"]}, 8.0, "8"),
-        ("sql", {}, 7.0, "8"),
-        ("sql", {"seconds": 6}, 12.0, "12"),
     ],
 )
 def test_a_time_limit_that_its_reward_never_reaches_is_refused(
@@ -64,4 +62,3 @@ def test_the_run_s_sandbox_counts_there_too() -> None:
     with pytest.raises(ConfigError, match=r"reward 'code' may take up to 45 s(?s:.*)sandbox.seconds"):
         specs_of([RewardConfig(name="code")], SandboxConfig(seconds=30.0))
     assert specs_of([RewardConfig(name="code", timeout_seconds=46.0)], SandboxConfig(seconds=30.0))
-    assert specs_of([RewardConfig(name="sql")], SandboxConfig(seconds=30.0))  # it takes only the tier

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from burnish.errors import ConfigError, RewardError
-from burnish.rewards.builtins.sentiment import Sentiment, ending
+from burnish.errors import ConfigError
 from burnish.rewards.builtins.text import Exact, Format, Length, Overlong, Regex, Repetition
 
 
@@ -79,29 +78,8 @@ def test_repetition() -> None:
         (Overlong, {"max_tokens": 10, "buffer_tokens": 20}, "buffer_tokens <= max_tokens"),
         (Repetition, {"n": 0}, "at least 1"),
         (Format, {"tags": "think"}, "give a list"),
-        (Sentiment, {"part": "end"}, "all or ending"),
     ],
 )
 def test_impossible_options(make: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make(**options)
-
-
-def test_sentiment() -> None:
-    pytest.importorskip("vaderSentiment")
-    assert Sentiment()("She was happy and loved it!") > 0.5
-    assert Sentiment()("She was sad and hated it.") < -0.5
-    story = "It was awful. Everything was horrible. They smiled. All were happy."
-    assert Sentiment(part="ending")(story) > 0.5 > Sentiment()(story)
-
-
-def test_sentiment_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "vaderSentiment.vaderSentiment", None)
-    with pytest.raises(RewardError, match=r"pip install 'burnish\[sentiment\]'"):
-        Sentiment()
-
-
-def test_ending() -> None:
-    assert ending('One. Two! "Three?" Four', 2) == '"Three?" Four'
-    assert ending("no full stop", 2) == "no full stop"
-    assert ending("", 2) == ""

@@ -66,14 +66,3 @@ def test_schemas_that_anything_is_valid_against_are_named(make_scorer: Any) -> N
         *(("any", f"is {text}") for text in ("null", "{}", "[]", "0", '""')),
         ("object", "is {}"),
     ]
-
-
-def test_queries_that_any_database_answers_alike_are_named(make_scorer: Any) -> None:
-    schema = "CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (7)"
-    rows = {"strong": "SELECT a FROM t", "one": "SELECT COUNT(*) FROM t", "none": "SELECT a FROM t WHERE a > 8"}
-    prompts = [Prompt(id=name, text="?", answer=query, columns={"schema": schema}) for name, query in rows.items()]
-    try:
-        scorer = make_scorer({"name": "sql", "options": {"seconds": 60.0}, "timeout_seconds": 200}, columns=["schema"])
-    except BurnishError as error:
-        pytest.skip(f"no sandbox here: {error.message}")
-    assert find_weak_tests(prompts, scorer, "sql", "sql") == [WeakTests("one", "gives 1")]

@@ -1,24 +1,61 @@
-"""The reward `sql`: whose columns are whose, when two results are equal, and what a query may not do."""
+"""The rewards in examples/rewards: sentiment, what a query may not do, and when its rows are those of another."""
 
 from __future__ import annotations
 
-import itertools
+import importlib.util
 import os
 import sqlite3
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnish.errors import ConfigError, SandboxError
-from burnish.rewards.builtins import sql, sql_program
-from burnish.rewards.builtins.reading_rows import NoScoreError
-from burnish.rewards.builtins.sql import Sql, same_rows
-from burnish.rewards.builtins.sql_rows import Fill, is_query, task_of_row
+from burnish.errors import SandboxError
+from burnish.rewards.loading import RewardSpec, load_reward
 from burnish.types import Score
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "rewards"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+sql, sql_program = load("sql"), load("sql_program")
+same_rows, task_of_row = sql.same_rows, sql.task_of_row
+
+
+def test_sentiment() -> None:
+    pytest.importorskip("vaderSentiment")
+    sentiment = load("sentiment")
+    assert sentiment.sentiment("She was happy and loved it!") > 0.5
+    assert sentiment.sentiment("She was sad and hated it.") < -0.5
+    story = "It was awful. Everything was horrible. They smiled. All were happy."
+    assert sentiment.sentiment(story, last_sentences=2) > 0.5 > sentiment.sentiment(story)
+    assert sentiment.ending('One. Two! "Three?" Four', 2) == '"Three?" Four'
+
+
+@pytest.mark.parametrize(("name", "reads_answer"), [("sentiment.py:sentiment", False), ("sql.py:Sql", True)])
+def test_a_run_file_can_name_them(name: str, reads_answer: bool) -> None:
+    pytest.importorskip("vaderSentiment")
+    try:
+        reward = load_reward(RewardSpec(f"{FOLDER}/{name}", "own"))
+    except SandboxError as error:
+        pytest.skip(str(error).splitlines()[0])
+    assert reward.signature.reads_answer is reads_answer
+
 
 PEOPLE = "CREATE TABLE people (name TEXT, age INTEGER, height REAL);"
 DATA = PEOPLE + "INSERT INTO people VALUES ('Ada', 36, 1.65), ('Bo', 36, 1.7), ('Cy', NULL, 1.8), ('Di', 50, 1.6);"
@@ -27,23 +64,14 @@ COUNT = "SELECT COUNT(*) FROM head WHERE age > 56"
 
 
 def test_layouts_are_recognised() -> None:
-    task = task_of_row(CONTEXT, COUNT, fill=2)
-    assert task is not None
+    task = task_of_row(COUNT, CONTEXT, 2)
     assert (task.gold, task.scripts, task.ordered) == (COUNT, (CONTEXT["context"],) * 2, False)
-    assert task.fill == Fill((55, 56, 57, 112), (), distinct=False)
-    task = task_of_row({"sql": "VALUES (1)", "sql_context": ["CREATE TABLE a (b)", "CREATE TABLE c (d)"]}, "words")
-    assert task is not None
-    assert (task.gold, task.scripts) == ("VALUES (1)", ("CREATE TABLE a (b);\nCREATE TABLE c (d)",))
-    task = task_of_row({"query": "(SELECT 1)", "create": "A", "states": ["B", "C"]}, None, fill=3)
-    assert task is not None
-    assert task.scripts == ("A\n;\nB", "A\n;\nC")
-    task = task_of_row({"right": "select 1", "ddl": "X"}, "SELECT 2", gold="right", schema="ddl")
-    assert task is not None
-    assert (task.gold, task.scripts) == ("select 1", ("X",))
-    assert task_of_row(CONTEXT, "7") is None
-    assert task_of_row({"level": 1}, COUNT) is None
-    with pytest.raises(NoScoreError, match="'schema' has to be an SQL script"):
-        task_of_row({"schema": 7}, COUNT)
+    assert task.fill == sql.Fill((55, 56, 57, 112), (), distinct=False)
+    task = task_of_row("VALUES (1)", {"sql_context": ["CREATE TABLE a (b)", "CREATE TABLE c (d)"]}, 0)
+    assert task.scripts == ("CREATE TABLE a (b);\nCREATE TABLE c (d)",)
+    assert task_of_row("SELECT 1", {"create": "A", "states": ["B", "C"]}, 3).scripts == ("A\n;\nB", "A\n;\nC")
+    assert task_of_row(None, CONTEXT, 3) is None
+    assert task_of_row(COUNT, {"level": 1}, 3) is None
 
 
 @pytest.mark.parametrize(
@@ -58,24 +86,13 @@ def test_layouts_are_recognised() -> None:
     ],
 )
 def test_order_counts_when_the_outermost_statement_orders(query: str, ordered: bool) -> None:
-    task = task_of_row({"schema": "X"}, query)
-    assert task is not None
-    assert task.ordered is ordered
-
-
-def test_what_begins_as_a_query() -> None:
-    assert is_query("-- first\n ( SELECT 1)")
-    assert is_query("with x as (select 1) select * from x")
-    assert not is_query("What is the selection?")
-    assert not is_query("")
+    assert task_of_row(query, {"schema": "X"}, 0).ordered is ordered
 
 
 def test_values_of_the_gold_query_are_among_the_made_up_ones() -> None:
-    task = task_of_row(
-        {"schema": "X"}, "SELECT a FROM t WHERE b = 'it''s' AND c LIKE \"%x%\" AND d > 1.5 LIMIT 2", fill=1
-    )
-    assert task is not None
-    assert task.fill == Fill((0.5, 1.5, 2.5, 3.0, 1, 2, 4), ("it's", "x"), distinct=True)
+    query = "SELECT a FROM t WHERE b = 'it''s' AND c LIKE \"%x%\" AND d > 1.5 LIMIT 2"
+    fill = task_of_row(query, {"schema": "X"}, 1).fill
+    assert fill == sql.Fill((0.5, 1.5, 2.5, 3.0, 1, 2, 4), ("it's", "x"), distinct=True)
 
 
 GOLD = ((1, "a"), (2, "b"), (2, "b"), (None, "c"))
@@ -96,8 +113,6 @@ GOLD = ((1, "a"), (2, "b"), (2, "b"), (None, "c"))
         ((("1", "a"), (2, "b"), (2, "b"), (None, "c")), {}, False),
         (((1, "a"), (2, "b"), (2, "b"), (0, "c")), {}, False),
         (tuple(row[::-1] for row in GOLD), {}, False),
-        (tuple(row[::-1] for row in GOLD), {"column_order": False}, True),
-        (tuple(row[::-1] for row in GOLD), {"column_order": False, "ordered": True}, True),
         (tuple((*row, 1) for row in GOLD), {}, False),
     ],
 )
@@ -126,58 +141,28 @@ def test_the_order_of_rows_changes_no_verdict(rows: list[tuple[Any, Any]], draw:
         assert not same_rows(tuple(rows), tuple([*shuffled[1:], (7, 7)]))
 
 
-few = st.sampled_from([0, 1, 2, 0.5, "a"])
-pairs_of_results = st.integers(1, 4).flatmap(
-    lambda width: st.lists(st.tuples(*[few] * width), min_size=1, max_size=4).flatmap(
-        lambda rows: st.tuples(st.just(rows), st.lists(st.tuples(*[few] * width), min_size=len(rows), max_size=4))
-    )
+@pytest.mark.parametrize(
+    ("query", "schema", "rows"),
+    [
+        # It names all small values: others are left to fill the table with.
+        (
+            f"SELECT * FROM t WHERE a IN ({', '.join(map(str, range(1, 60)))})",
+            "CREATE TABLE t (a INTEGER, b INTEGER PRIMARY KEY)",
+            "SELECT COUNT(*) FROM t WHERE b IS NOT NULL",
+        ),
+        # A fraction is no number of a row.
+        (
+            "SELECT id FROM t WHERE price > 2.5",
+            "CREATE TABLE t (id INTEGER PRIMARY KEY, price REAL)",
+            "SELECT COUNT(*) FROM t",
+        ),
+    ],
 )
-
-
-@given(pairs_of_results, st.booleans(), st.booleans(), st.randoms())
-def test_an_order_of_columns_is_found_if_there_is_one(
-    pair: tuple[list[Any], list[Any]], ordered: bool, right: bool, draw: Any
-) -> None:
-    gold, found = pair
-    orders = list(itertools.permutations(range(len(gold[0]))))
-    if right:
-        order = draw.choice(orders)
-        found = [tuple(row[i] for i in order) for row in (gold if ordered else draw.sample(gold, len(gold)))]
-    tried = any(
-        same_rows(tuple(gold), tuple(tuple(row[i] for i in order) for row in found), ordered=ordered)
-        for order in orders
-    )
-    assert same_rows(tuple(gold), tuple(found), ordered=ordered, column_order=False) is tried
-    assert tried or not right
-
-
-def test_a_wrong_result_takes_a_comparison_for_each_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not one for each of 720 orders."""
-    compared, real = [], sql._in_any_order
-    monkeypatch.setattr(sql, "_in_any_order", lambda *given: compared.append(1) or real(*given))
-    gold = tuple(tuple(range(row, row + 6)) for row in range(300))
-    assert not same_rows(gold, tuple((-1,) * 6 for _ in gold), column_order=False)
-    assert len(compared) == 6
-
-
-def test_a_query_that_names_all_values_leaves_others_to_fill_a_table_with() -> None:
-    query = f"SELECT * FROM t WHERE a IN ({', '.join(map(str, range(1, 60)))})"
-    task = task_of_row({"schema": "CREATE TABLE t (a INTEGER, b INTEGER PRIMARY KEY)"}, query, fill=1)
-    assert task is not None
-    assert task.fill is not None
+def test_empty_tables_are_filled(query: str, schema: str, rows: str) -> None:
+    task = task_of_row(query, {"schema": schema}, 1)
     connection, was_filled = sql_program.database(task.scripts[0], 0, asdict(task.fill))
     assert was_filled
-    assert 24 <= connection.execute("SELECT COUNT(*) FROM t WHERE b IS NOT NULL").fetchone()[0] <= 36
-
-
-def test_a_fraction_in_the_query_is_no_number_of_a_row() -> None:
-    schema = "CREATE TABLE t (id INTEGER PRIMARY KEY, price REAL)"
-    task = task_of_row({"schema": schema}, "SELECT id FROM t WHERE price > 2.5", fill=1)
-    assert task is not None
-    assert task.fill is not None
-    connection, was_filled = sql_program.database(task.scripts[0], 0, asdict(task.fill))
-    assert was_filled
-    assert connection.execute("SELECT COUNT(*) FROM t WHERE price > 2.5").fetchone()[0] > 0
+    assert 24 <= connection.execute(rows).fetchone()[0] <= 36
 
 
 def test_json_may_be_read_as_a_table_and_nothing_be_written() -> None:
@@ -195,12 +180,12 @@ def test_json_may_be_read_as_a_table_and_nothing_be_written() -> None:
 
 
 @pytest.fixture(scope="module")
-def made() -> Callable[..., Sql]:
+def made() -> Callable[..., Any]:
     """Makes the reward, on a machine with a tier that confines."""
 
-    def make(**options: Any) -> Sql:
+    def make(**options: Any) -> Any:
         try:
-            return Sql(**{"seconds": 60.0, **options})
+            return sql.Sql(**{"seconds": 60.0, **options})
         except SandboxError as error:
             pytest.skip(str(error).splitlines()[0])
 
@@ -208,11 +193,11 @@ def made() -> Callable[..., Sql]:
 
 
 @pytest.fixture(scope="module")
-def reward(made: Callable[..., Sql]) -> Callable[..., Score]:
-    sql = made()
+def reward(made: Callable[..., Any]) -> Callable[..., Score]:
+    judge = made()
 
     def call(response: str, answer: Any = None, **columns: Any) -> Score:
-        score = sql(response, answer, **columns)
+        score = judge(response, answer, **columns)
         assert score is not None
         return score
 
@@ -276,14 +261,14 @@ def test_a_query_can_only_read(reward: Callable[..., Score], query: str) -> None
     assert reward("SELECT name FROM people", "SELECT name FROM people", schema=DATA).value == 1.0
 
 
-def test_a_query_without_end_is_stopped_and_scores_0(made: Callable[..., Sql]) -> None:
+def test_a_query_without_end_is_stopped_and_scores_0(made: Callable[..., Any]) -> None:
     endless = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT COUNT(*) FROM r"
-    sql = made(seconds=1.0)
-    score = sql(endless, "SELECT name FROM people", schema=DATA)
+    judge = made(seconds=1.0)
+    score = judge(endless, "SELECT name FROM people", schema=DATA)
     assert score is not None
     assert score.value == 0.0
-    with pytest.raises(NoScoreError, match="too much time, memory or output"):
-        sql("SELECT 1", endless, schema=DATA)
+    with pytest.raises(sql.NoVerdictError, match="too much time, memory or output"):
+        judge("SELECT 1", endless, schema=DATA)
 
 
 def test_made_up_rows_tell_queries_apart_that_are_equal_on_empty_tables(reward: Callable[..., Score]) -> None:
@@ -314,32 +299,6 @@ VARIANTS: list[tuple[str, list[str], list[str]]] = [
         ["SELECT h.name,h.born_state,h.age FROM head h ORDER BY h.age ASC"],
     ),
     (
-        "SELECT MAX(budget_in_billions), MIN(budget_in_billions) FROM department",
-        [
-            "SELECT MIN(budget_in_billions), MAX(budget_in_billions) FROM department",
-            "SELECT MAX(num_employees), MIN(num_employees) FROM department",
-        ],
-        ["SELECT max(d.budget_in_billions), min(d.budget_in_billions) FROM department d"],
-    ),
-    (
-        "SELECT AVG(num_employees) FROM department WHERE department_id BETWEEN 10 AND 15",
-        [
-            "SELECT AVG(num_employees) FROM department WHERE department_id BETWEEN 10 AND 14",
-            "SELECT AVG(num_employees) FROM department WHERE department_id > 10 AND department_id <= 15",
-            "SELECT SUM(num_employees) FROM department WHERE department_id BETWEEN 10 AND 15",
-        ],
-        ["SELECT AVG(num_employees) FROM department WHERE department_id >= 10 AND department_id <= 15"],
-    ),
-    (
-        "SELECT name FROM head WHERE born_state <> 'California'",
-        [
-            "SELECT name FROM head",
-            "SELECT name FROM head WHERE born_state = 'California'",
-            "SELECT DISTINCT name FROM head WHERE born_state <> 'California'",
-        ],
-        ["SELECT name FROM head WHERE NOT born_state = 'California'"],
-    ),
-    (
         f"SELECT DISTINCT d.name {JOINED} WHERE h.born_state = 'Alabama'",
         [
             f"SELECT d.name {JOINED} WHERE h.born_state = 'Alabama'",
@@ -366,14 +325,6 @@ VARIANTS: list[tuple[str, list[str], list[str]]] = [
         ["SELECT COUNT(*) FROM (SELECT DISTINCT temporary_acting FROM management WHERE temporary_acting IS NOT NULL)"],
     ),
     (
-        "SELECT COUNT(*) FROM department WHERE NOT department_id IN (SELECT department_id FROM management)",
-        [
-            "SELECT COUNT(*) FROM department",
-            "SELECT COUNT(*) FROM department WHERE department_id IN (SELECT department_id FROM management)",
-        ],
-        ["SELECT COUNT(*) FROM department d WHERE NOT d.department_id IN (SELECT m.department_id FROM management m)"],
-    ),
-    (
         "SELECT name FROM head WHERE age > 50 AND born_state = 'Ohio'",
         [
             "SELECT name FROM head WHERE age > 50",
@@ -392,11 +343,6 @@ VARIANTS: list[tuple[str, list[str], list[str]]] = [
         ],
         ["SELECT name FROM department ORDER BY -num_employees LIMIT 3"],
     ),
-    (
-        "SELECT born_state, COUNT(*) FROM head GROUP BY born_state ORDER BY COUNT(*) DESC LIMIT 1",
-        ["SELECT born_state, COUNT(*) FROM head GROUP BY born_state ORDER BY COUNT(*) LIMIT 1"],
-        ["SELECT born_state, COUNT(*) c FROM head GROUP BY born_state ORDER BY c DESC LIMIT 1"],
-    ),
 ]
 
 
@@ -404,7 +350,7 @@ def test_made_up_rows_are_telling(reward: Callable[..., Score]) -> None:
     """One wrong variant, the one without the condition on the state, is not told apart."""
     wrong = [(query, gold) for gold, queries, _ in VARIANTS for query in queries]
     passed = [query for query, gold in wrong if reward(query, gold, schema=MANAGEMENT).value == 1.0]
-    assert (len(passed), len(wrong)) == (1, 29), passed
+    assert (len(passed), len(wrong)) == (1, 18), passed
     right = [(query, gold) for gold, _, queries in VARIANTS for query in queries]
     assert [query for query, gold in right if reward(query, gold, schema=MANAGEMENT).value == 0.0] == []
 
@@ -420,28 +366,17 @@ def test_several_databases_all_have_to_agree(reward: Callable[..., Score]) -> No
     assert reward("SELECT name FROM people", gold, schema=PEOPLE, states=states[:1]).value == 1.0
 
 
-def test_rows_that_cannot_be_compared(made: Callable[..., Sql]) -> None:
-    sql = made(fill=0)
-    assert sql("SELECT 1", "7", **CONTEXT) is None
-    with pytest.raises(NoScoreError, match="the script of a database fails: near"):
-        sql("SELECT 1", "SELECT 1", schema="CREATE TABL x")
-    with pytest.raises(NoScoreError, match="the gold query gives no result: no such table: x"):
-        sql("SELECT 1", "SELECT a FROM x", schema=PEOPLE)
+def test_rows_that_cannot_be_compared(made: Callable[..., Any]) -> None:
+    judge = made(fill=0)
+    assert judge("SELECT 1", None, **CONTEXT) is None
+    with pytest.raises(sql.NoVerdictError, match="the script of a database fails: near"):
+        judge("SELECT 1", "SELECT 1", schema="CREATE TABL x")
+    with pytest.raises(sql.NoVerdictError, match="the gold query gives no result: no such table: x"):
+        judge("SELECT 1", "SELECT a FROM x", schema=PEOPLE)
     nobody = "SELECT name FROM people WHERE age > 99"
-    with pytest.raises(NoScoreError, match="so that SELECT 1 WHERE 0 would pass"):
-        sql("SELECT 1 WHERE 0", nobody, schema=DATA)
-    accepting = made(fill=0, empty="accept")("SELECT 1 WHERE 0", nobody, schema=DATA)
-    assert accepting is not None
-    assert accepting.value == 1.0
-
-
-def test_wrong_options_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"option empty of reward 'sql' is 'eror'(?s:.*)did you mean 'error'"):
-        Sql(empty="eror")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="option seconds of reward 'sql' is 0"):
-        Sql(seconds=0)
-    with pytest.raises(ConfigError, match="options fill and tolerance"):
-        Sql(fill=-1)
+    with pytest.raises(sql.NoVerdictError, match="so SELECT 1 WHERE 0 would pass"):
+        judge("SELECT 1 WHERE 0", nobody, schema=DATA)
+    assert made(fill=0, accept_empty=True)("SELECT 1 WHERE 0", nobody, schema=DATA).value == 1.0
 
 
 def test_tables_have_different_numbers_of_rows(reward: Callable[..., Score]) -> None:

@@ -2,8 +2,7 @@
 Python's own.
 
 Standard input: a JSON object with `scripts`, one for each database; `query`; `rows`, the most that a result may have;
-and `fill`, as `burnish.rewards.builtins.sql_rows.Fill` has it. Standard output: one JSON object for each database, with
-`rows` or with `error`.
+and `fill`, as `Fill` in sql.py has it. Standard output: one JSON object for each database, with `rows` or with `error`.
 """
 
 from __future__ import annotations
