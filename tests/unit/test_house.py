@@ -21,10 +21,6 @@ OTHER_MEANING = {
     ("cli/demo.py", "seed"),
     # Options of single rewards, which have limits of their own.
     ("rewards/builtins/command.py", "seconds"),
-    ("rewards/constructors.py", "seconds"),
-    ("rewards/constructors.py", "memory_mb"),
-    ("rewards/constructors.py", "temperature"),
-    ("rewards/constructors.py", "max_tokens"),
 }
 
 

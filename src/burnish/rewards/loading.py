@@ -87,7 +87,7 @@ def find_reward(name: str) -> Callable[..., Any]:
     if name.startswith(IN_MEMORY):
         return function_named(name)
     if name in BUILT_INS:
-        name = BUILT_INS[name].target
+        return BUILT_INS[name].load()
     place, separator, attribute = name.rpartition(":")
     if not separator or not place or not attribute:
         near = nearest(name, BUILT_INS)

@@ -71,7 +71,7 @@ def test_rewards(inputs: Inputs) -> None:
     assert found["rewards"] == [
         "math",
         {"name": "python:mine"},
-        {"name": "length", "options": {"maximum": 3, "unit": "tokens"}, "weight": 0.5}
+        {"name": "length", "options": {"maximum": 3}, "weight": 0.5}
         | {
             key: value
             for key, value in found["rewards"][2].items()

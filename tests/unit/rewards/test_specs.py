@@ -25,7 +25,7 @@ def test_an_option_of_the_reward_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OWN", "secret")
     own = rewards.code(seconds=6.5, token_variable="OWN", environment=["OWN"])
     (spec,) = specs_of([own], SANDBOX)
-    assert spec.options == {"score": "all", "seconds": 6.5, "url": "http://host:80", "token_variable": "OWN"}
+    assert spec.options == {"seconds": 6.5, "url": "http://host:80", "token_variable": "OWN"}
     assert spec.environment == ("OWN",)
 
 
@@ -35,8 +35,8 @@ def test_a_token_that_is_not_set() -> None:
 
 
 def test_without_a_section_nothing_is_added() -> None:
-    assert specs_of([rewards.code()])[0].options == {"score": "all"}
-    assert specs_of([rewards.code()], SandboxConfig())[0].options == {"score": "all"}
+    assert specs_of([rewards.code()])[0].options == {}
+    assert specs_of([rewards.code()], SandboxConfig())[0].options == {}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from burnish.rewards.builtins.choice_rows import Question, question_of_row
 from burnish.rewards.builtins.reading_rows import after_thoughts
@@ -64,7 +64,9 @@ class Choice:
     column: the one with the options; by default `choices` or `options`. They are in the order of the prompt.
     """
 
-    def __init__(self, column: str | None = None) -> None:
+    def __init__(
+        self, column: Annotated[str | None, "the column with the options (default choices, else options)"] = None
+    ) -> None:
         self._column = column
 
     def __call__(self, response: str, answer: Any = None, **columns: Any) -> Score | None:

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import replace
 from textwrap import dedent, indent
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from burnish.errors import ConfigError, SandboxError
 from burnish.rewards.builtins.code_tests import Task, is_program, task_of_row
@@ -35,13 +35,23 @@ class Code:
 
     def __init__(
         self,
-        score: Literal["all", "fraction"] = "all",
-        tier: str = "auto",
-        seconds: float = 6.0,
-        memory_mb: int = 512,
-        url: str | None = None,
-        token_variable: str | None = None,
-        grade: Grade = "split",
+        score: Annotated[
+            Literal["all", "fraction"], "all (default), or fraction: the share of the tests that it passes"
+        ] = "all",
+        tier: Annotated[
+            str, "of the sandbox: auto (default), namespaces, landlock, or process, which confines nothing"
+        ] = "auto",
+        seconds: Annotated[
+            float, "for all tests of a response together; less than two thirds of timeout_seconds"
+        ] = 6.0,
+        memory_mb: Annotated[int, "memory of a program, beyond Python's own"] = 512,
+        url: Annotated[str | None, "of a server that runs the programs instead of this machine (default none)"] = None,
+        token_variable: Annotated[
+            str | None, "environment variable that holds the server's token (default none)"
+        ] = None,
+        grade: Annotated[
+            Grade, "split (default), or shared: a server that only runs programs may test in the candidate's process"
+        ] = "split",
     ) -> None:
         check_word("code", "score", score, _SCORES)
         check_word("code", "tier", tier, ("auto", *TIERS))

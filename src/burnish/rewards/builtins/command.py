@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from burnish.errors import ConfigError
 from burnish.rewards.builtins.reading_rows import NoScoreError, check_positive, check_word
@@ -44,15 +44,21 @@ class Command:
 
     def __init__(
         self,
-        argv: Sequence[str],
-        score: Literal["exit_code", "stdout"] = "exit_code",
-        wrong: Sequence[int] | None = None,
-        suffix: str = "",
-        folder: str | None = None,
-        seconds: float = 8.0,
-        too_slow: Literal["error", "wrong"] = "error",
-        memory_mb: int | None = None,
-        output_mb: int = 16,
+        argv: Annotated[
+            Sequence[str], "the program and its arguments, a list (required); {file}, {row} and {here} become paths"
+        ],
+        score: Annotated[
+            Literal["exit_code", "stdout"], "exit_code (default), or stdout: its last line is the score, at most 1"
+        ] = "exit_code",
+        wrong: Annotated[
+            Sequence[int] | None, "exit statuses that score 0 (default [1]); any other is an error"
+        ] = None,
+        suffix: Annotated[str, "ending of the name of {file}, such as .lean"] = "",
+        folder: Annotated[str | None, "in which it runs (default one of its own, removed afterwards)"] = None,
+        seconds: Annotated[float, "for one response; less than timeout_seconds"] = 8.0,
+        too_slow: Annotated[Literal["error", "wrong"], "what a longer run is: an error (default), or wrong"] = "error",
+        memory_mb: Annotated[int | None, "address space of each of its processes (default no limit)"] = None,
+        output_mb: Annotated[int, "of each file that it writes, standard output too"] = 16,
     ) -> None:
         check_word("command", "score", score, ("exit_code", "stdout"))
         check_word("command", "too_slow", too_slow, ("error", "wrong"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from burnish.types import Score
 
@@ -15,7 +15,10 @@ class Environment:
     the last token of the response, so that estimators of tokens or turns see when it was earned.
     """
 
-    def __init__(self, by_turn: bool = False) -> None:
+    def __init__(
+        self,
+        by_turn: Annotated[bool, "pay each turn its own reward on its last token, and the rest at the end"] = False,
+    ) -> None:
         self._by_turn = by_turn
 
     def __call__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from burnish.rewards.builtins.instruction_checks import instruction_named
 from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, check_word, parsed
@@ -24,7 +24,16 @@ class Instructions:
     share of each family in the row, such as `keywords`, in the chosen mode.
     """
 
-    def __init__(self, mode: Literal["strict", "loose"] = "strict", score: Literal["all", "fraction"] = "all") -> None:
+    def __init__(
+        self,
+        mode: Annotated[
+            Literal["strict", "loose"],
+            "strict (default), or loose: also without asterisks and without the first or last line",
+        ] = "strict",
+        score: Annotated[
+            Literal["all", "fraction"], "all (default), or fraction: the share of the instructions that it follows"
+        ] = "all",
+    ) -> None:
         check_word("instructions", "mode", mode, _MODES)
         check_word("instructions", "score", score, _SCORES)
         self._mode, self._score = mode, score

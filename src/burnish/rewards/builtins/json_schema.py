@@ -6,7 +6,7 @@ import functools
 import json
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 from burnish.errors import ConfigError, RewardError
 from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, last_block, parsed
@@ -27,7 +27,12 @@ class JsonSchema:
     last block marked as JSON counts, else its last block that is not marked, else all of it.
     """
 
-    def __init__(self, schema: Any = None, column: str | None = None, whole: bool = False) -> None:
+    def __init__(
+        self,
+        schema: Annotated[Any, "for rows without one of their own: an object, or JSON text"] = None,
+        column: Annotated[str | None, "the column with the schema (default json_schema, else schema)"] = None,
+        whole: Annotated[bool, "the whole response has to be JSON, without a block or a word around it"] = False,
+    ) -> None:
         try:
             import jsonschema  # noqa: F401  said here, before anything is sampled
         except ImportError as error:

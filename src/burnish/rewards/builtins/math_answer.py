@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from burnish.errors import ConfigError
 from burnish.rewards.builtins import extraction
@@ -31,7 +31,12 @@ class MathAnswer:
     of which counts.
     """
 
-    def __init__(self, require: str = "any") -> None:
+    def __init__(
+        self,
+        require: Annotated[
+            str, "where the answer must be: any (default), boxed, hash (####), phrase (answer is ...)"
+        ] = "any",
+    ) -> None:
         if require not in _PLACES:
             near = nearest(require, _PLACES)
             hint = f"did you mean {near!r}? " if near else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from burnish.config.names import PUZZLES, UNSOUND_PUZZLES
 from burnish.data.puzzles import Puzzle, Scorer, known_tasks
@@ -24,7 +24,17 @@ class ReasoningGym:
     whose scores are unsound (`burnish.config.names.UNSOUND_PUZZLES`); a row of any other such task is an error.
     """
 
-    def __init__(self, extract: Literal["auto", "tags", "all"] = "auto", allow: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        extract: Annotated[
+            Literal["auto", "tags", "all"],
+            "auto (default: in <answer> tags, else all), tags (only there) or all: the text after thinking",
+        ] = "auto",
+        allow: Annotated[
+            Sequence[str],
+            "names of tasks whose scores are unsound, and that are to be used all the same (default none)",
+        ] = (),
+    ) -> None:
         check_word(PUZZLES, "extract", extract, _EXTRACT)
         if isinstance(allow, str):
             raise ConfigError(f"option allow of reward {PUZZLES!r} is a text", remedy=f"give a list: allow: [{allow}]")

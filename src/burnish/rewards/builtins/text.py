@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from burnish.errors import ConfigError
 from burnish.words import nearest
@@ -15,7 +15,11 @@ LENGTH_UNITS = ("tokens", "words", "characters")
 class Exact:
     """1 if the response equals the answer as text, else 0; None (missing) for a row without an answer."""
 
-    def __init__(self, strip: bool = True, ignore_case: bool = False) -> None:
+    def __init__(
+        self,
+        strip: Annotated[bool, "ignore white space around both"] = True,
+        ignore_case: Annotated[bool, "ignore upper and lower case"] = False,
+    ) -> None:
         self._strip = strip
         self._ignore_case = ignore_case
 
@@ -32,7 +36,11 @@ class Exact:
 class Regex:
     """1 if `pattern` is found in the response (with `full`: matches all of it), else 0."""
 
-    def __init__(self, pattern: str, full: bool = False) -> None:
+    def __init__(
+        self,
+        pattern: Annotated[str, "regular expression"],
+        full: Annotated[bool, "the pattern must match the whole response"] = False,
+    ) -> None:
         try:
             compiled = re.compile(pattern)
         except re.error as error:
@@ -48,7 +56,11 @@ class Regex:
 class Format:
     """1 if the response consists of the tags in order, each exactly once and not empty, separated by white space."""
 
-    def __init__(self, tags: Sequence[str] = ("think", "answer"), opened: bool = False) -> None:
+    def __init__(
+        self,
+        tags: Annotated[Sequence[str], "names of the tags in order"] = ("think", "answer"),
+        opened: Annotated[bool, "the prompt ends with the first opening tag, so the response lacks it"] = False,
+    ) -> None:
         if isinstance(tags, str) or not tags:
             raise ConfigError(
                 f"option tags of reward 'format' is {tags!r}", remedy="give a list, such as [think, answer]"
@@ -72,7 +84,12 @@ class Format:
 class Length:
     """With `target`: max(0, 1 - |length - target| / target). With `maximum`: 1 up to the maximum, else 0."""
 
-    def __init__(self, target: int | None = None, maximum: int | None = None, unit: str = "tokens") -> None:
+    def __init__(
+        self,
+        target: Annotated[int | None, "desired length (set either this or maximum)"] = None,
+        maximum: Annotated[int | None, "longest length that scores 1"] = None,
+        unit: Annotated[str, "tokens (default), words or characters"] = "tokens",
+    ) -> None:
         limit = maximum if target is None else target
         if (target is None) == (maximum is None) or limit is None or limit < 1:
             raise ConfigError(
@@ -96,7 +113,11 @@ class Overlong:
     0 up to max_tokens - buffer_tokens, then falling linearly to -1 at max_tokens, and -1 beyond.
     """
 
-    def __init__(self, max_tokens: int, buffer_tokens: int) -> None:
+    def __init__(
+        self,
+        max_tokens: Annotated[int, "length that costs -1"],
+        buffer_tokens: Annotated[int, "width of the slope"],
+    ) -> None:
         if not 0 < buffer_tokens <= max_tokens:
             raise ConfigError(
                 f"reward 'overlong' has max_tokens {max_tokens} and buffer_tokens {buffer_tokens}",
@@ -112,7 +133,11 @@ class Overlong:
 class Repetition:
     """Minus the fraction of n-grams that have occurred before: 0 if all differ, or there are fewer than two."""
 
-    def __init__(self, n: int = 3, unit: str = "words") -> None:
+    def __init__(
+        self,
+        n: Annotated[int, "length of an n-gram"] = 3,
+        unit: Annotated[str, "words (default) or tokens"] = "words",
+    ) -> None:
         if n < 1:
             raise ConfigError(f"option n of reward 'repetition' is {n}", remedy="an n-gram has at least 1 element")
         self._n = n

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from burnish.errors import ConfigError
 from burnish.reading import reading
@@ -32,36 +32,45 @@ class Criterion:
 class JudgeOptions:
     """The options as a run file has them; docs/judge.md says what each does. ConfigError for values out of range."""
 
-    url: str | None = None
-    model: str | None = None
-    model_path: str | None = None
-    device: str = "auto"
-    dtype: str = "float32"
-    key_variable: str | None = None
-    form: str = "score"
-    template: str | None = None
-    system: str | None = None
-    reference: bool = False
-    scale: Sequence[float] | Mapping[str, float] = (1, 10)
-    answer_format: str = "json"
-    criteria: Sequence[Mapping[str, Any]] | str | None = None
-    one_call: bool = True
-    opponents: int = 7
-    step_pattern: str = r"\n\s*\n"
-    max_steps: int = 64
-    temperature: float = 0.0
-    max_tokens: int = 1024
-    seed: int | None = None
-    extra: Mapping[str, Any] | None = None
-    concurrency: int = 16
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    retries: int = 4
-    request_timeout_seconds: float | None = None
-    cache: str | None = None
-    price_in: float | None = None
-    price_out: float | None = None
-    labels: str | None = None
+    url: Annotated[str | None, "OpenAI-compatible endpoint, up to and with /v1 (this or model_path is required)"] = None
+    model: Annotated[str | None, "the endpoint's name of the model (required with url)"] = None
+    model_path: Annotated[str | None, "folder of a model that this process loads, in place of an endpoint"] = None
+    device: Annotated[str, "of that model: auto (default), cpu, cuda:1 ..."] = "auto"
+    dtype: Annotated[str, "of that model: float32 (default) or bfloat16"] = "float32"
+    key_variable: Annotated[str | None, "name of the environment variable that holds the endpoint's key"] = None
+    form: Annotated[str, "score (default), rubric, pairwise or steps"] = "score"
+    template: Annotated[
+        str | None, "the question, as text or the path of a .txt or .md file, with {prompt}, {response}, {COLUMN}"
+    ] = None
+    system: Annotated[str | None, "the system message"] = None
+    reference: Annotated[bool, "show the row's answer to the judge"] = False
+    scale: Annotated[
+        Sequence[float] | Mapping[str, float], "[lowest, highest] (default [1, 10]) or {WORD: number from 0 to 1}"
+    ] = (1, 10)
+    answer_format: Annotated[str, "of the verdict: json (default), tag or last_line"] = "json"
+    criteria: Annotated[
+        Sequence[Mapping[str, Any]] | str | None,
+        "of a rubric: a list of {name, weight, text}, or the column that holds one",
+    ] = None
+    one_call: Annotated[bool, "ask for all criteria at once (default true), or for each on its own"] = True
+    opponents: Annotated[int, "pairwise: how many others of its group each response meets"] = 7
+    step_pattern: Annotated[str, "steps: regular expression between two steps (default: a blank line)"] = r"\n\s*\n"
+    max_steps: Annotated[int, "steps: at most this many, the last of which is all the rest"] = 64
+    temperature: Annotated[float, "of the judge"] = 0.0
+    max_tokens: Annotated[int, "of an answer"] = 1024
+    seed: Annotated[int | None, "sent with each request"] = None
+    extra: Annotated[Mapping[str, Any] | None, "further fields of the request; null removes one"] = None
+    concurrency: Annotated[int, "requests on their way at the same time, at most"] = 16
+    requests_per_minute: Annotated[int | None, "at most (default: no limit)"] = None
+    tokens_per_minute: Annotated[int | None, "of prompts and answers, at most (default: no limit)"] = None
+    retries: Annotated[int, "after connection errors, timeouts, 429 and 5xx"] = 4
+    request_timeout_seconds: Annotated[float | None, "for one request (default: what is left of timeout_seconds)"] = (
+        None
+    )
+    cache: Annotated[str | None, "folder of verdicts, which any number of runs may share (default: none)"] = None
+    price_in: Annotated[float | None, "of a million tokens of prompts, for judge/cost"] = None
+    price_out: Annotated[float | None, "of a million tokens of answers"] = None
+    labels: Annotated[str | None, "column with a human's score of the row's response, for burnish check"] = None
 
     def __post_init__(self) -> None:
         self._check_words()
