@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from burnish.config.loading import load_run_data
+from burnish.config.loading import flat_values, load_run_data
 from burnish.config.presets import PRESETS, RM_PRESETS
-from burnish.config.writing import flat_values
 from burnish.models.optimizers import OptimizerSettings
 
 RUN = {"model": "m", "data": {"train": "a.txt"}}

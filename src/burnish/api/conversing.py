@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from burnish.config.domains import DomainSettings, Split, domain_settings, sources_of
 from burnish.config.schema import RlConfig
-from burnish.data.chat import encode_bare, encode_prompt
+from burnish.data.chat import encode_bare, encode_prompt, text_of_tokens
 from burnish.data.template import ChatFormat
-from burnish.data.token_texts import text_of_tokens
 from burnish.errors import ConfigError
 from burnish.models.weights import Weights
 from burnish.rollouts.conversation import ConversingEngine, Talk

@@ -115,9 +115,8 @@ class Policy:
         through the chat template. Raises DataError for a conversation without a template, RolloutError for sampling
         numbers out of range and for prompts that leave no room in the context.
         """
-        from burnish.data.chat import encode_prompt
+        from burnish.data.chat import encode_prompt, text_of_tokens
         from burnish.data.template import ChatFormat
-        from burnish.data.token_texts import text_of_tokens
         from burnish.forward.autocast import without_autocast
         from burnish.rollouts.engine import Sampling
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from burnish.api.inputs import Inputs, inputs_of
 from burnish.checkpointing.run import RunDirectory
-from burnish.config.kinds import kind_of_data
-from burnish.config.loading import LoadedConfig, load_run_data, load_run_file
+from burnish.config.loading import LoadedConfig, kind_of_data, load_run_data, load_run_file
 from burnish.config.schema import Kind, RlConfig, RmConfig, RunConfig, SftConfig
 from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import ConfigError

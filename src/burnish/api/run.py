@@ -17,8 +17,7 @@ from burnish.checkpointing.chaining import Chosen, find_checkpoint, split_choice
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.sources import with_inputs_moved
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
-from burnish.config.kinds import kind_of_data
-from burnish.config.loading import LoadedConfig, load_run_data
+from burnish.config.loading import LoadedConfig, kind_of_data, load_run_data
 from burnish.config.preset_layer import own_algorithm
 from burnish.config.schema import RunConfig
 from burnish.config.yaml_text import parse_value

@@ -10,7 +10,7 @@ from pathlib import Path
 from burnish.checkpointing.manifest import verify
 from burnish.checkpointing.run import CONFIG_FILE, RunDirectory
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
-from burnish.config.kinds import kind_of_data
+from burnish.config.loading import kind_of_data
 from burnish.errors import CheckpointError
 from burnish.observability.history import read_history
 from burnish.observability.metric_names import find_metric

@@ -20,7 +20,6 @@ from burnish import __version__
 from burnish.checkpointing.sources import with_inputs_moved
 from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.secrets import masked, masked_command, restored
-from burnish.config.writing import to_dict
 from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import BurnishError, CheckpointError, ConfigError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
@@ -229,7 +228,7 @@ def _records_rollouts(config: RunConfig) -> bool:
 
 def dump_config(config: RunConfig) -> str:
     """The resolved run file as YAML, with all fields in the order of the reference, and secrets masked."""
-    values = masked(to_dict(config), hashed=True)
+    values = masked(config.model_dump(mode="json"), hashed=True)
     text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     return text
 
@@ -237,7 +236,7 @@ def dump_config(config: RunConfig) -> str:
 def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Difference]:
     """Differences between a saved configuration and this one that prevent resuming, sorted by field."""
     # Inputs of its own are in the run's folder, which may have been moved, or copied with the run file that names them.
-    now = with_inputs_moved(to_dict(config) | {"output": before.get("output")}, Path(config.output))
+    now = with_inputs_moved(config.model_dump(mode="json") | {"output": before.get("output")}, Path(config.output))
     before = with_inputs_moved(before, Path(config.output))
     before = {name: restored(value, now.get(name)) for name, value in before.items()}
     allowed = (*MAY_DIFFER, "steps") if _constant_schedule(now) else MAY_DIFFER
@@ -341,7 +340,7 @@ def _version(package: str) -> str | None:
 def _with_defaults(before: dict[str, Json], config: RunConfig) -> dict[str, Json]:
     """The saved configuration read by today's classes, so that a field that is new since then has its default."""
     try:
-        return to_dict(type(config).model_validate(before))
+        return type(config).model_validate(before).model_dump(mode="json")
     except (ValidationError, BurnishError):  # written by a version with other fields: compare as it stands
         return before
 

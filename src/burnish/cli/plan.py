@@ -138,8 +138,8 @@ def _show_values(loaded: LoadedConfig, console: Console, all_values: bool) -> No
 
 
 def _values(loaded: LoadedConfig) -> Iterable[tuple[str, str, str]]:
+    from burnish.config.loading import flat_values
     from burnish.config.secrets import masked
-    from burnish.config.writing import flat_values
 
     values = flat_values(loaded.config)
     for path, origin in loaded.provenance.items():

@@ -17,8 +17,7 @@ def load_any_run_file(file: str, overrides: Sequence[str]) -> LoadedConfig:
 
     Its keys decide which. If they fit both sft and rm, it is rm if the training data are comparisons.
     """
-    from burnish.config.kinds import kind_of_file
-    from burnish.config.loading import load_run_file
+    from burnish.config.loading import kind_of_file, load_run_file
 
     kind = kind_of_file(file, overrides)
     loaded = load_run_file(file, overrides, kind)

@@ -13,8 +13,7 @@ from burnish.config.schema_data import DataSource, ModelConfig
 from burnish.config.schema_optimization import OptimizationConfig
 from burnish.config.schema_rl import RlFields
 from burnish.config.schema_rm import RmFields
-from burnish.config.schema_run import RunConfig
-from burnish.config.schema_sft import SftFields
+from burnish.config.schema_run import RunConfig, SftFields
 from burnish.words import suggestion
 
 

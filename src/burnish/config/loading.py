@@ -7,7 +7,7 @@ the command line, are relative to the folder in which the command is started. No
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,6 +31,8 @@ FILE = "file"
 DEFAULT = "default"
 _MAX_PARTS = 50
 """Most parts in a dotted key."""
+_ONLY_RL = set(RlConfig.model_fields) - set(SftConfig.model_fields) - set(RmConfig.model_fields)
+_ONLY_RM = set(RmConfig.model_fields) - set(SftConfig.model_fields) - set(RlConfig.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class _Layers:
 
     def add(self, data: dict[str, Json], origin: str) -> None:
         _merge(self.data, data)
-        self.set_by(origin, _leaves(data))
+        self.set_by(origin, _flat(data))
 
     def set_by(self, origin: str, paths: Iterable[str]) -> None:
         """Record which layer set these leaves. Whatever was inside them is gone."""
@@ -109,6 +111,30 @@ def load_run_data(
 ) -> LoadedConfig:
     """Like `load_run_file`, from plain data instead of a file. Presets, shorthand forms and overrides work too."""
     return _load(ParsedYaml(copy.deepcopy(dict(data))), overrides, kind, source=source)
+
+
+def kind_of_file(path: str | Path, overrides: Sequence[str] = ()) -> Kind:
+    """`rl` if the file or an override has a key that only RL runs have (rewards, rollout, algorithm ...), `rm` if it
+    has one that only reward models have (loss, normalization, score_at ...), else `sft`. A file that cannot be
+    understood counts as `rl`: loading it then reports what is wrong."""
+    data = parse_yaml(read_run_text(Path(path))).data
+    words = {word.partition("=")[0].partition(".")[0] for word in overrides}
+    return kind_of_data(data, words)
+
+
+def kind_of_data(data: object, further_keys: Collection[str] = ()) -> Kind:
+    """Like `kind_of_file`, for plain data."""
+    if not isinstance(data, dict):
+        return "rl"
+    keys = set(data) | set(further_keys)
+    if _ONLY_RL & keys:
+        return "rl"
+    return "rm" if _ONLY_RM & keys else "sft"
+
+
+def flat_values(config: RunConfig) -> dict[str, Json]:
+    """Every value by its dotted path (list items by number); an empty list or section counts as a value."""
+    return _flat(config.model_dump(mode="json"))
 
 
 def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: Kind, *, source: str) -> LoadedConfig:
@@ -168,9 +194,9 @@ def _apply_override(given: _Layers, places: dict[str, str], override: str) -> No
             Problem("", f"{override!r:.200}: {wrong}", "give the whole list, or an index in it", COMMAND_LINE)
         )
         return
-    given.set_by(COMMAND_LINE, _leaves(value, key))
+    given.set_by(COMMAND_LINE, _flat(value, key))
     place = f"{COMMAND_LINE} ({override:.200})"
-    for path in [key, *_leaves(value, key)]:
+    for path in [key, *_flat(value, key)]:
         places[path] = place
     for length in range(1, key.count(".") + 1):
         places.setdefault(".".join(key.split(".")[:length]), place)
@@ -234,7 +260,7 @@ def _named(problems: list[Problem]) -> list[Problem]:
 
 def _full_provenance(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for path in _leaves(config.model_dump(mode="json")):
+    for path in flat_values(config):
         parts = path.split(".")
         prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
         found[path] = next((given[p] for p in prefixes if p in given), DEFAULT)
@@ -250,14 +276,14 @@ def _merge(base: dict[str, Json], top: Mapping[str, Json]) -> None:
             base[key] = value
 
 
-def _leaves(value: Json, prefix: str = "") -> Iterator[str]:
-    """Dotted paths of all values that contain no other values (including empty lists and sections)."""
+def _flat(value: Json, prefix: str = "") -> dict[str, Json]:
+    """All values that contain no other values (including empty lists and sections), by dotted path."""
     items: list[tuple[str, Json]] = []
     if isinstance(value, dict):
         items = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, (list, tuple)):
         items = [(str(index), item) for index, item in enumerate(value)]
-    if not items:
-        yield prefix
+    found: dict[str, Json] = {}
     for key, item in items:
-        yield from _leaves(item, f"{prefix}.{key}" if prefix else key)
+        found |= _flat(item, f"{prefix}.{key}" if prefix else key)
+    return found or {prefix: value}

@@ -25,8 +25,7 @@ from burnish.config.schema_rl import (
     VllmConfig,
 )
 from burnish.config.schema_rm import RmFields
-from burnish.config.schema_run import RunConfig
-from burnish.config.schema_sft import SftFields
+from burnish.config.schema_run import RunConfig, SftFields
 from burnish.config.section import refuse
 
 __all__ = [

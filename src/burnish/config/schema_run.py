@@ -1,4 +1,4 @@
-"""Sections and fields common to all run files; see `burnish.config.schema`."""
+"""Sections and fields common to all run files, and those of `burnish sft`; see `burnish.config.schema`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
+from burnish.config.schema_cluster import TrainersConfig
 from burnish.config.schema_data import DataConfig, DataSource, ModelConfig
 from burnish.config.schema_evaluation import EvaluationConfig
+from burnish.config.schema_optimization import SftOptimizationConfig
 from burnish.config.section import NonNegativeInt, OutputPath, PositiveInt, Section, as_list, path_shorthand
 
 
@@ -70,3 +72,14 @@ class RunConfig(Section):
         """All training or held-out data sets of the run, by the field that names each (`data.train.0`)."""
         own = self.data.train if split == "train" else self.data.eval
         return {f"data.{split}.{index}": source for index, source in enumerate(own)}
+
+
+class SftFields(RunConfig):
+    """Fields of a run file of `burnish sft`."""
+
+    steps: PositiveInt | None = None
+    """Optimizer steps. `null`: `optimization.epochs` passes over the data."""
+    max_tokens: PositiveInt = 2048
+    """Longest example (prompt and completion), in tokens; see `data.over_long`."""
+    optimization: SftOptimizationConfig = SftOptimizationConfig()
+    cluster: TrainersConfig = TrainersConfig()

@@ -6,7 +6,8 @@ one), but never an EOS at the end of a prompt. A chat template writes its own, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from burnish.data.rows import check_length, describe
@@ -125,3 +126,18 @@ def _ids(text: str, tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: b
             f"the tokenizer cannot encode {describe(text)}: {error}",
             remedy="use a tokenizer that knows these characters, or remove the row",
         ) from error
+
+
+def text_of_tokens(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], str]:
+    """From a token's id to its text inside of a text. A part of a character gives the tokenizer's own sign for that.
+
+    By itself many tokenizers (SentencePiece) decode a token without the space that it begins with, so that it is
+    decoded behind itself.
+    """
+
+    @cache
+    def text(token: int) -> str:
+        alone, twice = str(tokenizer.decode([token])), str(tokenizer.decode([token, token]))
+        return twice[len(alone) :] if twice.startswith(alone) else alone
+
+    return text

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from burnish.data.chat import encode_bare, turns_of
-from burnish.data.marked import marks, pieces
-from burnish.data.plain_tokens import PlainEncoder
+from burnish.data.plain_tokens import PlainEncoder, marks, pieces
 from burnish.data.template import Template
 from burnish.errors import DataError
 from burnish.types import Json, Message, Prompt

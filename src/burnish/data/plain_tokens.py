@@ -1,17 +1,20 @@
-"""Text from outside, encoded so that nothing in it is a control token."""
+"""Text from outside, encoded so that nothing in it is a control token, and found again in what a template writes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from burnish.data.chat import encode_bare
 from burnish.data.rows import describe
 from burnish.errors import DataError
+from burnish.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_BEGIN, _END = "burnish7begin", "burnish7end"
 
 
 class PlainEncoder:
@@ -64,3 +67,20 @@ def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> Any:
     written["added_tokens"] = []
     written["post_processor"] = None  # it may name tokens that are gone
     return Tokenizer.from_str(json.dumps(written))
+
+
+def marks(messages: Sequence[Message]) -> tuple[str, str]:
+    """Two words that stand in no content, to be put around contents."""
+    begin, end = _BEGIN, _END
+    while any(begin in message.content or end in message.content for message in messages):
+        begin, end = begin + "7", end + "7"
+    return begin, end
+
+
+def pieces(text: str, begin: str, end: str) -> Iterator[tuple[str, bool]]:
+    """The parts of a text without the marks in it, and whether a part stood between two of them."""
+    while text:
+        before, _, rest = text.partition(begin)
+        content, _, text = rest.partition(end)
+        yield before, False
+        yield content, True

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Literal
 
 from burnish.config.schema_data import DataSource
 from burnish.data.chat import AUTO
-from burnish.data.loaded_sources import LoadedSource, OverLong, load_sources, require_rows
+from burnish.data.loaded_sources import LoadedSource, OverLong, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, PreferenceRow, RowRules, read_row
 from burnish.data.preference_tokens import PreferenceExample, encode_preference, fitted
 from burnish.data.rows import reading_row
 from burnish.data.samplers import PromptSampler
 from burnish.data.template import ChatFormat
-from burnish.data.understanding import Understanding
 from burnish.errors import DataError
 
 if TYPE_CHECKING:

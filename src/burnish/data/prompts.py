@@ -12,14 +12,13 @@ from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.config.schema_rl import RlFields
 from burnish.data.chat import AUTO, encode_prompt, turns_of, uses_template
 from burnish.data.conversations import prompt_of, tools_at, without_last_answer
-from burnish.data.loaded_sources import LoadedSource, OverLong, load_sources, require_rows
+from burnish.data.loaded_sources import LoadedSource, OverLong, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, is_transcript, shared_prompt, transcript_messages
-from burnish.data.queries import cut_query
 from burnish.data.rows import Row, reading_row, value_at
 from burnish.data.samplers import PromptSampler
 from burnish.data.template import ChatFormat, Template, notes_on
-from burnish.data.understanding import Understanding
+from burnish.data.text_documents import cut_query
 from burnish.errors import ConfigError, DataError
 from burnish.types import Json, Message, Prompt
 from burnish.words import suggestion

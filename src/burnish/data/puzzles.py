@@ -61,7 +61,7 @@ class Puzzle:
 
 def make(tasks: Mapping[str, Mapping[str, Any]], *, size: int, seed: int) -> Iterator[Puzzle]:
     """`size` puzzles, of each task as its `weight` (1) says. Where hash seeds differ, so may the puzzles of some tasks:
-    `puzzle_rows.read` makes them where it does not."""
+    `sources.puzzle_rows` makes them where it does not."""
     order = list(_in_turns({name: _weight(name, given) for name, given in tasks.items()}, size))
     sets = {
         name: _data_set(name, given, size=max(order.count(name), 1), seed=seed * names.PUZZLE_ROWS)

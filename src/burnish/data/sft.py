@@ -21,12 +21,11 @@ from burnish.data.chat import (
     uses_template,
 )
 from burnish.data.conversations import checked_messages, prompt_of, tools_at
-from burnish.data.loaded_sources import LoadedSource, OverLong, load_sources, require_rows
+from burnish.data.loaded_sources import LoadedSource, OverLong, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.rows import Row, reading_row, text_at, value_at
 from burnish.data.samplers import PromptSampler
 from burnish.data.template import ChatFormat, Template, notes_on
-from burnish.data.understanding import Understanding
 from burnish.errors import DataError
 from burnish.types import Message, Prompt
 

@@ -17,7 +17,7 @@ import jinja2
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from burnish.config import fields
-from burnish.config.kinds import kind_of_data
+from burnish.config.loading import kind_of_data
 from burnish.config.preset_layer import preset_of
 from burnish.config.schema import RUN_FILES, RunConfig
 from burnish.config.secrets import masked_yaml

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError
 from burnish.rewards.loading import RewardSpec, find_reward
-from burnish.rewards.variables import check_environment
 from burnish.sandbox.sandbox import START_SHARE
 
 if TYPE_CHECKING:
@@ -93,4 +92,9 @@ def _check_environment(spec: RewardSpec) -> None:
             if spec.is_judge
             else "remove `environment` from it",
         )
-    check_environment(spec.environment, spec.label, os.environ)
+    missing = [name for name in spec.environment if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"reward {spec.label!r} needs the environment variable {missing[0]}, which is not set",
+            remedy=f"set it where the run is started, or remove {missing[0]} from the reward's `environment`",
+        )

@@ -13,7 +13,6 @@ from burnish.checkpointing.run import dump_config
 from burnish.config.loading import load_run_data, load_run_file
 from burnish.config.presets import PRESETS
 from burnish.config.schema import AlgorithmConfig, Kind, RlConfig
-from burnish.config.writing import to_dict
 from burnish.config.yaml_text import dump_yaml, parse_yaml
 from burnish.errors import ConfigError
 
@@ -79,7 +78,7 @@ def test_every_value_has_a_provenance(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_every_preset_loads_and_sets_what_it_says(name: str) -> None:
     config = load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "model:rm", "algorithm": name}).rl
-    found = to_dict(config)
+    found = config.model_dump(mode="json")
     for path, value in PRESETS[name].values.items():
         assert functools.reduce(lambda section, key: section[key], path.split("."), found) == value, path
 

@@ -21,7 +21,7 @@ pytest.importorskip("reasoning_gym", reason="needs burnish[reasoning-gym]")
 from burnish.data import puzzles
 from burnish.data.overlap import find_overlap
 from burnish.data.prompts import read_prompts
-from burnish.data.puzzle_rows import puzzle_rows
+from burnish.data.sources import puzzle_rows
 
 QUICK = {"chain_sum": {"max_terms": 3}, "gcd": {}, "letter_counting": {"weight": 2}}
 SLOW = ("intermediate_integration", "knight_swap", "sokoban", "zebra_puzzles")

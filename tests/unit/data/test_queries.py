@@ -8,7 +8,7 @@ import pytest
 
 from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.data.prompts import load_prompts
-from burnish.data.queries import cut_query
+from burnish.data.text_documents import cut_query
 from burnish.errors import DataError
 
 STORY = "One day. Tim ran. He fell. He cried a lot."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from burnish.data.token_texts import text_of_tokens
+from burnish.data.chat import text_of_tokens
 from burnish.models.characters import character_tokenizer
 
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from burnish.config.kinds import kind_of_data
-from burnish.config.loading import load_run_data
+from burnish.config.loading import kind_of_data, load_run_data
 from burnish.config.schema import RlConfig
 from burnish.planning.memory import estimate_memory, microbatch_tokens
 from burnish.planning.model_facts import count_parameters, facts_of, read_model_facts

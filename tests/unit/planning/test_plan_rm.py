@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from burnish.config.kinds import kind_of_data
-from burnish.config.loading import load_run_data
+from burnish.config.loading import kind_of_data, load_run_data
 from burnish.planning.memory import microbatch_tokens
 from burnish.planning.model_facts import facts_of
 from burnish.planning.plan import plan_rl

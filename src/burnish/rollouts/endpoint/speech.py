@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from burnish.data.chat import encode_bare, encode_text
+from burnish.data.chat import encode_bare, encode_text, text_of_tokens
 from burnish.data.histories import HistoryEncoder
 from burnish.data.observations import ObservationFormat, Observer
 from burnish.data.plain_tokens import PlainEncoder
 from burnish.data.template import Template
-from burnish.data.token_texts import text_of_tokens
 from burnish.errors import ConfigError, DataError
 from burnish.rollouts.endpoint.requests import RefusedError
 from burnish.tools.calls import Parsed, ToolCall

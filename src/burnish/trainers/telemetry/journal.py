@@ -11,7 +11,7 @@ from rich.console import Console
 from burnish.checkpointing.run import RunDirectory
 from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.secrets import masked
-from burnish.data.token_texts import text_of_tokens
+from burnish.data.chat import text_of_tokens
 from burnish.models.loading import LoadedModel
 from burnish.observability.alarms import AlarmBell
 from burnish.observability.console import Display, Standing, nobody
@@ -129,6 +129,6 @@ def open_journal(
 
 
 def token_texts(loaded: LoadedModel) -> Callable[[Sequence[int]], list[str]]:
-    """From token ids to one text each (`data.token_texts`)."""
+    """From token ids to one text each (`data.chat.text_of_tokens`)."""
     text = text_of_tokens(loaded.tokenizer)
     return lambda tokens: [text(token) for token in tokens]
