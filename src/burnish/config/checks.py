@@ -19,22 +19,25 @@ from burnish.words import suggestion
 
 def check_sft(config: SftFields) -> list[Problem]:
     """All contradictions in a run file of `burnish sft`."""
-    problems = [
-        *held_out(config),
-        *generated(config),
-        *shared_work(config.cluster),
-        *only_optimizer_rests(config.cluster),
-        *quantization(config.model, config.cluster),
-        *never_falls(config.optimization),
-        *known_sinks(config),
-    ]
+    problems = [*check_training(config)]
     if config.data.query is not None:
         message = "is set, but supervised fine-tuning trains on entire documents"
         problems.append(Problem("data.query", message, "remove it"))
+    return problems
+
+
+def check_training(config: SftFields | RmFields) -> Iterator[Problem]:
+    """Contradictions in a run file of a run that trains one model on data."""
+    yield from held_out(config)
+    yield from generated(config)
+    yield from shared_work(config.cluster)
+    yield from _only_optimizer_rests(config.cluster)
+    yield from quantization(config.model, config.cluster)
+    yield from never_falls(config.optimization)
+    yield from known_sinks(config)
     steps, warmup = config.steps, config.optimization.warmup_steps
     if steps is not None and warmup > steps:
-        problems.append(warmup_too_long(warmup, steps, "steps"))
-    return problems
+        yield warmup_too_long(warmup, steps, "steps")
 
 
 def check_complete(config: RunConfig, kind: str) -> list[Problem]:
@@ -189,7 +192,7 @@ def offload(cluster: TrainersConfig, absent: Mapping[str, str]) -> Iterator[Prob
         yield Problem(field, message, "set cluster.sharding to optimizer, or remove cluster.offload")
 
 
-def only_optimizer_rests(cluster: TrainersConfig) -> Iterator[Problem]:
+def _only_optimizer_rests(cluster: TrainersConfig) -> Iterator[Problem]:
     """`offload` for a run that trains one model and has no other."""
     others = ("reference", "critic", "reward_model", "rollout_engine")
     return offload(cluster, dict.fromkeys(others, "only runs of `burnish rl` have one that could rest"))

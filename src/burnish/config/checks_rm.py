@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from burnish.config.checks import (
-    generated,
-    held_out,
-    known_sinks,
-    never_falls,
-    only_optimizer_rests,
-    quantization,
-    shared_work,
-    warmup_too_long,
-)
+from burnish.config.checks import check_training
 from burnish.config.presets import RM_PRESETS
 from burnish.config.problems import Problem
 from burnish.config.schema_rm import NormalizationConfig, RmFields
@@ -24,22 +15,13 @@ def check_rm(config: RmFields) -> list[Problem]:
     """All contradictions in a run file of `burnish rm`."""
     problems = [
         *_preset(config),
-        *held_out(config),
-        *generated(config),
         *_pairs_only(config),
         *_score_place(config),
-        *shared_work(config.cluster),
-        *only_optimizer_rests(config.cluster),
-        *quantization(config.model, config.cluster),
-        *never_falls(config.optimization),
-        *known_sinks(config),
+        *check_training(config),
     ]
     if config.data.eval and config.held_out_fraction > 0:
         message = f"is {config.held_out_fraction:g}, but data.eval already names held-out data"
         problems.append(Problem("held_out_fraction", message, "remove one of the two"))
-    steps, warmup = config.steps, config.optimization.warmup_steps
-    if steps is not None and warmup > steps:
-        problems.append(warmup_too_long(warmup, steps, "steps"))
     normalization = config.normalization
     if config.data.query is not None and not normalization.prompts:
         message = "is set, but it is not used: comparisons have their own prompts"

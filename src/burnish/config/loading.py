@@ -10,6 +10,7 @@ import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -25,6 +26,8 @@ from burnish.config.yaml_text import ParsedYaml, parse_value, parse_yaml, read_r
 from burnish.errors import ConfigError
 from burnish.reading import reading
 from burnish.types import Json
+
+_Run = TypeVar("_Run", bound=RunConfig)
 
 COMMAND_LINE = "command line"
 FILE = "file"
@@ -47,27 +50,25 @@ class LoadedConfig:
     @property
     def rl(self) -> RlConfig:
         """The configuration of an RL run. ConfigError if it is of another kind."""
-        if not isinstance(self.config, RlConfig):
-            raise self._other_kind("rl")
-        return self.config
+        return self._as(RlConfig)
 
     @property
     def sft(self) -> SftConfig:
         """The configuration of a supervised run. ConfigError if it is of another kind."""
-        if not isinstance(self.config, SftConfig):
-            raise self._other_kind("sft")
-        return self.config
+        return self._as(SftConfig)
 
     @property
     def rm(self) -> RmConfig:
         """The configuration of a reward model's run. ConfigError if it is of another kind."""
-        if not isinstance(self.config, RmConfig):
-            raise self._other_kind("rm")
-        return self.config
+        return self._as(RmConfig)
 
-    def _other_kind(self, wanted: str) -> ConfigError:
-        own = next(kind for kind, section in RUN_FILES.items() if section is type(self.config))
-        return ConfigError(f"{self.source} is a run file of `burnish {own}`", remedy=f"use one of `burnish {wanted}`")
+    def _as(self, wanted: type[_Run]) -> _Run:
+        if isinstance(self.config, wanted):
+            return self.config
+        commands = {section: f"`burnish {kind}`" for kind, section in RUN_FILES.items()}
+        raise ConfigError(
+            f"{self.source} is a run file of {commands[type(self.config)]}", remedy=f"use one of {commands[wanted]}"
+        )
 
 
 @dataclass(slots=True)

@@ -6,9 +6,9 @@ one), but never an EOS at the end of a prompt. A chat template writes its own, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from burnish.data.rows import check_length, describe
 from burnish.data.template import ChatFormat, Template
@@ -87,6 +87,13 @@ def plain_messages(messages: Sequence[Message], *, where: str) -> str:
                 remedy="set data.chat: auto, or write it into the content",
             )
     return "\n\n".join(message.content for message in messages)
+
+
+def asked_prompt(row_id: str, asked: str | tuple[Message, ...], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+    """The prompt of a row, whose text or conversation is `asked`."""
+    if isinstance(asked, str):
+        return Prompt(row_id, text=asked, tools=tuple(tools))
+    return Prompt(row_id, messages=asked, tools=tuple(tools))
 
 
 def turns_of(prompt: Prompt) -> tuple[Message, ...]:

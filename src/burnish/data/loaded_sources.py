@@ -9,6 +9,7 @@ from typing import Literal
 
 from burnish.config.schema_data import DataSource
 from burnish.data.rows import Row, describe, value_at
+from burnish.data.samplers import PromptSampler
 from burnish.data.schemas import Purpose, Reading, recognise
 from burnish.data.sources import Table, default_domain, read_table, source_names
 from burnish.errors import DataError
@@ -134,6 +135,26 @@ class LoadedSource:
                 )
             seen[row_id] = row.where
             yield row_id, row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSet:
+    """Rows of all sources, one source after another. Source i has `source_sizes[i]`, drawn with weight `weights[i]`."""
+
+    source_sizes: tuple[int, ...]
+    weights: tuple[float, ...]
+    understandings: tuple[Understanding, ...] = ()
+
+    def __len__(self) -> int:
+        return sum(self.source_sizes)
+
+    def sampler(self, *, seed: int, shuffle: bool = True) -> PromptSampler:
+        """The resumable order in which rows are drawn, by their number."""
+        return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
+
+    def lines(self) -> list[str]:
+        """How the data were read, for the command line to print."""
+        return [line for understanding in self.understandings for line in understanding.lines()]
 
 
 def load_sources(sources: Sequence[DataSource], purpose: Purpose) -> list[LoadedSource]:

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from burnish.data.assistant_turns import encode_with_turns
-from burnish.data.chat import PLAIN, encode_bare, encode_prompt, encode_text, plain_text, turns_of
+from burnish.data.chat import PLAIN, asked_prompt, encode_continuation, encode_prompt, plain_text, turns_of
 from burnish.data.preference_rows import (
     BadRow,
     PreferenceRow,
     Text,
     Tokens,
-    Tools,
     first_question,
     is_transcript,
     message_list,
@@ -20,7 +19,7 @@ from burnish.data.preference_rows import (
     transcript_messages,
 )
 from burnish.data.template import ChatFormat, Template
-from burnish.types import Message, Prompt
+from burnish.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,7 +91,7 @@ def _encode_texts(
     conversational = not isinstance(prompt, str) or any(not isinstance(r, str) for r in responses)
     if chat.chat == "always" or (chat.chat == "auto" and conversational):
         return _by_template(row.where, prompt, responses, Template(tokenizer, chat.options, row.tools))
-    asked = _prompt(row.id, prompt, row.tools)
+    asked = asked_prompt(row.id, prompt, row.tools)
     before = encode_prompt(asked, tokenizer, PLAIN)
     texts = [plain_response(response, row.where) for response in responses]
     return before, tuple(_encode_plain(plain_text(asked), before, text, tokenizer, append_eos) for text in texts)
@@ -102,18 +101,11 @@ def _text_parts(row: PreferenceRow) -> tuple[Text, tuple[Text, ...]]:
     return row.prompt, row.responses  # type: ignore[return-value]
 
 
-def _prompt(row_id: str, prompt: Text, tools: Tools = ()) -> Prompt:
-    if isinstance(prompt, str):
-        return Prompt(row_id, text=prompt, tools=tools)
-    return Prompt(row_id, messages=prompt, tools=tools)
-
-
 def _encode_plain(
     prompt: str, before: Tokens, response: str, tokenizer: PreTrainedTokenizerBase, append_eos: bool
 ) -> Tokens:
     """The response's tokens, encoded with the prompt if that leaves the prompt's tokens unchanged, else alone."""
-    joined = encode_text(prompt + response, tokenizer)
-    tokens = joined[len(before) :] if joined[: len(before)] == before else encode_bare(response, tokenizer)
+    tokens = encode_continuation(before, prompt, response, tokenizer)
     end = tokenizer.eos_token_id
     if append_eos and end is not None and tokens[-1:] != (end,):
         return (*tokens, end)
@@ -139,4 +131,4 @@ def _by_template(
 def _turns(prompt: Text) -> tuple[Message, ...]:
     if isinstance(prompt, str) and is_transcript(prompt):
         return transcript_messages(prompt)
-    return turns_of(_prompt("", prompt))
+    return turns_of(asked_prompt("", prompt))

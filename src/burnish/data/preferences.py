@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from burnish.config.schema_data import DataSource
 from burnish.data.chat import AUTO
-from burnish.data.loaded_sources import LoadedSource, OverLong, Understanding, load_sources, require_rows
+from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, PreferenceRow, RowRules, read_row
 from burnish.data.preference_tokens import PreferenceExample, encode_preference, fitted
 from burnish.data.rows import reading_row
-from burnish.data.samplers import PromptSampler
 from burnish.data.template import ChatFormat
 from burnish.errors import DataError
 
@@ -27,28 +26,14 @@ BadRows = Literal["error", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
-class PreferenceSet:
-    """Comparisons of all sources, concatenated. Source i has `source_sizes[i]`, drawn with weight `weights[i]`."""
+class PreferenceSet(RowSet):
+    """Comparisons of all sources."""
 
     examples: tuple[PreferenceExample, ...]
-    source_sizes: tuple[int, ...]
-    weights: tuple[float, ...]
-    understandings: tuple[Understanding, ...] = field(default=())
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def sampler(self, *, seed: int, shuffle: bool = True) -> PromptSampler:
-        """The resumable order in which comparisons are drawn (indices into `examples`)."""
-        return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
 
     def asked(self) -> list[Asked]:
         """The prompt of each comparison."""
         return [(example.id, example.prompt_tokens) for example in self.examples]
-
-    def lines(self) -> list[str]:
-        """How the data were read, for the command line to print."""
-        return [line for understanding in self.understandings for line in understanding.lines()]
 
     def split(self, held_out_fraction: float, *, seed: int) -> tuple[PreferenceSet, PreferenceSet]:
         """(training, held out), split by conversation.
@@ -73,7 +58,7 @@ class PreferenceSet:
             sizes.append(sum(side is held_out for side in sides[start : start + size]))
             start += size
         kept = tuple(example for example, side in zip(self.examples, sides, strict=True) if side is held_out)
-        return PreferenceSet(kept, tuple(sizes), self.weights)
+        return PreferenceSet(kept, source_sizes=tuple(sizes), weights=self.weights)
 
 
 def is_held_out(conversation: str, fraction: float, *, seed: int) -> bool:

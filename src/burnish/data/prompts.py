@@ -12,11 +12,10 @@ from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.config.schema_rl import RlFields
 from burnish.data.chat import AUTO, encode_prompt, turns_of, uses_template
 from burnish.data.conversations import prompt_of, tools_at, without_last_answer
-from burnish.data.loaded_sources import LoadedSource, OverLong, Understanding, load_sources, require_rows
+from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, is_transcript, shared_prompt, transcript_messages
 from burnish.data.rows import Row, reading_row, value_at
-from burnish.data.samplers import PromptSampler
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.text_documents import cut_query
 from burnish.errors import ConfigError, DataError
@@ -64,32 +63,15 @@ class DomainRows:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptSet:
-    """Prompts of all sources, concatenated, with their tokens.
-
-    Source i has `source_sizes[i]` consecutive prompts and is drawn with weight `weights[i]`.
-    """
+class PromptSet(RowSet):
+    """Prompts of all sources, with their tokens."""
 
     prompts: tuple[Prompt, ...]
     prompt_tokens: tuple[tuple[int, ...], ...]
-    source_sizes: tuple[int, ...]
-    weights: tuple[float, ...]
-    understandings: tuple[Understanding, ...]
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    def sampler(self, *, seed: int, shuffle: bool = True) -> PromptSampler:
-        """The resumable order in which prompts are drawn (indices into `prompts`)."""
-        return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
 
     def asked(self) -> list[Asked]:
         """Each prompt's id and tokens, to find duplicates."""
         return [(prompt.id, tokens) for prompt, tokens in zip(self.prompts, self.prompt_tokens, strict=True)]
-
-    def lines(self) -> list[str]:
-        """How the data were read, for the command line to print."""
-        return [line for understanding in self.understandings for line in understanding.lines()]
 
 
 def load_prompts(

@@ -12,6 +12,7 @@ from burnish.data.assistant_turns import encode_with_turns
 from burnish.data.chat import (
     AUTO,
     PLAIN,
+    asked_prompt,
     encode_continuation,
     encode_prompt,
     encode_text,
@@ -21,10 +22,9 @@ from burnish.data.chat import (
     uses_template,
 )
 from burnish.data.conversations import checked_messages, prompt_of, tools_at
-from burnish.data.loaded_sources import LoadedSource, OverLong, Understanding, load_sources, require_rows
+from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.rows import Row, reading_row, text_at, value_at
-from burnish.data.samplers import PromptSampler
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.errors import DataError
 from burnish.types import Message, Prompt
@@ -47,24 +47,14 @@ class SftExample:
 
 
 @dataclass(frozen=True, slots=True)
-class SftSet:
-    """Examples of all sources, concatenated. Source i has `source_sizes[i]`, drawn with weight `weights[i]`."""
+class SftSet(RowSet):
+    """Examples of all sources."""
 
     examples: tuple[SftExample, ...]
-    source_sizes: tuple[int, ...]
-    weights: tuple[float, ...]
-    understandings: tuple[Understanding, ...]
-
-    def __len__(self) -> int:
-        return len(self.examples)
 
     def lengths(self) -> list[int]:
         """Tokens of each example."""
         return [len(example.tokens) for example in self.examples]
-
-    def sampler(self, *, seed: int, shuffle: bool = True) -> PromptSampler:
-        """The resumable order in which examples are drawn (indices into `examples`)."""
-        return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
 
     def asked(self) -> list[Asked]:
         """Each example's id and prompt: the tokens before the first trained one, or all tokens of a document."""
@@ -72,10 +62,6 @@ class SftSet:
         return [
             (e.id, e.tokens[:first] if first > 1 else e.tokens) for e, first in zip(self.examples, firsts, strict=True)
         ]
-
-    def lines(self) -> list[str]:
-        """How the data were read, for the command line to print."""
-        return [line for understanding in self.understandings for line in understanding.lines()]
 
 
 def load_sft_examples(
@@ -170,7 +156,7 @@ def _encode(
     if "completion" not in roles:
         turns = _whole_conversation(asked, row, chat)
         return _encode_turns(turns, template, row, changed, first_trained=0)
-    prompt = _as_prompt(row_id, asked, template.tools)
+    prompt = asked_prompt(row_id, asked, template.tools)
     completion = _completion(row, roles["completion"])
     if chat.chat == "never" or (isinstance(completion, str) and not uses_template(prompt, chat)):
         return _encode_plain_pair(prompt, completion, tokenizer, row)
@@ -186,12 +172,6 @@ def _encode_turns(
     tokens, mask = encode_with_turns(turns, template, where=row.where, first_trained=first_trained)
     changed.update(notes_on(turns, template))
     return _without_first(tokens, mask)
-
-
-def _as_prompt(row_id: str, asked: str | tuple[Message, ...], tools: Tools) -> Prompt:
-    if isinstance(asked, str):
-        return Prompt(row_id, text=asked, tools=tools)
-    return Prompt(row_id, messages=asked, tools=tools)
 
 
 def _completion(row: Row, column: str) -> str | tuple[Message, ...]:

@@ -11,10 +11,9 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from burnish.errors import ConfigError
 from burnish.rewards.builtins import extraction
 from burnish.rewards.builtins.numbers import plain, read_number, same
-from burnish.words import nearest
+from burnish.rewards.builtins.reading_rows import check_word
 
 _PLACES: dict[str, tuple[Callable[[str], str | None], ...]] = {
     "any": (extraction.boxed, extraction.hashed, extraction.phrased, extraction.whole, extraction.last),
@@ -37,12 +36,7 @@ class MathAnswer:
             str, "where the answer must be: any (default), boxed, hash (####), phrase (answer is ...)"
         ] = "any",
     ) -> None:
-        if require not in _PLACES:
-            near = nearest(require, _PLACES)
-            hint = f"did you mean {near!r}? " if near else ""
-            raise ConfigError(
-                f"option require of reward 'math' is {require!r}", remedy=f"{hint}use {', '.join(_PLACES)}"
-            )
+        check_word("math", "require", require, tuple(_PLACES))
         import math_verify
 
         # It warns that its time limits are off, and about expressions that it cannot parse.

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import Annotated, Any
 
 from burnish.errors import ConfigError
-from burnish.words import nearest
+from burnish.rewards.builtins.reading_rows import check_word
 
 LENGTH_UNITS = ("tokens", "words", "characters")
 
@@ -98,7 +98,8 @@ class Length:
             )
         self._target = target
         self._limit = limit
-        self._unit = _unit("length", unit, LENGTH_UNITS)
+        check_word("length", "unit", unit, LENGTH_UNITS)
+        self._unit = unit
 
     def __call__(self, response: str, num_tokens: int) -> float:
         length = {"tokens": num_tokens, "words": len(response.split()), "characters": len(response)}[self._unit]
@@ -141,17 +142,10 @@ class Repetition:
         if n < 1:
             raise ConfigError(f"option n of reward 'repetition' is {n}", remedy="an n-gram has at least 1 element")
         self._n = n
-        self._unit = _unit("repetition", unit, ("words", "tokens"))
+        check_word("repetition", "unit", unit, ("words", "tokens"))
+        self._unit = unit
 
     def __call__(self, response: str, response_tokens: list[int]) -> float:
         sequence: Sequence[Hashable] = response.split() if self._unit == "words" else response_tokens
         grams = [tuple(sequence[start : start + self._n]) for start in range(len(sequence) - self._n + 1)]
         return -(len(grams) - len(set(grams))) / len(grams) if grams else 0.0
-
-
-def _unit(reward: str, unit: str, known: Sequence[str]) -> str:
-    if unit not in known:
-        near = nearest(unit, known)
-        hint = f"did you mean {near!r}? " if near else ""
-        raise ConfigError(f"option unit of reward {reward!r} is {unit!r}", remedy=f"{hint}use {' or '.join(known)}")
-    return unit
