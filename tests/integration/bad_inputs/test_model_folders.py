@@ -88,7 +88,6 @@ CONFIG = [
     row("config.json that is empty", "./model", "config.json", make=file("config.json", "")),
     row("config.json that is a list", "./model", make=file("config.json", "[]")),
     row("config.json nested deeply", "./model", make=file("config.json", "[" * 100_000)),
-    row("config.json in UTF-16", "./model", make=file("config.json", "{}".encode("utf-16"))),
     row("config.json that is a folder", "config.json", make=replaced("config.json", Path.mkdir)),
     row("config.json that is a pipe", "config.json is a pipe", make=replaced("config.json", os.mkfifo)),
     row("config.json that is a link to nothing", "config.json is a broken link",
@@ -98,19 +97,14 @@ CONFIG = [
     row("config.json whose kind is a number", "./model", make=changed("config.json", model_type=5)),
     row("config.json of an encoder", "./model", make=changed("config.json", model_type="vit")),
     row("sizes that are text", "hidden_size is 'many'", make=changed("config.json", hidden_size="many")),
-    row("sizes that are null", "./model", make=changed("config.json", hidden_size=None)),
     row("sizes below zero", "num_hidden_layers is -1", make=changed("config.json", num_hidden_layers=-1)),
-    row("sizes of zero", "num_attention_heads is 0", make=changed("config.json", num_attention_heads=0)),
     row("sizes that are fractions", "hidden_size is 31.5", make=changed("config.json", hidden_size=31.5)),
     row("a billion layers", "num_hidden_layers is 1000000000", words="model.from_scratch=true",
         make=changed("config.json", num_hidden_layers=10**9)),
     row("a vocabulary of 10^400", "vocab_size is 1000", make=changed("config.json", vocab_size=10**400)),
     row("heads that do not divide", "./model", make=changed("config.json", num_attention_heads=7),
         words="model.from_scratch=true"),
-    row("a context below zero", "max_position_embeddings is -1",
-        make=changed("config.json", max_position_embeddings=-1)),
     row("unknown activation", "./model", make=changed("config.json", hidden_act="silly")),
-    row("odd rope", "./model", make=changed("config.json", rope_parameters={"rope_type": "unknown"})),
     row("odd number type", "./model", make=changed("config.json", torch_dtype="float99", dtype="float99")),
     row("end id that is text", "./model", "eos_token_id", make=changed("config.json", eos_token_id="end")),
     row("end id beyond the vocabulary", "end-of-sequence id 99999", "vocabulary",
@@ -120,8 +114,6 @@ CONFIG = [
     row("own code", "trust_remote_code", make=changed("config.json", model_type="mine",
         auto_map={"AutoConfig": "a.B"})),
     row("damaged config, planned", "./model", make=file("config.json", "{"), command=("plan", "run.yaml")),
-    row("damaged config for sft", "./model", make=file("config.json", "[" * 100_000), base="sft"),
-    row("damaged config for rm", "./model", make=changed("config.json", hidden_size="many"), base="rm"),
     row("damaged config for eval", "./model", make=file("config.json", "[]"), command=("eval", "run.yaml"),
         words=["data.eval=[{path: train.jsonl, limit: 2}]"]),
 ]  # fmt: skip
@@ -153,8 +145,6 @@ GENERATION = [
 
 WEIGHTS = [
     row("weights with NaN", "hold NaN", NORM, make=spoilt(NORM, float("nan"))),
-    row("weights with NaN, sft", "hold NaN", EMBEDDING, make=spoilt(EMBEDDING, float("nan")), base="sft"),
-    row("weights with NaN, rm", "hold NaN", NORM, make=spoilt(NORM, float("nan")), base="rm"),
     row("weights with NaN, eval", "hold NaN", NORM, make=spoilt(NORM, float("nan")), command=("eval", "run.yaml"),
         words=["data.eval=[{path: train.jsonl, limit: 2}]"]),
     row("weights with infinity", "hold infinity", NORM, make=spoilt(NORM, float("inf"))),
@@ -167,14 +157,12 @@ WEIGHTS = [
     row("all tensors under other names", "lacks",
         make=weights(lambda tensors: [tensors.update({f"x.{name}": tensors.pop(name)}) for name in list(tensors)])),
     row("weights cut short", "model.safetensors is cut short: 2,000 bytes", make=cut(2_000)),
-    row("weights cut in the header", "model.safetensors", make=cut(20)),
     row("weights that are empty", "model.safetensors", make=cut(0)),
     row("weights that are text", "model.safetensors", make=file("model.safetensors", "hello, world")),
     row("weights whose header is too long", "model.safetensors", make=file("model.safetensors", b"\xff" * 8 + b"{}")),
     row("weights whose header is no JSON", "model.safetensors", make=file("model.safetensors", (9).to_bytes(8,
         "little") + b"no header")),
     row("weights that are a pipe", "model.safetensors is a pipe", make=replaced("model.safetensors", os.mkfifo)),
-    row("weights that are a folder", "model.safetensors", make=replaced("model.safetensors", Path.mkdir)),
     row("weights that are a link to nothing", "model.safetensors is a broken link",
         make=replaced("model.safetensors", lambda path: path.symlink_to("nowhere"))),
     row("missing shard", "model-00002-of-00002.safetensors", make=several(
@@ -184,9 +172,6 @@ WEIGHTS = [
     row("index that is no JSON", "index.json", make=several(
         lambda folder: (folder / "model/model.safetensors").rename(folder / "model/model-00001-of-00001.safetensors"),
         file("model.safetensors.index.json", "{"))),
-    row("index of numbers", "index.json", make=several(
-        lambda folder: (folder / "model/model.safetensors").rename(folder / "model/model-00001-of-00001.safetensors"),
-        file("model.safetensors.index.json", '{"weight_map": 5}'))),
     row("pickle beside nothing", "pickle", make=several(missing("model.safetensors"), file("pytorch_model.bin",
         b"\x80"))),
     row("checkpoint of another program", "pickle", make=several(missing("model.safetensors"), file("model.ckpt",
@@ -197,19 +182,14 @@ WEIGHTS = [
 TOKENIZERS = [
     row("tokenizer that is no JSON", "tokenizer", make=file("tokenizer.json", "{")),
     row("tokenizer that is empty", "tokenizer", make=file("tokenizer.json", "")),
-    row("tokenizer of nothing", "tokenizer", make=file("tokenizer.json", "{}")),
     row("tokenizer nested deeply", "tokenizer", make=file("tokenizer.json", "[" * 100_000)),
     row("tokenizer that is missing", "tokenizer", make=several(missing("tokenizer.json"),
         missing("tokenizer_config.json"))),
     row("tokenizer that is a pipe", "tokenizer.json is a pipe", make=replaced("tokenizer.json", os.mkfifo)),
     row("tokenizer configuration that is no JSON", "tokenizer", make=file("tokenizer_config.json", "{")),
-    row("tokenizer configuration that is a list", "tokenizer", make=file("tokenizer_config.json", "[]")),
     row("tokenizer of an unknown class", "tokenizer", make=changed("tokenizer_config.json", tokenizer_class=5)),
     row("tokenizer larger than the model", "embeddings", make=changed("config.json", vocab_size=5),
         words="model.from_scratch=true"),
-    row("tokenizer that is no JSON, planned", "tokenizer", make=file("tokenizer.json", "{"), command=("plan",
-        "run.yaml")),
-    row("tokenizer that is no JSON, sft", "tokenizer", make=file("tokenizer.json", "{"), base="sft"),
 ]  # fmt: skip
 
 
@@ -224,7 +204,7 @@ def template(name: str, *says: str, text: str, **how: Any) -> Row:
     )
 
 
-def own_template(name: str, *says: str, text: str, **how: Any) -> Row:
+def own_template(name: str, *says: str, text: str | bytes, **how: Any) -> Row:
     """The same as `model.chat_template` in the run file."""
     return row(
         f"own template: {name}",
@@ -247,10 +227,7 @@ TEMPLATES = [
     template("a text times 10^7", "characters", text="{{ 'x' * 10**7 }}"),
     template("a text doubled 60 times", "chat template of './model'",
              text=DOUBLED),
-    template("a wide filter", "chat template of './model'", text="{{ 'x' | center(10**10) }}"),
-    template("a power", "chat template of './model'", text="{{ 10 ** (10 ** 10) }}"),
     template("a separator that explodes", "chat template of './model'", text="{{ range(99999) | join('x' * 10**6) }}"),
-    template("a format that explodes", "chat template of './model'", text="{{ '%9999999999d' % 1 }}"),
     template("a range beyond all", "train.jsonl:1", "chat template", text="{% for a in range(10**9) %}x{% endfor %}"),
     template("recursion without end", "train.jsonl:1", "chat template",
         text="{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
@@ -265,16 +242,13 @@ TEMPLATES = [
     template("of 10^10 letters, planned", "GiB", text="{{ 'x' * 10**10 }}", command=("plan", "run.yaml")),
     own_template("10^10 letters", "GiB", text="{{ 'x' * 10**10 }}"),
     own_template("no Jinja", "line 2", text=TURN + "\n{% for %}"),
-    own_template("no UTF-8", "t.jinja", text=""),
+    own_template("no UTF-8", "t.jinja", text=b"\xff{{ messages }}"),
     row("own template that is a pipe", "model.chat_template", "pipe", words="model.chat_template=./pipe",
         make=lambda folder: os.mkfifo(folder / "pipe")),
-    row("own template that is a folder", "model.chat_template", "folder", words="model.chat_template=./model"),
     row("own template that is empty", "model.chat_template", words=["model.chat_template=''"]),
-    row("own template of a long name", "model.chat_template", words=["model.chat_template=" + "a" * 5_000]),
     row("own template that is missing", "model.chat_template", words="model.chat_template=nowhere.jinja"),
     row("own template that is a number", "model.chat_template", words="model.chat_template=5"),
 ]  # fmt: skip
-TEMPLATES[-7]["files"]["t.jinja"] = b"\xff{{ messages }}"
 
 SAMPLING = [
     row(f"{name} of {value!r} in generation_config.json", "generation_config.json", name,
@@ -295,10 +269,7 @@ def header(content: bytes) -> Make:
 DAMAGED = "header is damaged"
 NUMBER_TYPES = [
     row("weights of whole numbers", "as I8", "floating-point", make=all_as(torch.int8)),
-    row("weights of truth values", "as BOOL", "floating-point", make=all_as(torch.bool)),
-    row("weights of complex numbers", "as C64", "floating-point", make=all_as(torch.complex64)),
     row("weights header that is a list", DAMAGED, make=header(b"[]      ")),
-    row("weights header that is null", DAMAGED, make=header(b"null    ")),
     row("weights header nested deeply", DAMAGED, make=header(b"[" * 100_000)),
     row("tensor that is a number", DAMAGED, make=header(b'{"a": 5}')),
     row("tensor without a place", DAMAGED, make=header(b'{"a": {"dtype": "F32", "shape": [1]}}')),

@@ -111,6 +111,7 @@ K = {"prompt": "p", "responses": ["a", "b", "c"], "best": 1}
         ([K, {**K, "responses": ["a", "b"]}], r"rows.jsonl:2: 2 candidates, but 3 are expected"),
         ([K, {**K, "best": 3}], r"rows.jsonl:2: best is int 3, but the 3 candidates are numbered 0 to 2"),
         ([{**K, "best": -1}], r"best is int -1"),
+        ([{**K, "responses": ["a"], "best": 0}], r"rows.jsonl:1: 1 candidates; a comparison needs two"),
         ([{**K, "best": "a"}], r"best is str 'a'"),
         (
             [{**K, "responses": ["a", "a", "c"]}],
