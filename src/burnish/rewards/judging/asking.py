@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from burnish.rewards.judging.cache import VerdictCache, cache_key
 from burnish.rewards.judging.client import Endpoint, NoVerdictError, Patience
-from burnish.rewards.judging.limits import Clock
 from burnish.rewards.judging.prompts import Messages, repair
 from burnish.rewards.judging.tally import Tally
 from burnish.rewards.judging.verdicts import UnreadableVerdictError, Wanted
@@ -26,7 +25,6 @@ class Asker:
     endpoint: Endpoint
     cache: VerdictCache | None
     tally: Tally
-    clock: Clock
     timeout_seconds: float
     _on_their_way: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
 
@@ -62,7 +60,7 @@ class Asker:
             return None
 
     async def _ask(self, key: str, messages: Messages, wanted: Wanted[T]) -> T:
-        patience = Patience(self.timeout_seconds, self.clock)
+        patience = Patience(self.timeout_seconds)
         reply = await self.endpoint.reply(messages, patience)
         try:
             found = wanted.read(reply)

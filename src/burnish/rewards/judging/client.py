@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 import httpx2
 
 from burnish.errors import ConfigError, RewardError
-from burnish.rewards.judging.limits import Bounds, Clock, Gate, Sent
+from burnish.rewards.judging.limits import Gate, Sent
 from burnish.rewards.judging.options import JudgeOptions
 from burnish.rewards.judging.prompts import Messages
 from burnish.rewards.judging.tally import Tally
@@ -45,14 +46,13 @@ class Patience:
     """The seconds that are left for one verdict. Waiting for a free place among our own requests does not count."""
 
     seconds: float
-    clock: Clock
 
     async def pause(self, seconds: float, before: str) -> None:
         """Wait before the next try. NoVerdictError (timeout) if the time for it is not there, with what came before."""
         if seconds >= self.seconds:
             raise NoVerdictError(f"no answer within timeout_seconds; last: {before}", RewardStatus.TIMEOUT)
         self.seconds -= seconds
-        await self.clock.sleep(seconds)
+        await asyncio.sleep(seconds)
 
 
 class Endpoint(Protocol):
@@ -82,9 +82,8 @@ class _Trouble:
     timeout: bool = False
 
 
-@dataclass(slots=True)
 class ChatClient:
-    """An `Endpoint` behind HTTP. It is made and used on the event loop.
+    """An `Endpoint` behind HTTP, without a connection yet when it is made.
 
     Connection errors, timeouts, 408, 429 and 5xx are tried again, with growing pauses and as the endpoint's Retry-After
     says. Another 4xx stops the run (RewardError), except a prompt that is refused: that has no verdict. A prompt is
@@ -92,46 +91,26 @@ class ChatClient:
     differ, and no response may stop a run.
     """
 
-    options: JudgeOptions
-    gate: Gate
-    tally: Tally
-    clock: Clock
-    key: str | None
-    name: str
-    http: httpx2.AsyncClient
-    refusal: RewardError | None = None
-    """Set by the first answer that ends the run: nobody else needs to ask."""
-    has_answered: bool = False
-    """Whether the endpoint has taken a request with these fields."""
-    _fields: dict[str, Any] = field(default_factory=dict)
-
-    @staticmethod
-    def open(options: JudgeOptions, gate: Gate, tally: Tally, clock: Clock) -> ChatClient:
-        """Without a connection yet."""
-        key = read_key(options)
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        # Our own deadlines and limits apply, and the pool only has to follow them.
-        pool = httpx2.Limits(max_connections=None, max_keepalive_connections=options.concurrency)
-        http = httpx2.AsyncClient(headers=headers, timeout=None, limits=pool)
-        client = ChatClient(options, gate, tally, clock, key, options.model or "", http)
-        client._fields = {"temperature": options.temperature, "max_tokens": options.max_tokens}
-        if options.seed is not None:
-            client._fields["seed"] = options.seed
-        for field_name, value in (options.extra or {}).items():
-            if value is None:
-                client._fields.pop(field_name, None)  # `max_tokens: null` for endpoints that refuse it
-            else:
-                client._fields[field_name] = value
-        return client
+    def __init__(self, options: JudgeOptions, gate: Gate, tally: Tally) -> None:
+        self.name = options.model or ""
+        self._options, self._gate, self._tally = options, gate, tally
+        self._key = read_key(options)
+        self._address = f"{(options.url or '').rstrip('/')}/chat/completions"
+        self._http = httpx2.AsyncClient(
+            headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
+            timeout=None,  # our own deadlines and limits apply, and the pool only has to follow them
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=options.concurrency),
+        )
+        self._refusal: RewardError | None = None  # set by the first answer that ends the run: nobody else needs to ask
+        self._has_answered = False  # whether the endpoint has taken a request with these fields
+        extra = options.extra or {}
+        fields = {"temperature": options.temperature, "max_tokens": options.max_tokens, "seed": options.seed, **extra}
+        # Without `max_tokens: null`, for endpoints that refuse it.
+        self._fields = {name: value for name, value in fields.items() if value is not None}
 
     @property
     def sampling(self) -> Mapping[str, Any]:
         return self._fields
-
-    @property
-    def address(self) -> str:
-        """Where requests go."""
-        return f"{(self.options.url or '').rstrip('/')}/chat/completions"
 
     async def reply(self, messages: Messages, patience: Patience) -> str:
         body = {"model": self.name, "messages": list(messages), **self._fields}
@@ -142,39 +121,39 @@ class ChatClient:
             if isinstance(found, str):
                 return found
             tries += 1
-            if tries > self.options.retries:
+            if tries > self._options.retries:
                 status = RewardStatus.TIMEOUT if found.timeout else RewardStatus.ERROR
                 raise NoVerdictError(f"no answer after {tries} tries; last: {found.reason}", status)
             await patience.pause(max(found.wait, _pause(body, tries)), found.reason)
-            self.tally.retries += 1
+            self._tally.retries += 1
 
     async def close(self) -> None:
-        await self.http.aclose()
+        await self._http.aclose()
 
     async def _try(self, body: Mapping[str, Any], tokens: int, patience: Patience) -> str | _Trouble:
-        async with self.gate.place(tokens) as sent:
-            if self.refusal is not None:
-                raise self.refusal
-            allowed = min(patience.seconds, self.options.request_timeout_seconds or patience.seconds)
-            began = self.clock.now()
-            self.tally.requests += 1
+        async with self._gate.place(tokens) as sent:
+            if self._refusal is not None:
+                raise self._refusal
+            allowed = min(patience.seconds, self._options.request_timeout_seconds or patience.seconds)
+            began = time.monotonic()
+            self._tally.requests += 1
             try:
                 async with asyncio.timeout(allowed):
-                    response = await self.http.post(self.address, json=body)
+                    response = await self._http.post(self._address, json=body)
             except TimeoutError:
                 return _Trouble(f"no answer within {allowed:.3g} seconds", timeout=True)
             except httpx2.RequestError as error:
                 return _Trouble(self._hidden(f"{type(error).__name__}: {error}"))
             finally:
-                seconds = self.clock.now() - began
+                seconds = time.monotonic() - began
                 patience.seconds -= seconds
-                self.tally.seconds += seconds
+                self._tally.seconds += seconds
             return self._read(response, sent)
 
     def _read(self, response: httpx2.Response, sent: Sent) -> str | _Trouble:
         code = response.status_code
         if code == 200:
-            self.has_answered = True
+            self._has_answered = True
             return self._content(response, sent)
         # Masked first: a key that is cut in two would not be recognised.
         reason = f"status {code}: {' '.join(self._hidden(response.text).split())[:300]}"
@@ -185,12 +164,12 @@ class ChatClient:
             raise NoVerdictError(f"the prompt is too long for the endpoint: {reason}")
         if code == 400 and any(word in said for word in _FILTERED):
             raise NoVerdictError(f"the endpoint filters this prompt: {reason}")
-        if code in OF_ONE_PROMPT and self.has_answered:
+        if code in OF_ONE_PROMPT and self._has_answered:
             raise NoVerdictError(f"the endpoint refuses this prompt, and has answered others: {reason}")
-        self.refusal = RewardError(
-            f"the endpoint of a judge, {self.options.url}, refuses requests: {reason}", remedy=_remedy(code)
+        self._refusal = RewardError(
+            f"the endpoint of a judge, {self._options.url}, refuses requests: {reason}", remedy=_remedy(code)
         )
-        raise self.refusal
+        raise self._refusal
 
     def _content(self, response: httpx2.Response, sent: Sent) -> str:
         """The text of the answer; empty for an answer without one, which is then as unreadable as any other.
@@ -203,25 +182,25 @@ class ChatClient:
             return ""
         # A good answer counts, whatever is wrong with the report of its tokens.
         tokens_in, tokens_out = (_tokens(data.get("usage"), name) for name in ("prompt_tokens", "completion_tokens"))
-        self.tally.tokens_in += tokens_in
-        self.tally.tokens_out += tokens_out
+        self._tally.tokens_in += tokens_in
+        self._tally.tokens_out += tokens_out
         sent.tokens = tokens_in + tokens_out or sent.tokens
         if choice.get("finish_reason") == "length":
-            raise NoVerdictError(cut_off(self.options))
+            raise NoVerdictError(cut_off(self._options))
         return content if isinstance(content, str) else ""
 
     def _estimate(self, body: Mapping[str, Any]) -> int:
         """Tokens of a request and its answer, at most. NoVerdictError for more than may ever be sent in a minute."""
         text = "".join(message["content"] for message in body["messages"])
-        tokens = len(text.encode(errors="replace")) // BYTES_PER_TOKEN + self.options.max_tokens
-        allowed = self.options.tokens_per_minute
+        tokens = len(text.encode(errors="replace")) // BYTES_PER_TOKEN + self._options.max_tokens
+        allowed = self._options.tokens_per_minute
         if allowed is not None and tokens > allowed:
             raise NoVerdictError(f"a request of about {tokens:,} tokens is over tokens_per_minute {allowed:,}")
         return tokens
 
     def _hidden(self, text: str) -> str:
         """What an endpoint says may repeat the key that it was sent."""
-        return text.replace(self.key, "(masked)") if self.key else text
+        return text.replace(self._key, "(masked)") if self._key else text
 
 
 def read_key(options: JudgeOptions) -> str | None:
@@ -243,11 +222,6 @@ def read_key(options: JudgeOptions) -> str | None:
             remedy="export the key alone, on one line and in ASCII",
         )
     return key
-
-
-def bounds_of(options: JudgeOptions) -> Bounds:
-    """The limits that these options set."""
-    return Bounds(options.concurrency, options.requests_per_minute, options.tokens_per_minute)
 
 
 def cut_off(options: JudgeOptions) -> str:

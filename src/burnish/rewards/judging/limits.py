@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
+from asyncio import Lock, Semaphore, sleep
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 
 MINUTE = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Seconds from any beginning, and a way to wait for some."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +34,21 @@ class Window:
     """Lets requests through, in the order in which they come, such that no 60 seconds hold more than the bounds."""
 
     bounds: Bounds
-    clock: Clock
     _sent: deque[Sent] = field(default_factory=deque)
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _turn: Lock = field(default_factory=Lock)
 
     async def admit(self, tokens: int) -> Sent:
         """Wait until a request with so many tokens may be sent, and count it as sent."""
         async with self._turn:
             while (wait := self.seconds_until(tokens)) > 0:
-                await self.clock.sleep(wait)
-            sent = Sent(self.clock.now(), tokens)
+                await sleep(wait)
+            sent = Sent(monotonic(), tokens)
             self._sent.append(sent)
             return sent
 
     def seconds_until(self, tokens: int) -> float:
         """How long it takes until the bounds allow such a request; 0 if they do."""
-        now = self.clock.now()
+        now = monotonic()
         while self._sent and self._sent[0].at + MINUTE <= now:
             self._sent.popleft()
         last = -1  # the newest request that has to be a minute old
@@ -79,10 +70,10 @@ class Window:
 class Gate:
     """The limits of one endpoint, for all judges that ask it."""
 
-    def __init__(self, bounds: Bounds, clock: Clock) -> None:
+    def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        self._places = asyncio.Semaphore(bounds.concurrency)
-        self._window = Window(bounds, clock)
+        self._places = Semaphore(bounds.concurrency)
+        self._window = Window(bounds)
 
     @asynccontextmanager
     async def place(self, tokens: int) -> AsyncIterator[Sent]:

@@ -7,38 +7,34 @@ from collections.abc import Sequence
 
 import pytest
 
+from burnish.rewards.judging import limits
 from burnish.rewards.judging.client import _pause, retry_after
-from burnish.rewards.judging.limits import Bounds, Clock, Gate, Window
+from burnish.rewards.judging.limits import Bounds, Gate, Window
+
+START = 1000.0
 
 
-class Time:
-    def __init__(self) -> None:
-        self.seconds = 1000.0
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = START
 
-    async def sleep(self, seconds: float) -> None:
-        assert seconds > 0
-        self.seconds += seconds
+    async def sleep(wait: float) -> None:
+        nonlocal seconds
+        assert wait > 0
+        seconds += wait
         await asyncio.sleep(0)
 
-    @property
-    def clock(self) -> Clock:
-        return Clock(lambda: self.seconds, self.sleep)
+    monkeypatch.setattr(limits, "monotonic", lambda: seconds)
+    monkeypatch.setattr(limits, "sleep", sleep)
 
 
 def admitted(bounds: Bounds, tokens: Sequence[int]) -> list[float]:
     """Seconds after which each of these requests, which all come at once, is let through."""
-    time = Time()
 
     async def run() -> list[float]:
-        window = Window(bounds, time.clock)
-        times: list[float] = []
-
-        async def one(count: int) -> None:
-            await window.admit(count)
-            times.append(time.seconds - 1000.0)
-
-        await asyncio.gather(*(one(count) for count in tokens))
-        return times
+        window = Window(bounds)
+        sent = await asyncio.gather(*(window.admit(count) for count in tokens))
+        return [one.at - START for one in sent]
 
     return asyncio.run(run())
 
@@ -71,10 +67,8 @@ def test_any_sixty_seconds_hold_no_more_than_the_bounds() -> None:
 
 
 def test_an_answer_with_fewer_tokens_than_estimated_makes_room() -> None:
-    time = Time()
-
     async def run() -> float:
-        window = Window(Bounds(9, tokens_per_minute=100), time.clock)
+        window = Window(Bounds(9, tokens_per_minute=100))
         sent = await window.admit(90)
         assert window.seconds_until(20) == 60
         sent.tokens = 30
@@ -85,7 +79,7 @@ def test_an_answer_with_fewer_tokens_than_estimated_makes_room() -> None:
 
 def test_places() -> None:
     async def run() -> int:
-        gate = Gate(Bounds(3), Time().clock)
+        gate = Gate(Bounds(3))
         inside = most = 0
 
         async def one() -> None:
