@@ -12,30 +12,40 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
 
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_optimization import TOKENS_PER_SCORING
+from burnish.config.section import PositiveInt, Section
 from burnish.data.chat import encode_bare, encode_prompt
-from burnish.data.template import ChatFormat
-from burnish.errors import ConfigError, DataError, RewardError
+from burnish.data.template import Chat, ChatFormat
+from burnish.errors import DataError, RewardError
 from burnish.models.resting import Resting, own_memory, resting_place
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_model import RewardModel, check_reward_folder, load_reward_model
 from burnish.models.tokenizers import same_tokens
 from burnish.plugins import describe_failure
+from burnish.rewards.checked_options import checked
 from burnish.rewards.inputs import Item
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.outcome import Outcome, failure, read_result
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
-from burnish.words import nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-OPTIONS = ("device", "dtype", "tokens_per_microbatch", "chat", "template_options")
-CHATS = ("auto", "always", "never")
+
+class ModelRewardOptions(Section):
+    """The options as a run file has them."""
+
+    device: str = "auto"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    tokens_per_microbatch: PositiveInt = TOKENS_PER_SCORING
+    chat: Chat = "auto"
+    template_options: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -169,55 +179,21 @@ def load_model_reward(spec: RewardSpec) -> ModelReward:
 
     Raises ModelError for a folder that is not a reward model, and ConfigError for a wrong option.
     """
-    check_model_reward(spec)
-    options, path = spec.options, spec.name.removeprefix(MODEL_REWARD)
-    config = ModelConfig(path=path, device=options.get("device", "auto"), dtype=options.get("dtype", "float32"))
-    model = load_reward_model(config, field=_field(spec))
-    budget = int(options.get("tokens_per_microbatch", TOKENS_PER_SCORING))
-    return ModelReward(
-        spec, model, budget, ChatFormat(options.get("chat", "auto"), options.get("template_options", {}))
-    )
+    options = check_model_reward(spec)
+    path = spec.name.removeprefix(MODEL_REWARD)
+    model = load_reward_model(ModelConfig(path=path, device=options.device, dtype=options.dtype), field=_field(spec))
+    return ModelReward(spec, model, options.tokens_per_microbatch, ChatFormat(options.chat, options.template_options))
 
 
-def check_model_reward(spec: RewardSpec) -> None:
-    """Raise the errors of `load_model_reward` that can be found without loading the model."""
-    _check_options(spec)
+def check_model_reward(spec: RewardSpec) -> ModelRewardOptions:
+    """The options. Raises the errors of `load_model_reward` that can be found without loading the model."""
+    options = checked(ModelRewardOptions, spec.label, spec.options)
     path = spec.name.removeprefix(MODEL_REWARD)
     if not path:
         raise RewardError(f"reward {spec.name!r} does not name a folder", remedy="write model:PATH")
     check_reward_folder(path, field=_field(spec))
+    return options
 
 
 def _field(spec: RewardSpec) -> str:
     return f"reward {spec.name!r}: the folder"
-
-
-def _check_options(spec: RewardSpec) -> None:
-    for name, value in spec.options.items():
-        if name not in OPTIONS:
-            near = nearest(name, OPTIONS)
-            hint = f"did you mean {near!r}? " if near else ""
-            raise ConfigError(
-                f"reward {spec.label!r} has no option {name!r}", remedy=f"{hint}it takes {', '.join(OPTIONS)}"
-            )
-        allowed = {"dtype": ("float32", "bfloat16"), "chat": CHATS}.get(name)
-        if allowed is not None and value not in allowed:
-            raise ConfigError(
-                f"reward {spec.label!r}: option {name} is {value!r}", remedy=f"use one of {', '.join(allowed)}"
-            )
-    device = spec.options.get("device", "auto")
-    if not isinstance(device, str):
-        raise ConfigError(
-            f"reward {spec.label!r}: option device is {device!r}", remedy="use auto, cpu, cuda, or cuda:0 and the like"
-        )
-    template_options = spec.options.get("template_options", {})
-    if not isinstance(template_options, dict):
-        raise ConfigError(
-            f"reward {spec.label!r}: option template_options is {template_options!r}",
-            remedy="write the template's arguments as a mapping, name: value",
-        )
-    budget = spec.options.get("tokens_per_microbatch", 1)
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
-        raise ConfigError(
-            f"reward {spec.label!r}: option tokens_per_microbatch is {budget!r}", remedy="set a whole number above 0"
-        )

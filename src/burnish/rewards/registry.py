@@ -39,7 +39,7 @@ class BuiltIn:
 
 
 def _help(option: inspect.Parameter) -> str:
-    (said,) = option.annotation.__metadata__
+    said = option.annotation.__metadata__[-1]
     if "default" in said or "required" in said or option.default in (None, ""):
         return said
     return f"{said} ({_default(option.default)})"

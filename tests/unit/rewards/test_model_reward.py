@@ -180,5 +180,5 @@ def test_wrong_names_and_options(
         make_scorer("model:")
     with pytest.raises(ConfigError, match=r"no option 'devise'\n.*did you mean 'device'"):
         make_scorer({"name": f"model:{trained[0]}", "options": {"devise": "cpu"}})
-    with pytest.raises(ConfigError, match="option dtype is 'int8'"):
+    with pytest.raises(ConfigError, match="option dtype of reward 'model' is 'int8'"):
         make_scorer({"name": f"model:{trained[0]}", "options": {"dtype": "int8"}})

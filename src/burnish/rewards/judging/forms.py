@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from burnish.errors import ConfigError
 from burnish.rewards.inputs import Item, Signature
@@ -16,8 +16,8 @@ from burnish.rewards.judging.client import NoVerdictError
 from burnish.rewards.judging.options import Criterion, JudgeOptions, criteria_of
 from burnish.rewards.judging.prompts import PromptWriter, clean
 from burnish.rewards.judging.verdicts import (
-    AnswerFormat,
     Scale,
+    Wanted,
     listed_scores_wanted,
     named_scores_wanted,
     score_wanted,
@@ -26,6 +26,8 @@ from burnish.types import RewardStatus, Score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -54,10 +56,6 @@ class Judge:
         signature = Signature(label, required, (), (), takes_columns=False, batched=False, asynchronous=False)
         return Judge(label, options, writer, options.read_scale(), options.read_criteria(), signature)
 
-    @property
-    def style(self) -> AnswerFormat:
-        return cast("AnswerFormat", self.options.answer_format)
-
     def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Take the policy's own special tokens out of what is judged, and place the scores of steps on its tokens."""
         self.tokenizer = tokenizer
@@ -72,8 +70,8 @@ class Judge:
                 raise NoVerdictError(f"the row has no {name}, which the judge is shown", RewardStatus.MISSING)
         return shown
 
-    def cleaned(self, text: str, special_tokens: Collection[str] | None = None) -> str:
-        return clean(text, self.special_tokens if special_tokens is None else special_tokens)
+    def cleaned(self, text: str) -> str:
+        return clean(text, self.special_tokens)
 
     async def score(self, item: Item, asker: Asker) -> Score:
         """The score of one response in the forms that look at one. NoVerdictError if there is none."""
@@ -83,20 +81,26 @@ class Judge:
             case "steps":
                 return await self._steps(item, asker)
             case _:
-                wanted = score_wanted(self.scale, self.style)
-                messages = self.writer.write(self.values(item), self._judged(item), [wanted.instruction])
-                return Score(await asker.verdict(messages, wanted))
+                return Score(await self._ask(item, asker, score_wanted(self.scale, self.options.answer_format)))
 
-    def _judged(self, item: Item) -> Mapping[str, str]:
-        return {"response": self.cleaned(item[1].response)}
+    async def _ask(self, item: Item, asker: Asker, wanted: Wanted[T], *parts: str) -> T:
+        """The verdict on a response as a whole. parts: texts between the template and what asks for the verdict."""
+        judged = {"response": self.cleaned(item[1].response)}
+        messages = self.writer.write(self.values(item), judged, [*parts, wanted.instruction])
+        return await asker.verdict(messages, wanted)
 
     async def _rubric(self, item: Item, asker: Asker) -> Score:
         """The weighted mean of the criteria: the sum of weight times score over the sum of positive weights."""
         criteria = self.criteria or self._criteria_of_row(item)
         if self.options.one_call:
-            scores = await self._all_at_once(criteria, item, asker)
+            listed = "\n".join(f"- {each.name}: {each.text}" for each in criteria)
+            named = named_scores_wanted([each.name for each in criteria], self.scale, self.options.answer_format)
+            together = await self._ask(item, asker, named, f"Criteria, to be judged one by one:\n{listed}")
+            scores = list(together)
         else:
-            scores = await asyncio.gather(*(self._one_criterion(each, item, asker) for each in criteria))
+            wanted = score_wanted(self.scale, self.options.answer_format)
+            texts = (f"Criterion, the only one that counts now:\n{each.text}" for each in criteria)
+            scores = await asyncio.gather(*(self._ask(item, asker, wanted, text) for text in texts))
         total = sum(criterion.weight * score for criterion, score in zip(criteria, scores, strict=True))
         value = total / sum(criterion.weight for criterion in criteria if criterion.weight > 0)
         # Criteria of a row differ from those of other rows, so their means would say nothing.
@@ -113,23 +117,12 @@ class Judge:
         except ConfigError as error:
             raise NoVerdictError(f"the criteria in the column {column!r} cannot be used: {error.message}") from None
 
-    async def _all_at_once(self, criteria: Sequence[Criterion], item: Item, asker: Asker) -> Sequence[float]:
-        wanted = named_scores_wanted([each.name for each in criteria], self.scale, self.style)
-        listed = "\n".join(f"- {each.name}: {each.text}" for each in criteria)
-        parts = [f"Criteria, to be judged one by one:\n{listed}", wanted.instruction]
-        return await asker.verdict(self.writer.write(self.values(item), self._judged(item), parts), wanted)
-
-    async def _one_criterion(self, criterion: Criterion, item: Item, asker: Asker) -> float:
-        wanted = score_wanted(self.scale, self.style)
-        parts = [f"Criterion, the only one that counts now:\n{criterion.text}", wanted.instruction]
-        return await asker.verdict(self.writer.write(self.values(item), self._judged(item), parts), wanted)
-
     async def _steps(self, item: Item, asker: Asker) -> Score:
         """The mean of the steps, each of which puts its share on its last token: a response of more steps is not
         worth more."""
         response = item[1].response
         spans = split_steps(response, self.options.step_pattern, self.options.max_steps)
-        wanted = listed_scores_wanted(len(spans), self.scale, self.style)
+        wanted = listed_scores_wanted(len(spans), self.scale, self.options.answer_format)
         pieces = [self.cleaned(response[start:end]) for start, end in spans]
         judged: dict[str, str | Sequence[str]] = {"steps": pieces, "response": self.cleaned(response)}
         scores = await asker.verdict(self.writer.write(self.values(item), judged, [wanted.instruction]), wanted)

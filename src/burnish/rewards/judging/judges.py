@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from burnish.errors import ConfigError, RewardError
-from burnish.rewards.inputs import Item, Signature, check_options
+from burnish.rewards.checked_options import checked
+from burnish.rewards.inputs import Item, Signature
 from burnish.rewards.judging.asking import Asker
 from burnish.rewards.judging.cache import VerdictCache
 from burnish.rewards.judging.client import ChatClient, Endpoint, NoVerdictError
@@ -160,8 +161,7 @@ class Judges:
 
 def read_options(spec: RewardSpec) -> JudgeOptions:
     """The options of a judge. ConfigError for one that it does not have, or that is out of range."""
-    check_options(JudgeOptions, spec.label, spec.options)
-    return JudgeOptions(**spec.options)
+    return checked(JudgeOptions, spec.label, spec.options)
 
 
 async def _judged(bench: Bench, group: Sequence[Item]) -> list[Found]:

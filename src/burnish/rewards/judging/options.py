@@ -6,16 +6,20 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, Self
 
+from pydantic import Field, model_validator
+
+from burnish.config.section import NonNegativeInt, PositiveInt, Seconds, Section
 from burnish.errors import ConfigError
 from burnish.reading import reading
 from burnish.rewards.judging.verdicts import AnswerFormat, Scale, UnreadableVerdictError
 from burnish.words import suggestion
 
-FORMS = ("score", "rubric", "pairwise", "steps")
+Form = Literal["score", "rubric", "pairwise", "steps"]
+NonNegative = Annotated[float, Field(ge=0)]
 TEMPLATE_SUFFIXES = (".txt", ".md")
 
 
@@ -28,57 +32,53 @@ class Criterion:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeOptions:
-    """The options as a run file has them; docs/judge.md says what each does. ConfigError for values out of range."""
+class JudgeOptions(Section):
+    """The options as a run file has them; docs/judge.md says what each does. ConfigError for those that do not go
+    together."""
 
     url: Annotated[str | None, "OpenAI-compatible endpoint, up to and with /v1 (this or model_path is required)"] = None
     model: Annotated[str | None, "the endpoint's name of the model (required with url)"] = None
     model_path: Annotated[str | None, "folder of a model that this process loads, in place of an endpoint"] = None
     device: Annotated[str, "of that model: auto (default), cpu, cuda:1 ..."] = "auto"
-    dtype: Annotated[str, "of that model: float32 (default) or bfloat16"] = "float32"
+    dtype: Annotated[Literal["float32", "bfloat16"], "of that model: float32 (default) or bfloat16"] = "float32"
     key_variable: Annotated[str | None, "name of the environment variable that holds the endpoint's key"] = None
-    form: Annotated[str, "score (default), rubric, pairwise or steps"] = "score"
+    form: Annotated[Form, "score (default), rubric, pairwise or steps"] = "score"
     template: Annotated[
         str | None, "the question, as text or the path of a .txt or .md file, with {prompt}, {response}, {COLUMN}"
     ] = None
     system: Annotated[str | None, "the system message"] = None
     reference: Annotated[bool, "show the row's answer to the judge"] = False
-    scale: Annotated[
-        Sequence[float] | Mapping[str, float], "[lowest, highest] (default [1, 10]) or {WORD: number from 0 to 1}"
-    ] = (1, 10)
-    answer_format: Annotated[str, "of the verdict: json (default), tag or last_line"] = "json"
-    criteria: Annotated[
-        Sequence[Mapping[str, Any]] | str | None,
-        "of a rubric: a list of {name, weight, text}, or the column that holds one",
-    ] = None
+    scale: Annotated[Any, "[lowest, highest] (default [1, 10]) or {WORD: number from 0 to 1}"] = (1, 10)
+    answer_format: Annotated[AnswerFormat, "of the verdict: json (default), tag or last_line"] = "json"
+    criteria: Annotated[Any, "of a rubric: a list of {name, weight, text}, or the column that holds one"] = None
     one_call: Annotated[bool, "ask for all criteria at once (default true), or for each on its own"] = True
-    opponents: Annotated[int, "pairwise: how many others of its group each response meets"] = 7
+    opponents: Annotated[PositiveInt, "pairwise: how many others of its group each response meets"] = 7
     step_pattern: Annotated[str, "steps: regular expression between two steps (default: a blank line)"] = r"\n\s*\n"
-    max_steps: Annotated[int, "steps: at most this many, the last of which is all the rest"] = 64
-    temperature: Annotated[float, "of the judge"] = 0.0
-    max_tokens: Annotated[int, "of an answer"] = 1024
+    max_steps: Annotated[PositiveInt, "steps: at most this many, the last of which is all the rest"] = 64
+    # A whole number stays one, because the cache knows it as such.
+    temperature: Annotated[NonNegativeInt | NonNegative, "of the judge"] = 0.0
+    max_tokens: Annotated[PositiveInt, "of an answer"] = 1024
     seed: Annotated[int | None, "sent with each request"] = None
-    extra: Annotated[Mapping[str, Any] | None, "further fields of the request; null removes one"] = None
-    concurrency: Annotated[int, "requests on their way at the same time, at most"] = 16
-    requests_per_minute: Annotated[int | None, "at most (default: no limit)"] = None
-    tokens_per_minute: Annotated[int | None, "of prompts and answers, at most (default: no limit)"] = None
-    retries: Annotated[int, "after connection errors, timeouts, 429 and 5xx"] = 4
-    request_timeout_seconds: Annotated[float | None, "for one request (default: what is left of timeout_seconds)"] = (
+    extra: Annotated[dict[str, Any] | None, "further fields of the request; null removes one"] = None
+    concurrency: Annotated[PositiveInt, "requests on their way at the same time, at most"] = 16
+    requests_per_minute: Annotated[PositiveInt | None, "at most (default: no limit)"] = None
+    tokens_per_minute: Annotated[PositiveInt | None, "of prompts and answers, at most (default: no limit)"] = None
+    retries: Annotated[NonNegativeInt, "after connection errors, timeouts, 429 and 5xx"] = 4
+    request_timeout_seconds: Annotated[Seconds | None, "for one request (default: what is left of timeout_seconds)"] = (
         None
     )
     cache: Annotated[str | None, "folder of verdicts, which any number of runs may share (default: none)"] = None
-    price_in: Annotated[float | None, "of a million tokens of prompts, for judge/cost"] = None
-    price_out: Annotated[float | None, "of a million tokens of answers"] = None
+    price_in: Annotated[NonNegative | None, "of a million tokens of prompts, for judge/cost"] = None
+    price_out: Annotated[NonNegative | None, "of a million tokens of answers"] = None
     labels: Annotated[str | None, "column with a human's score of the row's response, for burnish check"] = None
 
-    def __post_init__(self) -> None:
-        self._check_words()
-        self._check_numbers()
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         self._check_place()
         self._check_form()
         self._check_effect()
         self.read_scale()
+        return self
 
     def __call__(self, response: str) -> None:
         """A judge is not called like a function: `Judges` asks it for many responses at once."""
@@ -110,44 +110,6 @@ class JudgeOptions:
             return ()
         return criteria_of(self.criteria)
 
-    def _check_words(self) -> None:
-        for name, value, allowed in (
-            ("form", self.form, FORMS),
-            ("answer_format", self.answer_format, get_args(AnswerFormat)),
-            ("dtype", self.dtype, ("float32", "bfloat16")),
-        ):
-            if value not in allowed:
-                raise _wrong(name, value, suggestion(str(value), allowed))
-        for name in ("reference", "one_call"):
-            if not isinstance(getattr(self, name), bool):
-                raise _wrong(name, getattr(self, name), "write true or false")
-        for name in ("url", "model", "model_path", "key_variable", "template", "system", "cache", "labels"):
-            if not (getattr(self, name) is None or isinstance(getattr(self, name), str)):
-                raise _wrong(name, getattr(self, name), "write text")
-
-    def _check_numbers(self) -> None:
-        for name, least, whole in (
-            ("opponents", 1, True),
-            ("max_steps", 1, True),
-            ("temperature", 0, False),
-            ("max_tokens", 1, True),
-            ("seed", None, True),
-            ("concurrency", 1, True),
-            ("requests_per_minute", 1, True),
-            ("tokens_per_minute", 1, True),
-            ("retries", 0, True),
-            ("request_timeout_seconds", 1e-3, False),
-            ("price_in", 0, False),
-            ("price_out", 0, False),
-        ):
-            value = getattr(self, name)
-            if value is None and name in _MAY_BE_NONE:
-                continue
-            is_number = isinstance(value, int) or (isinstance(value, float) and not whole and math.isfinite(value))
-            if isinstance(value, bool) or not is_number or (least is not None and value < least):
-                kind = "a whole number" if whole else "a number"
-                raise _wrong(name, value, f"write {kind}{'' if least is None else f' of at least {least:g}'}")
-
     def _check_place(self) -> None:
         if (self.url is None) == (self.model_path is None):
             raise ConfigError(
@@ -177,8 +139,6 @@ class JudgeOptions:
                 f"reward 'judge' has the form {self.form!r} and {'no ' if self.criteria is None else ''}criteria",
                 remedy="criteria belong to form: rubric, and a rubric needs them",
             )
-        if not (isinstance(self.extra, Mapping) or self.extra is None):
-            raise _wrong("extra", self.extra, "write fields of the request as a mapping, name: value")
         for name in self.extra or ():
             if name in ("model", "messages", "stream", "n"):
                 raise _wrong("extra", name, "leave it out: a judge sets it, or needs exactly one answer as a whole")
@@ -193,19 +153,19 @@ class JudgeOptions:
             raise _wrong("answer_format", self.answer_format, "use json or tag, which can hold several scores")
         try:
             re.compile(self.step_pattern)
-        except (re.error, TypeError) as error:
+        except re.error as error:
             raise _wrong("step_pattern", self.step_pattern, f"write a regular expression ({error})") from None
         self.read_criteria()
 
     def _check_effect(self) -> None:
         """ConfigError for an option that is set and would do nothing."""
         place = "url" if self.url is not None else "model_path"
-        for name, default in ((field.name, field.default) for field in fields(self)):
-            if getattr(self, name) == default:
+        for name, field in type(self).model_fields.items():
+            if getattr(self, name) == field.default:
                 continue
             if place not in _PLACES.get(name, ("url", "model_path")):
                 raise _wrong(name, getattr(self, name), f"remove it: with {place} it does nothing")
-            if self.form not in _FORMS.get(name, FORMS):
+            if self.form not in _FORMS.get(name, (self.form,)):
                 raise _wrong(name, getattr(self, name), f"remove it: it does nothing in the form {self.form!r}")
 
 
@@ -223,14 +183,6 @@ _FORMS: Mapping[str, tuple[str, ...]] = {
     "one_call": ("rubric",),
 }
 """Options of some forms only."""
-_MAY_BE_NONE = (
-    "seed",
-    "requests_per_minute",
-    "tokens_per_minute",
-    "request_timeout_seconds",
-    "price_in",
-    "price_out",
-)
 
 
 def criteria_of(given: object) -> tuple[Criterion, ...]:

@@ -57,7 +57,7 @@ async def compare(judge: Judge, items: tuple[Item, Item], asker: Asker) -> float
     first, second = (judge.cleaned(rollout.response) for _, rollout in items)
     if first == second:
         return TIE
-    values, wanted = judge.values(items[0]), better_wanted(judge.style)
+    values, wanted = judge.values(items[0]), better_wanted(judge.options.answer_format)
     orders = ({"response_a": first, "response_b": second}, {"response_a": second, "response_b": first})
     straight, swapped = await asyncio.gather(
         *(asker.verdict(judge.writer.write(values, order, [wanted.instruction]), wanted) for order in orders)

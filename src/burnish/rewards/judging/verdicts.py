@@ -102,8 +102,8 @@ def score_wanted(scale: Scale, style: AnswerFormat) -> Wanted[float]:
         "tag": f"<score>{scale.example().strip(chr(34))}</score>",
         "last_line": scale.example().strip('"'),
     }[style]
-    from_text = scale.read_text
-    return Wanted(_instruction(f"score: {scale.described()}", example), _reader("score", style, scale.read, from_text))
+    reader = _reader("score", style, scale.read, scale.read_text)
+    return Wanted(_instruction(f"score: {scale.described()}", example), reader)
 
 
 def named_scores_wanted(names: Sequence[str], scale: Scale, style: AnswerFormat) -> Wanted[tuple[float, ...]]:
@@ -114,13 +114,9 @@ def named_scores_wanted(names: Sequence[str], scale: Scale, style: AnswerFormat)
             raise UnreadableVerdictError(f"it does not have exactly one score for each of {', '.join(names)}")
         return tuple(scale.read(value[name]) for name in names)
 
-    many = {name: json.loads(scale.example()) for name in names}
-    example = {
-        "json": json.dumps({"scores": many}, ensure_ascii=False),
-        "tag": _tagged_example(len(names), scale),
-    }[style]
+    example = {name: json.loads(scale.example()) for name in names}
     asked = f"score for each criterion ({', '.join(names)}), each {scale.described()}"
-    return Wanted(_instruction(asked, example), _reader("scores", style, read, _list_reader(len(names), scale)))
+    return _several_wanted(asked, json.dumps({"scores": example}, ensure_ascii=False), read, len(names), scale, style)
 
 
 def listed_scores_wanted(count: int, scale: Scale, style: AnswerFormat) -> Wanted[tuple[float, ...]]:
@@ -131,12 +127,29 @@ def listed_scores_wanted(count: int, scale: Scale, style: AnswerFormat) -> Wante
             raise UnreadableVerdictError(f"it is not a list of {count} scores")
         return tuple(scale.read(entry) for entry in value)
 
-    example = {
-        "json": '{"scores": [' + ", ".join([scale.example()] * count) + "]}",
-        "tag": _tagged_example(count, scale),
-    }[style]
     asked = f"score of each of the {count} steps in their order, each {scale.described()}"
-    return Wanted(_instruction(asked, example), _reader("scores", style, read, _list_reader(count, scale)))
+    return _several_wanted(asked, f'{{"scores": [{", ".join([scale.example()] * count)}]}}', read, count, scale, style)
+
+
+def _several_wanted(
+    asked: str,
+    example: str,
+    of_json: Callable[[object], tuple[float, ...]],
+    count: int,
+    scale: Scale,
+    style: AnswerFormat,
+) -> Wanted[tuple[float, ...]]:
+    """`count` scores, as the JSON of the example or in a tag."""
+
+    def of_text(text: str) -> tuple[float, ...]:
+        entries = text.split(",")
+        if len(entries) != count:
+            raise UnreadableVerdictError(f"it has {len(entries)} scores, not {count}")
+        return tuple(scale.read_text(entry) for entry in entries)
+
+    if style == "tag":
+        example = f"<scores>{', '.join([scale.example().strip(chr(34))] * count)}</scores>"
+    return Wanted(_instruction(asked, example), _reader("scores", style, of_json, of_text))
 
 
 def better_wanted(style: AnswerFormat) -> Wanted[Better]:
@@ -156,20 +169,6 @@ def _instruction(what: str, example: str) -> str:
         "You may reason first, briefly. The last thing that you write has to be your verdict, in exactly this form and"
         f" with nothing after it:\n{example}\nIt holds your {what}."
     )
-
-
-def _tagged_example(count: int, scale: Scale) -> str:
-    return f"<scores>{', '.join([scale.example().strip(chr(34))] * count)}</scores>"
-
-
-def _list_reader(count: int, scale: Scale) -> Callable[[str], tuple[float, ...]]:
-    def read(text: str) -> tuple[float, ...]:
-        entries = text.split(",")
-        if len(entries) != count:
-            raise UnreadableVerdictError(f"it has {len(entries)} scores, not {count}")
-        return tuple(scale.read_text(entry) for entry in entries)
-
-    return read
 
 
 def _reader(
