@@ -13,7 +13,7 @@ from typing import Any
 
 from burnish.errors import ConfigError, RewardError
 from burnish.types import FinishReason, Json, Message, Prompt, Rollout
-from burnish.words import nearest
+from burnish.words import did_you_mean
 
 Item = tuple[Prompt, Rollout]
 
@@ -100,12 +100,11 @@ class Signature:
 
     def _remedy(self, name: str, columns: Collection[str]) -> str:
         rows = [plural if self.batched else singular for singular, (plural, _) in ROW_VALUES.items()]
-        near = nearest(name, [*rows, *columns])
-        hint = f"did you mean {near!r}? " if near else ""
+        near = did_you_mean(name, [*rows, *columns])
         return (
-            f"{hint}set it under options, give it a default, or use one of {', '.join(rows)}"
+            f"{near} set it under options, give it a default, or use one of {', '.join(rows)}"
             f" or the columns {', '.join(sorted(columns)) or '(none)'}"
-        )
+        ).lstrip()
 
     def arguments(self, item: Item) -> dict[str, Any]:
         """Keyword arguments for one response."""
@@ -176,10 +175,8 @@ def check_options(target: Callable[..., Any], label: str, options: Collection[st
     allowed = named if inspect.isclass(target) else [n for n in named if n not in ROW_VALUES and n not in _SINGULAR]
     for name in options:
         if name not in allowed:
-            near = nearest(name, allowed)
-            hint = f"did you mean {near!r}? " if near else ""
-            known = ", ".join(allowed) or "(none)"
-            raise ConfigError(f"reward {label!r} has no option {name!r}", remedy=f"{hint}its options are {known}")
+            remedy = f"{did_you_mean(name, allowed)} its options are {', '.join(allowed) or '(none)'}".lstrip()
+            raise ConfigError(f"reward {label!r} has no option {name!r}", remedy=remedy)
 
 
 def _parameters(call: Callable[..., Any], label: str) -> dict[str, inspect.Parameter]:

@@ -21,7 +21,7 @@ from burnish.plugins import FIX_IT, describe_failure
 from burnish.rewards.in_memory import function_named
 from burnish.rewards.inputs import Signature, check_options, read_signature
 from burnish.rewards.registry import BUILT_INS
-from burnish.words import nearest
+from burnish.words import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,10 @@ def find_reward(name: str) -> Callable[..., Any]:
         return BUILT_INS[name].load()
     place, separator, attribute = name.rpartition(":")
     if not separator or not place or not attribute:
-        near = nearest(name, BUILT_INS)
-        hint = f"did you mean {near!r}? " if near else ""
+        known = f"use one of {', '.join(BUILT_INS)}, path/to/file.py:function or package.module:function"
+        known += " (examples/rewards has sql and sentiment)"
         raise RewardError(
-            f"there is no built-in reward {name!r}",
-            remedy=f"{hint}use one of {', '.join(BUILT_INS)}, path/to/file.py:function or package.module:function"
-            " (examples/rewards has sql and sentiment)",
+            f"there is no built-in reward {name!r}", remedy=f"{did_you_mean(name, BUILT_INS)} {known}".lstrip()
         )
     module = _load_file(Path(place), name) if place.endswith(".py") else _load_module(place, name)
     return _attribute(module, attribute, name)
@@ -131,11 +129,10 @@ def _attribute(module: ModuleType, attribute: str, name: str) -> Callable[..., A
     if callable(found):
         return found
     callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    near = nearest(attribute, callables)
     what = "is not a function or class" if found is not None else "does not exist"
     raise RewardError(
         f"reward {name!r}: {attribute!r} {what} in {module.__file__ or module.__name__}",
-        remedy=f"did you mean {near!r}?" if near else f"it has {', '.join(callables) or 'no functions'}",
+        remedy=did_you_mean(attribute, callables) or f"it has {', '.join(callables) or 'no functions'}",
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -51,7 +52,7 @@ class WorkerProcess:
         self._channel.setblocking(False)
         self._reader = FrameReader()
         self._unsent = memoryview(b"")
-        self._reports = b""  # from the supervisor: lines "pid N", "status N"
+        self._reports = ""  # from the supervisor: lines "pid N", "status N"
         self._status: int | None = None
         self.ended = False  # whether the worker has closed its end of the socket
         self._send(first)
@@ -123,8 +124,7 @@ class WorkerProcess:
     @property
     def pid(self) -> int:
         """Process id of the worker itself. RewardError if its supervisor does not report it."""
-        self._listen(lambda: self._line("pid") is not None, _END_SECONDS)
-        pid = self._line("pid")
+        pid = self._reported("pid", _END_SECONDS)
         if pid is None:
             raise RewardError("a worker process for rewards did not start", remedy="look at its output")
         return pid
@@ -145,40 +145,32 @@ class WorkerProcess:
 
     def exit_status(self) -> int:
         """Exit status of a worker that has closed its end. Processes that it left behind are killed."""
-        self._listen(lambda: self._line("status") is not None, 1.0)
+        self._reported("status", 1.0)
         return self.kill()
 
     def _end(self) -> int:
-        self._listen(lambda: self._line("status") is not None, _END_SECONDS)
-        status = self._line("status")
+        status = self._reported("status", _END_SECONDS)
         if status is None:  # the supervisor itself was killed: its worker dies with it, its process group here
-            pid = self._line("pid")
+            pid = self._reported("pid", 0.0)
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid if pid is None else pid, signal.SIGKILL)
             self._process.kill()
         self._process.wait()
         return _GONE if status is None else status
 
-    def _line(self, word: str) -> int | None:
-        """The number that the supervisor has reported under this word, or None."""
-        for line in self._reports.split(b"\n")[:-1]:
-            name, _, number = line.partition(b" ")
-            if name == word.encode():
-                return int(number)
-        return None
-
-    def _listen(self, done: Callable[[], bool], seconds: float) -> None:
-        """Read reports of the supervisor until `done`, until it ends, or for at most `seconds`."""
+    def _reported(self, word: str, seconds: float) -> int | None:
+        """The number that the supervisor has reported under this word: waits until it does or ends, and at most so
+        many seconds. None if there is none."""
         deadline = time.monotonic() + seconds
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
-        while not done() and (left := deadline - time.monotonic()) > 0:
-            if not poller.poll(1000 * left):
-                return
-            data = self._control.recv(4096)
+        while (found := re.search(rf"^{word} (-?\d+)\n", self._reports, re.MULTILINE)) is None:
+            left = deadline - time.monotonic()
+            data = self._control.recv(4096) if left > 0 and poller.poll(1000 * left) else b""
             if not data:
-                return
-            self._reports += data
+                return None
+            self._reports += data.decode()
+        return int(found[1])
 
     def _close(self) -> None:
         self._control.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError, RewardError
@@ -37,7 +38,7 @@ MAX_CHUNK = 32  # responses per message to a worker
 MAX_REASON = 1000  # characters of the first failure in the message
 
 
-class ProcessRewardScorer:
+class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
     """Scores rollouts with the rewards of a run file (the `RewardScorer` protocol).
 
     User code and built-ins that could hang run in killable worker processes. Cheap built-ins and reward models
@@ -138,10 +139,7 @@ class ProcessRewardScorer:
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """RewardError if a reward has a parameter that not all prompts which it is for provide."""
-        for index, signature in enumerate(self._signatures):
-            columns = [set(prompt.columns) for prompt in prompts if self._is_for(index, prompt)]
-            if columns:
-                signature.check_columns(set.intersection(*columns))
+        self._check_rows(prompts, set.intersection)
 
     def _is_for(self, index: int, prompt: Prompt) -> bool:
         """Whether this reward scores responses to this prompt."""
@@ -149,10 +147,13 @@ class ProcessRewardScorer:
 
     def _check_items(self, items: Sequence[Item]) -> None:
         """RewardError if a reward has a parameter that no row which it is for provides."""
+        self._check_rows([prompt for prompt, _ in items], set.union)
+
+    def _check_rows(self, prompts: Sequence[Prompt], provided: Callable[..., set[str]]) -> None:
         for index, signature in enumerate(self._signatures):
-            columns = [set(prompt.columns) for prompt, _ in items if self._is_for(index, prompt)]
+            columns = [set(prompt.columns) for prompt in prompts if self._is_for(index, prompt)]
             if columns:
-                signature.check_columns(set.union(*columns))
+                signature.check_columns(provided(*columns))
 
     @property
     def only_waits(self) -> bool:
@@ -223,15 +224,11 @@ class ProcessRewardScorer:
             self._judges.close()
         self._pool.close()
 
-    def __enter__(self) -> ProcessRewardScorer:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read_signatures(self) -> list[Signature]:
-        remote = self._pool.signatures() if self._remote else []
-        found = {**dict(zip(self._remote, remote, strict=True))}
+        found = dict(zip(self._remote, self._pool.signatures(), strict=True))
         found.update({index: reward.signature for index, reward in self._inline.items()})
         for index, spec in self._of_models():
             judges = self._judges if spec.is_judge else None
@@ -251,8 +248,7 @@ class ProcessRewardScorer:
         for index, reward in self._inline.items():
             for position, item in self._for(index, enumerate(seen)):
                 outcomes[index, position] = self._caller.one(reward, reward.signature.arguments(item))
-        for (index, position), outcome in self._remote_outcomes(items, seen).items():
-            outcomes[index, position] = outcome
+        outcomes.update(self._remote_outcomes(items, seen))
         for index, (positions, scored) in begun.items():
             found = self._awaited(index, scored, len(positions))
             outcomes.update({(index, place): outcome for place, outcome in zip(positions, found, strict=True)})

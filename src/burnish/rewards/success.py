@@ -81,9 +81,10 @@ def full_marks(rewards: Sequence[RewardConfig], answer_labels: Sequence[str]) ->
     the answer (`ProcessRewardScorer.answer_labels`). A reward with a negative weight is a penalty and not part of the
     criterion, nor is an audit. None if no reward compares with the answer.
     """
+    by_label = _by_label(rewards)
     tops = {
-        label: OWN_TOP_SCORE if (top := _declared_top(reward)) is None else top
-        for label, reward in _by_label(rewards).items()
+        label: _threshold(label, None, by_label)
+        for label, reward in by_label.items()
         if label in answer_labels and reward.weight >= 0 and not reward.audit
     }
     return Success(tops) if tops else None
@@ -142,12 +143,12 @@ def _threshold(name: str, least: float | None, rewards: Mapping[str, RewardConfi
     """The threshold of a reward, or of one of its parts. The configuration has checked that the reward exists."""
     if least is not None:
         return least
-    top = _declared_top(rewards[name]) if name in rewards else None
+    top = _declared_top(name, rewards)
     return OWN_TOP_SCORE if top is None else top
 
 
 def _check_reachable(name: str, threshold: float, rewards: Mapping[str, RewardConfig], field: str) -> None:
-    top = _declared_top(rewards[name]) if name in rewards else None
+    top = _declared_top(name, rewards)
     if top is not None and not _reaches(top, threshold):
         raise ConfigError(
             f"{field} is {threshold:g}, which {name!r} cannot reach: it gives at most {top:g}",
@@ -155,8 +156,9 @@ def _check_reachable(name: str, threshold: float, rewards: Mapping[str, RewardCo
         )
 
 
-def _declared_top(reward: RewardConfig) -> float | None:
-    return BUILT_INS[reward.name].top_score if reward.name in BUILT_INS else None
+def _declared_top(name: str, rewards: Mapping[str, RewardConfig]) -> float | None:
+    built_in = BUILT_INS.get(rewards[name].name) if name in rewards else None
+    return None if built_in is None else built_in.top_score
 
 
 def _reaches(score: float, threshold: float) -> bool:

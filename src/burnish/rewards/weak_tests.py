@@ -10,7 +10,7 @@ from burnish.rewards.builtins.reading_rows import NoScoreError
 from burnish.rewards.gold import as_rollout
 from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.success import TOLERANCE
-from burnish.types import Prompt, Rollout
+from burnish.types import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def find_weak_tests(prompts: Sequence[Prompt], scorer: RewardScorer, name: str, 
     return [
         WeakTests(prompt.id, what)
         for (prompt, what, _), rollout in zip(tried, scored, strict=True)
-        if _part(rollout, label) >= 1 - TOLERANCE
+        if rollout.reward_parts.get(label, 0.0) >= 1 - TOLERANCE
     ]
 
 
@@ -54,8 +54,3 @@ TRIVIAL_RESPONSES: Mapping[str, Callable[[Prompt], dict[str, str]]] = {
     "json_schema": _values,
 }
 """By the name of a built-in reward: responses to a row that solve nothing, by what they do or are."""
-
-
-def _part(rollout: Rollout, label: str) -> float:
-    score = dict(rollout.reward_parts).get(label)
-    return 0.0 if score is None else score

@@ -148,7 +148,7 @@ def _tagged(value: Any, place: str) -> Any:
     if kind is tuple:
         return {"$tuple": _tagged_items(value, place)}
     if kind in _TAGS:
-        tag, write = _TAGS[kind]
+        tag, write, _ = _TAGS[kind]
         return {tag: write(value)}
     return _tagged_other(value, place)
 
@@ -259,18 +259,19 @@ def _write_bytes(value: bytes | bytearray) -> str:
     return base64.b64encode(value).decode()
 
 
-_TAGS: dict[type, tuple[str, Callable[[Any], Any]]] = {
-    bytes: ("$bytes", _write_bytes),
-    bytearray: ("$bytearray", _write_bytes),
-    datetime.datetime: ("$datetime", _write_datetime),
-    datetime.date: ("$date", datetime.date.isoformat),
-    datetime.time: ("$time", datetime.time.isoformat),
-    datetime.timedelta: ("$timedelta", lambda value: [value.days, value.seconds, value.microseconds]),
-    Decimal: ("$decimal", str),
-    Fraction: ("$fraction", str),
-    complex: ("$complex", lambda value: [repr(value.real), repr(value.imag)]),
-    uuid.UUID: ("$uuid", str),
+_TAGS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    bytes: ("$bytes", _write_bytes, base64.b64decode),
+    bytearray: ("$bytearray", _write_bytes, lambda text: bytearray(base64.b64decode(text))),
+    datetime.datetime: ("$datetime", _write_datetime, _read_datetime),
+    datetime.date: ("$date", datetime.date.isoformat, datetime.date.fromisoformat),
+    datetime.time: ("$time", datetime.time.isoformat, datetime.time.fromisoformat),
+    datetime.timedelta: ("$timedelta", lambda v: [v.days, v.seconds, v.microseconds], lambda v: datetime.timedelta(*v)),
+    Decimal: ("$decimal", str, Decimal),
+    Fraction: ("$fraction", str, Fraction),
+    complex: ("$complex", lambda v: [repr(v.real), repr(v.imag)], lambda parts: complex(*map(float, parts))),
+    uuid.UUID: ("$uuid", str, uuid.UUID),
 }
+"""Types with the key that stands for each in JSON, how a value is written and how it is read."""
 
 _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (str, str.__str__),
@@ -282,22 +283,13 @@ _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 """Types whose subclasses are sent as the type itself, and how to convert without calling the subclass's methods."""
 
 _READERS: dict[str, Callable[[Any], Any]] = {
+    **{tag: read for tag, _, read in _TAGS.values()},
     "$tuple": tuple,
     "$dict": dict,
     "$ids": _read_packed,
     "$set": set,
     "$frozenset": frozenset,
     "$int": lambda text: int(text, 16),
-    "$bytes": base64.b64decode,
-    "$bytearray": lambda text: bytearray(base64.b64decode(text)),
-    "$datetime": _read_datetime,
-    "$date": datetime.date.fromisoformat,
-    "$time": datetime.time.fromisoformat,
-    "$timedelta": lambda parts: datetime.timedelta(*parts),
-    "$decimal": Decimal,
-    "$fraction": Fraction,
-    "$complex": lambda parts: complex(*map(float, parts)),
-    "$uuid": uuid.UUID,
     "$path": Path,
     "$numpy": _read_numpy,
     "$pandas": _read_pandas,

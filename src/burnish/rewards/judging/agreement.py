@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -101,12 +102,10 @@ def rank_correlation(pairs: Sequence[Pair]) -> float | None:
     """Spearman's: the correlation of the ranks, where equal values share the mean of theirs. None if all values of one
     side are equal."""
     first, second = (_ranks([pair[side] for pair in pairs]) for side in (0, 1))
-    mean = (len(pairs) - 1) / 2
-    products = sum((a - mean) * (b - mean) for a, b in zip(first, second, strict=True))
-    squares = [sum((rank - mean) ** 2 for rank in ranks) for ranks in (first, second)]
-    if not all(squares):
+    try:
+        return max(-1.0, min(1.0, statistics.correlation(first, second)))
+    except statistics.StatisticsError:
         return None
-    return max(-1.0, min(1.0, products / math.sqrt(squares[0] * squares[1])))
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
