@@ -75,6 +75,8 @@ def test_a_failure_explains_more_than_a_missing_score() -> None:
     """The reward a returned None, for this response only or for all, and b raised."""
     (alone,) = combined([("none", "error", "none")])
     assert (alone.status, alone.status_detail) == (RewardStatus.ERROR, "broken")
+    group = combined([("error",), ("none",)])  # a reward that fails for one response is for the others of the group
+    assert [one.status for one in group] == [RewardStatus.ERROR, RewardStatus.MISSING]
     both = combined([("none", "error", "score"), ("score", "score", "score")])
     assert [(one.status, one.status_detail) for one in both] == [(RewardStatus.ERROR, "broken"), (RewardStatus.OK, "")]
 

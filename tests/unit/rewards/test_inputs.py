@@ -101,12 +101,6 @@ def test_batched_takes_plural_or_singular_names_as_lists() -> None:
 
 
 def test_a_parameter_that_nothing_provides() -> None:
-    def reward(respons: str) -> float:
-        return 0.0
-
-    with pytest.raises(RewardError, match=r"(?s)parameter 'respons', which nothing provides.*did you mean 'response'"):
-        read_signature(reward, "reward", ()).check_columns(["level"])
-
     def single(answers: str) -> float:
         return 0.0
 
@@ -121,11 +115,8 @@ def test_signatures_that_cannot_be_called_by_name() -> None:
     def many(*responses: str) -> float:
         return 0.0
 
-    def nothing() -> float:
-        return 0.0
-
-    for reward, words in ((positional, "positional parameter"), (many, "positional"), (nothing, "has no parameters")):
-        with pytest.raises(RewardError, match=words):
+    for reward in (positional, many):
+        with pytest.raises(RewardError, match="positional parameter"):
             read_signature(reward, "reward", ())
 
 

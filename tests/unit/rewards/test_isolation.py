@@ -204,14 +204,12 @@ def _end_parent(
     return _wait_gone(pids)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_the_parents_end_is_the_workers_end(nasty: Path, number: signal.Signals) -> None:
-    assert _end_parent(nasty, number, "loop", 300)
-
-
-def test_an_orphan_that_never_yields_the_interpreter_ends_too(nasty: Path) -> None:
-    """No thread of it can run, but its supervisor is another process."""
-    assert _end_parent(nasty, signal.SIGKILL, "regex", 300)
+@pytest.mark.parametrize(
+    ("number", "response"), [(signal.SIGKILL, "loop"), (signal.SIGINT, "loop"), (signal.SIGKILL, "regex")]
+)
+def test_the_parents_end_is_the_workers_end(nasty: Path, number: signal.Signals, response: str) -> None:
+    """With `regex` no thread of the worker can run, but its supervisor is another process."""
+    assert _end_parent(nasty, number, response, 300)
 
 
 DAEMONS = """

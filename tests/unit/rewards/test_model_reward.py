@@ -160,8 +160,6 @@ def test_models_elsewhere_are_checked_without_being_loaded(
     scorer_of(name=f"model:{trained[0]}")
     with pytest.raises(ModelError, match="is not a reward model"):
         scorer_of(name=f"model:{policy}")
-    with pytest.raises(ConfigError, match="no option 'devise'"):
-        scorer_of(name=f"model:{trained[0]}", options={"devise": "cpu"})
 
 
 def scorer_through_text(scorer: Any, item: Item) -> Any:

@@ -19,15 +19,6 @@ def queue_of(*tasks: Task) -> TaskQueue:
     return queue
 
 
-def test_taking_joins_tasks_and_leaves_the_rest_of_the_last_one_in_its_place() -> None:
-    queue = queue_of(task(0, 1), task(2, 3, 4), task(5))
-    assert (len(queue), queue.responses, queue.age) == (3, 6, 1)
-    assert queue.take_joined(3) == task(0, 1, 2)
-    assert (len(queue), queue.responses, queue.age) == (2, 3, 2)
-    assert queue.take_joined(9) == task(3, 4, 5)
-    assert (len(queue), queue.responses, bool(queue)) == (0, 0, False)
-
-
 def test_what_is_alone_is_joined_with_nothing() -> None:
     queue = queue_of(task(7))
     queue.put_back([task(4, alone=True), task(5, alone=True)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,32 +23,26 @@ def settings(stub: Any, **options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def in_groups(make_items: Any) -> Callable[..., list[Any]]:
+def in_groups(make_group: Any) -> Callable[..., list[Any]]:
     """Responses of one or more groups: lists of texts, the greedy one last if `greedy`."""
 
-    def make(*groups: Sequence[str], greedy: bool = False, answer: Any = None) -> list[Any]:
-        items = []
-        for number, texts in enumerate(groups):
-            for index, (prompt, rollout) in enumerate(make_items(texts, answer=answer)):
-                last = greedy and index == len(texts) - 1
-                prompt = dataclasses.replace(prompt, id=f"row-{number}")
-                items.append(
-                    (prompt, dataclasses.replace(rollout, group_id=number, sample_index=-1 if last else index))
-                )
-        return items
+    def make(*groups: Sequence[str], **fields: Any) -> list[Any]:
+        fields = {"answer": None, **fields}
+        return [item for number, texts in enumerate(groups) for item in make_group(texts, number=number, **fields)]
 
     return make
 
 
-def longer(stub_judges: Any) -> Any:
-    """The longer one is better."""
+@pytest.fixture
+def longer(stub_judge: Any, stub_judges: Any) -> Any:
+    """Starts a stub for which the longer one is better."""
 
     def rule(messages: Any) -> str:
         shown = stub_judges.shown(messages)
         a, b = len(shown["response_a"]), len(shown["response_b"])
         return f'{{"better": "{"A" if a > b else "B" if b > a else "tie"}"}}'
 
-    return rule
+    return lambda *fault: stub_judge(rule, *fault)
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.text(max_size=3))
@@ -66,8 +59,8 @@ def test_everybody_meets_as_many_others(count: int, opponents: int, seed: str) -
     assert pairs == round_robin(count, opponents, seed)
 
 
-def test_scores_are_win_rates(stub_judge: Any, stub_judges: Any, make_scorer: Any, in_groups: Any) -> None:
-    stub = stub_judge(longer(stub_judges))
+def test_scores_are_win_rates(longer: Any, make_scorer: Any, in_groups: Any) -> None:
+    stub = longer()
     scorer = make_scorer(settings(stub))
     scored = scorer.score(in_groups(["a", "bbb", "cc", "dd"], ["x", "yy"]))
     assert [r.reward for r in scored] == [0.0, 1.0, 0.5, 0.5, 0.0, 1.0]
@@ -97,8 +90,8 @@ def test_the_mean_of_a_group_is_a_half_whatever_the_judge_says(
     assert all(0 <= reward <= 1 for reward in rewards)
 
 
-def test_a_large_group_has_bounded_calls(stub_judge: Any, stub_judges: Any, make_scorer: Any, in_groups: Any) -> None:
-    stub = stub_judge(longer(stub_judges))
+def test_a_large_group_has_bounded_calls(longer: Any, make_scorer: Any, in_groups: Any) -> None:
+    stub = longer()
     texts = ["x" * (number + 1) for number in range(16)]
     scored = make_scorer(settings(stub, opponents=4)).score(in_groups(texts))
     assert stub.requests == 2 * 16 * 4 // 2
@@ -106,19 +99,15 @@ def test_a_large_group_has_bounded_calls(stub_judge: Any, stub_judges: Any, make
     assert scored[-1].reward == 1.0
 
 
-def test_equal_responses_tie_without_a_question(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, in_groups: Any
-) -> None:
-    stub = stub_judge(longer(stub_judges))
+def test_equal_responses_tie_without_a_question(longer: Any, make_scorer: Any, in_groups: Any) -> None:
+    stub = longer()
     scored = make_scorer(settings(stub)).score(in_groups(["same", "same", "same!"]))
     assert [r.reward for r in scored] == [0.25, 0.25, 1.0]
     assert stub.requests == 2  # both pairs are the same texts
 
 
-def test_a_greedy_response_changes_no_other_score(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, in_groups: Any
-) -> None:
-    stub = stub_judge(longer(stub_judges))
+def test_a_greedy_response_changes_no_other_score(longer: Any, make_scorer: Any, in_groups: Any) -> None:
+    stub = longer()
     samples = ["a", "bbb", "cc"]
     alone = make_scorer(settings(stub)).score(in_groups(samples))
     with_greedy = make_scorer(settings(stub)).score(in_groups([*samples, "dd"], greedy=True))
@@ -126,21 +115,19 @@ def test_a_greedy_response_changes_no_other_score(
     assert with_greedy[3].reward == pytest.approx((1 + 0 + 0.5) / 3)
 
 
-def test_one_alone_meets_the_answer(stub_judge: Any, stub_judges: Any, make_scorer: Any, in_groups: Any) -> None:
-    scorer = make_scorer(settings(stub_judge(longer(stub_judges))))
+def test_one_alone_meets_the_answer(longer: Any, make_scorer: Any, in_groups: Any) -> None:
+    scorer = make_scorer(settings(longer()))
     assert scorer.score(in_groups(["long one"], greedy=True, answer="short"))[0].reward == 1.0
     (missing,) = scorer.score(in_groups(["long one"]))
     assert missing.status is RewardStatus.MISSING
     assert "alone in its group" in missing.status_detail
 
 
-def test_a_comparison_without_a_verdict_is_left_out(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, in_groups: Any
-) -> None:
+def test_a_comparison_without_a_verdict_is_left_out(longer: Any, make_scorer: Any, in_groups: Any) -> None:
     def fault(count: int, prompt: str) -> str:
         return "nonsense" if ("bad" in prompt and "worse" in prompt) or "never" in prompt else ""
 
-    stub = stub_judge(longer(stub_judges), fault)
+    stub = longer(fault)
     scored = make_scorer(settings(stub)).score(in_groups(["bad", "worse", "c"], ["never", "x", "yy"]))
     assert [r.reward for r in scored] == [1.0, 1.0, 0.0, None, 0.0, 1.0]
     assert scored[3].status is RewardStatus.ERROR

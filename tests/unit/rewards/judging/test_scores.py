@@ -13,17 +13,22 @@ import pytest
 from burnish.errors import ConfigError, RewardError
 from burnish.types import RewardStatus
 
-Rows = list[Any]
 
-
-def by_length(stub_judges: Any) -> Any:
-    """One point for each letter of the response, 10 at most."""
+@pytest.fixture
+def endpoint(stub_judge: Any, stub_judges: Any) -> Any:
+    """Starts a stub that gives one point for each letter of the response, 10 at most: `endpoint(fault)`."""
 
     def rule(messages: Any) -> str:
         length = min(10, len(stub_judges.shown(messages)["response"]))
         return f'It has {length} letters.\n{{"score": {length}}}'
 
-    return rule
+    return lambda *fault, **settings: stub_judge(rule, *fault, **settings)
+
+
+@pytest.fixture
+def ask(make_scorer: Any, make_items: Any) -> Any:
+    """What a judge that asks this stub says of responses: `ask(stub, responses, options)`."""
+    return lambda stub, responses, **options: make_scorer(settings(stub, **options)).score(make_items(responses))
 
 
 def settings(stub: Any, **options: Any) -> dict[str, Any]:
@@ -34,8 +39,8 @@ def settings(stub: Any, **options: Any) -> dict[str, Any]:
     }
 
 
-def test_scores_are_those_of_the_rule(stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any) -> None:
-    stub = stub_judge(by_length(stub_judges))
+def test_scores_are_those_of_the_rule(make_scorer: Any, make_items: Any, endpoint: Any) -> None:
+    stub = endpoint()
     scorer = make_scorer(settings(stub))
     scored = scorer.score(make_items(["", "a", "bbbb", "c" * 30]))
     assert [r.reward for r in scored] == [0.0, 0.1, 0.4, 1.0]
@@ -47,7 +52,7 @@ def test_scores_are_those_of_the_rule(stub_judge: Any, stub_judges: Any, make_sc
 
 
 def test_nothing_is_lost_among_faults_and_a_second_pass_asks_nothing(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any, tmp_path: Path
+    make_scorer: Any, make_items: Any, tmp_path: Path, endpoint: Any
 ) -> None:
     """10 % of requests get 429, 5 % a reset, 5 % nonsense, 10 % are slow; some prompts never get a readable answer."""
 
@@ -60,7 +65,7 @@ def test_nothing_is_lost_among_faults_and_a_second_pass_asks_nothing(
                 return name
         return ""
 
-    stub = stub_judge(by_length(stub_judges), fault, slow_seconds=0.02)
+    stub = endpoint(fault, slow_seconds=0.02)
     generator = random.Random(1)
     responses = [f"{number}" + "x" * generator.randrange(12) for number in range(300)] + ["hopeless a", "hopeless bb"]
     judge = settings(stub, concurrency=12, cache=str(tmp_path / "cache"), retries=8)
@@ -95,19 +100,15 @@ def test_nothing_is_lost_among_faults_and_a_second_pass_asks_nothing(
     assert stub.requests > before
 
 
-def test_equal_responses_are_asked_about_once(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
-) -> None:
-    stub = stub_judge(by_length(stub_judges), lambda count, prompt: "slow")
-    scored = make_scorer(settings(stub)).score(make_items(["same"] * 20))
+def test_equal_responses_are_asked_about_once(endpoint: Any, ask: Any) -> None:
+    stub = endpoint(lambda count, prompt: "slow")
+    scored = ask(stub, ["same"] * 20)
     assert {r.reward for r in scored} == {0.4}
     assert stub.requests == 1
 
 
-def test_another_model_prompt_or_sampling_is_not_found_in_the_cache(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any, tmp_path: Path
-) -> None:
-    stub = stub_judge(by_length(stub_judges))
+def test_another_model_prompt_or_sampling_is_not_found_in_the_cache(tmp_path: Path, endpoint: Any, ask: Any) -> None:
+    stub = endpoint()
     cache = {"cache": str(tmp_path)}
     for changed in (
         {},
@@ -118,14 +119,12 @@ def test_another_model_prompt_or_sampling_is_not_found_in_the_cache(
         {"max_tokens": 9},
         {},
     ):
-        make_scorer(settings(stub, **cache, **changed)).score(make_items(["abc"]))
+        ask(stub, ["abc"], **cache, **changed)
     assert stub.requests == 6
 
 
-def test_responses_are_judged_while_others_are_sampled(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
-) -> None:
-    stub = stub_judge(by_length(stub_judges))
+def test_responses_are_judged_while_others_are_sampled(make_scorer: Any, make_items: Any, endpoint: Any) -> None:
+    stub = endpoint()
     scorer = make_scorer(settings(stub), "exact")
     items = make_items(["a", "bb", "ccc"])
     scorer.begin(items[:2])
@@ -139,9 +138,9 @@ def test_responses_are_judged_while_others_are_sampled(
 
 @pytest.mark.parametrize(("code", "word"), [("401", "key"), ("404", "model"), ("422", "field"), ("302", "url")])
 def test_what_will_not_pass_stops_the_run(
-    code: str, word: str, stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+    code: str, word: str, make_scorer: Any, make_items: Any, endpoint: Any
 ) -> None:
-    stub = stub_judge(by_length(stub_judges), lambda count, prompt: code)
+    stub = endpoint(lambda count, prompt: code)
     scorer = make_scorer(settings(stub, concurrency=1))
     with pytest.raises(RewardError, match=f"status {code}") as caught:
         scorer.score(make_items(["a", "b", "c", "d"]))
@@ -150,10 +149,8 @@ def test_what_will_not_pass_stops_the_run(
     assert stub.requests == 1
 
 
-def test_an_audit_whose_endpoint_refuses_stops_no_run(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
-) -> None:
-    stub, said = stub_judge(by_length(stub_judges), lambda count, prompt: "401"), list[str]()
+def test_an_audit_whose_endpoint_refuses_stops_no_run(make_scorer: Any, make_items: Any, endpoint: Any) -> None:
+    stub, said = endpoint(lambda count, prompt: "401"), list[str]()
     scorer = make_scorer("exact", {**settings(stub, concurrency=1), "audit": True}, say=said.append)
     for _ in range(2):
         assert [r.reward for r in scorer.score(make_items(["7", "b", "c"]))] == [1.0, 0.0, 0.0]
@@ -165,20 +162,18 @@ def test_an_audit_whose_endpoint_refuses_stops_no_run(
 @pytest.mark.parametrize(
     "said", ["400:This model's maximum context length is 8 tokens", "400:content_filter", "413:big"]
 )
-def test_what_one_prompt_cannot_pass_fails_one_response(
-    said: str, stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
-) -> None:
-    stub = stub_judge(by_length(stub_judges), lambda count, prompt: said if "bad" in prompt else "")
-    scored = make_scorer(settings(stub)).score(make_items(["ok", "bad"]))
+def test_what_one_prompt_cannot_pass_fails_one_response(said: str, endpoint: Any, ask: Any) -> None:
+    stub = endpoint(lambda count, prompt: said if "bad" in prompt else "")
+    scored = ask(stub, ["ok", "bad"])
     assert [r.status.value for r in scored] == ["ok", "error"]
     assert stub.requests == 2
 
 
 @pytest.mark.parametrize("said", ["400:Invalid input", "422:flagged by our safety system", "413:Payload Too Large"])
 def test_a_prompt_that_is_refused_after_others_were_answered_stops_no_run(
-    said: str, stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+    said: str, make_scorer: Any, make_items: Any, endpoint: Any
 ) -> None:
-    stub = stub_judge(by_length(stub_judges), lambda count, prompt: said if "bad" in prompt else "")
+    stub = endpoint(lambda count, prompt: said if "bad" in prompt else "")
     scorer = make_scorer(settings(stub))
     assert scorer.score(make_items(["ok"]))[0].reward == 0.2
     refused, fine = scorer.score(make_items(["bad", "also"]))
@@ -187,29 +182,23 @@ def test_a_prompt_that_is_refused_after_others_were_answered_stops_no_run(
     assert fine.reward == 0.4
 
 
-def test_a_refusal_of_the_first_prompt_stops_the_run_and_names_both_causes(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
-) -> None:
-    stub = stub_judge(by_length(stub_judges), lambda count, prompt: "400:Invalid input")
+def test_a_refusal_of_the_first_prompt_stops_the_run_and_names_both_causes(endpoint: Any, ask: Any) -> None:
+    stub = endpoint(lambda count, prompt: "400:Invalid input")
     with pytest.raises(RewardError) as caught:
-        make_scorer(settings(stub)).score(make_items(["bad"]))
+        ask(stub, ["bad"])
     assert "does not understand a field, or refused this prompt" in str(caught.value.remedy)
 
 
-def test_an_endpoint_that_stays_away_fails_responses_and_not_the_run(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
-) -> None:
-    stub = stub_judge(by_length(stub_judges), lambda count, prompt: "503")
-    scored = make_scorer(settings(stub, retries=0)).score(make_items(["a"]))
+def test_an_endpoint_that_stays_away_fails_responses_and_not_the_run(endpoint: Any, ask: Any) -> None:
+    stub = endpoint(lambda count, prompt: "503")
+    scored = ask(stub, ["a"], retries=0)
     assert scored[0].status is RewardStatus.ERROR
     assert scored[0].reward is None
     assert "status 503" in scored[0].status_detail
 
 
-def test_a_slow_answer_is_a_timeout_of_its_response(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
-) -> None:
-    stub = stub_judge(by_length(stub_judges), lambda count, prompt: "slow" if "zz" in prompt else "", slow_seconds=3.0)
+def test_a_slow_answer_is_a_timeout_of_its_response(make_scorer: Any, make_items: Any, endpoint: Any) -> None:
+    stub = endpoint(lambda count, prompt: "slow" if "zz" in prompt else "", slow_seconds=3.0)
     judge = {**settings(stub, retries=0), "timeout_seconds": 1.0}
     scored = make_scorer(judge).score(make_items(["a", "zz"]))
     assert [r.status for r in scored] == [RewardStatus.OK, RewardStatus.TIMEOUT]
@@ -219,9 +208,9 @@ def test_a_slow_answer_is_a_timeout_of_its_response(
     "usage", [None, [], {"prompt_tokens": None}, {"prompt_tokens": float("inf"), "completion_tokens": "7"}]
 )
 def test_a_broken_report_of_tokens_costs_no_answer(
-    usage: Any, stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
+    usage: Any, make_scorer: Any, make_items: Any, endpoint: Any
 ) -> None:
-    stub = stub_judge(by_length(stub_judges))
+    stub = endpoint()
     stub.usage = usage
     scorer = make_scorer(settings(stub))
     assert scorer.score(make_items(["abc"]))[0].reward == 0.3
@@ -229,12 +218,10 @@ def test_a_broken_report_of_tokens_costs_no_answer(
     assert scorer.take_metrics()["judge/tokens_in"].result() == 0.0
 
 
-def test_an_answer_that_was_cut_off_is_named_and_not_repaired(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
-) -> None:
-    stub = stub_judge(by_length(stub_judges))
+def test_an_answer_that_was_cut_off_is_named_and_not_repaired(endpoint: Any, ask: Any) -> None:
+    stub = endpoint()
     stub.finish_reason = "length"
-    (scored,) = make_scorer(settings(stub, max_tokens=50)).score(make_items(["abc"]))
+    (scored,) = ask(stub, ["abc"], max_tokens=50)
     assert scored.reward is None
     assert "cut off at its most tokens (max_tokens is 50); raise the option max_tokens" in scored.status_detail
     assert stub.requests == 1
@@ -256,11 +243,9 @@ def test_one_repair_and_no_second(stub_judge: Any, make_scorer: Any, make_items:
 
 
 def test_the_key_goes_into_the_header_and_nowhere_else(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any, monkeypatch: pytest.MonkeyPatch
+    make_scorer: Any, make_items: Any, monkeypatch: pytest.MonkeyPatch, endpoint: Any
 ) -> None:
-    stub = stub_judge(
-        by_length(stub_judges), lambda count, prompt: "401:wrong key secret-word" if "bad" in prompt else ""
-    )
+    stub = endpoint(lambda count, prompt: "401:wrong key secret-word" if "bad" in prompt else "")
     with pytest.raises(ConfigError, match="MY_JUDGE_KEY, which is not set"):
         make_scorer(settings(stub, key_variable="MY_JUDGE_KEY"))
     monkeypatch.setenv("MY_JUDGE_KEY", "secret-word")
@@ -274,30 +259,30 @@ def test_the_key_goes_into_the_header_and_nowhere_else(
 
 @pytest.mark.parametrize("key", ["secret\nword", "sécret-word", "secret\x7fword"])
 def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(
-    key: str, stub_judge: Any, stub_judges: Any, make_scorer: Any, monkeypatch: pytest.MonkeyPatch
+    key: str, make_scorer: Any, monkeypatch: pytest.MonkeyPatch, endpoint: Any
 ) -> None:
     monkeypatch.setenv("MY_JUDGE_KEY", key)
     with pytest.raises(ConfigError, match="MY_JUDGE_KEY") as caught:
-        make_scorer(settings(stub_judge(by_length(stub_judges)), key_variable="MY_JUDGE_KEY"))
+        make_scorer(settings(endpoint(), key_variable="MY_JUDGE_KEY"))
     assert "cret" not in f"{caught.value} {caught.value.remedy}"
 
 
 def test_no_part_of_a_key_is_shown_where_the_text_is_cut(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, endpoint: Any, ask: Any
 ) -> None:
     said = "401:" + "x" * 270 + " secret-word"  # 300 characters are shown, of which the last would be "secret"
-    stub = stub_judge(by_length(stub_judges), lambda count, prompt: said)
+    stub = endpoint(lambda count, prompt: said)
     monkeypatch.setenv("MY_JUDGE_KEY", "secret-word")
     with pytest.raises(RewardError) as caught:
-        make_scorer(settings(stub, key_variable="MY_JUDGE_KEY")).score(make_items(["a"]))
+        ask(stub, ["a"], key_variable="MY_JUDGE_KEY")
     assert "xxx" in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
-def test_fields_of_the_request(stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any) -> None:
-    stub = stub_judge(by_length(stub_judges))
+def test_fields_of_the_request(endpoint: Any, ask: Any) -> None:
+    stub = endpoint()
     extra = {"max_tokens": None, "max_completion_tokens": 50, "reasoning_effort": "low"}
-    make_scorer(settings(stub, extra=extra, seed=3, temperature=0.5)).score(make_items(["a"]))
+    ask(stub, ["a"], extra=extra, seed=3, temperature=0.5)
     sent = {name: value for name, value in stub.bodies[0].items() if name != "messages"}
     assert sent == {
         "model": "stub", "temperature": 0.5, "seed": 3, "max_completion_tokens": 50, "reasoning_effort": "low"
@@ -305,9 +290,9 @@ def test_fields_of_the_request(stub_judge: Any, stub_judges: Any, make_scorer: A
 
 
 def test_templates_see_columns_and_references(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any, tmp_path: Path
+    stub_judges: Any, make_scorer: Any, make_items: Any, tmp_path: Path, endpoint: Any
 ) -> None:
-    stub = stub_judge(by_length(stub_judges))
+    stub = endpoint()
     file = tmp_path / "question.txt"
     file.write_text('{prompt}|{topic}|{{x}}|{"score": 9}|{response}')
     judge = settings(stub, template=str(file), reference=True)
@@ -323,26 +308,22 @@ def test_templates_see_columns_and_references(
     assert make_scorer(judge).score(missing)[0].status is RewardStatus.MISSING
 
 
-def test_a_response_with_half_a_surrogate_pair_is_scored(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any, tmp_path: Path
-) -> None:
-    stub = stub_judge(by_length(stub_judges))
-    scored = make_scorer(settings(stub, cache=str(tmp_path))).score(make_items(["a\ud800b"]))
+def test_a_response_with_half_a_surrogate_pair_is_scored(tmp_path: Path, endpoint: Any, ask: Any) -> None:
+    stub = endpoint()
+    scored = ask(stub, ["a\ud800b"], cache=str(tmp_path))
     assert [r.reward for r in scored] == [0.3]
 
 
-def test_cost_is_counted(stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any) -> None:
-    stub = stub_judge(by_length(stub_judges))
+def test_cost_is_counted(make_scorer: Any, make_items: Any, endpoint: Any) -> None:
+    stub = endpoint()
     scorer = make_scorer(settings(stub, price_in=2.0, price_out=8.0))
     scorer.score(make_items(["a", "b", "c"]))
     assert scorer.take_metrics()["judge/cost"].result() == pytest.approx(3 * (100 * 2 + 10 * 8) / 1e6)
     assert scorer.take_metrics()["judge/cost"].result() == 0.0
 
 
-def test_judges_of_one_endpoint_share_its_limits(
-    stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
-) -> None:
-    stub = stub_judge(by_length(stub_judges), lambda count, prompt: "slow", slow_seconds=0.02)
+def test_judges_of_one_endpoint_share_its_limits(make_scorer: Any, make_items: Any, endpoint: Any) -> None:
+    stub = endpoint(lambda count, prompt: "slow", slow_seconds=0.02)
     one, two = (settings(stub, concurrency=3, system=text) | {"label": text} for text in ("one", "two"))
     make_scorer(one, two).score(make_items([f"{number}" for number in range(12)]))
     assert stub.requests == 24
@@ -352,9 +333,7 @@ def test_judges_of_one_endpoint_share_its_limits(
 
 
 @pytest.mark.parametrize("column", [False, True])
-def test_a_rubric_weighs_its_criteria(
-    column: bool, stub_judge: Any, stub_judges: Any, make_scorer: Any, make_items: Any
-) -> None:
+def test_a_rubric_weighs_its_criteria(column: bool, stub_judge: Any, make_scorer: Any, make_items: Any) -> None:
     criteria = [
         {"name": "short", "weight": 3, "text": "It is short."},
         {"name": "kind", "weight": 1, "text": "It is kind."},
