@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from burnish.environments import openenv, packages
+from burnish.environments import packages
 from burnish.environments.agents import find_agent
 from burnish.environments.games import GameSource, is_game, is_of_library, takes_extras
 from burnish.environments.instance import Instance, Maker
@@ -17,11 +17,22 @@ from burnish.plugins import calling_outside, import_place
 from burnish.types import Json
 from burnish.words import did_you_mean
 
+
+def _openenv_source(url: str, options: Mapping[str, Json], wanted: str) -> EnvironmentSource:
+    try:
+        from burnish.environments.openenv import openenv_source
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{wanted}, which needs the package websockets", remedy="pip install 'burnish[openenv]'"
+        ) from error
+    return openenv_source(url, options, wanted)
+
+
 _KINDS: Mapping[str, Callable[[str, Mapping[str, Json], str], EnvironmentSource]] = {
     "gym": packages.gymnasium_source,
     "gem": packages.gem_source,
     "textarena": packages.textarena_source,
-    "openenv": openenv.openenv_source,
+    "openenv": _openenv_source,
 }
 
 

@@ -18,7 +18,13 @@ import pytest
 from burnish.environments.loading import find_environment
 from burnish.environments.protocol import Step
 from burnish.errors import ConfigError, EnvironmentFailedError
+from burnish.tools.served import ToolError
 from burnish.types import Json
+
+pytest.importorskip("websockets", reason="needs burnish[openenv]")
+from websockets.sync.server import serve
+
+from burnish.environments import openenv
 
 TEXT = {"properties": {"guess": {"type": "string"}}, "required": ["guess"]}
 NUMBER = {"properties": {"guess": {"type": "integer"}, "loud": {"type": "boolean"}}, "required": ["guess"]}
@@ -33,9 +39,6 @@ class FakeServer:
     """
 
     def __init__(self, action: dict[str, Any], *, tools: list[Any] | None = None, capacity: int = 8) -> None:
-        pytest.importorskip("websockets", reason="needs websockets")
-        from websockets.sync.server import serve
-
         self.action, self.tools, self.capacity = action, tools, capacity
         self.token: str | None = None
         self.answers: dict[str, Callable[[Any], Any]] = {}
@@ -158,12 +161,11 @@ def test_actions_with_several_fields_are_one_tool(server: Callable[..., FakeServ
     assert not source.answers_text
     assert [schema["function"]["name"] for schema in source.schemas] == ["step"]
     environment = source.start({"seed": 5, "number": 3}, 9)
+    assert environment.reward() == 0.0
     assert environment.call("step", {"guess": 2}) == Step("wrong", 0.0, False)
-    with pytest.raises(ValueError, match="guess: not a number"):
+    with pytest.raises(ToolError, match="guess: not a number"):
         environment.call("step", {})
     assert environment.call("step", {"guess": 3}) == Step("correct", 1.0, True)
-    with pytest.raises(EnvironmentFailedError, match="answers calls of its tools, not texts"):
-        environment.step("3")
     environment.close()
 
 
@@ -177,7 +179,7 @@ def test_tools_of_mcp_are_called_by_steps(server: Callable[..., FakeServer]) -> 
     }
     environment = source.start({}, 0)
     assert environment.call("add", {"amount": 4}) == Step("total 4", 0.5, False)
-    with pytest.raises(ValueError, match="amount is missing"):
+    with pytest.raises(ToolError, match="amount is missing"):
         environment.call("add", {})
     assert environment.call("add", {"amount": 4}) == Step("total 8", 0.5, True)
     assert (environment.reward(), environment.ended()) == (0.0, True)  # 0.5 - 1 + 0.5
@@ -212,17 +214,17 @@ def test_a_server_that_dies(server: Callable[..., FakeServer]) -> None:
     with pytest.raises(EnvironmentFailedError, match=r"the server of openenv:http://.* is gone \(asked for 'step'\)"):
         environment.step("7")
     environment.close()
-    with pytest.raises(EnvironmentFailedError, match=r"does not give its schemas at .*\n  -> start the server"):
+    with pytest.raises(EnvironmentFailedError, match=r"schema of its actions at .*\n  -> start the server"):
         find(fake, seconds=1.0)
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda message: time.sleep(1), "did not answer 'step' in 0.3 seconds\n  -> raise timeout_seconds"),
-        (lambda message: "no JSON", "answered 'step' with a text that is not JSON"),
-        (lambda message: [], "answered 'step' with something that is not a message"),
-        (lambda message: {"type": "observation"}, "answered 'step' with a message without data"),
+        (lambda message: time.sleep(1), "did not answer 'step' in 0.3 seconds\n  -> if it is only slow, raise"),
+        (lambda message: "no JSON", "cannot be asked for 'step' in JSON"),
+        (lambda message: [], "answered 'step' with something that is not a message with data"),
+        (lambda message: {"type": "observation"}, "answered 'step' with something that is not a message with data"),
         (lambda message: {"type": "observation", "data": {}}, "answered 'step' without an observation"),
         (lambda message: observed({}, reward="much"), "the reward of openenv:.* is of the type str"),  # type: ignore[arg-type]
         (lambda message: observed({}, done="no"), "`done` of openenv:.* is of the type str"),  # type: ignore[arg-type]
@@ -246,7 +248,7 @@ def test_answers_that_make_no_sense(
 def test_a_reset_that_is_refused(server: Callable[..., FakeServer]) -> None:
     fake = server(TEXT)
     source = find(fake)
-    with pytest.raises(EnvironmentFailedError, match=r"cannot be sent 'reset': .*\n  -> rows must be plain data"):
+    with pytest.raises(EnvironmentFailedError, match="cannot be asked for 'reset' in JSON: Out of range"):
         source.start({"number": float("nan")}, 0)
     fake.answers["reset"] = lambda message: {"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "no disk"}}
     with pytest.raises(EnvironmentFailedError, match="refuses to reset: no disk"):
@@ -270,10 +272,10 @@ def test_a_server_that_asks_for_a_token(server: Callable[..., FakeServer], monke
 @pytest.mark.parametrize(
     ("value", "variable", "why"),
     [
-        (None, "BURNISH_TEST_TOKEN", "is not set for it"),
+        (None, "BURNISH_TEST_TOKEN", "'BURNISH_TEST_TOKEN' is not set for it"),
         (" ", "BURNISH_TEST_TOKEN", "is not set for it"),
         ("séc\nret", "BURNISH_TEST_TOKEN", "holds what no header can hold"),
-        ("secret", 3, "whose token_variable is 3"),
+        ("secret", 3, "whose token_variable 3 is not set"),
     ],
 )
 def test_tokens_that_cannot_be_used(
@@ -288,7 +290,7 @@ def test_tokens_that_cannot_be_used(
 
 
 def test_what_is_no_server_of_openenv(server: Callable[..., FakeServer]) -> None:
-    with pytest.raises(EnvironmentFailedError, match="gives no schema of its actions"):
+    with pytest.raises(EnvironmentFailedError, match="does not give the schema of its actions"):
         find(server("nothing"))
     with pytest.raises(EnvironmentFailedError, match="takes calls of tools, but lists none"):
         find(server(CALL))
@@ -310,11 +312,104 @@ def test_addresses_and_options(name: str, options: dict[str, Json], message: str
 
 
 def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from burnish.environments.openenv_session import Server
-
+    monkeypatch.delitem(sys.modules, "burnish.environments.openenv")
     monkeypatch.setitem(sys.modules, "websockets.sync.client", None)
     with pytest.raises(ConfigError, match=r"needs the package websockets\n  -> pip install 'burnish\[openenv\]'"):
-        Server("http://127.0.0.1:1", 1.0).connect()
+        find_environment("openenv:http://127.0.0.1:1", {})
+
+
+TYPE = {"const": "move", "default": "move", "type": "string"}
+SAY = {"type": "string", "title": "Message", "description": "What to say"}
+MOVE = {"type": "string", "enum": ["left", "right"]}
+
+
+@pytest.mark.parametrize(
+    ("required", "fields", "field"),
+    [
+        (["message"], {"message": SAY, "metadata": {"type": "object"}, "type": TYPE}, "message"),
+        ([], {"message": SAY}, "message"),
+        (["message"], {"message": SAY, "loud": {"type": "boolean", "default": False}}, "message"),
+        (["message", "number"], {"message": SAY, "number": {"type": "integer"}}, None),
+        (["message", "other"], {"message": SAY, "other": SAY}, None),
+        (["move"], {"move": MOVE}, None),
+        ([], {}, None),
+    ],
+)
+def test_actions_that_are_a_text(required: list[str], fields: dict[str, Any], field: str | None) -> None:
+    assert openenv.text_field({"properties": fields, "required": required}) == field
+
+
+def test_actions_with_fields_are_one_tool() -> None:
+    properties = {"move": MOVE, "of": {"$ref": "#/$defs/Piece"}, "type": TYPE}
+    given = {"properties": properties, "required": ["move", "type"], "$defs": {"Piece": {"type": "integer"}}}
+    assert openenv.step_schema(given) == {
+        "type": "function",
+        "function": {
+            "name": "step",
+            "description": "Act in the environment.",
+            "parameters": {
+                "type": "object",
+                "properties": {"move": {"description": "", **MOVE}, "of": {"type": "integer", "description": ""}},
+                "required": ["move"],
+            },
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("observation", "text"),
+    [
+        ({"message": "higher", "reward": 1.0, "done": True, "metadata": {"seed": 1}}, "higher"),
+        ({"message": "höher", "left": 3}, '{"message": "höher", "left": 3}'),
+        ({"left": 3}, '{"left": 3}'),
+        ({"reward": 1.0, "done": True}, ""),
+    ],
+)
+def test_observations(observation: dict[str, Any], text: str) -> None:
+    assert openenv.observation_text(observation) == text
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ("plain", "plain"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "data": 1}, "a\nb"),
+        ({"content": [], "data": 1}, '{"content": [], "data": 1}'),
+        (5, "5"),
+        (None, "null"),
+    ],
+)
+def test_results_of_tools(result: object, text: str) -> None:
+    assert openenv.result_text({"result": result, "error": None}) == text
+
+
+BAD = [{"type": "text", "text": "nope"}]
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        {"error": {"error_type": "execution_error", "message": "nope"}, "result": None},
+        {"error": "nope"},
+        {"result": {"content": BAD, "is_error": True}},
+        {"result": {"content": BAD, "isError": True}},
+    ],
+)
+def test_tools_that_failed(observation: dict[str, Any]) -> None:
+    with pytest.raises(ToolError, match=r"^nope$"):
+        openenv.result_text(observation)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"message": "x", "errors": [{"loc": ["a", 0], "msg": "too long"}, {"msg": "no"}]}, "a.0: too long; no"),
+        ({"message": "no such move", "code": "EXECUTION_ERROR"}, "no such move"),
+        ({}, "no reason given"),
+    ],
+)
+def test_what_is_refused(data: dict[str, Any], text: str) -> None:
+    assert openenv.error_text(data) == text
 
 
 def _until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
@@ -324,36 +419,10 @@ def _until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
     return condition()
 
 
-GUESS = """
-import random, sys, uvicorn
-from openenv.core.env_server import Action, Environment, Observation, State, create_app
-
-class Guess(Action):
-    guess: str
-
-class Hint(Observation):
-    message: str = ""
-
-class Game(Environment):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    state = State()
-    def reset(self, seed=None, episode_id=None, number=None, **row):
-        self.number = number or random.Random(seed).randint(1, 16)
-        return Hint(message="Guess a number from 1 to 16.")
-    def step(self, action, timeout_s=None, **more):
-        guess = int(action.guess)
-        hint = "correct" if guess == self.number else "higher" if guess < self.number else "lower"
-        return Hint(message=hint, reward=float(hint == "correct"), done=hint == "correct")
-
-app = create_app(Game, Guess, Hint, env_name="guess", max_concurrent_envs=64)
-uvicorn.run(app, port=int(sys.argv[1]), log_level="error")
-"""
-
-
-def test_a_server_of_openenv_itself(tmp_path: Path) -> None:
-    pytest.importorskip("openenv", reason="needs openenv-core")
-    pytest.importorskip("uvicorn", reason="needs uvicorn")
-    (tmp_path / "guess.py").write_text(GUESS)
+def test_the_server_of_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("openenv", reason="needs openenv")
+    page = (Path(__file__).parents[3] / "docs" / "environments.md").read_text(encoding="utf-8")
+    (tmp_path / "guess.py").write_text("#" + page.partition("```python\n# guess_server.py")[2].partition("```")[0])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -361,12 +430,15 @@ def test_a_server_of_openenv_itself(tmp_path: Path) -> None:
     try:
         source = _found(f"openenv:http://127.0.0.1:{port}")
         assert source.answers_text
-        environments = [source.start({"number": 1 + number % 16}, 0) for number in range(64)]
-        for number, environment in enumerate(environments):
+        environments = [source.start({}, seed) for seed in range(64)]
+        for environment in environments:
             assert environment.opening == "Guess a number from 1 to 16."
             assert environment.step("much").text.startswith("Error: invalid literal for int()")
-            assert environment.step(str(1 + number % 16)) == Step("correct", 1.0, True)
-            assert (environment.ended(), environment.reward()) == (True, 1.0)
+            low, high = 1, 16
+            while not environment.ended():
+                guess = (low + high) // 2
+                low, high = (guess + 1, high) if environment.step(str(guess)).text == "higher" else (low, guess - 1)
+            assert environment.reward() == 1.0
         for environment in environments[1:]:
             environment.close()
         process.kill()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,13 +52,3 @@ def test_the_corridor(folder: Path) -> None:
     assert corridor.step("forward") == Step("1 to go", 0.0, False)
     assert corridor.step(" forward\n") == Step("0 to go", 1.0, True)
     assert (corridor.ended(), corridor.reward()) == (True, 1.0)
-
-
-def test_the_server(folder: Path) -> None:
-    """What it answers is tested in test_openenv.py; here only that the page's file is one."""
-    pytest.importorskip("openenv", reason="needs openenv-core")
-    check = "import guess_server as s; g = s.Game(); g.reset(seed=1); print(g.step(s.Guess(guess='17')).message)"
-    done = subprocess.run(
-        [sys.executable, "-c", check], cwd=folder, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == "lower\n"
