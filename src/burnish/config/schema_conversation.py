@@ -48,8 +48,8 @@ class ConversationConfig(Section):
     tools: Annotated[tuple[Tool, ...], BeforeValidator(as_list)] = ()
     """Tools: a name, a section, or a list of them."""
     environment: PathText | None = None
-    """Environment that answers: `path/to/file.py:Class`, `package.module:Class`, `gym:ID`, `gem:ID`, `textarena:ID` or
-    `openenv:URL` (docs/environments.md)."""
+    """Environment that answers: `path/to/file.py:Class`, `package.module:Class`, `gym:ID` or `openenv:URL`
+    (docs/environments.md)."""
     environment_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     agent: PathText | None = None

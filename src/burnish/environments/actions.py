@@ -14,19 +14,6 @@ _LONGEST = 18  # digits; no action space is larger, and converting long texts to
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """The action is the text."""
-
-    def read(self, text: str) -> str:
-        """The action of a turn."""
-        return text
-
-    def expected(self) -> str:
-        """For the model: what to write. Never needed, as every text is an action."""
-        return "write a text"
-
-
-@dataclass(frozen=True, slots=True)
 class Integers:
     """The actions are the integers from `first` to `last`."""
 
@@ -41,21 +28,21 @@ class Integers:
         action = int(found[0])
         return action if self.first <= action <= self.last else None
 
-    def expected(self) -> str:
-        """For the model: what to write."""
+    def __str__(self) -> str:
+        """What to write, for the model."""
         return f"write one integer from {self.first} to {self.last}"
 
 
-def actions_of(space: Any, wanted: str) -> Texts | Integers:
-    """The actions of a game with this `action_space`, None if it has none. Raises ConfigError for spaces of Gymnasium
-    other than Discrete and Text."""
+def actions_of(space: Any, wanted: str) -> Integers | None:
+    """The actions of a game with this `action_space`, if it has one. None if they are texts. Raises ConfigError for
+    spaces of Gymnasium other than Discrete and Text."""
     # By name, so that neither Gymnasium nor the older Gym need be installed.
     kinds = {kind.__name__ for kind in type(space).__mro__ if kind.__module__.partition(".")[0] in ("gymnasium", "gym")}
     if "Discrete" in kinds:
         first = int(getattr(space, "start", 0))
         return Integers(first, first + int(space.n) - 1)
     if not kinds or "Text" in kinds:
-        return Texts()
+        return None
     raise ConfigError(
         f"{wanted}, whose actions are {space} ({type_name(space)})",
         remedy="only Discrete and Text can be written as a turn: wrap it in a class with step(text)",

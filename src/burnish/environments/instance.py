@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,10 +70,15 @@ class Instance:
         finally:
             self._loop.stop()
 
-    def give_up(self) -> None:
-        """Close what could not begin. Why it could not is told, not what `close` says of it."""
-        with contextlib.suppress(EnvironmentFailedError):
-            self.close()
+    @contextlib.contextmanager
+    def closed_if_it_fails(self) -> Iterator[None]:
+        """Close what cannot begin. Why it cannot is told, not what `close` says of it."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(EnvironmentFailedError):
+                self.close()
+            raise
 
     def _asked(self, what: str, function: Callable[..., object], /, *given: object, **arguments: object) -> Any:
         """What the object answers, awaited if need be. All that it raises is an error that names the line."""

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from burnish.environments import packages
 from burnish.environments.agents import find_agent
-from burnish.environments.games import GameSource, is_game, is_of_library, takes_extras
+from burnish.environments.games import GameSource, gymnasium_source, is_game, is_of_library
 from burnish.environments.instance import Instance, Maker
 from burnish.environments.protocol import EnvironmentSource
 from burnish.environments.tool_class import ToolClassSource
@@ -29,9 +28,7 @@ def _openenv_source(url: str, options: Mapping[str, Json], wanted: str) -> Envir
 
 
 _KINDS: Mapping[str, Callable[[str, Mapping[str, Json], str], EnvironmentSource]] = {
-    "gym": packages.gymnasium_source,
-    "gem": packages.gem_source,
-    "textarena": packages.textarena_source,
+    "gym": gymnasium_source,
     "openenv": _openenv_source,
 }
 
@@ -41,10 +38,9 @@ def find_environment(
 ) -> EnvironmentSource:
     """The environment that a run file names, ready to start.
 
-    name: `path/to/file.py:Class` or `package.module:Class` (or a function that makes the objects), `gym:ID`, `gem:ID`,
-    `textarena:ID`, or `openenv:URL`. What a class is, `burnish.environments.games.is_game` says. options: keyword
-    arguments of the class, the function or the package's `make`; of OpenEnv's, `timeout_seconds`. where: the field of
-    the run file, for messages.
+    name: `path/to/file.py:Class` or `package.module:Class` (or a function that makes the objects), `gym:ID`, or
+    `openenv:URL`. What a class is, `burnish.environments.games.is_game` says. options: keyword arguments of the class,
+    the function or `gymnasium.make`; of OpenEnv's, `timeout_seconds`. where: the field of the run file, for messages.
 
     Nothing is started, except that a function is called once, to know what it makes, and that an OpenEnv server is
     asked for its schemas. Raises ConfigError for what cannot be used, EnvironmentFailedError if a server does not
@@ -86,9 +82,8 @@ def _check_options(found: Any, options: Mapping[str, Json], wanted: str) -> None
         signature = inspect.signature(found)
     except ValueError:  # of some classes written in C; they say themselves what is wrong
         return
-    offered = {"extras": {}, **options} if takes_extras(found) else options
     try:
-        signature.bind(**offered)
+        signature.bind(**options)
     except TypeError as error:
         names = ", ".join(signature.parameters) or "no options"
         raise ConfigError(

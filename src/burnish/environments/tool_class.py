@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 from burnish.environments.instance import Instance, Maker, reset_arguments
@@ -45,11 +44,9 @@ class ToolClassSource:
 
     def start(self, row: Mapping[str, Json], seed: int) -> ToolClass:
         """A new object, after its `reset`."""
-        with ExitStack() as undo:
-            environment = ToolClass(self._maker.make(seed), self._maker.name, self._names)
-            undo.callback(environment.give_up)
+        environment = ToolClass(self._maker.make(seed), self._maker.name, self._names)
+        with environment.closed_if_it_fails():
             environment.begin(row, seed)
-            undo.pop_all()
         return environment
 
 

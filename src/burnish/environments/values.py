@@ -91,17 +91,16 @@ def checked_step(step: Step, what: str) -> Step:
 
 
 def step_of(returned: object, what: str) -> Step:
-    """What `step` of a game returned, in any of its forms: five values (Gymnasium), four (the older Gym), the
-    dictionary of SkyRL-gym, or a `Step`."""
+    """What `step` of a game returned, in any of its forms: five values (Gymnasium), four (the older Gym), or a
+    `Step`."""
     if isinstance(returned, Step):
         return checked_step(returned, what)
-    if isinstance(returned, Mapping):
-        return _step_of_mapping(returned, what)
     if isinstance(returned, tuple) and len(returned) in (4, 5):
         observation, reward, *flags = returned[:-1]
         names = ("terminated", "truncated") if len(flags) == 2 else ("done",)
         ended = any([flag_of(flag, f"`{name}` of {what}") for flag, name in zip(flags, names, strict=True)])
-        return Step(_last_text(observation, what, ended), number_of(reward, f"the reward of {what}"), ended)
+        text = "" if observation is None and ended else text_of(observation, f"the observation of {what}")
+        return Step(text, number_of(reward, f"the reward of {what}"), ended)
     found = f"{len(returned)} values" if isinstance(returned, tuple) else type_name(returned)
     raise EnvironmentFailedError(
         f"{what} returned {found}",
@@ -113,24 +112,6 @@ def type_name(value: object) -> str:
     """`numpy.ndarray`, `str`, `my_games.Board`."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _step_of_mapping(returned: Mapping, what: str) -> Step:
-    missing = [key for key in ("observations", "reward", "done") if key not in returned]
-    if missing:
-        raise EnvironmentFailedError(
-            f"{what} returned a dictionary without {' and '.join(missing)}",
-            remedy="return observations, reward, done and metadata, or five values as Gymnasium does",
-        )
-    ended = flag_of(returned["done"], f"`done` of {what}")
-    said = returned["observations"]
-    if isinstance(said, (list, tuple)) and all(isinstance(message, Mapping) for message in said):
-        said = "\n".join(message["content"] for message in messages_of(said, f"the observations of {what}"))
-    return Step(_last_text(said, what, ended), number_of(returned["reward"], f"the reward of {what}"), ended)
-
-
-def _last_text(observation: object, what: str, ended: bool) -> str:
-    return "" if observation is None and ended else text_of(observation, f"the observation of {what}")
 
 
 def _number(value: object) -> object:

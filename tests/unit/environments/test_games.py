@@ -1,4 +1,4 @@
-"""Classes with `step`: the forms of Gymnasium, of the older Gym and of SkyRL-gym."""
+"""Classes with `step`: the forms of Gymnasium and of the older Gym."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.environments.actions import Integers, Texts, actions_of
+from burnish.environments.actions import Integers, actions_of
 from burnish.environments.loading import find_environment
 from burnish.environments.protocol import Environment, Step
 from burnish.errors import ConfigError, EnvironmentFailedError
@@ -69,39 +69,6 @@ class OfRow:
 class Unpaid:
     def reset(self): return None
     def step(self, text): return Step(text)
-
-
-class Skyrl:
-    """The form of SkyRL-gym: init(prompt), extras of the row, a dictionary for each step."""
-
-    def __init__(self, env_config=None, extras={}):
-        self.answer = extras["answer"]
-        self.max_turns = extras.get("max_turns", 2)
-        self.turns = 0
-
-    def init(self, prompt):
-        return [*prompt, {"role": "user", "content": "One number."}], {}
-
-    def step(self, action):
-        self.turns += 1
-        done = action == self.answer or self.turns == self.max_turns
-        said = [] if done else [{"role": "user", "content": "no"}]
-        return {"observations": said, "reward": float(action == self.answer), "done": done, "metadata": {}}
-
-
-class SilentSkyrl:
-    def init(self, prompt): return prompt, {}
-    def step(self, action): return {"observations": [], "reward": 0.0, "done": True, "metadata": {}}
-
-
-class Rewriting:
-    def init(self, prompt): return [{"role": "system", "content": "Another."}, *prompt], {}
-    def step(self, action): return {"observations": [], "reward": 0.0, "done": True, "metadata": {}}
-
-
-class WrongInit:
-    def init(self, prompt): return prompt
-    def step(self, action): return None
 
 
 class NoReset:
@@ -194,25 +161,9 @@ def test_no_rewards_are_not_a_zero(place: str) -> None:
     assert game.reward() is None
 
 
-def test_the_form_of_skyrl(place: str) -> None:
-    prompt: Json = [{"role": "user", "content": "1+1?"}]
-    game = started(place, "Skyrl", {"prompt": prompt, "answer": "2"})
-    assert game.opening == [{"role": "user", "content": "One number."}]
-    assert game.step("3") == Step("no", 0.0, False)
-    assert game.step("2") == Step("", 1.0, True)
-    assert (game.ended(), game.reward()) == (True, 1.0)
-    assert started(place, "SilentSkyrl", {"prompt": "1+1?"}).opening is None
-    own = find_environment(f"{place}:Skyrl", {"extras": {"answer": "5"}}).start({"prompt": "x", "answer": "2"}, 0)
-    assert own.step("5").ended
-
-
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
-        ("SilentSkyrl", {}, "init of the environment .* wants the prompt, but the row has NoneType"),
-        ("Rewriting", {"prompt": "x"}, "init of the environment .*:Rewriting changed the prompt of the row"),
-        ("WrongInit", {"prompt": "x"}, "init of the environment .*:WrongInit returned list"),
-        ("Skyrl", {"prompt": "x"}, "making the environment .*:Skyrl failed: KeyError: 'answer'"),
         ("Picture", {}, "what reset of the environment .*:Picture returned is not a text .* numpy.ndarray"),
         ("OfRow", {}, "reset of the environment .*:OfRow wants 'number', which the row does not have"),
     ],
@@ -256,7 +207,7 @@ Own = type("Discrete", (), {"__module__": "my_games", "n": 4})
 
 def test_action_spaces() -> None:
     assert actions_of(Discrete(), "it") == Integers(1, 4)
-    assert [actions_of(space, "it") for space in (None, Text(), Own(), ["a", "b"])] == [Texts()] * 4
+    assert [actions_of(space, "it") for space in (None, Text(), Own(), ["a", "b"])] == [None] * 4
     with pytest.raises(
         ConfigError, match=r"it, whose actions are Box\(2,\) \(gymnasium.spaces.box.Box\)\n  -> only Discrete"
     ):

@@ -203,7 +203,7 @@ def test_a_server_whose_sessions_are_taken_is_asked_again(server: Callable[..., 
     second = source.start({}, 0)
     assert second.step("7").ended
     with pytest.raises(EnvironmentFailedError, match="has no session: all taken\n  -> raise max_concurrent_envs"):
-        find(fake, seconds=0.5)
+        find(fake, seconds=2.0)
     second.close()
 
 
@@ -238,7 +238,8 @@ def test_answers_that_make_no_sense(
     server: Callable[..., FakeServer], answer: Callable[[Any], Any], message: str
 ) -> None:
     fake = server(TEXT)
-    environment = find(fake, seconds=0.3).start({}, 0)
+    environment = find(fake).start({}, 0)
+    environment._session._server = openenv.Server(fake.url, 0.3)  # only now: connecting may take longer
     fake.answers["step"] = answer
     with pytest.raises(EnvironmentFailedError, match=message):
         environment.step("7")

@@ -1,4 +1,4 @@
-"""Games of Gymnasium, GEM and TextArena."""
+"""Games of Gymnasium, and those of other packages by the files of examples/environments."""
 
 from __future__ import annotations
 
@@ -9,35 +9,24 @@ from pathlib import Path
 import pytest
 
 from burnish.environments.loading import find_environment
-from burnish.environments.protocol import Step
+from burnish.environments.protocol import EnvironmentSource, Step
 from burnish.errors import ConfigError, EnvironmentFailedError
 from burnish.types import Json
 
-
-@pytest.mark.parametrize(
-    ("name", "module", "package"),
-    [
-        ("gym:FrozenLake-v1", "gymnasium", "gymnasium"),
-        ("gem:game:GuessTheNumber-v0-easy", "gem", "gem-llm"),
-        ("textarena:GuessTheNumber-v0", "textarena", "textarena"),
-    ],
-)
-def test_what_to_install(name: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for loaded in [key for key in sys.modules if key.partition(".")[0] == module]:
-        monkeypatch.delitem(sys.modules, loaded)
-    monkeypatch.setattr(sys, "path", [])  # nothing can be found any more
-    with pytest.raises(ConfigError, match=f"but {package} is not installed\n  -> pip install {package}"):
-        find_environment(name, {})
+EXAMPLES = Path(__file__).parents[3] / "examples" / "environments"
 
 
-def test_a_package_that_fails_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "gem.py").write_text("import nothing_of_this_name\n")
-    monkeypatch.delitem(sys.modules, "gem", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        ConfigError, match="importing gem failed: ModuleNotFoundError: No module named 'nothing_of_this_name'"
-    ):
-        find_environment("gem:any", {})
+def example(package: str, place: str, options: dict[str, Json]) -> EnvironmentSource:
+    pytest.importorskip(package, reason=f"the package {package} is not installed")
+    source = find_environment(f"{EXAMPLES / place}", options)
+    assert (source.answers_text, source.schemas) == (True, ())
+    return source
+
+
+def test_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(ConfigError, match="but gymnasium is not installed\n  -> pip install gymnasium"):
+        find_environment("gym:FrozenLake-v1", {})
 
 
 def test_gymnasium() -> None:
@@ -106,8 +95,7 @@ def test_a_class_of_gymnasium_in_a_file(tmp_path: Path) -> None:
 
 
 def test_textarena() -> None:
-    pytest.importorskip("textarena", reason="needs textarena")
-    source = find_environment("textarena:GuessTheNumber-v0", {})
+    source = example("textarena", "textarena_game.py:Game", {"id": "GuessTheNumber-v0"})
     game = source.start({"prompt": "x"}, 7)
     assert isinstance(game.opening, str)
     assert game.opening.startswith("You are Player 0. You are playing Guess The Number.")
@@ -123,23 +111,28 @@ def test_textarena() -> None:
         low, high = (guess + 1, high) if "higher" in said.text else (low, guess - 1)
     assert game.reward() == 1.0
     game.close()
-
-
-def test_what_textarena_does_not_have() -> None:
-    pytest.importorskip("textarena", reason="needs textarena")
-    with pytest.raises(ConfigError, match="which TextArena does not have\n  -> did you mean 'GuessTheNumber-v0'"):
-        find_environment("textarena:GuessTheNumba-v0", {})
-    with pytest.raises(EnvironmentFailedError, match="textarena:TicTacToe-v0 with one player failed"):
-        find_environment("textarena:TicTacToe-v0", {}).start({}, 0)
+    two = find_environment(f"{EXAMPLES / 'textarena_game.py'}:Game", {"id": "TicTacToe-v0"})
+    with pytest.raises(EnvironmentFailedError, match=r"reset of the environment .*textarena_game\.py:Game failed"):
+        two.start({}, 0)
 
 
 def test_gem() -> None:
-    pytest.importorskip("gem", reason="needs gem-llm")
-    source = find_environment("gem:game:GuessTheNumber-v0-easy", {"max_number": 8})
+    source = example("gem", "gem_game.py:Game", {"id": "game:GuessTheNumber-v0-easy", "max_number": 8})
     game = source.start({"prompt": "x"}, 7)
     assert isinstance(game.opening, str)
     assert "between 1 and 8" in game.opening
     assert game.step("\\boxed{4}") == source.start({}, 7).step("\\boxed{4}")
     assert game.step("nothing").ended
-    with pytest.raises(ConfigError, match="which GEM does not have"):
-        find_environment("gem:nothing", {})
+
+
+def test_skyrl_gym() -> None:
+    source = example("skyrl_gym", "skyrl_gym_task.py:Task", {"id": "gsm8k_multi_turn"})
+    row: dict[str, Json] = {"prompt": "1+1?", "reward_spec": {"ground_truth": "2"}, "extra_info": {"max_turns": 2}}
+    task = source.start(row, 0)
+    assert task.opening is None
+    said = task.step("#### 3")
+    assert said.text.startswith("Now provide only the final numeric answer")
+    assert (said.reward, said.ended) == (0.1, False)
+    assert task.step("#### 2") == Step("", 1.0, True)
+    assert task.reward() == 1.1
+    task.close()

@@ -118,16 +118,6 @@ def test_what_is_not_an_opening(value: object, message: str) -> None:
         ((None, 1.0, True, False, {}), Step("", 1.0, True)),
         (Step("mine", None, True), Step("mine", None, True)),
         (Step("mine", True, False), Step("mine", 1.0, False)),
-        ({"observations": [], "reward": 1, "done": True, "metadata": {}}, Step("", 1.0, True)),
-        (
-            {
-                "observations": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
-                "reward": 0,
-                "done": False,
-            },
-            Step("a\nb", 0.0, False),
-        ),
-        ({"observations": "text", "reward": 0, "done": False}, Step("text", 0.0, False)),
     ],
 )
 def test_steps(returned: object, step: Step) -> None:
@@ -151,11 +141,7 @@ def test_steps(returned: object, step: Step) -> None:
         (("higher", 0.0, "no", {}), "`done` of step of G is of the type str"),
         ((np.zeros(3), 0.0, False, False, {}), "the observation of step of G is not a text .* numpy.ndarray"),
         ((float("nan"), 0.0, False, False, {}), "the observation of step of G is not a text"),
-        ({"observations": [], "done": True}, "returned a dictionary without reward"),
-        (
-            {"observations": [{"content": "x"}], "reward": 0, "done": True},
-            "a message whose role is of the type NoneType",
-        ),
+        ({"observation": "x"}, "step of G returned dict"),
         (Step(5), "the text of step of G is of the type int"),  # type: ignore[arg-type]
         (Step("x", reward=math.inf), "the reward of step of G is inf"),
         (Step("x", ended=1), "`ended` of step of G is of the type int"),  # type: ignore[arg-type]
