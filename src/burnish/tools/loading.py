@@ -19,15 +19,11 @@ BUILT_INS: Mapping[str, Callable[..., object]] = {"calculator": calculator}
 
 @dataclass(frozen=True, slots=True)
 class LoadedTool:
-    """A function that the model may call by `name`, with the schema that it is shown.
-
-    If it is `asynchronous`, what it returns must be awaited.
-    """
+    """A function that the model may call by `name`, with the schema that it is shown."""
 
     name: str
     schema: Mapping[str, Json] = field(hash=False)
     function: Callable[..., object]
-    asynchronous: bool
 
 
 def load_tools(names: Sequence[str], *, where: str = "tools") -> tuple[LoadedTool, ...]:
@@ -60,7 +56,7 @@ def _load(entry: str, where: str) -> LoadedTool:
             f"{where} has {entry!r}, which is not a built-in tool",
             remedy=f"{hint} use {', '.join(BUILT_INS)}, path/to/file.py:function or module:function".lstrip(),
         )
-    return LoadedTool(name, schema_of(function, name=name), function, inspect.iscoroutinefunction(function))
+    return LoadedTool(name, schema_of(function, name=name), function)
 
 
 def _function(place: str, name: str, wanted: str) -> Callable[..., object]:

@@ -55,7 +55,7 @@ def test_a_client_that_an_asynchronous_tool_keeps_can_be_used_again() -> None:
         return "same" if kept[0] is asyncio.get_running_loop() and not kept[0].is_closed() else "another"
 
     sent: list[Any] = []
-    session = Session({"ask": LoadedTool("ask", {}, ask, True)}, None)
+    session = Session({"ask": LoadedTool("ask", {}, ask)}, None)
     for _ in range(2):
         request = {"do": "calls", "calls": [[0, "ask", {}]], "limit": 100, "seed": 0}
         session._answer(request, lambda *messages: sent.extend(messages))

@@ -96,7 +96,7 @@ def plain(a: int) -> str:
 @pytest.fixture
 def asked() -> Asked:
     source = Source()
-    return Asked(Session({"plain": LoadedTool("plain", {}, plain, False)}, source), source)
+    return Asked(Session({"plain": LoadedTool("plain", {}, plain)}, source), source)
 
 
 def test_a_conversation(asked: Asked) -> None:
@@ -148,7 +148,7 @@ def test_functions_of_one_turn_run_at_the_same_time() -> None:
         return f"met {a}"
 
     source = Source()
-    asked = Asked(Session({"meet": LoadedTool("meet", {}, meet, False)}, source), source)
+    asked = Asked(Session({"meet": LoadedTool("meet", {}, meet)}, source), source)
     *found, over = asked.call("meet", "meet")
     assert sorted(message["text"] for message in found) == ["met 0", "met 1"]
     assert over["called"]

@@ -53,7 +53,6 @@ def place(tmp_path: Path) -> str:
 def test_tools_are_loaded_in_their_order(place: str) -> None:
     wait, calculator, double, twice = load_tools([f"{place}:wait", "calculator", f"{place}:double", f"{place}:twice"])
     assert [tool.name for tool in (wait, calculator, double, twice)] == ["wait", "calculator", "double", "twice"]
-    assert (wait.asynchronous, calculator.asynchronous) == (True, False)
     assert asyncio.run(wait.function(seconds=1.0)) == "waited"  # type: ignore[arg-type]
     assert calculator.function(expression="6 * 7") == "42"
     assert double.function(number=2) == 4

@@ -404,22 +404,3 @@ def test_a_call_has_the_form_of_messages() -> None:
     assert not call.is_exactly(ToolCall("job", {"days": 3.0}))
     assert not call.is_exactly(ToolCall("other", {"days": 3}))
     assert {call: 1}[ToolCall("job", {"days": 3})] == 1
-
-
-@pytest.mark.parametrize(
-    ("form", "call"),
-    [
-        ("pythonic", ToolCall("my-tool", {})),
-        ("pythonic", ToolCall("class", {})),
-        ("pythonic", ToolCall("a..b", {})),
-        ("pythonic", ToolCall("ﬁ", {})),
-        ("qwen_xml", ToolCall("a>b", {})),
-        ("qwen_xml", ToolCall(" a", {})),
-        ("qwen_xml", ToolCall("a", {"x\ny": 1})),
-        ("qwen_xml", ToolCall("a", {"x": "</parameter>"})),
-        ("qwen_xml", ToolCall("a", {"x": ["<tool_call>"]})),
-    ],
-)
-def test_what_a_form_cannot_hold_is_not_written(form: str, call: ToolCall) -> None:
-    with pytest.raises(ValueError, match=r"cannot be|has a tag"):
-        BUILT_INS[form].write([call])

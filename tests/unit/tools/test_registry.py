@@ -33,7 +33,7 @@ def chatml(write: Write, *, header: str, end: str, call_end: str | None = None) 
 
 
 def own_pythonic(name: str, arguments: Mapping[str, Any]) -> str:
-    return BUILT_INS["pythonic"].write([ToolCall(name, arguments)])
+    return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
 
 
 def xml(name: str, arguments: Mapping[str, Any]) -> str:

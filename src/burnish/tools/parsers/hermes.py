@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
 
 from burnish.tools.calls import Parsed, ToolCall
 from burnish.tools.parsers.named import call_from_object
@@ -24,10 +22,6 @@ class Hermes:
     def parse(self, text: str, tools: Schemas = ()) -> Parsed:
         """The calls in a turn (see `ToolParser.parse`). The schemas are not needed, because JSON has types."""
         return parse_tagged(text, _read, _FORM)
-
-    def write(self, calls: Sequence[ToolCall]) -> str:
-        """The calls, one after the other."""
-        return "\n".join(f"{OPEN}\n{_as_json(call)}\n{CLOSE}" for call in calls)
 
 
 def _read(text: str, position: int) -> tuple[ToolCall, int]:
@@ -49,7 +43,3 @@ def _end_of_json(text: str, position: int) -> int:
     while piece := _PIECE.match(text, position):
         position = piece.end()
     return position
-
-
-def _as_json(call: ToolCall) -> str:
-    return json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False, allow_nan=False)

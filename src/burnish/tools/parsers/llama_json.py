@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
 
 from burnish.tools.calls import MalformedCall, Parsed, ToolCall
 from burnish.tools.parsers.named import call_from_object
@@ -29,10 +27,6 @@ class LlamaJson:
     def parse(self, text: str, tools: Schemas = ()) -> Parsed:
         """The calls in a turn (see `ToolParser.parse`). The schemas are not needed, because JSON has types."""
         return parse_whole_turn(text, _read)
-
-    def write(self, calls: Sequence[ToolCall]) -> str:
-        """The calls, separated by `;`."""
-        return "; ".join(_as_json(call) for call in calls)
 
 
 def _read(text: str, tagged: bool) -> list[ToolCall | MalformedCall]:
@@ -73,7 +67,3 @@ def _read_one(value: Json, text: str) -> ToolCall | MalformedCall:
 
 def _malformed(text: str, why: str) -> MalformedCall:
     return MalformedCall(text, f"This is not a tool call: {why}. Write only {_FORM}, and ; between several calls")
-
-
-def _as_json(call: ToolCall) -> str:
-    return json.dumps({"name": call.name, "parameters": dict(call.arguments)}, ensure_ascii=False, allow_nan=False)

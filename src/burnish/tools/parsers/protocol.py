@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from burnish.tools.calls import Parsed, ToolCall
+from burnish.tools.calls import Parsed
 from burnish.types import Json
 
 Schemas = Sequence[Mapping[str, Json]]
@@ -23,12 +23,4 @@ class ToolParser(Protocol):
         is raised, and the time is proportional to its length. Calls need not fit `tools`
         (`burnish.tools.checking.check_call` tells): they only say how to read forms that do not write down types.
         """
-        ...
-
-
-class WritingParser(ToolParser, Protocol):
-    """A built-in parser, which can also write what it reads."""
-
-    def write(self, calls: Sequence[ToolCall]) -> str:
-        """The calls in this form. Raises ValueError for a call that it has no way to write."""
         ...

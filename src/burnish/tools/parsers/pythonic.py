@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import keyword
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 
 from burnish.tools.calls import MalformedCall, Parsed, ToolCall
@@ -35,10 +33,6 @@ class Pythonic:
     def parse(self, text: str, tools: Schemas = ()) -> Parsed:
         """The calls in a turn (see `ToolParser.parse`). The schemas are not needed, because literals have types."""
         return parse_whole_turn(text, _read)
-
-    def write(self, calls: Sequence[ToolCall]) -> str:
-        """The list of the calls. Raises ValueError for a tool whose name is not an identifier (dots are allowed)."""
-        return f"[{', '.join(map(_written, calls))}]"
 
 
 def _read(text: str, tagged: bool) -> list[ToolCall | MalformedCall]:
@@ -140,18 +134,3 @@ def _dictionary(keys: Sequence[ast.expr | None], values: Sequence[ast.expr]) -> 
 
 def _malformed(text: str, error: UnreadableError) -> MalformedCall:
     return MalformedCall(text, f"This is not a tool call: {error}. Write only {_FORM}, and a comma between calls")
-
-
-def _written(call: ToolCall) -> str:
-    if not all(map(_is_identifier, call.name.split("."))):
-        raise ValueError(f"the tool {call.name!r} cannot be called in Python's syntax")
-    check_plain(dict(call.arguments))
-    simple = {name: value for name, value in call.arguments.items() if _is_identifier(name)}
-    other = {name: value for name, value in call.arguments.items() if name not in simple}
-    parts = [f"{name}={value!r}" for name, value in simple.items()] + ([f"**{other!r}"] if other else [])
-    return f"{call.name}({', '.join(parts)})"
-
-
-def _is_identifier(name: str) -> bool:
-    # Python normalises identifiers, so another spelling would come back changed.
-    return name.isidentifier() and not keyword.iskeyword(name) and unicodedata.normalize("NFKC", name) == name

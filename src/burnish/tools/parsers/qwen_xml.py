@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from burnish.tools.calls import Parsed, ToolCall
 from burnish.tools.checking import allowed_types, find_tool, fits, parameters_of
 from burnish.tools.parsers.protocol import Schemas
 from burnish.tools.parsers.tagged import CLOSE, OPEN, PayloadError, parse_tagged
-from burnish.tools.plain import UnreadableError, check_plain, end_of_space, read_json, shown
+from burnish.tools.plain import UnreadableError, end_of_space, read_json, shown
 from burnish.types import Json
 
 _END_FUNCTION, _END_PARAMETER = "</function>", "</parameter>"
@@ -35,10 +34,6 @@ class QwenXml:
     def parse(self, text: str, tools: Schemas = ()) -> Parsed:
         """The calls in a turn (see `ToolParser.parse`). A value whose type is not in the schemas stays a text."""
         return parse_tagged(text, lambda whole, position: _read(whole, position, tools), _FORM)
-
-    def write(self, calls: Sequence[ToolCall]) -> str:
-        """The calls, one after the other. Raises ValueError for names or texts that the form cannot hold."""
-        return "\n".join(map(_written, calls))
 
 
 def _read(text: str, position: int, tools: Schemas) -> tuple[ToolCall, int]:
@@ -80,17 +75,3 @@ def _typed(text: str, schema: Mapping[str, Json]) -> Json:
     except UnreadableError:
         return text
     return value if not isinstance(value, str) and fits(value, schema) else text
-
-
-def _written(call: ToolCall) -> str:
-    check_plain(dict(call.arguments))
-    for name in (call.name, *call.arguments):
-        if not name or name != name.strip() or re.search(r"[<>\n]", name):
-            raise ValueError(f"the name {name!r} cannot be written as a tag")
-    lines = [OPEN, f"<function={call.name}>"]
-    for name, value in call.arguments.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
-        if _TAG.search(text):
-            raise ValueError(f"the argument {name!r} has a tag of this form in its text")
-        lines += [f"<parameter={name}>", text, _END_PARAMETER]
-    return "\n".join([*lines, _END_FUNCTION, CLOSE])

@@ -10,13 +10,13 @@ from burnish.plugins import calling_outside, find_class, is_outside
 from burnish.tools.calls import MalformedCall, Parsed, ToolCall
 from burnish.tools.parsers.hermes import Hermes
 from burnish.tools.parsers.llama_json import LlamaJson
-from burnish.tools.parsers.protocol import Schemas, ToolParser, WritingParser
+from burnish.tools.parsers.protocol import Schemas, ToolParser
 from burnish.tools.parsers.pythonic import Pythonic
 from burnish.tools.parsers.qwen_xml import QwenXml
 from burnish.types import Json
 from burnish.words import did_you_mean
 
-BUILT_INS: Mapping[str, WritingParser] = {
+BUILT_INS: Mapping[str, ToolParser] = {
     "hermes": Hermes(),
     "qwen_xml": QwenXml(),
     "llama_json": LlamaJson(),
