@@ -5,7 +5,6 @@ For the process that runs one, an agent is an environment without tools whose re
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import shlex
@@ -13,10 +12,9 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from burnish.environments.awaiting import OwnLoop
-from burnish.environments.instance import reset_arguments
+from burnish.environments.instance import check_options, reset_arguments
 from burnish.environments.protocol import Opening, Step
 from burnish.environments.values import number_of
 from burnish.errors import ConfigError, EnvironmentFailedError
@@ -108,23 +106,13 @@ def find_agent(name: str, options: Mapping[str, Json], wanted: str) -> AgentSour
     if not callable(function):
         hint = did_you_mean(member, [key for key, value in members.items() if callable(value)])
         raise ConfigError(f"{wanted}, but {place} has no function {member}", remedy=hint or "check the spelling")
-    _check_options(function, options, wanted)
+    check_options(function, options, wanted, all_of_them=False)
 
     def run(row: Mapping[str, Json], seed: int) -> object:
         given = reset_arguments(function, row, seed, name, without=tuple(options), what="the agent")
         return function(**{**given, **options})
 
     return AgentSource(name, run)
-
-
-def _check_options(function: Callable[..., Any], options: Mapping[str, Json], wanted: str) -> None:
-    try:
-        inspect.signature(function).bind_partial(**options)
-    except TypeError as error:
-        raise ConfigError(
-            f"{wanted}, which cannot be called with the options {dict(options)}: {error}",
-            remedy=f"it takes {', '.join(inspect.signature(function).parameters) or 'nothing'}",
-        ) from error
 
 
 def _run_command(words: list[str], row: Mapping[str, Json], seed: int) -> float | None:

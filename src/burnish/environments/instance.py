@@ -14,7 +14,7 @@ import numpy as np
 from burnish.environments.awaiting import OwnLoop
 from burnish.environments.protocol import Opening, Step
 from burnish.environments.values import number_of
-from burnish.errors import EnvironmentFailedError
+from burnish.errors import ConfigError, EnvironmentFailedError
 from burnish.plugins import calling_outside
 from burnish.types import Json
 from burnish.words import did_you_mean
@@ -119,3 +119,18 @@ def reset_arguments(
                 remedy=f"{hint} columns of the row: {', '.join(row) or 'none'}".lstrip(),
             )
     return {column: value for column, value in offered.items() if takes_all or column in named}
+
+
+def check_options(call: Callable[..., object], options: Mapping[str, Json], wanted: str, *, all_of_them: bool) -> None:
+    """ConfigError if a class or a function does not take these options. all_of_them: it is called with nothing else."""
+    try:
+        signature = inspect.signature(call)
+    except ValueError:  # of some classes written in C; they say themselves what is wrong
+        return
+    try:
+        (signature.bind if all_of_them else signature.bind_partial)(**options)
+    except TypeError as error:
+        names = ", ".join(signature.parameters) or "no options"
+        raise ConfigError(
+            f"{wanted}, which cannot be called with the options {dict(options)}: {error}", remedy=f"it takes {names}"
+        ) from error

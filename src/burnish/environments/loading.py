@@ -8,7 +8,7 @@ from typing import Any
 
 from burnish.environments.agents import find_agent
 from burnish.environments.games import GameSource, gymnasium_source, is_game, is_of_library
-from burnish.environments.instance import Instance, Maker
+from burnish.environments.instance import Instance, Maker, check_options
 from burnish.environments.protocol import EnvironmentSource
 from burnish.environments.tool_class import ToolClassSource
 from burnish.errors import ConfigError
@@ -59,7 +59,7 @@ def find_environment(
             f"{wanted}, which names no class", remedy=f"use path/to/file.py:Class, package.module:Class, or {kinds}"
         )
     found = _member(place, member, wanted)
-    _check_options(found, options, wanted)
+    check_options(found, options, wanted, all_of_them=True)
     return _source(found, Maker(name, found, options), wanted)
 
 
@@ -75,20 +75,6 @@ def _member(place: str, member: str, wanted: str) -> Any:
             f"{wanted}, which is a {type(found).__name__}", remedy="name a class, or a function that makes its objects"
         )
     return found
-
-
-def _check_options(found: Any, options: Mapping[str, Json], wanted: str) -> None:
-    try:
-        signature = inspect.signature(found)
-    except ValueError:  # of some classes written in C; they say themselves what is wrong
-        return
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        names = ", ".join(signature.parameters) or "no options"
-        raise ConfigError(
-            f"{wanted}, which cannot be made with the options {dict(options)}: {error}", remedy=f"it takes {names}"
-        ) from error
 
 
 def _source(found: Any, maker: Maker, wanted: str) -> EnvironmentSource:

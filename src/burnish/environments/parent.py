@@ -26,7 +26,6 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Any, NoReturn
 
-from burnish.environments.children import children
 from burnish.environments.loading import find_environment
 from burnish.environments.protocol import EnvironmentSource
 from burnish.environments.session import Session
@@ -204,10 +203,19 @@ def _end(pids: list[int]) -> None:
 def _end_others(running: Set[int]) -> None:
     """End all children but these: they are what conversations that are over had started."""
     for _ in range(_ROUNDS):
-        left = [pid for pid in children() if pid not in running]
+        left = [pid for pid in _children() if pid not in running]
         if not left:
             return
         _end(left)
+
+
+def _children() -> list[int]:
+    """Process ids of all children, adopted and dead ones included; none where the system does not list them."""
+    found: list[int] = []
+    for listed in Path("/proc/self/task").glob("*/children"):  # by the thread that started them
+        with contextlib.suppress(OSError):  # a thread that has ended
+            found += map(int, listed.read_text().split())
+    return found
 
 
 if __name__ == "__main__":

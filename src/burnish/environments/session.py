@@ -1,14 +1,13 @@
 """The process of a conversation: it holds the environment, and calls the tools.
 
-Nothing here trusts the code that it calls to return or to return something sensible: deadlines are kept by the training
-process, which ends this one, and every result becomes a text or a number before it is sent. An answer after which the
-process may serve other conversations says whether it can (`clean`): not if programs that it started still run.
+Nothing here trusts the code that it calls to return: deadlines are kept by the training process, which ends this one.
+Results of tools become texts, and sources check what environments return. An answer after which the process may serve
+other conversations says whether it can (`clean`): not if programs that it started still run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import random
 import socket
@@ -81,13 +80,13 @@ class Session:
                     self._call_all(request["calls"], request["limit"], send)
                 case "step":
                     assert self.environment is not None
-                    step = _checked_step(self.environment.step(request["text"]))
+                    step = self.environment.step(request["text"])
                     result = result_of(step.text, request["limit"])
-                    ended = bool(step.ended or self.environment.ended())
+                    ended = step.ended or self.environment.ended()
                     send({"text": result.text, "cut": result.cut, "reward": step.reward, "ended": ended})
                 case "reward":  # the end of a conversation: another one may follow
                     assert self.environment is not None
-                    reward = _checked_reward(self.environment.reward())
+                    reward = self.environment.reward()
                     self._close()
                     send({"reward": reward, "clean": not _has_children()})
         except BaseException as error:  # noqa: BLE001  boundary: an environment of the user's may raise anything
@@ -123,9 +122,9 @@ class Session:
             self._call_several(calls, limit, steps, send)
         rewards = [step.reward for step in steps if step.reward is not None]
         ended = any(step.ended for step in steps) or (self.environment is not None and self.environment.ended())
-        reward = _checked_reward(sum(rewards)) if rewards else None
+        reward = sum(rewards) if rewards else None
         clean = self.environment is None and not _has_children()  # an environment wants to hear how its programs end
-        send(*last, {"called": True, "ended": bool(ended), "reward": reward, "clean": clean})
+        send(*last, {"called": True, "ended": ended, "reward": reward, "clean": clean})
 
     def _call_several(self, calls: Sequence[Any], limit: int, steps: list[Step], send: Send) -> None:
         """Plain functions run at the same time; tools of the environment one after the other, in the order of the turn,
@@ -165,7 +164,7 @@ class Session:
         except BaseException as error:  # noqa: BLE001  boundary: as above
             return None, error_of(error, limit)
         if isinstance(value, Step):
-            return _checked_step(value), result_of(value.text, limit)
+            return value, result_of(value.text, limit)
         return None, result_of(value, limit)
 
 
@@ -186,27 +185,6 @@ def _has_children() -> bool:
             pass
         return True
     return False
-
-
-def _checked_step(step: object) -> Step:
-    if not isinstance(step, Step):
-        raise EnvironmentFailedError(f"step returned {repr(step)[:200]}, not a Step")
-    if not isinstance(step.text, str):
-        raise EnvironmentFailedError(f"step returned the text {repr(step.text)[:200]}")
-    return Step(step.text, _checked_reward(step.reward), bool(step.ended))
-
-
-def _checked_reward(value: object) -> float | None:
-    """A finite number, also one of numpy's."""
-    if value is None:
-        return None
-    try:
-        reward = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise EnvironmentFailedError(f"the reward is {repr(value)[:200]}, not a number") from None
-    if not math.isfinite(reward):
-        raise EnvironmentFailedError(f"the reward is {reward}, not a finite number")
-    return reward
 
 
 def _described(error: BaseException) -> str:

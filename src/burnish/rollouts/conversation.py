@@ -11,12 +11,13 @@ step, prompt id and turn, sample index, position in the turn), so it does not ma
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
@@ -283,21 +284,33 @@ class Conversation:
         )
 
 
-class ConversingEngine(RestingEngine):
-    """An engine whose responses are conversations, for the prompts that hold them; others go to the engine itself.
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What `generate` was called with. version: of the weights."""
 
-    A conversation is one row, unless its history was written anew (`Answer.is_whole`): then it has a row for each time,
-    except for greedy responses and in evaluations (steps below 0), which have the last one.
-    """
+    sampling: Sampling
+    seed: int
+    step: int
+    version: int
+    on_finished: OnFinished
 
-    def __init__(
-        self, engine: RolloutEngine, talks: Mapping[str, tuple[Talk, Prompt]], *, context_length: int, decode: Decode
-    ) -> None:
-        """`talks`: by the id of the prompt."""
+    @property
+    def only_last(self) -> bool:
+        """Whether a sample has one row: greedy responses and evaluations (steps below 0) are only scored."""
+        return self.step < 0 or self.sampling.greedy
+
+
+T = TypeVar("T")
+
+
+class TalkingEngine(RestingEngine, Generic[T]):
+    """An engine that holds the responses to some prompts in another form; all others come from `others`."""
+
+    def __init__(self, engine: RolloutEngine, others: RolloutEngine, talks: Mapping[str, tuple[T, Prompt]]) -> None:
+        """`engine` samples turns. `talks`: by the id of the prompt."""
         self._engine = engine
+        self._others = others
         self._talks = talks
-        self._context_length = context_length
-        self._decode = decode
         self._version = 0
 
     def generate(
@@ -311,53 +324,65 @@ class ConversingEngine(RestingEngine):
     ) -> list[Rollout]:
         """See `RolloutEngine`, but for the number of rows. Raises what the engine raises."""
         single = [request for request in requests if request.prompt_id not in self._talks]
-        only_last = step < 0 or sampling.greedy
-        rollouts: list[Rollout] = []
+        rows: list[Rollout] = []
         if single:
-            rollouts += self._engine.generate(single, sampling, seed=seed, step=step, on_finished=on_finished)
-        by_talk: dict[int, list[RolloutRequest]] = {}
+            rows += self._others.generate(single, sampling, seed=seed, step=step, on_finished=on_finished)
+        by_talk: dict[int, list[tuple[RolloutRequest, Prompt]]] = {}
         for request in requests:
             if request.prompt_id in self._talks:
-                by_talk.setdefault(id(self._talks[request.prompt_id][0]), []).append(request)
+                talk, prompt = self._talks[request.prompt_id]
+                by_talk.setdefault(id(talk), []).append((request, prompt))
+        call = Call(sampling, seed, step, self._version, on_finished or (lambda rollouts: None))
         for some in by_talk.values():
-            talk, _ = self._talks[some[0].prompt_id]
-            turn = replace(
-                sampling, max_response_tokens=min(talk.turn_tokens or sys.maxsize, sampling.max_response_tokens)
-            )
-            draw = partial(self._engine.generate, sampling=turn, seed=seed, step=step)
-            with keeping(self._engine), closing(talk.partner.answering(seed=seed, step=step)) as answerer:
-                round_table = _RoundTable(talk, answerer, draw, on_finished or _nothing, only_last)
-                rollouts += round_table.hold(self._conversations(some, sampling.max_response_tokens))
-        return in_order(requests, rollouts)
+            talk, _ = self._talks[some[0][0].prompt_id]
+            rows += self.hold(talk, some, call)
+        return in_order(requests, rows)
 
-    def _conversations(self, requests: Sequence[RolloutRequest], most_tokens: int) -> list[Conversation]:
-        return [
-            Conversation(
-                request,
-                index,
-                self._talks[request.prompt_id][1],
-                most_tokens,
-                self._context_length,
-                self._version,
-                self._decode,
-            )
-            for request in requests
-            for index in request.sample_indices
-        ]
+    @abstractmethod
+    def hold(self, talk: T, some: Sequence[tuple[RolloutRequest, Prompt]], call: Call) -> list[Rollout]:
+        """The rows of all samples of these requests."""
 
     def sync(self, weights: Weights) -> None:
         """See `RolloutEngine`."""
-        self._engine.sync(weights)
+        self._others.sync(weights)
         self._version = weights.version
+
+    def rest(self) -> None:
+        """See `RestingEngine`."""
+        let_rest(self._others)
+
+
+class ConversingEngine(TalkingEngine[Talk]):
+    """An engine whose responses are conversations, for the prompts that hold them; others go to the engine itself.
+
+    A conversation is one row, unless its history was written anew (`Answer.is_whole`): then it has a row for each time,
+    except for greedy responses and in evaluations, which have the last one.
+    """
+
+    def __init__(
+        self, engine: RolloutEngine, talks: Mapping[str, tuple[Talk, Prompt]], *, context_length: int, decode: Decode
+    ) -> None:
+        super().__init__(engine, engine, talks)
+        self._context_length = context_length
+        self._decode = decode
+
+    def hold(self, talk: Talk, some: Sequence[tuple[RolloutRequest, Prompt]], call: Call) -> list[Rollout]:
+        """See `TalkingEngine`."""
+        most = call.sampling.max_response_tokens
+        turn = replace(call.sampling, max_response_tokens=min(talk.turn_tokens or sys.maxsize, most))
+        draw = partial(self._engine.generate, sampling=turn, seed=call.seed, step=call.step)
+        conversations = [
+            Conversation(request, index, prompt, most, self._context_length, call.version, self._decode)
+            for request, prompt in some
+            for index in request.sample_indices
+        ]
+        with keeping(self._engine), closing(talk.partner.answering(seed=call.seed, step=call.step)) as answerer:
+            return _RoundTable(talk, answerer, draw, call.on_finished, call.only_last).hold(conversations)
 
     def take_metrics(self) -> Mapping[str, Metric]:
         """See `RolloutEngine`."""
         partners = {id(talk.partner): talk.partner for talk, _ in self._talks.values()}
         return MetricStore.of([self._engine.take_metrics(), *(p.take_metrics() for p in partners.values())]).merged()
-
-    def rest(self) -> None:
-        """See `RestingEngine`."""
-        let_rest(self._engine)
 
 
 @dataclass(slots=True)
@@ -431,7 +456,3 @@ class _RoundTable:
             else:
                 self.answerer.finish(key)
         return ready, over
-
-
-def _nothing(rollouts: Sequence[Rollout]) -> None:
-    pass

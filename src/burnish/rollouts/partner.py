@@ -198,9 +198,8 @@ class _Answers:
 
     def open(self, key: ConversationKey, prompt: Prompt) -> None:
         """See `Answerer`."""
-        start = "" if self._partner.limits.same_start else f"|{key[1]}"
-        digest = hashlib.sha256(f"{self._seed}|{self._step}|{prompt.id}{start}".encode()).digest()
-        line = self._lines[key] = _Line(key, prompt, int.from_bytes(digest[:4], "big") & MAX_SEED, turns_of(prompt))
+        seed = start_seed(self._seed, self._step, prompt.id, None if self._partner.limits.same_start else key[1])
+        line = self._lines[key] = _Line(key, prompt, seed, turns_of(prompt))
         if not self._partner.has_environment:
             self._events[key] = Opened()
             return
@@ -572,6 +571,13 @@ class _Answers:
             line.process = None
         for tools in self._partner.served:
             tools.end((self._token, line.key))
+
+
+def start_seed(seed: int, step: int, prompt_id: str, sample: int | None) -> int:
+    """What an environment or an agent draws from; the same for a whole group without `sample`."""
+    start = "" if sample is None else f"|{sample}"
+    digest = hashlib.sha256(f"{seed}|{step}|{prompt_id}{start}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") & MAX_SEED
 
 
 def _part_with_process(line: _Line, clean: bool) -> None:

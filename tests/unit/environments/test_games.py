@@ -132,7 +132,7 @@ def test_five_values(place: str) -> None:
 def test_options_are_those_of_the_constructor(place: str) -> None:
     small = find_environment(f"{place}:Game", {"last": 0}).start({"options": ["A", "B"]}, 3)
     assert small.opening == "Guess from 0 to 0. ['A', 'B']"  # without a base class, a column as any other
-    with pytest.raises(ConfigError, match=r"cannot be made with the options {'largest': 3}.*\n  -> it takes last"):
+    with pytest.raises(ConfigError, match=r"cannot be called with the options {'largest': 3}.*\n  -> it takes last"):
         find_environment(f"{place}:Game", {"largest": 3})
 
 

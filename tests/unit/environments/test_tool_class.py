@@ -413,7 +413,11 @@ def test_a_step_of_a_tool_is_checked(place: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("Named", {"strat": 2}, "cannot be made with the options {'strat': 2}: .*unexpected.*-> it takes start, step"),
+        (
+            "Named",
+            {"strat": 2},
+            "cannot be called with the options {'strat': 2}: .*unexpected.*-> it takes start, step",
+        ),
         ("Counter", {"start": 2}, "-> it takes no options"),
     ],
 )

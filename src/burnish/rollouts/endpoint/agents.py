@@ -6,7 +6,6 @@ starts them, samples the turns that they ask for, and collects what they return:
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import select
 import threading
@@ -20,17 +19,16 @@ from burnish.data.chat import turns_of
 from burnish.environments.host import ConversationHost
 from burnish.environments.messages import GarbledError, flag, number, text
 from burnish.environments.process import ConversationProcess
-from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore
+from burnish.rollouts.conversation import Call, TalkingEngine
 from burnish.rollouts.endpoint.desk import Desk, Order
 from burnish.rollouts.endpoint.requests import Others, RefusedError, RewardCall, Terms
 from burnish.rollouts.endpoint.server import ServerThread, Service
 from burnish.rollouts.endpoint.speech import Speech
 from burnish.rollouts.endpoint.trajectory import Room, Trajectory
 from burnish.rollouts.endpoint.turns import TurnSampler
-from burnish.rollouts.engine import OnFinished, RestingEngine, RolloutEngine, Sampling, keeping, let_rest
-from burnish.rollouts.partner import MAX_SEED
-from burnish.rollouts.portions import in_order
+from burnish.rollouts.engine import RolloutEngine, Sampling, keeping
+from burnish.rollouts.partner import start_seed
 from burnish.types import Metric, Prompt, Reduction, Rollout, RolloutRequest
 
 MODEL_NAME = "policy"
@@ -105,12 +103,12 @@ class AgentServer:
         self._server.close()
 
 
-class AgentEngine(RestingEngine):
+class AgentEngine(TalkingEngine[AgentTalk]):
     """An engine whose responses are what agents and the policy have said, for the prompts that have agents; others go
     to `others`.
 
     A sample has a row for each branch of its trajectory, and so several, except for greedy responses and in
-    evaluations (steps below 0), which have the one that was continued last.
+    evaluations, which have the one that was continued last.
     """
 
     def __init__(
@@ -122,53 +120,18 @@ class AgentEngine(RestingEngine):
         *,
         context_length: int,
     ) -> None:
-        """`engine` samples turns. `talks`: by the id of the prompt."""
-        self._engine = engine
-        self._others = others
-        self._talks = talks
+        super().__init__(engine, others, talks)
         self._server = server
         self._context_length = context_length
-        self._version = 0
-        self._one_call = threading.Lock()
+        self._one_at_a_time = threading.Lock()  # there is one desk
         self._counts: Counter[str] = Counter()
 
-    def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        sampling: Sampling,
-        *,
-        seed: int,
-        step: int,
-        on_finished: OnFinished | None = None,
-    ) -> list[Rollout]:
-        """See `RolloutEngine`, but for the number of rows. Raises what the engine raises."""
-        single = [request for request in requests if request.prompt_id not in self._talks]
-        rows: list[Rollout] = []
-        if single:
-            rows += self._others.generate(single, sampling, seed=seed, step=step, on_finished=on_finished)
-        by_talk: dict[int, list[RolloutRequest]] = {}
-        for request in requests:
-            if request.prompt_id in self._talks:
-                by_talk.setdefault(id(self._talks[request.prompt_id][0]), []).append(request)
-        with self._one_call, keeping(self._engine):  # there is one desk
-            for some in by_talk.values():
-                talk, _ = self._talks[some[0].prompt_id]
-                most = sampling.max_response_tokens
-                hall = _Hall(
-                    talk,
-                    self._server,
-                    self._engine,
-                    _Call(sampling, seed, step, self._version, on_finished or _nothing),
-                    Room(talk.turns, min(talk.turn_tokens or most, most), most, self._context_length),
-                    self._counts,
-                )
-                rows += hall.hold([(request, self._talks[request.prompt_id][1]) for request in some])
-        return in_order(requests, rows)
-
-    def sync(self, weights: Weights) -> None:
-        """See `RolloutEngine`."""
-        self._others.sync(weights)
-        self._version = weights.version
+    def hold(self, talk: AgentTalk, some: Sequence[tuple[RolloutRequest, Prompt]], call: Call) -> list[Rollout]:
+        """See `TalkingEngine`."""
+        most = call.sampling.max_response_tokens
+        room = Room(talk.turns, min(talk.turn_tokens or most, most), most, self._context_length)
+        with self._one_at_a_time, keeping(self._engine):
+            return _Hall(talk, self._server, self._engine, call, room, self._counts).hold(some)
 
     def take_metrics(self) -> Mapping[str, Metric]:
         """See `RolloutEngine`."""
@@ -185,21 +148,6 @@ class AgentEngine(RestingEngine):
         }
         return MetricStore.of([self._others.take_metrics(), own if counts else {}]).merged()
 
-    def rest(self) -> None:
-        """See `RestingEngine`."""
-        let_rest(self._others)
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """What `generate` was called with. version: of the weights."""
-
-    sampling: Sampling
-    seed: int
-    step: int
-    version: int
-    on_finished: OnFinished
-
 
 class _Hall:
     """The agents of one call with one talk."""
@@ -209,7 +157,7 @@ class _Hall:
         talk: AgentTalk,
         server: AgentServer,
         engine: RolloutEngine,
-        call: _Call,
+        call: Call,
         room: Room,
         counts: Counter[str],
     ) -> None:
@@ -262,9 +210,7 @@ class _Hall:
             "model": MODEL_NAME,
             "messages": [message.to_dict() for message in turns_of(prompt)],
         }
-        start = "" if talk.same_start else f"|{index}"
-        digest = hashlib.sha256(f"{self._call.seed}|{self._call.step}|{prompt.id}{start}".encode()).digest()
-        seed = int.from_bytes(digest[:4], "big") & MAX_SEED
+        seed = start_seed(self._call.seed, self._call.step, prompt.id, None if talk.same_start else index)
         process.send({"do": "open", "row": {**prompt.columns, **given}, "seed": seed})
 
     def _listen(self, *, patient: bool) -> bool:
@@ -365,8 +311,7 @@ class _Hall:
             if not failed and not trajectory.num_spoken:
                 failed = "the agent failed: it has asked for no turn"
             self._counts.update(ended=1, failed=bool(failed), branches=len(trajectory.branches))
-            only_last = self._call.step < 0 or self._call.sampling.greedy
-            rows = trajectory.rollouts(failed=failed, version=self._call.version, only_last=only_last)
+            rows = trajectory.rollouts(failed=failed, version=self._call.version, only_last=self._call.only_last)
             self._call.on_finished(rows)
             found += rows
         return found
@@ -382,7 +327,3 @@ class _Hall:
 
 def _over() -> RefusedError:
     return RefusedError(404, "this trajectory is over", code="trajectory_not_found")
-
-
-def _nothing(rollouts: Sequence[Rollout]) -> None:
-    pass
