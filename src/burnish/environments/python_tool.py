@@ -6,10 +6,11 @@ import inspect
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from burnish.errors import ConfigError
 from burnish.sandbox import cells
@@ -60,16 +61,16 @@ class PythonToolOptions:
                 raise ConfigError(f"the tool python has {name} {limit}, which has to be positive")
 
 
-class PythonTool:
+class PythonTool(ABC):
     """Serves the tool `python` to all conversations of a run (`burnish.tools.served.ServedTools`).
 
     A call whose code raises, never ends, or ends its process is no failure of the tool: its result says so.
     """
 
-    def __init__(self, options: PythonToolOptions, runner: _Runner) -> None:
+    def __init__(self, options: PythonToolOptions) -> None:
         describe = _fresh if options.state == "fresh" else _kept
         self.schemas: tuple[Mapping[str, Json], ...] = (schema_of(describe, name=_NAME),)
-        self._runner = runner
+        self._options = options
 
     def call(self, conversation: Hashable, name: str, arguments: Mapping[str, Json], seconds: float) -> str:
         """What the code printed, the value of its last expression, and the end of its traceback. Raises SandboxError
@@ -77,13 +78,18 @@ class PythonTool:
         code = arguments.get("code")
         if name != _NAME or not isinstance(code, str):
             raise ToolError("call the tool python with one text, code")
-        return self._runner.run(conversation, code, time.monotonic() + seconds)
+        return self._run(conversation, code, time.monotonic() + seconds)
 
-    def end(self, conversation: Hashable) -> None:
-        self._runner.end(conversation)
+    @abstractmethod
+    def _run(self, conversation: Hashable, code: str, deadline: float) -> str:
+        """Run it. deadline: as `time.monotonic` tells it; TimeoutError when it has passed."""
 
+    def end(self, conversation: Hashable) -> None:  # noqa: B027  most keep nothing
+        """Let go of what is kept for a conversation, if anything is."""
+
+    @abstractmethod
     def close(self) -> None:
-        self._runner.close()
+        """Let go of everything."""
 
 
 def open_python_tool(
@@ -102,7 +108,7 @@ def open_python_tool(
     Raises ConfigError and SandboxError.
     """
     if url is not None:
-        return PythonTool(options, _remote(options, tier, url, token))
+        return _remote(options, tier, url, token)
     with opened(tier) as tried:  # `auto` is decided by attacks, which take seconds
         found = tried.tier
     times = _FRESH_PROCESSOR if options.state == "fresh" else _KEPT_PROCESSOR
@@ -110,63 +116,49 @@ def open_python_tool(
     threads = at_once or len(os.sched_getaffinity(0))
     most = threads if options.state == "fresh" else conversations
     sessions = Sessions(found, most=most, limits=limits, shown_bytes=options.output_bytes)
-    kind = _Fresh if options.state == "fresh" else _Kept
-    return PythonTool(options, kind(sessions, options.seconds, threads))
+    return (_Fresh if options.state == "fresh" else _Kept)(options, sessions, threads)
 
 
-class _Runner(Protocol):
-    """Where code runs. deadline: of the call, as `time.monotonic` tells it; TimeoutError when it has passed."""
-
-    def run(self, conversation: Hashable, code: str, deadline: float) -> str: ...
-
-    def end(self, conversation: Hashable) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _Fresh:
+class _Fresh(PythonTool):
     """A session for each call."""
 
-    def __init__(self, sessions: Sessions, seconds: float, at_once: int) -> None:
+    def __init__(self, options: PythonToolOptions, sessions: Sessions, at_once: int) -> None:
+        super().__init__(options)
         self._sessions = sessions
         self._turns = _Turns(at_once)
-        self._seconds = seconds
 
-    def run(self, conversation: Hashable, code: str, deadline: float) -> str:
+    def _run(self, conversation: Hashable, code: str, deadline: float) -> str:
+        seconds = self._options.seconds
         with self._turns.until(deadline):
             session = self._sessions.open(_left(deadline))
             try:
-                given = min(self._seconds, _left(deadline))
+                given = min(seconds, _left(deadline))
                 output = session.run(code, given)
             finally:
                 session.close()
-        return _told(output, was_cut=given < self._seconds)
-
-    def end(self, conversation: Hashable) -> None:
-        """Nothing is kept."""
+        return _told(output, was_cut=given < seconds)
 
     def close(self) -> None:
         self._sessions.close()
 
 
-class _Kept:
+class _Kept(_Fresh):
     """A session for each conversation that has called. One that ends is named to the model, and replaced."""
 
-    def __init__(self, sessions: Sessions, seconds: float, at_once: int) -> None:
-        self._sessions = sessions
-        self._turns = _Turns(at_once)
-        self._seconds = seconds
+    def __init__(self, options: PythonToolOptions, sessions: Sessions, at_once: int) -> None:
+        super().__init__(options, sessions, at_once)
         self._lock = threading.Lock()
         self._kept: dict[Hashable, Session] = {}
 
-    def run(self, conversation: Hashable, code: str, deadline: float) -> str:
+    def _run(self, conversation: Hashable, code: str, deadline: float) -> str:
+        seconds = self._options.seconds
         with self._turns.until(deadline):
             session, lost = self._session(conversation, deadline)
-            given = min(self._seconds, _left(deadline))
+            given = min(seconds, _left(deadline))
             output = session.run(code, given)
         if output.ended:
             self.end(conversation)
-        return lost + _told(output, was_cut=given < self._seconds, loss=f" {_LOSS} The next call begins anew.")
+        return lost + _told(output, was_cut=given < seconds, loss=f" {_LOSS} The next call begins anew.")
 
     def end(self, conversation: Hashable) -> None:
         with self._lock:
@@ -175,7 +167,7 @@ class _Kept:
             session.close()
 
     def close(self) -> None:
-        self._sessions.close()
+        super().close()
         with self._lock:
             self._kept.clear()
 
@@ -191,14 +183,14 @@ class _Kept:
         return session, f"[Before this call, the process {lost}. {_LOSS}]\n" if lost else ""
 
 
-class _Remote:
+class _Remote(PythonTool):
     """A program for each call, on another machine."""
 
-    def __init__(self, sandbox: RemoteSandbox, options: PythonToolOptions) -> None:
+    def __init__(self, options: PythonToolOptions, sandbox: RemoteSandbox) -> None:
+        super().__init__(options)
         self._sandbox = sandbox
-        self._options = options
 
-    def run(self, conversation: Hashable, code: str, deadline: float) -> str:
+    def _run(self, conversation: Hashable, code: str, deadline: float) -> str:
         options = self._options
         given = min(options.seconds, _left(deadline))
         limits = Limits(given, given, options.memory_mb)
@@ -206,9 +198,6 @@ class _Remote:
         output = self._sandbox.output(program, limits, wait_seconds=max(_left(deadline) - given, 0.0))
         found = _of_program(output, given, options.output_bytes + cells.TAIL_BYTES)
         return _told(found, was_cut=given < options.seconds)
-
-    def end(self, conversation: Hashable) -> None:
-        """Nothing is kept."""
 
     def close(self) -> None:
         self._sandbox.close()
@@ -257,7 +246,7 @@ def _remote(options: PythonToolOptions, tier: str, url: str, token: str | None) 
     from burnish.sandbox.remote import RemoteSandbox  # imported here because most runs never need its HTTP library
 
     limits = Limits(options.seconds, options.seconds, options.memory_mb)  # a server has no other processor time
-    return _Remote(RemoteSandbox(url, token, limits=limits), options)
+    return _Remote(options, RemoteSandbox(url, token, limits=limits))
 
 
 def _left(deadline: float) -> float:

@@ -122,11 +122,10 @@ class ToolsAndEnvironment:
             metrics = {
                 "tool/calls": Metric(Reduction.SUM, calls),
                 "tool/calls_per_turn": Metric(Reduction.MEAN, calls, turns),
-                "tool/malformed_fraction": Metric(Reduction.MEAN, counts.get("malformed", 0), calls),
-                "tool/invalid_fraction": Metric(Reduction.MEAN, counts.get("invalid", 0), calls),
-                "tool/failed_fraction": Metric(Reduction.MEAN, counts.get("failed", 0), calls),
-                "tool/timed_out_fraction": Metric(Reduction.MEAN, counts.get("timed_out", 0), calls),
-                "tool/cut_fraction": Metric(Reduction.MEAN, counts.get("cut", 0), calls),
+                **{
+                    f"tool/{why}_fraction": Metric(Reduction.MEAN, counts.get(why, 0), calls)
+                    for why in ("malformed", "invalid", "failed", "timed_out", "cut")
+                },
             }
         if self.has_environment:
             opened, steps = counts.get("opened", 0), counts.get("steps", 0)

@@ -56,9 +56,8 @@ def ask(tool: ServedTools, code: str, conversation: int = 1, seconds: float = SE
 
 
 def session_of(tool: PythonTool, conversation: int) -> Session:
-    runner = tool._runner
-    assert isinstance(runner, _Kept)
-    return runner._kept[conversation]
+    assert isinstance(tool, _Kept)
+    return tool._kept[conversation]
 
 
 def has_printed(tool: PythonTool, conversation: int) -> bool:

@@ -13,6 +13,7 @@ from burnish.tools.parsers.llama_json import LlamaJson
 from burnish.tools.parsers.protocol import Schemas, ToolParser
 from burnish.tools.parsers.pythonic import Pythonic
 from burnish.tools.parsers.qwen_xml import QwenXml
+from burnish.tools.schema import schema_of
 from burnish.types import Json
 from burnish.words import did_you_mean
 
@@ -31,23 +32,21 @@ Render = Callable[[Sequence[Mapping[str, Json]], Schemas], str]
 """Renders a conversation, with the schemas of the offered tools, by a chat template."""
 
 _EXAMPLE = ToolCall("look_up", {"city": 'Zürich "old town"', "days": 3, "exact": True, "sources": ["a", {"b": [1.5]}]})
-_EXAMPLE_SCHEMA: Mapping[str, Json] = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Look up the weather.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "description": "The city."},
-                "days": {"type": "integer", "description": "How many days."},
-                "exact": {"type": "boolean", "description": "Whether to look for the exact name."},
-                "sources": {"type": "array", "description": "Where to look."},
-            },
-            "required": ["city", "days", "exact", "sources"],
-        },
-    },
-}
+
+
+def _look_up(city: str, days: int, exact: bool, sources: list):  # type: ignore[no-untyped-def]
+    """Look up the weather.
+
+    Args:
+        city: The city.
+        days: How many days.
+        exact: Whether to look for the exact name.
+        sources: Where to look.
+    """
+    raise NotImplementedError  # only described here
+
+
+_EXAMPLE_SCHEMA: Mapping[str, Json] = schema_of(_look_up, name="look_up")
 _QUESTION: Mapping[str, Json] = {"role": "user", "content": "How is the weather?"}
 _ANSWER = "burnish-answer-begins-burnish-answer-ends"
 _END_TOKEN = re.compile(r"(?:<\|[^<>|]{1,40}\|>|</s>)\s*\Z")
