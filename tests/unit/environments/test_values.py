@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,11 +20,8 @@ ITSELF.append(ITSELF)
     ("observation", "text"),
     [
         ("higher", "higher"),
-        ("", ""),
         (7, "7"),
-        (True, "true"),
         (np.int64(7), "7"),
-        (np.float32(0.5), "0.5"),
         (np.bool_(False), "false"),
         (np.str_("é"), "é"),
         ((14, np.int64(10), 0), "[14, 10, 0]"),
@@ -40,12 +36,8 @@ def test_observations_as_text(observation: object, text: str) -> None:
     ("observation", "message"),
     [
         (np.zeros(2), "it holds a value of the type numpy.ndarray"),
-        ({"image": np.zeros((2, 2))}, "it holds a value of the type numpy.ndarray"),
-        ({3, 4}, "it holds a value of the type set"),
-        (b"bytes", "it holds a value of the type bytes"),
         ([datetime.date(2026, 1, 1)], "it holds a value of the type datetime.date"),
         (np.datetime64("2026-01-01"), "it holds a value of the type datetime.date"),
-        (SimpleNamespace(), "it holds a value of the type types.SimpleNamespace"),
         ({(1, 2): "x"}, "keys must be str"),
         ([math.nan], "JSON has no NaN"),
         (ITSELF, "data that contain themselves"),
@@ -97,8 +89,6 @@ def test_openings(value: object, opening: object) -> None:
     [
         (5, "of the type int"),
         ([], "of the type list"),
-        (["Begin."], "of the type list"),
-        ({"role": "user", "content": "Begin."}, "of the type dict"),
         ([{"type": "image", "image": 0}, {"type": "text", "text": "x"}], "content blocks of the types image, text"),
         ([{"role": "user", "content": [{"type": "text"}]}], "a message whose content is of the type list"),
     ],
@@ -112,12 +102,10 @@ def test_what_is_not_an_opening(value: object, message: str) -> None:
     ("returned", "step"),
     [
         (("higher", 0.5, False, False, {}), Step("higher", 0.5, False)),
-        (("over", 1, False, True, {}), Step("over", 1.0, True)),
         ((3, np.float32(0.5), np.bool_(True), False, {}), Step("3", 0.5, True)),
         (("old", 2, True, {}), Step("old", 2.0, True)),
         ((None, 1.0, True, False, {}), Step("", 1.0, True)),
         (Step("mine", None, True), Step("mine", None, True)),
-        (Step("mine", True, False), Step("mine", 1.0, False)),
     ],
 )
 def test_steps(returned: object, step: Step) -> None:
@@ -131,17 +119,11 @@ def test_steps(returned: object, step: Step) -> None:
             ("higher", 0.5, False),
             "step of G returned 3 values\n  -> return \\(observation, reward, terminated, truncated",
         ),
-        (("higher", {}), "step of G returned 2 values"),
         ("higher", "step of G returned str"),
-        (None, "step of G returned NoneType"),
         (("higher", "much", False, False, {}), "the reward of step of G is of the type str"),
-        (("higher", math.nan, False, False, {}), "the reward of step of G is nan"),
         (("higher", 0.0, None, False, {}), "`terminated` of step of G is of the type NoneType"),
         (("higher", 0.0, True, 0, {}), "`truncated` of step of G is of the type int"),
-        (("higher", 0.0, "no", {}), "`done` of step of G is of the type str"),
         ((np.zeros(3), 0.0, False, False, {}), "the observation of step of G is not a text .* numpy.ndarray"),
-        ((float("nan"), 0.0, False, False, {}), "the observation of step of G is not a text"),
-        ({"observation": "x"}, "step of G returned dict"),
         (Step(5), "the text of step of G is of the type int"),  # type: ignore[arg-type]
         (Step("x", reward=math.inf), "the reward of step of G is inf"),
         (Step("x", ended=1), "`ended` of step of G is of the type int"),  # type: ignore[arg-type]

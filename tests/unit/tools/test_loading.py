@@ -71,13 +71,10 @@ def test_modules_can_be_named() -> None:
     ("entry", "message"),
     [
         ("calculater", r"tools has 'calculater', which is not a built-in tool\n  -> did you mean 'calculator'\?"),
-        ("", "which is not a built-in tool"),
         (":double", "which is not a built-in tool"),
-        ("PLACE:", "which is not a built-in tool"),
         ("PLACE:dubble", r"has no dubble\n  -> did you mean 'double'\? functions in it: double, wait"),
         ("PLACE:Box", "which is not a function but a class"),
         ("PLACE:sine", "which is not a function but a builtin_function_or_method"),
-        ("PLACE:five", "which is not a function but a int"),
         ("PLACE:numbers", "which is a generator"),
         ("absent/file.py:f", "there is no file 'absent/file.py'"),
         ("no_such_module_here:f", "cannot import module"),

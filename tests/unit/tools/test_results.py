@@ -17,10 +17,7 @@ from burnish.tools.results import ToolResult, error_of, result_of
     ("value", "text"),
     [
         ("as it is\n", "as it is\n"),
-        ("", ""),
         (None, "null"),
-        (True, "true"),
-        (3, "3"),
         (2.5, "2.5"),
         ({"a": [1, None], "ü": "ö"}, '{"a": [1, null], "ü": "ö"}'),
         ((1, 2), "[1, 2]"),
@@ -34,12 +31,10 @@ def test_values_as_text(value: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (object, "something that is not text or plain data: Object of type type"),
         (b"x", "something that is not text or plain data: Object of type bytes"),
         ({1, 2}, "something that is not text or plain data: Object of type set"),
         ({(1, 2): 3}, "something that is not text or plain data: keys must be"),
         (math.nan, "something that JSON does not have: a number that is not finite"),
-        ([math.inf], "something that JSON does not have"),
     ],
 )
 def test_other_values_are_errors(value: Any, text: str) -> None:
@@ -75,9 +70,7 @@ def test_no_result_is_longer_than_the_limit(text: str, limit: int, times: int) -
     ("error", "text"),
     [
         (ValueError("too hot"), "Error: ValueError: too hot"),
-        (ValueError(), "Error: ValueError"),
         (KeyError("x"), "Error: KeyError: 'x'"),
-        (RuntimeError("a\n  b\r\nc"), "Error: RuntimeError: a b c"),
         (OSError("no file: '/home/me/run/a.txt'"), "Error: OSError: no file: 'a.txt'"),
         (RuntimeError("cannot read ~/data/x.csv or /tmp"), "Error: RuntimeError: cannot read x.csv or /tmp"),
         (OSError("https://example.org/a/b, 1/2/3"), "Error: OSError: https://example.org/a/b, 1/2/3"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Dict, List, Literal, Optional, Union  # noqa: UP035
 
@@ -166,22 +165,11 @@ def no_docstring(a: int) -> None:
     pass
 
 
-def only_args(a: int) -> None:
-    """
-    Args:
-        a: A.
-    """
-
-
 def no_hint(a) -> None:  # type: ignore[no-untyped-def]
     """Do."""
 
 
 def stars(*numbers: int) -> None:
-    """Do."""
-
-
-def more(**options: int) -> None:
     """Do."""
 
 
@@ -209,10 +197,6 @@ def a_set(a: set[int]) -> None:
     """Do."""
 
 
-def an_enum(a: Colour) -> None:
-    """Do."""
-
-
 def a_tuple(a: tuple[int, ...]) -> None:
     """Do."""
 
@@ -225,10 +209,6 @@ def inner(a: list[Colour | None]) -> None:
     """Do."""
 
 
-def a_module(a: sys) -> None:  # type: ignore[valid-type]
-    """Do."""
-
-
 def unknown(a: Absent) -> None:  # type: ignore[name-defined]  # noqa: F821
     """Do."""
 
@@ -237,20 +217,16 @@ def unknown(a: Absent) -> None:  # type: ignore[name-defined]  # noqa: F821
     ("function", "message"),
     [
         (no_docstring, r"the tool 'no_docstring' has no description\n  -> say in its docstring"),
-        (only_args, r"the tool 'only_args' has no description"),
         (no_hint, r"the parameter 'a' of the tool 'no_hint' has no type hint\n  -> write a: TYPE"),
         (stars, r"the parameter 'numbers' of the tool 'stars' cannot be given by name \(\*numbers"),
-        (more, r"the parameter 'options' of the tool 'more' cannot be given by name"),
         (positional, r"the parameter 'a' of the tool 'positional' cannot be given by name"),
         (misspelt, r"describes 'numbr', which is not one of its parameters\n  -> did you mean 'number'\?"),
         (prose, r"the tool 'prose' has under 'Args:' the line 'the number to use'"),
         (a_set, r"'a' of the tool 'a_set' has the type hint set\[int\](.|\n)*use list"),
-        (an_enum, r"'a' of the tool 'an_enum' has the type hint Colour(.|\n)*Literal"),
         (a_tuple, r"tuple\[int, \.\.\.\](.|\n)*use list for any number"),
         (keys, r"dict\[int, str\](.|\n)*keys are always texts"),
         (inner, r"'a' of the tool 'inner' has the type hint Colour"),
         (unknown, r"the type hints of the tool 'unknown' cannot be read: NameError"),
-        (a_module, r"'a_module'"),
     ],
 )
 def test_errors_name_function_parameter_and_remedy(function: Callable[..., Any], message: str) -> None:
