@@ -32,6 +32,10 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader with the scalar types of YAML 1.2."""
 
 
+class _Scalars(yaml.constructor.SafeConstructor):
+    """SafeConstructor that takes `012` for twelve."""
+
+
 class _Dumper(yaml.SafeDumper):
     """SafeDumper that quotes any text that `_Loader` would read as something else."""
 
@@ -58,7 +62,7 @@ for _kind, _pattern in (
         if _kind == "bool":
             _class.yaml_implicit_resolvers = {}
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern, re.VERBOSE), None)
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value.replace("_", "")))
+_Scalars.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value.replace("_", "")))
 _MERGE = "<<"
 _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null"))
 _MAX_BYTES = 250_000
@@ -99,23 +103,15 @@ def parse_yaml(text: str) -> ParsedYaml:
     """Parse the text of a run file. Syntax errors, tags and repeated keys are returned as problems with their line."""
     parsed = ParsedYaml()
     try:
-        loader = _Loader(text)
-    except yaml.YAMLError as error:
-        what = " ".join(str(error).split("\n")[:1])
-        parsed.problems.append(Problem("", f"not readable as YAML: {what}", "save the file as plain UTF-8 text"))
-        return parsed
-    try:
-        node = loader.get_single_node()
-        if node is not None:
-            parsed.data = _build(loader, node, (), parsed)
+        node = yaml.compose(text, Loader=_Loader)
+        parsed.data = None if node is None else _build(node, (), parsed)
     except yaml.MarkedYAMLError as error:
         parsed.problems.append(_syntax_problem(error))
     except RecursionError:
         parsed.problems.append(Problem("", f"not readable as YAML: {_TOO_DEEP}", "close the brackets of each line"))
     except (yaml.YAMLError, ValueError) as error:
-        parsed.problems.append(Problem("", f"not readable as YAML: {error}", "save the file as plain UTF-8 text"))
-    finally:
-        loader.dispose()
+        what = str(error).partition("\n")[0]
+        parsed.problems.append(Problem("", f"not readable as YAML: {what}", "save the file as plain UTF-8 text"))
     return parsed
 
 
@@ -132,7 +128,7 @@ def dump_yaml(data: object) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
 
 
-def _build(loader: _Loader, node: yaml.Node, parents: tuple[str, ...], parsed: ParsedYaml) -> Json:
+def _build(node: yaml.Node, parents: tuple[str, ...], parsed: ParsedYaml) -> Json:
     """The plain data of a node whose path is `parents`."""
     _check_size(node, parents, parsed)
     if parents:
@@ -140,11 +136,11 @@ def _build(loader: _Loader, node: yaml.Node, parents: tuple[str, ...], parsed: P
     if node.tag not in _PLAIN_TAGS:
         raise _refused(f"the tag {node.tag!r} is not allowed", node)
     if isinstance(node, yaml.MappingNode):
-        return _mapping(loader, node, parents, parsed)
+        return _mapping(node, parents, parsed)
     if isinstance(node, yaml.SequenceNode):
-        return [_build(loader, item, (*parents, str(i)), parsed) for i, item in enumerate(node.value)]
+        return [_build(item, (*parents, str(i)), parsed) for i, item in enumerate(node.value)]
     try:
-        return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        return _Scalars().construct_object(node, deep=True)  # type: ignore[no-untyped-call]
     except ValueError as error:  # a number with thousands of digits
         raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from error
 
@@ -161,7 +157,7 @@ def _refused(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode, parents: tuple[str, ...], parsed: ParsedYaml) -> dict[str, Json]:
+def _mapping(node: yaml.MappingNode, parents: tuple[str, ...], parsed: ParsedYaml) -> dict[str, Json]:
     data: dict[str, Json] = {}
     merged: dict[str, Json] = {}
     seen: dict[str, int] = {}
@@ -180,15 +176,15 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, parents: tuple[str, ...], 
             continue
         seen[key] = parsed.lines[field] = line
         if key == _MERGE:
-            merged = _merged(loader, value_node, (*parents, key), parsed)
+            merged = _merged(value_node, (*parents, key), parsed)
         else:
-            data[key] = _build(loader, value_node, (*parents, key), parsed)
+            data[key] = _build(value_node, (*parents, key), parsed)
     return {**merged, **data}
 
 
-def _merged(loader: _Loader, node: yaml.Node, parents: tuple[str, ...], parsed: ParsedYaml) -> dict[str, Json]:
+def _merged(node: yaml.Node, parents: tuple[str, ...], parsed: ParsedYaml) -> dict[str, Json]:
     """The sections named after `<<`; earlier ones take precedence."""
-    value = _build(loader, node, parents, parsed)
+    value = _build(node, parents, parsed)
     parts = value if isinstance(value, list) else [value]
     sections = [part for part in parts if isinstance(part, dict)]
     if len(sections) != len(parts):
