@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from burnish.models.loading_bars import without_loading_bars
 from burnish.planning.plan import Plan
 
 if TYPE_CHECKING:
-    from burnish.planning.model_facts import ModelFacts, RewardFacts
+    from burnish.planning.model_facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:
     notes.extend(_emulation_notes(config))
     match config:
         case RlConfig():
-            plan = _rl_plan(config, facts, rewards, notes)
+            plan = _rl_plan(config, facts, notes)
         case RmConfig():
             plan = _rm_plan(config, facts, notes)
         case SftConfig():
@@ -137,7 +137,7 @@ def _emulation_notes(config: RunConfig) -> Iterator[str]:
         yield f"model.dtype is bfloat16: {note}"
 
 
-def _rl_plan(config: RlConfig, facts: ModelFacts | None, rewards: Sequence[RewardFacts], notes: list[str]) -> Plan:
+def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
     """The plan of `burnish rl`. Raises its errors, as far as they can be found without weights and downloads."""
     from burnish.planning.plan import plan_rl
     from burnish.trainers.rl.preflight import check_fit, preview
@@ -148,7 +148,7 @@ def _rl_plan(config: RlConfig, facts: ModelFacts | None, rewards: Sequence[Rewar
     if num_prompts is None:
         notes.append("data.train names a data set on the hub, so the number of prompts is unknown")
     notes.extend(further)
-    return plan_rl(config, num_prompts=num_prompts, facts=facts, rewards=rewards)
+    return plan_rl(config, num_prompts=num_prompts, facts=facts)
 
 
 def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:

@@ -22,6 +22,8 @@ size, F feed-forward size, N tokens in one forward and backward pass, V vocabula
 A reward model that is trained has a score head instead of an output head: there are no log-probabilities, and P is a
 little too large.
 
+`Table` has these by role (models, sampling, saving); `burnish.planning.seats` says which process has which role.
+
 Each line says in which phases of a step it is needed: the cache while sampling, passes of reward models while scoring
 (at any time, if rollout workers sample ahead), log-probabilities before and in the update, gradients and activations in
 the update only, and what rests meanwhile (`cluster.offload`) only in the phases that it is brought back for. The table
@@ -106,21 +108,13 @@ class ParameterBytes:
     moments: float
 
     @staticmethod
-    def of(dtype: str) -> ParameterBytes:
-        """With the whole model in one process."""
-        return ParameterBytes(4, 4, 0, 8) if dtype == "float32" else ParameterBytes(2, 4, 4, 8)
-
-    def kept(self, sharding: Sharding, trainers: int) -> ParameterBytes:
+    def of(dtype: str, sharding: Sharding = "whole", trainers: int = 1) -> ParameterBytes:
         """What each of several trainers keeps: everything, a slice of the optimizer only, or slices of everything; the
         weights that train are then the masters."""
-        whole = 1 if sharding == "full" else trainers
-        optimizer = trainers if sharding == "whole" else 1
-        return ParameterBytes(
-            0 if sharding == "full" and self.master > 0 else self.weight * whole / trainers,
-            self.gradient * whole / trainers,
-            self.master * optimizer / trainers,
-            self.moments * optimizer / trainers,
-        )
+        master, slices = 0 if dtype == "float32" else 4, trainers if sharding == "full" else 1
+        weight = 0 if sharding == "full" and master > 0 else (2 if master else 4) / slices
+        of_optimizer = 1 if sharding == "whole" else trainers
+        return ParameterBytes(weight, 4 / slices, master / of_optimizer, 8 / of_optimizer)
 
     @property
     def optimizer(self) -> float:
@@ -141,61 +135,226 @@ def gradients_at_once(lanes: int, trainers: int, sharding: Sharding = "whole") -
     return max(passes, 1 + 1 / trainers + (sharding == "whole"))
 
 
-def width_of(config: Trained) -> int:
-    """Bytes of one weight."""
-    return 4 if config.model.dtype == "float32" else 2
-
-
 def estimate_memory(
     config: Trained, facts: ModelFacts, rewards: Sequence[RewardFacts] = (), on_gpu: bool | None = None
 ) -> tuple[MemoryItem, ...]:
     """The lines of the table above for this run in one process, without those of zero bytes. `rewards`: its reward
     models. on_gpu: where it computes, if the machine is known."""
+    table = Table(config, facts, on_gpu)
     scoring = [item for reward in rewards for item in reward_items(config, reward)]
-    return (*trainer_items(config, facts), *sampling_items(config, facts, on_gpu), *scoring)
+    return (*table.trained(), *table.sampling(), *scoring)
 
 
-def trainer_items(
-    config: Trained, facts: ModelFacts, trainers: int = 1, sharding: Sharding = "whole"
-) -> tuple[MemoryItem, ...]:
-    """What each of `trainers` processes needs to train: the trained models, the reference, and the passes."""
-    width, trained = width_of(config), num_trained(config.model.lora, facts)
-    per = ParameterBytes.of(config.model.dtype).kept(sharding, trainers)
-    held = gradients_at_once(config.cluster.num_lanes, trainers, sharding)
-    frozen = width / (trainers if sharding == "full" else 1)
-    shared = "" if trainers == 1 or sharding == "whole" else f", in slices of {trainers} trainers"
-    times = "" if held == 1 else f" x {held:g} at once (cluster.lanes)"
-    trains = "reward model" if isinstance(config, RmConfig) else "policy"
-    words = f"{trained:,} trained parameters x 4 bytes (float32)"
-    items = [
-        _policy_weights(config, facts, f"{trains} weights", per.weight if config.model.lora is None else frozen),
-        MemoryItem("gradients", round(trained * per.gradient * held), words + times, _UPDATE),
-        _between_steps(config, "master weights", trained * per.master, f"{trained:,} x 4 bytes (float32){shared}"),
-        _between_steps(config, "Adam moments", trained * per.moments, f"{trained:,} x 2 x 4 bytes (float32){shared}"),
-        *_other_models(config, facts, per, held, frozen),
-        _activations(config, facts, width),
-        *([] if isinstance(config, RmConfig) else [_logprobs(config, facts, width)]),
-    ]
-    return tuple(item for item in items if item.num_bytes > 0)
+class Table:
+    """The memory items of each role of a run, where it computes if nothing else is said.
 
+    on_gpu: where it computes, if the machine is known. trainers, sharding: what a trainer keeps of trained models.
+    """
 
-def _policy_weights(config: Trained, facts: ModelFacts, name: str, each: float) -> MemoryItem:
-    """Those of the trained model. `each`: bytes that a trainer keeps of one that is not in few bits."""
-    width, quantization = width_of(config), config.model.quantization
-    if quantization is None:
-        return MemoryItem(
-            name, round(facts.num_parameters * each), f"{facts.num_parameters:,} parameters x {width} bytes"
-        )
-    few, per_weight = _linear_weights(facts), _BITS[quantization] / 8 + 4 / _SHARE_A_SCALE
-    rest = max(0, facts.num_parameters - few)
-    formula = f"{few:,} x {per_weight:g} bytes ({quantization}) + {rest:,} x {width} bytes"
-    return MemoryItem(name, round(few * per_weight + rest * each), formula)
+    def __init__(
+        self,
+        config: Trained,
+        facts: ModelFacts,
+        on_gpu: bool | None = None,
+        trainers: int = 1,
+        sharding: Sharding = "whole",
+    ) -> None:
+        self.config, self.facts, self.on_gpu = config, facts, on_gpu
+        self.trainers, self.sharding = trainers, sharding
+        self.width = int(ParameterBytes.of(config.model.dtype).weight)
+        self.kept = ParameterBytes.of(config.model.dtype, sharding, trainers)
+        self.frozen = self.width / (trainers if sharding == "full" else 1)
+        """Bytes that a trainer keeps of a weight that does not train."""
+        self.gradients = self.kept.gradient * gradients_at_once(config.cluster.num_lanes, trainers, sharding)
+        self.offload = config.cluster.offload
+        self.has_kl = isinstance(config, RlConfig) and config.algorithm.kl_in != "none"
 
+    def trained(self) -> Iterator[MemoryItem]:
+        """What each trainer needs to train: the models of its process, and their passes."""
+        elsewhere = self.config.cluster.own_process if isinstance(self.config, RlConfig) else ()
+        models = [*self.policy()]
+        models += [] if "reference" in elsewhere else self.reference()
+        models += [] if "critic" in elsewhere else self.critic()
+        return (item for item in (*models, self.activations(), *self.logprobs()) if item.num_bytes > 0)
 
-def _between_steps(config: Trained, name: str, num_bytes: float, formula: str) -> MemoryItem:
-    """What only an optimizer step and a checkpoint read."""
-    item = MemoryItem(name, round(num_bytes), formula)
-    return item.needed_in("optimizer step", "checkpoint", if_any="optimizer" in config.cluster.offload)
+    def policy(self) -> Iterator[MemoryItem]:
+        """The model that is trained, with its gradients and its optimizer."""
+        trained, held = num_trained(self.config.model.lora, self.facts), self.gradients / self.kept.gradient
+        yield self._policy_weights()
+        formula = f"{trained:,} trained parameters x 4 bytes (float32)"
+        formula += "" if held == 1 else f" x {held:g} at once (cluster.lanes)"
+        yield MemoryItem("gradients", round(trained * self.gradients), formula, _UPDATE)
+        sliced = "" if self.trainers == 1 or self.sharding == "whole" else f", in slices of {self.trainers} trainers"
+        for name, each, factor in (
+            ("master weights", self.kept.master, 4),
+            ("Adam moments", self.kept.moments, "2 x 4"),
+        ):
+            item = MemoryItem(name, round(trained * each), f"{trained:,} x {factor} bytes (float32){sliced}")
+            yield item.needed_in("optimizer step", "checkpoint", if_any="optimizer" in self.offload)
+
+    def _policy_weights(self) -> MemoryItem:
+        name = "reward model weights" if isinstance(self.config, RmConfig) else "policy weights"
+        each = self.kept.weight if self.config.model.lora is None else self.frozen
+        count, quantization = self.facts.num_parameters, self.config.model.quantization
+        if quantization is None:
+            return replace(self.weights(name), num_bytes=round(count * each))
+        few = self.facts.num_layers * sum(number * one * other for number, one, other in _matrices(self.facts))
+        per_weight, rest = _BITS[quantization] / 8 + 4 / _SHARE_A_SCALE, max(0, count - few)
+        formula = f"{few:,} x {per_weight:g} bytes ({quantization}) + {rest:,} x {self.width} bytes"
+        return MemoryItem(name, round(few * per_weight + rest * each), formula)
+
+    def reference(self) -> Iterator[MemoryItem]:
+        """None where adapters are switched off instead."""
+        if self.has_kl and self.config.model.lora is None:
+            weights = self.weights("reference weights")
+            weights = replace(weights, num_bytes=round(self.facts.num_parameters * self.frozen))
+            yield weights.needed_in("reference", if_any="reference" in self.offload)
+
+    def critic(self) -> Iterator[MemoryItem]:
+        """A separate one is a second trained model. It has no output head, but that is counted as well."""
+        if not isinstance(self.config, RlConfig) or not has_separate_critic(self.config):
+            return
+        own, rests = self.facts.critic, "critic" in self.offload
+        count = (own or self.facts).num_parameters
+
+        def item(what: str, each: float) -> MemoryItem:
+            return MemoryItem(f"critic {what}", round(count * each), f"{count:,} parameters x {each:g} bytes")
+
+        yield item("weights", self.kept.weight).needed_in("values", *_CRITIC_UPDATE, "checkpoint", if_any=rests)
+        yield replace(item("gradients", self.gradients), phases=_CRITIC_UPDATE)
+        state, rests = item("masters and moments", self.kept.optimizer), rests or "optimizer" in self.offload
+        yield state.needed_in("critic's optimizer step", "checkpoint", if_any=rests)
+        if own is not None:
+            yield replace(self.activations(own), name="critic activations", phases=("critic update",))
+
+    def alone(self, model: str) -> Iterator[MemoryItem]:
+        """What the `reference` or the `critic` needs in a process of its own, whole."""
+        if model == "reference":
+            yield self.weights("reference weights")
+            yield from self.logprobs()
+            return
+        yield self.weights("policy weights, which it begins with")
+        yield from Table(self.config, self.facts, self.on_gpu).critic()
+        if self.facts.critic is None:
+            yield self.activations()
+
+    def engine(self) -> Iterator[MemoryItem]:
+        """What an engine makes of the weights that it samples with, and what it samples in."""
+        if isinstance(self.config, RlConfig) and self.config.rollout.engine == "vllm":
+            rests = "rollout_engine" in self.offload
+            yield self.weights("weights in vLLM").needed_in("sampling", if_any=rests)
+        elif isinstance(self.config, RlConfig) and self.config.rollout.engine == "local" and not self.on_gpu:
+            # Decoders on a CPU lay the matrices out anew for each call; whether they do depends on the processor. Of
+            # weights in few bits only the head, because they use them as they are.
+            item = replace(self.weights("weights laid out for decoding"), phases=("sampling",), at_most=True)
+            if self.config.model.quantization is not None and not self.config.cluster.rollout_workers:
+                head = self.facts.vocabulary_size * self.facts.hidden_size
+                formula = f"{head:,} weights of the head x {self.width} bytes"
+                item = replace(item, num_bytes=head * self.width, formula=formula)
+            yield item
+        yield from self.sampling()
+
+    def sampling(self) -> Iterator[MemoryItem]:
+        """Keys and values where responses are sampled, and for a reward model normalised on a policy that policy."""
+        if isinstance(self.config, RlConfig):
+            asked = max(responses_per_step(self.config), _evaluated(self.config))
+            rows = min(self.config.rollout.max_batch_rows, -(-asked // self.config.cluster.num_lanes))
+            yield self._cache(rows, _longest(self.config))
+            yield from self._kept_conversations(self.config)
+        elif isinstance(self.config, RmConfig) and self.config.normalization.kind != "none":
+            settings = self.config.normalization
+            if settings.on == "policy":
+                yield self.weights("sampling policy")
+                yield self._cache(min(_NORMALIZATION_ROWS, settings.responses), self.config.max_tokens)
+
+    def _cache(self, rows: int, tokens: int) -> MemoryItem:
+        """Kernels on a CPU keep float32; other decoding uses the model's dtype."""
+        facts, device = self.facts, self.config.model.device
+        width = self.width if device.startswith("cuda") or (device == "auto" and self.on_gpu) else 4
+        per_token = 2 * facts.num_layers * facts.num_key_value_heads * facts.head_size * width
+        formula = f"{rows} rows x {tokens} tokens x {per_token:,} bytes"
+        return MemoryItem("key/value cache", rows * tokens * per_token, formula, ("sampling",), at_most=True)
+
+    def _kept_conversations(self, config: RlConfig) -> Iterator[MemoryItem]:
+        """Keys and values that the local engine keeps between the turns of conversations, where it samples in the
+        process that holds them and in one portion."""
+        talks = any(domain.conversation is not None for domain in domain_settings(config))
+        alone = config.cluster.num_lanes == 1 and not config.cluster.rollout_workers
+        if talks and alone and config.rollout.engine == "local":
+            whole = replace(self._cache(responses_per_step(config), _longest(config)), name="kept conversations")
+            most = replace(whole, num_bytes=_KEPT_BYTES, formula=f"{bytes_in_words(_KEPT_BYTES)}, however many")
+            yield whole if whole.num_bytes < _KEPT_BYTES else most
+
+    def versions(self) -> Iterator[MemoryItem]:
+        """The host's memory through which rollout workers get weights: this version, the next one while it is written,
+        and those with which batches ahead of training are still to be sampled."""
+        if not isinstance(self.config, RlConfig) or not self.config.cluster.rollout_workers:
+            return
+        this, ahead = self.weights("weights in shared memory"), self.config.max_staleness
+        yield this
+        if ahead == 0:
+            yield replace(this, name="their next version, while it is written", phases=("sampling",))
+        else:
+            formula = f"{this.formula} x {ahead + 1} (max_staleness + 1)"
+            yield MemoryItem("later versions in shared memory", (ahead + 1) * this.num_bytes, formula, at_most=True)
+
+    def saving(self) -> Iterator[MemoryItem]:
+        """What the trainer whose state is saved copies of it where it computes. Checkpoints are written from where the
+        state is, unless it rests."""
+        if self.sharding == "whole" and "optimizer" in self.offload:
+            yield self.state("optimizer state, copied before it rests")
+        if self.sharding != "full" and self.config.model.lora is not None:
+            yield replace(self.weights("merged weights, to be saved"), phases=("checkpoint",))
+
+    def saving_on_host(self, *, sends: bool) -> Iterator[MemoryItem]:
+        """What it copies to the host's memory, if it is not there anyway. `sends`: the controller writes it."""
+        if self.on_gpu or self.sharding == "full":
+            yield replace(self.weights("weights, copied to be saved"), phases=("checkpoint",))
+        if sends and self.sharding != "whole":
+            yield self.state("optimizer state, collected from slices")
+        if sends:
+            yield self.state("optimizer state, sent to the controller")
+
+    def state(self, name: str, copies: int = 1) -> MemoryItem:
+        """Copies of the optimizer's state while a checkpoint is written."""
+        trained = num_trained(self.config.model.lora, self.facts)
+        each = ParameterBytes.of(self.config.model.dtype).optimizer
+        formula = f"{trained:,} x {each:g} bytes{'' if copies == 1 else f' x {copies}'}"
+        return MemoryItem(name, round(copies * each * trained), formula, ("checkpoint",))
+
+    def weights(self, name: str) -> MemoryItem:
+        """The model's weights once more."""
+        return _weights(name, self.facts, self.width)
+
+    def activations(self, of: ModelFacts | None = None) -> MemoryItem:
+        """Of the backward pass, of both models if the critic has the policy's sizes."""
+        facts, tokens = of or self.facts, microbatch_tokens(self.config)
+        numbers, words = facts.num_layers * _layer_numbers(facts), ""
+        if self.config.model.gradient_checkpointing:
+            numbers, words = facts.num_layers * facts.hidden_size + _layer_numbers(facts), " (gradient checkpointing)"
+        formula = f"{tokens:,} tokens x {numbers:,} numbers x {self.width} bytes{words}"
+        both = isinstance(self.config, RlConfig) and has_separate_critic(self.config) and self.facts.critic is None
+        phases: tuple[Phase, ...] = ("update", "critic update") if both else ("update",)
+        return MemoryItem("activations", tokens * numbers * self.width, formula, phases, at_most=True)
+
+    def logprobs(self) -> Iterator[MemoryItem]:
+        """None for a reward model, which has no output head."""
+        if isinstance(self.config, RmConfig):
+            return
+        tokens, hidden, width = microbatch_tokens(self.config), self.facts.hidden_size, self.width
+        logits = tokens * self.facts.vocabulary_size
+        if self.config.debug.plain:
+            formula = f"{logits:,} logits x {width + 16} bytes (debug.plain), {tokens:,} tokens x {hidden} x 12"
+            num_bytes = (width + 16) * logits + 12 * tokens * hidden
+        else:
+            kept = logits if logits <= _KEPT_LOGITS else 0
+            chunk = min(logits, _BLOCK_LOGITS if kept else _CHUNK_LOGITS)
+            formula = f"{kept:,} kept logits x {width} bytes, " if kept else ""
+            formula += f"3 chunks of {chunk:,} logits and {tokens:,} tokens x {hidden} x 3, 4 bytes each"
+            num_bytes = width * kept + 4 * (3 * chunk + 3 * tokens * hidden)
+        reference: tuple[Phase, ...] = ("reference",) if self.has_kl else ()
+        phases: tuple[Phase, ...] = ("log-probabilities", *reference, "update")
+        yield MemoryItem("log-probabilities", num_bytes, formula, phases, at_most=True)
 
 
 def num_trained(lora: LoraConfig | None, facts: ModelFacts) -> int:
@@ -205,11 +364,6 @@ def num_trained(lora: LoraConfig | None, facts: ModelFacts) -> int:
     return facts.num_layers * lora.rank * sum(count * (one + other) for count, one, other in _matrices(facts))
 
 
-def _linear_weights(facts: ModelFacts) -> int:
-    """Weights of the linear layers, without embeddings and head."""
-    return facts.num_layers * sum(count * one * other for count, one, other in _matrices(facts))
-
-
 def _matrices(facts: ModelFacts) -> tuple[tuple[int, int, int], ...]:
     """(how many, size, size) in each layer: query and output, key and value, and the three of a gated feed-forward
     layer."""
@@ -217,54 +371,6 @@ def _matrices(facts: ModelFacts) -> tuple[tuple[int, int, int], ...]:
     query = facts.num_attention_heads * facts.head_size
     key_value = facts.num_key_value_heads * facts.head_size
     return (2, hidden, query), (2, hidden, key_value), (3, hidden, facts.intermediate_size)
-
-
-def _other_models(
-    config: Trained, facts: ModelFacts, per: ParameterBytes, held: float, frozen: float
-) -> list[MemoryItem]:
-    """Models on a trainer other than the policy. `frozen`: bytes that it keeps of a weight that does not train."""
-    if not isinstance(config, RlConfig):
-        return []
-    items = []
-    elsewhere = config.cluster.own_process
-    if config.algorithm.kl_in != "none" and config.model.lora is None and "reference" not in elsewhere:
-        weights = copy_of_weights("reference weights", facts, width_of(config))
-        own = replace(weights, num_bytes=round(facts.num_parameters * frozen))
-        items.append(own.needed_in("reference", if_any="reference" in config.cluster.offload))
-    return items if "critic" in elsewhere else [*items, *_critic_items(config, facts, per, held)]
-
-
-def own_items(config: RlConfig, facts: ModelFacts, model: str) -> tuple[MemoryItem, ...]:
-    """What the `reference` or the `critic` needs in a process of its own: its weights, and its passes."""
-    width = width_of(config)
-    if model == "reference":
-        return copy_of_weights("reference weights", facts, width), _logprobs(config, facts, width)
-    per, held = ParameterBytes.of(config.model.dtype), gradients_at_once(config.cluster.num_lanes, 1, "whole")
-    beginning = copy_of_weights("policy weights, which it begins with", facts, width)
-    items = (beginning, *_critic_items(config, facts, per, held))
-    return items if facts.critic is not None else (*items, _activations(config, facts, width))
-
-
-def sampling_items(config: Trained, facts: ModelFacts, on_gpu: bool | None = None) -> tuple[MemoryItem, ...]:
-    """What the process that samples needs in addition to the weights it samples with: the cache, and for a reward model
-    normalised on a policy that policy. on_gpu: where it samples, if the machine is known."""
-    width = width_of(config)
-    if isinstance(config, SftConfig):
-        return ()
-    if isinstance(config, RlConfig):
-        rollout = config.rollout
-        at_once = -(-max(responses_per_step(config), _evaluated(config)) // config.cluster.num_lanes)
-        tokens = rollout.max_prompt_tokens + rollout.max_response_tokens
-        cache = _cache(min(rollout.max_batch_rows, at_once), tokens, facts, _cache_width(config, width, on_gpu))
-        return (cache, *_kept_conversations(config, facts, width, on_gpu))
-    settings = config.normalization
-    if settings.kind == "none" or settings.on != "policy":
-        return ()
-    rows = min(_NORMALIZATION_ROWS, settings.responses)
-    return (
-        copy_of_weights("sampling policy", facts, width),
-        _cache(rows, config.max_tokens, facts, _cache_width(config, width, on_gpu)),
-    )
 
 
 def _evaluated(config: RlConfig) -> int:
@@ -285,7 +391,7 @@ def reward_items(config: Trained, reward: RewardFacts) -> tuple[MemoryItem, ...]
     # Rollout workers sample ahead of training, and what they have sampled is scored while the policy learns.
     ahead = config.max_staleness > 0 and config.cluster.rollout_workers > 0
     phases: tuple[Phase, ...] = PHASES if ahead else ("scoring",)
-    weights = copy_of_weights(f"weights of reward {reward.label!r}", facts, reward.width)
+    weights = _weights(f"weights of reward {reward.label!r}", facts, reward.width)
     tokens = _scored_tokens(config, reward.tokens_per_microbatch)
     passes = MemoryItem(
         f"passes of reward {reward.label!r}",
@@ -299,65 +405,13 @@ def reward_items(config: Trained, reward: RewardFacts) -> tuple[MemoryItem, ...]
 
 def _scored_tokens(config: RlConfig, budget: int) -> int:
     """Tokens in one pass of a reward model: its budget, or less if a step has less and nothing is evaluated."""
-    rollout = config.rollout
-    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    longest = _longest(config)
     step = responses_per_step(config) * longest
     return max(longest, budget if config.named_sources("eval") and config.evaluation.happens else min(budget, step))
 
 
-def copy_of_weights(
-    name: str, facts: ModelFacts, width: int, phases: tuple[Phase, ...] = PHASES, *, at_most: bool = False
-) -> MemoryItem:
-    """A model's weights once more."""
-    formula = f"{facts.num_parameters:,} parameters x {width} bytes"
-    return MemoryItem(name, facts.num_parameters * width, formula, phases, at_most)
-
-
-def _kept_conversations(config: RlConfig, facts: ModelFacts, width: int, on_gpu: bool | None) -> Iterator[MemoryItem]:
-    """Keys and values that the local engine keeps between the turns of conversations, where it samples in the process
-    that holds them and in one portion."""
-    talks = any(domain.conversation is not None for domain in domain_settings(config))
-    alone = config.cluster.num_lanes == 1 and not config.cluster.rollout_workers
-    if talks and alone and config.rollout.engine == "local":
-        tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-        whole = _cache(responses_per_step(config), tokens, facts, _cache_width(config, width, on_gpu))
-        formula = whole.formula if whole.num_bytes < _KEPT_BYTES else f"{bytes_in_words(_KEPT_BYTES)}, however many"
-        yield replace(whole, name="kept conversations", num_bytes=min(whole.num_bytes, _KEPT_BYTES), formula=formula)
-
-
-def _cache_width(config: Trained, width: int, on_gpu: bool | None) -> int:
-    """Bytes per number in the cache. Kernels on a CPU keep float32; other decoding uses the model's dtype."""
-    device = config.model.device
-    return width if device.startswith("cuda") or (device == "auto" and on_gpu) else 4
-
-
-def _cache(rows: int, tokens: int, facts: ModelFacts, width: int) -> MemoryItem:
-    per_token = 2 * facts.num_layers * facts.num_key_value_heads * facts.head_size * width
-    formula = f"{rows} rows x {tokens} tokens x {per_token:,} bytes"
-    return MemoryItem("key/value cache", rows * tokens * per_token, formula, ("sampling",), at_most=True)
-
-
-def _critic_items(config: RlConfig, facts: ModelFacts, per: ParameterBytes, held: float) -> list[MemoryItem]:
-    """A separate critic is a second trained model. It has no output head, but that is counted as well."""
-    if not has_separate_critic(config):
-        return []
-    offload, count = config.cluster.offload, (facts.critic or facts).num_parameters
-
-    def item(what: str, each: float, phases: tuple[Phase, ...] = PHASES) -> MemoryItem:
-        return MemoryItem(f"critic {what}", round(count * each), f"{count:,} parameters x {each:g} bytes", phases)
-
-    weights, state = item("weights", per.weight), item("masters and moments", per.optimizer)
-    return [
-        weights.needed_in("values", *_CRITIC_UPDATE, "checkpoint", if_any="critic" in offload),
-        item("gradients", per.gradient * held, _CRITIC_UPDATE),
-        state.needed_in("critic's optimizer step", "checkpoint", if_any="critic" in offload or "optimizer" in offload),
-        *([] if facts.critic is None else [_activations_of_critic(config, facts.critic)]),
-    ]
-
-
-def _activations_of_critic(config: RlConfig, facts: ModelFacts) -> MemoryItem:
-    passes = _activations(config, facts, width_of(config))
-    return replace(passes, name="critic activations", phases=("critic update",))
+def _weights(name: str, facts: ModelFacts, width: int) -> MemoryItem:
+    return MemoryItem(name, facts.num_parameters * width, f"{facts.num_parameters:,} parameters x {width} bytes")
 
 
 def has_separate_critic(config: RlConfig) -> bool:
@@ -365,18 +419,8 @@ def has_separate_critic(config: RlConfig) -> bool:
     return config.algorithm.estimator in names.CRITIC_ESTIMATORS and config.critic.kind == "separate"
 
 
-def _activations(config: Trained, facts: ModelFacts, width: int) -> MemoryItem:
-    tokens = microbatch_tokens(config)
-    layer = _layer_numbers(facts)
-    if config.model.gradient_checkpointing:
-        numbers = facts.num_layers * facts.hidden_size + layer
-        formula = f"{tokens:,} tokens x {numbers:,} numbers x {width} bytes (gradient checkpointing)"
-    else:
-        numbers = facts.num_layers * layer
-        formula = f"{tokens:,} tokens x {numbers:,} numbers x {width} bytes"
-    critic = isinstance(config, RlConfig) and has_separate_critic(config) and facts.critic is None
-    phases: tuple[Phase, ...] = ("update", "critic update") if critic else ("update",)
-    return MemoryItem("activations", tokens * numbers * width, formula, phases, at_most=True)
+def num_rollout_workers(config: Trained) -> int:
+    return config.cluster.rollout_workers if isinstance(config, RlConfig) else 0
 
 
 def _layer_numbers(facts: ModelFacts) -> int:
@@ -384,22 +428,9 @@ def _layer_numbers(facts: ModelFacts) -> int:
     return 8 * facts.hidden_size + 2 * facts.num_key_value_heads * facts.head_size + 3 * facts.intermediate_size
 
 
-def _logprobs(config: RlConfig | SftConfig, facts: ModelFacts, width: int) -> MemoryItem:
-    tokens = microbatch_tokens(config)
-    logits = tokens * facts.vocabulary_size
-    has_reference = isinstance(config, RlConfig) and config.algorithm.kl_in != "none"
-    phases: tuple[Phase, ...] = ("log-probabilities", *(("reference",) if has_reference else ()), "update")
-    if config.debug.plain:
-        formula = f"{logits:,} logits x {width + 16} bytes (debug.plain), {tokens:,} tokens x {facts.hidden_size} x 12"
-        num_bytes = (width + 16) * logits + 12 * tokens * facts.hidden_size
-        return MemoryItem("log-probabilities", num_bytes, formula, phases, at_most=True)
-    kept = logits if logits <= _KEPT_LOGITS else 0
-    chunk = min(logits, _BLOCK_LOGITS if kept else _CHUNK_LOGITS)
-    formula = f"3 chunks of {chunk:,} logits and {tokens:,} tokens x {facts.hidden_size} x 3, 4 bytes each"
-    if kept:
-        formula = f"{kept:,} kept logits x {width} bytes, {formula}"
-    num_bytes = width * kept + 4 * (3 * chunk + 3 * tokens * facts.hidden_size)
-    return MemoryItem("log-probabilities", num_bytes, formula, phases, at_most=True)
+def _longest(config: RlConfig) -> int:
+    """Tokens of a prompt and its response, at most."""
+    return config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
 
 
 def microbatch_tokens(config: Trained) -> int:
@@ -412,8 +443,7 @@ def microbatch_tokens(config: Trained) -> int:
     if isinstance(config, RmConfig):  # a comparison is never split, however small the budget
         one = (config.candidates or 2) * config.max_tokens
         return max(min(budget, -(-config.optimization.comparisons_per_batch * one // lanes)), one)
-    rollout = config.rollout
-    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    longest = _longest(config)
     responses = -(-responses_per_step(config) // config.optimization.minibatches)
     return max(min(budget, -(-responses * longest // lanes)), longest)
 

@@ -40,13 +40,13 @@ class Plan:
     optimizer_steps: int | None
     passes_over_data: float | None
     models: tuple[ModelRole, ...]
-    memory: tuple[MemoryItem, ...]
     lines: tuple[PlanLine, ...]
     warnings: tuple[str, ...] = ()
     responses_per_step: int = 0
     evaluations: int | None = None
+    memory: tuple[MemoryItem, ...] = ()
     seats: tuple[Seat, ...] = ()
-    """The processes of the run, the command's own first; empty until `seated` has seen the machine."""
+    """The processes of the run, the command's own first. Like `memory` empty until `seated` has seen the machine."""
 
     @property
     def memory_bytes(self) -> int:
@@ -107,10 +107,8 @@ def plan_rl(
     *,
     num_prompts: int | None = None,
     facts: ModelFacts | None = None,
-    rewards: Sequence[RewardFacts] = (),
 ) -> Plan:
-    """The plan of `burnish rl`. If known, `num_prompts` are those in data.train, `facts` the model's sizes, and
-    `rewards` those of its reward models."""
+    """The plan of `burnish rl`. If known, `num_prompts` are those in data.train, and `facts` the model's sizes."""
     rollout, optimization = config.rollout, config.optimization
     passes = None if not num_prompts else config.steps * rollout.prompts_per_step / num_prompts
     evaluations = num_evaluations(config)
@@ -121,7 +119,6 @@ def plan_rl(
         passes_over_data=passes,
         evaluations=evaluations,
         models=tuple(_models(config)),
-        memory=estimate_memory(config, facts, rewards) if facts is not None else (),
         lines=(
             *_sampling_lines(config, num_prompts, passes),
             *_update_lines(config),
@@ -154,7 +151,6 @@ def plan_sft(
         optimizer_steps=steps,
         passes_over_data=passes,
         models=(ModelRole("policy", "is trained"),),
-        memory=estimate_memory(config, facts) if facts is not None else (),
         lines=tuple(_sft_lines(config, num_examples, num_tokens, steps, passes)),
         warnings=tuple(context_warning(config.max_tokens, "max_tokens", facts)),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from burnish.config.schema import RmConfig
-from burnish.planning.memory import estimate_memory
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import ModelRole, Plan, PlanLine, context_warning, count_in_words, number_in_words
 
@@ -30,7 +29,6 @@ def plan_rm(
         optimizer_steps=steps,
         passes_over_data=passes,
         models=tuple(_models(config)),
-        memory=estimate_memory(config, facts) if facts is not None else (),
         lines=tuple(_lines(config, num_comparisons, num_tokens, steps, passes)),
         warnings=tuple(context_warning(config.max_tokens, "max_tokens", facts)),
     )

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from burnish.config.names import VLLM_SHARE
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
-from burnish.planning.memory import Trained, bytes_in_words, peak_bytes
-from burnish.planning.seats import Machine, Seat, needs_of_gpus, num_rollout_workers, on_this_machine
+from burnish.planning.memory import Trained, bytes_in_words, num_rollout_workers, peak_bytes
+from burnish.planning.seats import Machine, Seat, needs_of_gpus, on_this_machine
 
 
 def refuse_impossible(config: Trained, seats: Sequence[Seat], machine: Machine) -> None:

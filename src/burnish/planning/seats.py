@@ -6,6 +6,7 @@ sizes): `PROCESS_BYTES`, `REWARD_WORKER_BYTES` and `CONVERSATION_PROCESS_BYTES`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -17,22 +18,17 @@ from burnish.config.torchrun import TorchrunRank
 from burnish.planning.memory import (
     PHASES,
     MemoryItem,
-    ParameterBytes,
     Sharding,
+    Table,
     Trained,
     bytes_in_words,
-    copy_of_weights,
-    num_trained,
-    own_items,
     peak_bytes,
     reward_items,
-    sampling_items,
-    trainer_items,
-    width_of,
 )
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 
 ConfigT = TypeVar("ConfigT", bound=Trained)
+Items = Sequence[MemoryItem]
 
 PROCESS_BYTES = 300 << 20
 """A process that has imported PyTorch and transformers and made a few passes, without its model."""
@@ -89,63 +85,69 @@ class Seat:
         return peak_bytes(self.device)
 
 
+_UNKNOWN = ModelFacts(0, 0, 0, 0, 0, 0, 0, 0, None)
+
+
 def seats_of(
     config: Trained, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
 ) -> tuple[Seat, ...]:
     """The processes of the run, the command's own first. `rewards`: its reward models."""
-    trainers, workers = config.cluster.trainers, num_rollout_workers(config)
-    on_gpu = runs_on_gpu(config, machine)
-    threads = threads_each(config, machine)
-    shared = _shared_weights(config, facts)
     rewards = () if facts is None else rewards  # what is not everything would look like it
-    sharding = sharding_of(config, facts, machine, rewards).sharding
-    seats = []
-    if config.cluster.trains_here:
-        holds = ("the loop", "data", *_trained(config))
-        training = [*_training(config, facts, on_gpu, sharding), *_normalizing(config, facts, on_gpu)]
-        host = (*shared, *_buffer(facts), *_saved_weights(config, facts, on_gpu, sharding))
-        controller = _seat("controller", holds, threads, 0 if on_gpu else None, host, training)
-    else:
-        state = _state(config, facts, "optimizer state, to be saved", 2)
-        received = (*shared, *_normalizing(config, facts, on_gpu), *state, *_buffer(facts))
-        controller = _seat("controller", ("the loop", "data"), threads, None, received, ())
-        for rank in range(trainers):
-            sent = _sent(config, facts, on_gpu, sharding) if rank == 0 else ()
-            items = _training(config, facts, on_gpu, sharding, saves=rank == 0)
-            seats.append(_seat(f"trainer {rank}", _trained(config), threads, rank if on_gpu else None, sent, items))
-    if isinstance(config, RlConfig) and "reward_model" not in config.cluster.own_process:
-        seats = [*_with_judges(controller, config, machine, rewards), *seats]
-    else:
-        seats = [controller, *seats]
-    seats += _own_seats(config, facts, machine, rewards)
-    for number in range(workers):
-        gpu = config.cluster.num_processes - workers + number if on_gpu else None
-        items = _engine(config, facts, on_gpu, own_copy=True)
-        holds = (f"{_engine_name(config)} with a copy of the weights",)
-        seats.append(_seat(f"rollout worker {number}", holds, threads, gpu, (), items))
+    seats = list(_with_models(config, facts, machine, rewards))
     if isinstance(config, RlConfig):
         count = config.scoring.workers
         item = MemoryItem("processes", count * REWARD_WORKER_BYTES, f"{count} x {bytes_in_words(REWARD_WORKER_BYTES)}")
         seats.append(Seat(f"{count} {_WORKS}{'s' * (count > 1)}", ("rewards",), 1, None, (item,)))
         seats += _conversation_seats(config)
-    placed = [_placed(config, seat) for seat in seats]
+    # Ray finds places for all processes that are started.
+    placed = [replace(seat, elsewhere=config.cluster.joins_cluster and _is_started(seat)) for seat in seats]
     return _as_ranks(placed) if config.cluster.runs_on == "torchrun" else tuple(placed)
 
 
-def _own_seats(
+def _with_models(
     config: Trained, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts]
 ) -> Iterator[Seat]:
-    """The models with a process of their own, on the GPUs after those of the trainers."""
+    """The processes that hold models, and the controller in any case. Each computes on the next GPU."""
+    cluster, threads, on_gpu = config.cluster, threads_each(config, machine), runs_on_gpu(config, machine)
+    sharding = sharding_of(config, facts, machine, rewards).sharding
+    table = Table(config, facts or _UNKNOWN, on_gpu, cluster.trainers, sharding)
+    gpus = itertools.count() if on_gpu else itertools.repeat(None)
+
+    def seat(name: str, holds: Sequence[str], host: Items = (), model: Items = (), *, computes: bool = True) -> Seat:
+        there = (host, model) if facts is not None else ((), ())
+        return _seat(name, tuple(holds), threads, next(gpus) if computes else None, *there)
+
+    here, samples_here = cluster.trains_here, isinstance(config, RlConfig) and not config.cluster.rollout_workers
+    engine = [*table.engine()]
+    trained = [*table.trained(), *(engine if samples_here else ())]
+    of_loop = engine if isinstance(config, RmConfig) else []  # it samples from the policy that scores are measured on
+    words = "at most, whatever the model's size"
+    buffer = MemoryItem("buffer of checkpoints", BLOCK_BYTES, words, ("checkpoint",), at_most=True)
+    if here:
+        host = [*table.versions(), buffer, *table.saving_on_host(sends=False)]
+        holds = ("the loop", "data", *_trained(config))
+        controller = seat("controller", holds, host, [*trained, *table.saving(), *of_loop])
+    else:
+        host = [*table.versions(), *of_loop, table.state("optimizer state, to be saved", 2), buffer]
+        controller = seat("controller", ("the loop", "data"), host, computes=False)
+    if isinstance(config, RlConfig) and "reward_model" not in config.cluster.own_process:
+        yield from _with_judges(controller, config, machine, rewards)
+    else:
+        yield controller
+    for rank in range(0 if here else cluster.trainers):
+        first = rank == 0  # the one whose state is saved
+        host = [*table.saving_on_host(sends=True)] if first else []
+        yield seat(f"trainer {rank}", _trained(config), host, [*trained, *(table.saving() if first else ())])
     if not isinstance(config, RlConfig):
         return
-    cluster, threads = config.cluster, threads_each(config, machine)
-    for number, (model, name) in enumerate(zip(cluster.own_process, cluster.own_names, strict=True), cluster.trainers):
-        gpu = number if runs_on_gpu(config, machine) else None
+    for model, name in zip(config.cluster.own_process, config.cluster.own_names, strict=True):
         if model == "reward_model":
-            yield from _with_judges(_seat(name, (), threads, gpu, (), ()), config, machine, rewards)
+            yield from _with_judges(seat(name, ()), config, machine, rewards)
         else:
-            items = () if facts is None else own_items(config, facts, model)
-            yield _seat(name, (name,), threads, gpu, (), items)
+            yield seat(name, (name,), (), [*table.alone(model)])
+    for number in range(config.cluster.rollout_workers):
+        holds = (f"{config.rollout.engine} engine with a copy of the weights",)
+        yield seat(f"rollout worker {number}", holds, (), [table.weights("weights"), *engine])
 
 
 def _conversation_seats(config: RlConfig) -> Iterator[Seat]:
@@ -218,11 +220,6 @@ def _as_ranks(seats: Sequence[Seat]) -> tuple[Seat, ...]:
     return tuple(replace(seat, name=f"rank {ranks.get(_process_of(seat), 0)}: {seat.name}") for seat in seats)
 
 
-def _placed(config: Trained, seat: Seat) -> Seat:
-    """The seat where it is: Ray finds places for all processes that are started."""
-    return replace(seat, elsewhere=config.cluster.joins_cluster and _is_started(seat))
-
-
 def runs_on_gpu(config: Trained, machine: Machine) -> bool:
     """Whether models of the run are on a GPU of this machine."""
     return bool(machine.gpu_bytes) and config.model.device != "cpu"
@@ -250,10 +247,6 @@ def threads_each(config: Trained, machine: Machine) -> int:
         return max(1, machine.threads // config.cluster.num_processes)
     here = TorchrunRank.here()
     return max(1, machine.cores // (config.cluster.num_processes if here is None else here.local_size))
-
-
-def num_rollout_workers(config: Trained) -> int:
-    return config.cluster.rollout_workers if isinstance(config, RlConfig) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,10 +307,6 @@ def needs_of_gpus(seats: Sequence[Seat], *, certain: bool = False) -> dict[int, 
     return found
 
 
-def _engine_name(config: Trained) -> str:
-    return f"{config.rollout.engine} engine" if isinstance(config, RlConfig) else ""
-
-
 def _trained(config: Trained) -> tuple[str, ...]:
     """What a trainer holds, in words."""
     if not isinstance(config, RlConfig):
@@ -328,100 +317,9 @@ def _trained(config: Trained) -> tuple[str, ...]:
         found.append("reference" if config.model.lora is None else "reference (adapters off)")
     if config.algorithm.estimator in names.CRITIC_ESTIMATORS and "critic" not in own:
         found.append(f"{config.critic.kind} critic")
-    if not num_rollout_workers(config):
-        found.append(f"{_engine_name(config)} with the policy's weights")
+    if not config.cluster.rollout_workers:
+        found.append(f"{config.rollout.engine} engine with the policy's weights")
     return tuple(found)
-
-
-def _training(
-    config: Trained, facts: ModelFacts | None, on_gpu: bool, sharding: Sharding, *, saves: bool = True
-) -> list[MemoryItem]:
-    """What a trainer needs where it computes. `saves`: its state goes into checkpoints, which are written from where
-    the state is, unless it rests."""
-    if facts is None:
-        return []
-    items = list(trainer_items(config, facts, config.cluster.trainers, sharding))
-    if saves and sharding == "whole" and "optimizer" in config.cluster.offload:
-        items += _state(config, facts, "optimizer state, copied before it rests", 1)
-    if saves and sharding != "full" and config.model.lora is not None:
-        items.append(copy_of_weights("merged weights, to be saved", facts, width_of(config), ("checkpoint",)))
-    if not num_rollout_workers(config):
-        items += _engine(config, facts, on_gpu, own_copy=False)
-    return items
-
-
-def _engine(config: Trained, facts: ModelFacts | None, on_gpu: bool, *, own_copy: bool) -> list[MemoryItem]:
-    """What sampling needs where it computes. `own_copy`: the weights are those of no trainer."""
-    if facts is None or not isinstance(config, RlConfig):
-        return []
-    width = width_of(config)
-    items = [copy_of_weights("weights", facts, width)] if own_copy else []
-    if config.rollout.engine == "vllm":
-        rests = "rollout_engine" in config.cluster.offload
-        items.append(copy_of_weights("weights in vLLM", facts, width).needed_in("sampling", if_any=rests))
-    elif config.rollout.engine == "local" and not on_gpu:
-        # Decoders on a CPU lay the matrices out anew for each call; whether they do depends on the processor.
-        items.append(_laid_out(config, facts, width))
-    return [*items, *sampling_items(config, facts, on_gpu)]
-
-
-def _laid_out(config: RlConfig, facts: ModelFacts, width: int) -> MemoryItem:
-    """What a decoder on a CPU makes of the weights; of those in few bits only the head, because it uses them as they
-    are."""
-    name = "weights laid out for decoding"
-    if config.model.quantization is None or num_rollout_workers(config):
-        return copy_of_weights(name, facts, width, ("sampling",), at_most=True)
-    head = facts.vocabulary_size * facts.hidden_size
-    return MemoryItem(name, head * width, f"{head:,} weights of the head x {width} bytes", ("sampling",), at_most=True)
-
-
-def _normalizing(config: Trained, facts: ModelFacts | None, on_gpu: bool) -> tuple[MemoryItem, ...]:
-    """The policy that a reward model's scores are normalised on: it samples in the command's process."""
-    return sampling_items(config, facts, on_gpu) if isinstance(config, RmConfig) and facts is not None else ()
-
-
-def _buffer(facts: ModelFacts | None) -> tuple[MemoryItem, ...]:
-    """What the process that writes the optimizer's state copies of it at a time, if it has to."""
-    words = "at most, whatever the model's size"
-    return () if facts is None else (MemoryItem("buffer of checkpoints", BLOCK_BYTES, words, ("checkpoint",), True),)
-
-
-def _saved_weights(
-    config: Trained, facts: ModelFacts | None, on_gpu: bool, sharding: Sharding
-) -> tuple[MemoryItem, ...]:
-    """Weights in the host's memory while they are saved, if they are not there anyway."""
-    if facts is None or not (on_gpu or sharding == "full"):
-        return ()
-    return (copy_of_weights("weights, copied to be saved", facts, width_of(config), ("checkpoint",)),)
-
-
-def _sent(config: Trained, facts: ModelFacts | None, on_gpu: bool, sharding: Sharding) -> tuple[MemoryItem, ...]:
-    """What the first trainer has in the host's memory while a checkpoint is written."""
-    weights = _saved_weights(config, facts, on_gpu, sharding)
-    collected = _state(config, facts, "optimizer state, collected from slices", 1) if sharding != "whole" else ()
-    return (*weights, *collected, *_state(config, facts, "optimizer state, sent to the controller", 1))
-
-
-def _state(config: Trained, facts: ModelFacts | None, name: str, copies: int) -> tuple[MemoryItem, ...]:
-    """Copies of the optimizer's state while a checkpoint is written."""
-    if facts is None:
-        return ()
-    trained, each = num_trained(config.model.lora, facts), ParameterBytes.of(config.model.dtype).optimizer
-    formula = f"{trained:,} x {each:g} bytes{'' if copies == 1 else f' x {copies}'}"
-    return (MemoryItem(name, round(copies * each * trained), formula, ("checkpoint",)),)
-
-
-def _shared_weights(config: Trained, facts: ModelFacts | None) -> tuple[MemoryItem, ...]:
-    """The memory through which rollout workers get weights: this version, the next one while it is written, and those
-    with which batches ahead of training are still to be sampled."""
-    if facts is None or not isinstance(config, RlConfig) or not num_rollout_workers(config):
-        return ()
-    this = copy_of_weights("weights in shared memory", facts, width_of(config))
-    ahead = config.max_staleness
-    if ahead == 0:
-        return this, replace(this, name="their next version, while it is written", phases=("sampling",))
-    formula = f"{this.formula} x {ahead + 1} (max_staleness + 1)"
-    return this, MemoryItem("later versions in shared memory", (ahead + 1) * this.num_bytes, formula, at_most=True)
 
 
 def on_this_machine(config: Trained) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from burnish.config.loading import kind_of_data, load_run_data
-from burnish.planning.memory import microbatch_tokens
+from burnish.planning.memory import estimate_memory, microbatch_tokens
 from burnish.planning.model_facts import facts_of
 from burnish.planning.plan import plan_rl
 from burnish.planning.plan_rm import plan_rm
@@ -37,8 +37,9 @@ def test_normalising_on_a_policy_loads_it() -> None:
 
 def test_memory_of_a_reward_model_by_hand() -> None:
     facts = facts_of(LLAMA, num_parameters=1000)
+    assert facts is not None
     config = load_run_data({**DATA, "max_tokens": 50, "optimization": {"comparisons_per_batch": 4}}, (), "rm").rm
-    sizes = {item.name: item.num_bytes for item in plan_rm(config, facts=facts).memory}
+    sizes = {item.name: item.num_bytes for item in estimate_memory(config, facts)}
     assert sizes == {
         "reward model weights": 4000,
         "gradients": 4000,
@@ -47,7 +48,7 @@ def test_memory_of_a_reward_model_by_hand() -> None:
     }
     policy = {"kind": "gain_bias", "responses": 8}
     measured = load_run_data({**DATA, "max_tokens": 50, "normalization": policy}, (), "rm").rm
-    sizes = {item.name: item.num_bytes for item in plan_rm(measured, facts=facts).memory}
+    sizes = {item.name: item.num_bytes for item in estimate_memory(measured, facts)}
     assert sizes["sampling policy"] == 4000
     assert sizes["key/value cache"] == 8 * 50 * 2 * 5 * (4 * 8) * 4
 

@@ -10,7 +10,7 @@ import pytest
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.errors import ConfigError
-from burnish.planning.memory import PHASES, ParameterBytes, bytes_in, gradients_at_once, peak_bytes, trainer_items
+from burnish.planning.memory import PHASES, ParameterBytes, Table, bytes_in, gradients_at_once, peak_bytes
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.plan import plan_rl, seated
 from burnish.planning.room import refuse_impossible, seat_warnings
@@ -172,13 +172,13 @@ def test_bytes_of_a_parameter_are_divided_by_what_is_sharded() -> None:
     float32, bfloat16 = ParameterBytes.of("float32"), ParameterBytes.of("bfloat16")
     assert (float32.weight, float32.gradient, float32.optimizer) == (4, 4, 8)
     assert (bfloat16.weight, bfloat16.gradient, bfloat16.optimizer) == (2, 4, 12)
-    assert bfloat16.kept("whole", 4) == bfloat16
-    assert bfloat16.kept("optimizer", 4) == ParameterBytes(2, 4, 1, 2)
-    assert float32.kept("full", 4) == ParameterBytes(1, 1, 0, 2)
-    assert bfloat16.kept("full", 4) == ParameterBytes(0, 1, 1, 2)  # the masters are the weights
+    assert ParameterBytes.of("bfloat16", "whole", 4) == bfloat16
+    assert ParameterBytes.of("bfloat16", "optimizer", 4) == ParameterBytes(2, 4, 1, 2)
+    assert ParameterBytes.of("float32", "full", 4) == ParameterBytes(1, 1, 0, 2)
+    assert ParameterBytes.of("bfloat16", "full", 4) == ParameterBytes(0, 1, 1, 2)  # the masters are the weights
     with_slices = seats_of(sft(trainers=4, sharding="optimizer"), FACTS, MACHINE)[1]
     assert named(with_slices)["Adam moments"] == 2 * M
-    sliced = {item.name: item.num_bytes for item in trainer_items(sft(trainers=4), FACTS, 4, "optimizer")}
+    sliced = {item.name: item.num_bytes for item in Table(sft(trainers=4), FACTS, None, 4, "optimizer").trained()}
     assert (sliced["policy weights"], sliced["Adam moments"]) == (4 * M, 2 * M)
     assert sliced["gradients"] == 5 * M  # the own sum, and a quarter of the total
 
@@ -187,7 +187,7 @@ def test_what_a_trainer_keeps_of_cut_weights() -> None:
     def sizes(**model: Any) -> dict[str, int]:
         fields = {"model": {"path": "m", "device": "cpu", **model}, "cluster": {"trainers": 4, "rollout_workers": 1}}
         config = rl(**fields, algorithm={"preset": "grpo", "kl_in": "loss", "kl_coef": 0.1})
-        return {item.name: item.num_bytes for item in trainer_items(config, FACTS, 4, "full")}
+        return {item.name: item.num_bytes for item in Table(config, FACTS, None, 4, "full").trained()}
 
     whole = sizes()
     assert (whole["policy weights"], whole["reference weights"], whole["Adam moments"]) == (M, M, 2 * M)
@@ -507,7 +507,7 @@ def test_reward_models_with_a_process_of_their_own() -> None:
     assert seats[3].host_bytes == PROCESS_BYTES + 6 * M + PASS_BYTES
     assert WEIGHTS not in named(seats[0])
     assert alone.cluster.num_processes == 5
-    plan = seated(plan_rl(alone, facts=FACTS, rewards=(JUDGE,)), alone, FACTS, MACHINE, (JUDGE,))
+    plan = seated(plan_rl(alone, facts=FACTS), alone, FACTS, MACHINE, (JUDGE,))
     assert {WEIGHTS, PASSES} <= {item.name for item in plan.memory}
     ranks = judged(cluster={"backend": "torchrun", "own_process": ["reward_model"]})
     assert [seat.name for seat in seats_of(ranks, FACTS, MACHINE, (JUDGE,))[:3]] == [
@@ -561,7 +561,7 @@ def test_a_gpu_that_two_processes_share_has_to_have_room_for_both() -> None:
 
 def test_memory_of_reward_models_is_unknown_with_that_of_the_policy() -> None:
     config = judged(cluster={"own_process": ["reward_model"]})
-    plan = seated(plan_rl(config, rewards=(JUDGE,)), config, None, MACHINE, (JUDGE,))
+    plan = seated(plan_rl(config), config, None, MACHINE, (JUDGE,))
     assert plan.memory == ()
     assert "host memory, at most" not in {line.name for line in plan.lines}
     unknown = replace(JUDGE, facts=None)
