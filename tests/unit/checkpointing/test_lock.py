@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -38,6 +39,21 @@ def elsewhere() -> Iterator[Any]:
     for holder in holders:
         holder.send_signal(signal.SIGKILL)
         holder.wait()
+
+
+def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path, elsewhere: Any) -> None:
+    pid = elsewhere(tmp_path)
+    with pytest.raises(CheckpointError, match=f"is in use by process {pid} on "):
+        RunLock(tmp_path).acquire()
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert str(pid) in (tmp_path / "run.lock").read_text()  # stale, and no hindrance
+    with RunLock(tmp_path):
+        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
+        with pytest.raises(CheckpointError, match="is in use by process"):  # nor twice by one process, but again
+            RunLock(tmp_path).acquire()
+    with RunLock(tmp_path):
+        pass
 
 
 def a_run(folder: Path) -> Path:

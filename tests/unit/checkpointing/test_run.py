@@ -1,11 +1,9 @@
-"""Whose folder it is: configuration, environment, lock."""
+"""Whose folder it is: configuration and environment."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.run import RunDirectory, dump_config, git_revision, refused_differences
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.errors import CheckpointError
@@ -198,29 +195,3 @@ def test_only_the_owner_reads_the_files_of_a_run(tmp_path: Path) -> None:
 
 def test_outside_of_a_checkout_there_is_no_revision(tmp_path: Path) -> None:
     assert git_revision(tmp_path) is None
-
-
-HOLDER = "import sys, time; from pathlib import Path; from burnish.checkpointing.lock import RunLock; \
-lock = RunLock(Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(60)"
-
-
-def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(CheckpointError, match=f"is in use by process {holder.pid} on "):
-            RunLock(tmp_path).acquire()
-    finally:
-        holder.send_signal(signal.SIGKILL)
-        holder.wait()
-    assert str(holder.pid) in (tmp_path / "run.lock").read_text()  # stale, and no hindrance
-    with RunLock(tmp_path):
-        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
-
-
-def test_one_process_cannot_take_it_twice_but_again(tmp_path: Path) -> None:
-    with RunLock(tmp_path), pytest.raises(CheckpointError, match="is in use by process"):
-        RunLock(tmp_path).acquire()
-    with RunLock(tmp_path):
-        pass

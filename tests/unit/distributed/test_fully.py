@@ -4,8 +4,7 @@ rounding."""
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -165,14 +164,8 @@ def learner(meeting, case):
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("fully")
-    (folder / "fully_of_test.py").write_text(ROLES)
-    sys.path.append(str(folder))
-    import fully_of_test  # type: ignore[import-not-found]
-
-    yield fully_of_test
-    sys.path.remove(str(folder))
+def module(make_module: Callable[[str, str], Any]) -> Any:
+    return make_module("fully_of_test", ROLES)
 
 
 def difference(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:

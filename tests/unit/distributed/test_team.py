@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -87,14 +86,8 @@ def member(meeting, lanes):
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("team")
-    (folder / "team_of_test.py").write_text(ROLES)
-    sys.path.append(str(folder))
-    import team_of_test  # type: ignore[import-not-found]
-
-    yield team_of_test
-    sys.path.remove(str(folder))
+def module(make_module: Callable[[str, str], Any]) -> Any:
+    return make_module("team_of_test", ROLES)
 
 
 def team_of(module: Any, size: int, lanes: int, folder: Path) -> TeamRole:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from burnish.config.loading import kind_of_data, load_run_data
 from burnish.config.schema import RlConfig
-from burnish.planning.memory import estimate_memory, microbatch_tokens
+from burnish.planning.memory import bytes_in_words, estimate_memory, microbatch_tokens
 from burnish.planning.model_facts import count_parameters, facts_of, read_model_facts
 from burnish.planning.plan import num_evaluations, plan_rl, plan_sft, split_evenly
 
@@ -79,11 +79,9 @@ def test_evaluations_are_counted(steps: int, every: int | None, at_start: bool |
     assert num_evaluations(config) == expected
 
 
-def test_no_evaluation_without_held_out_data() -> None:
-    assert num_evaluations(rl()) == 0
-
-
-def test_even_split() -> None:
+def test_small_sums() -> None:
+    assert num_evaluations(rl()) == 0  # without held-out data
+    assert [bytes_in_words(n) for n in (12, 2048, 3 * 2**20, 5 * 2**30)] == ["12 B", "2.0 KiB", "3.0 MiB", "5.00 GiB"]
     assert split_evenly(10, 4) == (3, 3, 2, 2)
     assert split_evenly(8, 2) == (4, 4)
 
