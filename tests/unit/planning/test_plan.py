@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from burnish.config.loading import kind_of_data, load_run_data
 from burnish.config.schema import RlConfig
 from burnish.planning.memory import bytes_in_words, estimate_memory, microbatch_tokens
-from burnish.planning.model_facts import count_parameters, facts_of, read_model_facts
+from burnish.planning.model_facts import ModelFacts, count_parameters, facts_of, read_model_facts
 from burnish.planning.plan import num_evaluations, plan_rl, plan_sft, split_evenly
 
 LLAMA = {
@@ -31,6 +31,12 @@ LLAMA = {
 
 def rl(**sections: Any) -> RlConfig:
     return load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "math", **sections}).rl
+
+
+def llama(num_parameters: int | None = None, **fields: int) -> ModelFacts:
+    facts = facts_of({**LLAMA, **fields}, num_parameters=num_parameters)
+    assert facts is not None
+    return facts
 
 
 def test_prompts_become_rollouts_minibatches_and_optimizer_steps() -> None:
@@ -87,8 +93,7 @@ def test_small_sums() -> None:
 
 
 def test_parameters_of_a_llama_are_counted() -> None:
-    facts = facts_of(LLAMA)
-    assert facts is not None
+    facts = llama()
     # embeddings 512*64; a layer: q, o 64*64 each, k, v 64*32 each, three of 64*172
     assert facts.num_parameters == 512 * 64 + 5 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 172)
     assert (facts.head_size, facts.context_tokens) == (8, 512)
@@ -116,8 +121,7 @@ def test_a_folder_that_is_not_understood_gives_no_facts(tmp_path: Path) -> None:
 
 
 def test_memory_by_hand() -> None:
-    facts = facts_of(LLAMA, num_parameters=1000)
-    assert facts is not None
+    facts = llama(1000)
     rollout = {"prompts_per_step": 2, "group_size": 2, "max_prompt_tokens": 10, "max_response_tokens": 20}
     config = rl(rollout=rollout)
     sizes = {item.name: item.num_bytes for item in estimate_memory(config, facts)}
@@ -130,8 +134,7 @@ def test_memory_by_hand() -> None:
 
 
 def test_bfloat16_and_adapters_change_the_memory() -> None:
-    facts = facts_of(LLAMA, num_parameters=1000)
-    assert facts is not None
+    facts = llama(1000)
     on_gpu = rl(model={"path": "m", "dtype": "bfloat16", "device": "cuda"})
     half = {i.name: i.num_bytes for i in estimate_memory(on_gpu, facts)}
     assert (half["policy weights"], half["master weights"]) == (2000, 4000)
@@ -146,8 +149,7 @@ def test_bfloat16_and_adapters_change_the_memory() -> None:
 
 @pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("nf4", 4)])
 def test_weights_of_few_bits_change_the_memory(quantization: str, bits: int) -> None:
-    facts = facts_of(LLAMA, num_parameters=500_000)
-    assert facts is not None
+    facts = llama(500_000)
     model = {"path": "m", "lora": {"rank": 2}, "quantization": quantization}
     sizes = {i.name: i.num_bytes for i in estimate_memory(rl(model=model), facts)}
     linear = 5 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 172)
@@ -175,6 +177,9 @@ def test_kinds_are_read_off_the_keys() -> None:
     assert kind_of_data({"model": "m", "rewards": "math"}) == "rl"
     assert kind_of_data({"model": "m", "max_tokens": 3}) == "sft"
     assert kind_of_data({"model": "m"}, ["algorithm"]) == "rl"
+    assert kind_of_data({"model": "m"}, ["normalization"]) == "rm"
+    assert kind_of_data({"model": "m", "loss": "best_of"}) == "rm"
+    assert kind_of_data({"model": "m"}) == "sft"
 
 
 def test_ppo_plans_a_critic() -> None:
@@ -190,8 +195,7 @@ def test_ppo_plans_a_critic() -> None:
 
 
 def test_a_separate_critic_takes_the_memory_of_a_second_trained_model() -> None:
-    facts = facts_of(LLAMA)
-    assert facts is not None
+    facts = llama()
 
     def critic(**sections: Any) -> list[float]:
         config = rl(algorithm="ppo", **sections)
@@ -204,9 +208,7 @@ def test_a_separate_critic_takes_the_memory_of_a_second_trained_model() -> None:
 
 
 def test_a_critic_from_other_weights_has_sizes_of_its_own() -> None:
-    facts, own = facts_of(LLAMA), facts_of({**LLAMA, "num_hidden_layers": 50})
-    assert facts is not None
-    assert own is not None
+    facts, own = llama(), llama(num_hidden_layers=50)
     items = {i.name: i for i in estimate_memory(rl(algorithm="ppo"), replace(facts, critic=own))}
     assert items["critic weights"].num_bytes == 4 * own.num_parameters
     assert items["policy weights"].num_bytes == 4 * facts.num_parameters
@@ -215,8 +217,7 @@ def test_a_critic_from_other_weights_has_sizes_of_its_own() -> None:
 
 
 def test_the_cache_has_room_for_an_evaluation() -> None:
-    facts = facts_of(LLAMA, num_parameters=1000)
-    assert facts is not None
+    facts = llama(1000)
 
     def rows(**sections: Any) -> float:
         rollout = {"prompts_per_step": 1, "group_size": 2, "max_prompt_tokens": 10, "max_response_tokens": 20}

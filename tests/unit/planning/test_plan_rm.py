@@ -1,8 +1,8 @@
-"""The arithmetic of `burnish rm`, and which command a file is for."""
+"""The arithmetic of `burnish rm`."""
 
 from __future__ import annotations
 
-from burnish.config.loading import kind_of_data, load_run_data
+from burnish.config.loading import load_run_data
 from burnish.planning.memory import estimate_memory, microbatch_tokens
 from burnish.planning.model_facts import facts_of
 from burnish.planning.plan import plan_rl
@@ -63,10 +63,3 @@ def test_an_rl_plan_names_its_reward_models() -> None:
     config = load_run_data({**DATA, "rewards": {"name": "model:runs/rm", "weight": 0.5}}, (), "rl").rl
     (role,) = [role for role in plan_rl(config).models if role.role == "reward_model"]
     assert "runs/rm" in role.because
-
-
-def test_kinds_are_told_apart_by_their_keys() -> None:
-    assert kind_of_data({**DATA, "loss": "best_of"}) == "rm"
-    assert kind_of_data({**DATA, "rewards": "math"}) == "rl"
-    assert kind_of_data(DATA) == "sft"
-    assert kind_of_data(DATA, ["normalization"]) == "rm"
