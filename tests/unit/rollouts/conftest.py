@@ -83,7 +83,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(params=[pytest.param("kernels", marks=pytest.mark.compiler), "plain"])
 def make_engine(tokenizer: Any, request: pytest.FixtureRequest) -> Callable[..., LocalEngine]:
-    """Every test runs on each way to decode."""
+    """Every test runs with kernels and with the model's own steps."""
 
     def make(
         model: Any,
