@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from batches import joined
 from torch import Tensor
 
 from burnish.algorithms.advantages import resolve_estimator
@@ -64,10 +65,7 @@ def credited(*overrides: str) -> Batch:
         return scored
     estimator = resolve_estimator(config.algorithm.estimator)
     parts = [scored.select(rows) for rows in ([0], [1])]
-    return Batch.cat(
-        [whiten_minibatch(part, algorithm=config.algorithm, estimator=estimator)[0] for part in parts],
-        pad_token_id=0,
-    )
+    return joined([whiten_minibatch(part, algorithm=config.algorithm, estimator=estimator)[0] for part in parts])
 
 
 PLAIN = ("algorithm.whiten_rewards=false", "algorithm.whiten_advantages=false")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from batches import joined
 from rich.console import Console
 from torch import Tensor
 
@@ -269,7 +270,7 @@ def masked_rows_added(batch: Batch) -> Batch:
     """With rows at the end that are not trained on at all."""
     extra = batch.select([0, 3])
     extra = extra.replace(loss_mask=torch.zeros_like(extra.loss_mask))
-    return Batch.cat([batch, extra], pad_token_id=0)
+    return joined([batch, extra])
 
 
 @pytest.mark.parametrize("change", [partial(padded, columns=9), shuffled, masked_rows_added])

@@ -73,20 +73,6 @@ class HostRows:
             turns = _trained_turns(loss_mask, _on_host(batch.turn_index))
         return HostRows(lengths, _on_host(batch.response_lengths), np.array(prompts, dtype=np.int64), loss_mask, turns)
 
-    @staticmethod
-    def cat(parts: Sequence[HostRows]) -> HostRows:
-        """Rows under each other; prompts of different parts count as different ones, and are read once for each."""
-        width = max(part.loss_mask.shape[1] for part in parts)
-        firsts = np.cumsum([0, *(part.prompts.max(initial=-1) + 1 for part in parts)])
-        masks = [np.pad(part.loss_mask, ((0, 0), (0, width - part.loss_mask.shape[1]))) for part in parts]
-        return HostRows(
-            np.concatenate([part.prompt_lengths for part in parts]),
-            np.concatenate([part.response_lengths for part in parts]),
-            np.concatenate([part.prompts + first for part, first in zip(parts, firsts, strict=False)]),
-            np.concatenate(masks),
-            np.concatenate([part.trained_turns for part in parts]),
-        )
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -178,26 +164,6 @@ class Batch:
         """Tokens of all rows, prompts and responses together, without padding."""
         return int(self.host.prompt_lengths.sum() + self.host.response_lengths.sum())
 
-    @staticmethod
-    def cat(batches: Sequence[Batch], *, pad_token_id: int) -> Batch:
-        """Rows of several batches under each other; a field must be set in all of them or in none."""
-        width = {
-            "P": max(b.prompt_tokens.shape[1] for b in batches),
-            "T": max(b.response_tokens.shape[1] for b in batches),
-        }
-        columns: dict[str, Tensor | None] = {}
-        for field in dataclasses.fields(Batch):
-            parts = [getattr(b, field.name) for b in batches]
-            if any(p is None for p in parts):
-                if not all(p is None for p in parts):
-                    raise ValueError(f"batch field {field.name} is set in some of the batches to join but not in all")
-                columns[field.name] = None
-                continue
-            fill = {"prompt_tokens": pad_token_id, "response_tokens": pad_token_id, "turn_index": -1}.get(field.name, 0)
-            target = width["P"] if field.name == "prompt_tokens" else width["T"]
-            columns[field.name] = torch.cat([p if p.dim() == 1 else _widen(p, target, fill) for p in parts])
-        return Batch(**columns)._with_host(HostRows.cat([b.host for b in batches]))  # type: ignore[arg-type]
-
     def _map(self, function: Callable[[str, Tensor], Tensor]) -> Batch:
         fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
         return dataclasses.replace(
@@ -224,11 +190,6 @@ def _trained_turns(loss_mask: Bools, turn_index: Ints) -> Ints:
 def _on_host(tensor: Tensor) -> Ints:
     values: Ints = tensor.cpu().numpy()
     return values
-
-
-def _widen(tensor: Tensor, width: int, fill: int) -> Tensor:
-    missing = width - tensor.shape[1]
-    return tensor if missing == 0 else torch.nn.functional.pad(tensor, (0, missing), value=fill)
 
 
 def present(tensor: Tensor | None, name: str) -> Tensor:

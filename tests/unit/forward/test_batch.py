@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from batches import joined
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,22 +62,6 @@ def test_select_of_a_row_twice_and_of_none() -> None:
     assert nothing.response_tokens.shape == (0, 0)
 
 
-def test_cat_widens_with_the_pad_token_and_zeros() -> None:
-    batch = three_rows()
-    joined = Batch.cat([batch.select([0]), batch.select([2])], pad_token_id=7)
-    assert joined.prompt_tokens.tolist() == [[1, 2, 3], [5, 6, 7]]
-    assert joined.response_tokens.tolist() == [[10, 7, 7], [30, 31, 32]]
-    assert joined.loss_mask.tolist() == [[True, False, False], [True, True, True]]
-    assert joined.advantages is not None
-    assert joined.advantages[0].tolist() == pytest.approx([0.1, 0.0, 0.0])
-
-
-def test_cat_refuses_a_field_that_only_some_have() -> None:
-    batch = three_rows()
-    with pytest.raises(ValueError, match="advantages is set in some"):
-        Batch.cat([batch, batch.replace(advantages=None)], pad_token_id=PAD)
-
-
 def test_replace_sets_and_takes_away_fields_and_leaves_the_old_batch() -> None:
     batch = three_rows()
     new = batch.replace(values=torch.ones(3, 3), advantages=None)
@@ -121,8 +106,7 @@ def test_cut_anywhere_and_joined_again_it_is_the_same_batch(
     order = data.draw(st.permutations(range(len(rows))))
     cut = data.draw(st.integers(1, len(rows)))
     parts = [batch.select(part) for part in (order[:cut], order[cut:]) if part]
-    joined = Batch.cat(parts, pad_token_id=PAD)
-    back = joined.select(sorted(range(len(rows)), key=order.__getitem__))
+    back = joined(parts, PAD).select(sorted(range(len(rows)), key=order.__getitem__))
     for name, value in fields_of(batch).items():
         found = fields_of(back)[name]
         assert (found is None) == (value is None), name

@@ -94,12 +94,9 @@ def test_turns_travel_with_their_rows() -> None:
     picked = batch.select([1, 0])
     assert picked.turn_index is not None
     assert picked.turn_index.tolist() == [[0, 0, 0, -1, -1, -1], [0, 0, -1, -1, -1, 1]]
-    joined = Batch.cat([batch.select([1]), batch.select([2])], pad_token_id=PAD)
-    assert joined.turn_index is not None
-    assert joined.turn_index.tolist() == [[0, 0, 0, -1, -1, -1, -1, -1], [0, -1, -1, 1, 1, -1, -1, 2]]
     assert pickle.loads(pickle.dumps(batch)).host.trained_turns.tolist() == [2, 1, 3, 1]
     assert batch.to("meta").turn_index.device.type == "meta"  # type: ignore[union-attr]
-    for one in (batch, picked, joined, batch.to("meta").select([0]), batch.replace(advantages=torch.zeros(4, 8))):
+    for one in (batch, picked, batch.to("meta").select([0]), batch.replace(advantages=torch.zeros(4, 8))):
         again = dataclasses.replace(one)  # without what the host knew
         if one.device.type != "meta":
             assert count_denominators(again) == count_denominators(one)
