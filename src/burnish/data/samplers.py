@@ -53,10 +53,6 @@ class PromptSampler:
             counts[source] += 1
         return drawn
 
-    def epoch(self, position: int) -> float:
-        """Number of passes after `position` draws: draws divided by the items of all sources."""
-        return position / len(self)
-
     def _item(self, source: int, draw: int) -> int:
         number, place = divmod(draw, self._sizes[source])
         if not self._shuffle:

@@ -38,7 +38,6 @@ class ConversationHost:
         description = self._parent.description
         own: list[Mapping[str, Json]] = description["environment_tools"]
         self.schemas: tuple[Mapping[str, Json], ...] = (*description["tools"], *own)
-        self.environment_tools = frozenset(str(_name_of(schema)) for schema in own)
         self.answers_text: bool = description["answers_text"]
         try:
             self._check_names()

@@ -45,7 +45,6 @@ class DecodeKernels:
     def __init__(self, dtype: torch.dtype) -> None:
         """Raises KernelError if the kernels cannot be built."""
         library = load_library("decode.c", dtype)
-        self.dtype = dtype
         self._add_and_normalise = library.add_and_normalise
         self._add_and_normalise.argtypes = [*[_ADDRESS] * 4, _COUNT, _COUNT, ctypes.c_float, _COUNT]
         self._gate = library.gate

@@ -25,7 +25,6 @@ class ProductKernels:
     def __init__(self, dtype: torch.dtype) -> None:
         """Raises KernelError if the kernels cannot be built."""
         library = load_library("products.c", dtype)
-        self.dtype = dtype
         self._pack = library.pack
         self._pack.argtypes = [_ADDRESS, _ADDRESS, _COUNT, _COUNT, _COUNT]
         self._multiply = library.multiply

@@ -42,7 +42,6 @@ class Plan:
     models: tuple[ModelRole, ...]
     lines: tuple[PlanLine, ...]
     warnings: tuple[str, ...] = ()
-    responses_per_step: int = 0
     evaluations: int | None = None
     memory: tuple[MemoryItem, ...] = ()
     seats: tuple[Seat, ...] = ()
@@ -115,7 +114,6 @@ def plan_rl(
     return Plan(
         steps=config.steps,
         optimizer_steps=config.steps * optimization.epochs * optimization.minibatches,
-        responses_per_step=responses_per_step(config),
         passes_over_data=passes,
         evaluations=evaluations,
         models=tuple(_models(config)),

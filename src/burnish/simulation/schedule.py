@@ -68,7 +68,6 @@ class Timeline:
 
     steps: tuple[PlayedStep, ...]
     spans: tuple[Span, ...]
-    num_engines: int
     sampler_idle_fraction: float
 
     def steady(self, skip: int) -> tuple[PlayedStep, ...]:
@@ -125,8 +124,8 @@ class _Play:
 
     def __init__(self, settings: SimulationSettings, layout: Layout, num_steps: int) -> None:
         self.settings, self.layout, self.num_steps = settings, layout, num_steps
-        self.num_engines = layout.samplers // settings.devices_per_engine
-        self.prompts, played = _played(settings, self.num_engines)
+        num_engines = layout.samplers // settings.devices_per_engine
+        self.prompts, played = _played(settings, num_engines)
         self.stands_for = max(1, round(settings.prompts_per_step / self.prompts))
         self.engines = [Engine(i, settings.decoding, settings.prompt_tokens) for i in range(played)]
         self.events: list[tuple[float, int, Event, int, int]] = []
@@ -306,7 +305,6 @@ class _Play:
         return Timeline(
             steps=tuple(self.steps),
             spans=tuple(sorted(spans, key=lambda span: (span.engine, span.start))),
-            num_engines=self.num_engines,
             sampler_idle_fraction=idle / (len(self.engines) * end) if end else 0.0,
         )
 

@@ -36,10 +36,6 @@ class Decoding:
             return seconds / linear
         return 2 * seconds / (linear + math.sqrt(linear * linear + 4 * half * seconds))
 
-    def scaled(self, factor: float) -> Decoding:
-        """The same engine, slower by this factor."""
-        return Decoding(self.base_seconds * factor, self.row_seconds * factor, self.context_seconds * factor)
-
 
 @dataclass(frozen=True, slots=True)
 class Phase:

@@ -69,10 +69,10 @@ def test_order_is_fixed_for_ever() -> None:
     assert permutation(8, 0, 0, 0) == [3, 5, 0, 6, 7, 4, 2, 1]
 
 
-def test_no_shuffle_and_epoch() -> None:
+def test_no_shuffle() -> None:
     sampler = PromptSampler([3], seed=0, shuffle=False)
     assert sampler.take(5, 2) == [2, 0, 1, 2, 0]
-    assert (len(sampler), sampler.epoch(6)) == (3, 2.0)
+    assert len(sampler) == 3
 
 
 def test_mixture_by_hand() -> None:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -177,7 +177,8 @@ def nemo(model: NemoModel, share: float) -> SimulationSettings:
         rows_per_engine=1024,
     )
     slower = share * model.step / generation_seconds(replace(ideal, update=Phase()), model.devices)
-    return replace(ideal, decoding=ideal.decoding.scaled(slower))
+    scaled = (seconds * slower for seconds in astuple(ideal.decoding))
+    return replace(ideal, decoding=Decoding(*scaled))
 
 
 def predict_one_off(model: NemoModel, share: float) -> float:

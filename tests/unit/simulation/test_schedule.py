@@ -156,7 +156,7 @@ def test_streaming_begins_before_the_batch_is_complete() -> None:
 def test_a_large_step_is_played_on_a_part_of_the_engines() -> None:
     large = replace(UNEVEN, prompts_per_step=2048, rows_per_engine=1024)
     timeline = play(large, Layout.together(64), 2)
-    assert (timeline.num_engines, len({span.engine for span in timeline.spans})) == (64, 8)
+    assert len({span.engine for span in timeline.spans}) == 8
     whole = play(replace(UNEVEN, prompts_per_step=256, rows_per_engine=1024), Layout.together(8), 2)
     assert timeline.steps[0].ready >= whole.steps[0].ready  # waits for the longest of eight times as many
 

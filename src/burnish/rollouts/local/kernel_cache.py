@@ -65,7 +65,7 @@ class CachedRow:
 
 
 class KernelCache:
-    """Rows 0 .. `num_rows` - 1 are in use. Everything is float32, whatever the model's dtype."""
+    """Everything is float32, whatever the model's dtype."""
 
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
@@ -84,10 +84,6 @@ class KernelCache:
         self._first_R = torch.empty(0, dtype=torch.int64)
         self._longest_prompt = 0
         self._queries = 0
-
-    @property
-    def num_rows(self) -> int:
-        return len(self._rows)
 
     def append(self, prompt_lengths: Sequence[int], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
         """Add rows. Row i has a prompt of `prompt_lengths[i]` tokens, of which all but the last are cached in prompt

@@ -135,8 +135,8 @@ def test_what_a_row_gets_depends_on_no_other_row_and_no_thread(threads: int) -> 
             inputs, angles = torch.randn(9, 18 * 48), torch.randn(9, 48)
             found = []
             for cache, rows in ((together, slice(0, 9)), (alone, slice(6, 7))):
-                count = cache.num_rows
-                step = cache.begin(torch.full((count,), position), angles[rows].cos(), angles[rows].sin(), 0.0)
+                positions = torch.full((len(angles[rows]),), position)
+                step = cache.begin(positions, angles[rows].cos(), angles[rows].sin(), 0.0)
                 found.append(decode_kernels(torch.float32).attend(step, 0, inputs[rows].contiguous(), None))
             assert torch.equal(found[0][6], found[1][0])
     finally:
