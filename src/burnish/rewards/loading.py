@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib
-import importlib.util
 import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from burnish.config.names import IN_MEMORY, MODEL_REWARD
 from burnish.config.secrets import masked
-from burnish.errors import BurnishError, ConfigError, RewardError
-from burnish.plugins import FIX_IT, describe_failure
+from burnish.errors import ConfigError, RewardError
+from burnish.plugins import calling_outside, import_place
 from burnish.rewards.in_memory import function_named
 from burnish.rewards.inputs import Signature, check_options, read_signature
 from burnish.rewards.registry import BUILT_INS
@@ -95,33 +90,11 @@ def find_reward(name: str) -> Callable[..., Any]:
         raise RewardError(
             f"there is no built-in reward {name!r}", remedy=f"{did_you_mean(name, BUILT_INS)} {known}".lstrip()
         )
-    module = _load_file(Path(place), name) if place.endswith(".py") else _load_module(place, name)
+    try:
+        module = import_place(place, f"a reward is {name!r}")
+    except ConfigError as error:
+        raise RewardError(error.message, remedy=error.remedy) from error.__cause__
     return _attribute(module, attribute, name)
-
-
-def _load_file(path: Path, name: str) -> ModuleType:
-    path = path.expanduser()
-    if not path.is_file():
-        raise RewardError(
-            f"the file of reward {name!r} does not exist: {path}", remedy=f"the path is relative to {Path.cwd()}"
-        )
-    path = path.resolve()
-    module_name = f"burnish_reward_{path.stem}_{abs(hash(str(path))):x}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise RewardError(f"the file of reward {name!r} cannot be imported: {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # before it runs, because dataclasses and pickling look up their module here
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # the file may import others in its folder
-    with _user_code(f"importing the file of reward {name!r}"):
-        spec.loader.exec_module(module)
-    return module
-
-
-def _load_module(place: str, name: str) -> ModuleType:
-    with _user_code(f"importing the module of reward {name!r}"):
-        return importlib.import_module(place)
 
 
 def _attribute(module: ModuleType, attribute: str, name: str) -> Callable[..., Any]:
@@ -148,7 +121,8 @@ def _construct(target: type, spec: RewardSpec) -> Callable[..., Any]:
         raise ConfigError(
             f"reward {spec.label!r} needs the option {missing[0]!r}", remedy=f"set it under options: {missing[0]}"
         )
-    with _user_code(f"constructing reward {spec.label!r} with options {masked(dict(spec.options), place='options')}"):
+    shown = masked(dict(spec.options), place="options")
+    with calling_outside(f"constructing reward {spec.label!r} with options {shown}", RewardError):
         instance = target(**spec.options)
     if not callable(instance):
         raise RewardError(
@@ -156,14 +130,3 @@ def _construct(target: type, spec: RewardSpec) -> Callable[..., Any]:
             remedy="give it one, or name a function",
         )
     return instance
-
-
-@contextlib.contextmanager
-def _user_code(doing: str) -> Iterator[None]:
-    """Boundary to the user's code: whatever it raises becomes a RewardError with file and line."""
-    try:
-        yield
-    except BurnishError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise RewardError(f"{doing} failed: {describe_failure(error)}", remedy=FIX_IT) from error

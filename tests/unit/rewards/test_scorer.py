@@ -247,7 +247,7 @@ def test_no_items_and_close_twice(make_scorer: Any, make_items: Any, file: Path)
 
 LOAD_ERRORS: list[tuple[dict[str, Any], type[BurnishError], str]] = [
     ({"name": "mth"}, RewardError, "(?s)no built-in reward 'mth'.*did you mean 'math'"),
-    ({"name": "nowhere.py:size"}, RewardError, "does not exist: nowhere.py"),
+    ({"name": "nowhere.py:size"}, RewardError, "there is no file 'nowhere.py'"),
     ({"name": "FILE:sise"}, RewardError, "(?s)'sise' does not exist in.*did you mean 'size'"),
     ({"name": "FILE:NUMBER"}, RewardError, "is not a function or class"),
     ({"name": "no_such_package.rewards:size"}, RewardError, "No module named 'no_such_package'"),
@@ -278,7 +278,7 @@ def test_wrong_rewards_are_errors_at_load_time(
 
 def test_a_file_that_does_not_import(make_scorer: Any, reward_file: Any) -> None:
     path = reward_file("import math\nraise OSError('disk on fire')\ndef f(response): return 1.0\n")
-    with pytest.raises(RewardError, match=r"(?s)importing the file.*disk on fire.*my_rewards.py"):
+    with pytest.raises(RewardError, match=r"(?s)a reward is .*its file fails.*disk on fire.*my_rewards.py"):
         make_scorer(f"{path}:f")
 
 
