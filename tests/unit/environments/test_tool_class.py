@@ -90,15 +90,6 @@ class Stepping:
         return Step("over", reward=1, ended=True)
 
 
-class OnlyStep:
-    def reset(self, **row) -> None:
-        return None
-
-    def step(self, action: str) -> str:
-        """Act."""
-        return action.upper()
-
-
 class Asynchronous:
     def reset(self, **row):
         self.loops = set()
@@ -194,18 +185,8 @@ class Raises:
 class Leaves:
     def reset(self, **row): raise SystemExit(3)
 
-class Nonsense:
-    def reset(self, **row): return 5
-
-class Image:
-    def reset(self, **row): return [{"type": "image", "image": None}]
-
 class Wants:
     def reset(self, anwser): return None
-
-class WrongReward:
-    def reset(self, **row): return None
-    def get_reward(self): return "much"
 
 class FailingReward:
     def reset(self, **row): return None
@@ -288,12 +269,6 @@ def test_tools_may_return_steps(place: str) -> None:
     assert not environment.ended()
     assert environment.call("finish", {}) == Step("over", 1.0, True)
     assert (environment.ended(), environment.reward()) == (True, 1.25)
-
-
-def test_a_step_that_returns_a_text_is_a_tool(place: str) -> None:
-    source = find_environment(f"{place}:OnlyStep", {})
-    assert (names(source), source.answers_text) == (["step"], False)
-    assert source.start({}, 0).call("step", {"action": "go"}) == "GO"
 
 
 def test_all_that_is_awaited_runs_in_one_loop(place: str) -> None:
@@ -379,8 +354,6 @@ def test_classes_that_are_refused_when_they_are_found(place: str, name: str, mes
     [
         ("Raises", r"making the environment .*:Raises failed: KeyError: 'no key' \(.*my_environments.py:\d+\)"),
         ("Leaves", "reset of the environment .*:Leaves failed: SystemExit: 3"),
-        ("Nonsense", "what reset of the environment .*:Nonsense returned is of the type int"),
-        ("Image", "is a list of content blocks of the types image"),
         (
             "Wants",
             "wants 'anwser', which the row does not have\n  -> did you mean 'answer'\\? columns of the row: answer",
@@ -395,7 +368,6 @@ def test_objects_that_do_not_start(place: str, name: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("WrongReward", "get_reward of .*:WrongReward is of the type str"),
         ("FailingReward", "get_reward of the environment .*:FailingReward failed: ZeroDivisionError"),
         ("NanAttribute", "the attribute reward of the environment .*:NanAttribute is nan"),
     ],

@@ -149,14 +149,6 @@ def test_an_edited_history_begins_a_branch(change: Any, prompt: str | None) -> N
     check_rows(talk)
 
 
-def test_other_tools_begin_a_branch() -> None:
-    talk = Talk()
-    said = talk.chat([user("q")])
-    talk.chat([user("q"), said, user("r")], tools=[CALCULATOR])
-    assert len(talk.trajectory.rollouts()) == 2
-    check_rows(talk)
-
-
 def test_a_fork_has_the_exact_tokens_of_the_turns_before_it() -> None:
     """Two ways to go on after the same turn: the second one's prompt is the first one's tokens up to there."""
     talk = Talk()
