@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from burnish.dealing import deal
 from burnish.forward.lanes import Lanes, Part, Result, add_gradients, lanes_of, take_gradients
-from burnish.forward.team import Team
+from burnish.forward.team import Team, is_cut
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class LanesInStep(Lanes):
         """See `Lanes.adding`."""
         assert self.team is not None
         entries = len(values)
-        uncut = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        uncut = [parameter for parameter in parameters if not is_cut(parameter)]
         total = take_gradients(uncut)
         yield [parts[index] for index in self.indices(costs)]
         own = [None if parameter.grad is None else parameter.grad.cpu() for parameter in uncut]

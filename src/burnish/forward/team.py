@@ -10,13 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from burnish.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 ROW = 256
 """Numbers in a row. Their squares are added in float32: few enough that none is rounded away."""
@@ -184,6 +187,13 @@ def fill(team: Team, tensors: Sequence[Tensor], own: Sequence[Tensor], spans: Se
         tensors[piece.tensor].view(-1)[piece.first : piece.end].copy_(numbers)
 
 
+def is_cut(tensor: Tensor) -> TypeIs[DTensor]:
+    """Whether `fully_shard` has cut the tensor, so that each process has a part of it."""
+    from torch.distributed.tensor import DTensor  # takes a second, which only runs that cut weights should pay for
+
+    return isinstance(tensor, DTensor)
+
+
 class Slices:
     """`cluster.sharding: optimizer`. This process' slices of the parameters of a team: gradients are summed, and
     optimizers make their steps, on these only.
@@ -236,7 +246,7 @@ class WeightSlices(Slices):
     """
 
     def _kept(self, tensor: Tensor) -> Tensor:
-        return tensor.to_local().view(-1) if isinstance(tensor, DTensor) else self.part(tensor)
+        return tensor.to_local().view(-1) if is_cut(tensor) else self.part(tensor)
 
     def _span(self, shape: torch.Size, rank: int) -> Span:
         if not shape:

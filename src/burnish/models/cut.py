@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from burnish.forward.lanes import Lanes
 from burnish.forward.lanes_in_step import LanesInStep
-from burnish.forward.team import WeightSlices
+from burnish.forward.team import WeightSlices, is_cut
 from burnish.models.lora import Adapter, merged_weights
 from burnish.models.optimizers import WIDE_TYPES, OptimizerSettings
 from burnish.models.sharded_optimizer import FullyShardedOptimizer
@@ -71,7 +70,7 @@ class CutModel:
 
     def copy(self, parameter: nn.Parameter, whole: Tensor) -> None:
         """Take this process' slice of a whole weight."""
-        if isinstance(parameter, DTensor):
+        if is_cut(parameter):
             self._slices[parameter].copy_(self._slices.part(whole))
         else:
             parameter.copy_(whole)

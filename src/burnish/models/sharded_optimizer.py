@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from burnish.forward.lanes import Lanes
-from burnish.forward.team import ROW, Slices, Span, fill, gathered, telling
+from burnish.forward.team import ROW, Slices, Span, fill, gathered, is_cut, telling
 from burnish.models.optimizers import (
     SAFE_NORMS,
     WIDE_TYPES,
@@ -187,13 +186,13 @@ class FullyShardedOptimizer(ShardedOptimizer):
         for name, parameter in self._parameters.items():
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None:
-                own = gradient.to_local().view(-1) if isinstance(gradient, DTensor) else self._slices.part(gradient)
+                own = gradient.to_local().view(-1) if is_cut(gradient) else self._slices.part(gradient)
                 self._masters[name].grad = own
 
     @torch.no_grad()
     def _publish(self) -> None:
         """Give every process the numbers that the first one has moved; each has moved all that it has of the rest."""
-        uncut = {name: weight for name, weight in self._parameters.items() if not isinstance(weight, DTensor)}
+        uncut = {name: weight for name, weight in self._parameters.items() if not is_cut(weight)}
         weights, own = list(uncut.values()), [self._masters[name].detach() for name in uncut]
         fill(self._slices.team, weights, own, self._slices.spans(weights))
 

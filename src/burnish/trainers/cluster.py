@@ -21,7 +21,6 @@ from rich.console import Console
 
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.config.torchrun import TorchrunRank, check_world
-from burnish.distributed.fully import fully_sharded
 from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference
 from burnish.distributed.launching import Crew, Launcher, Seat, Site, ThisMachine, start_all
 from burnish.distributed.peers import START_SECONDS, Peer, ProcessRole, RoleLostError
@@ -243,6 +242,8 @@ def trainer_seat(open_roles: OpenRoles, config: RunOfSeveral, meeting: Meeting) 
         chosen = None if team.rank == 0 else FastPaths(team.exchange(None)[0])
         with open_roles(config, chosen, lanes) as roles:
             if slices is not None and config.cluster.sharding == "full":
+                from burnish.distributed.fully import fully_sharded  # FSDP takes half a second to import
+
                 slices.forget()
                 for role in roles.values():
                     if isinstance(role, CUT):
