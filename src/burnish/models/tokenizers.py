@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,17 +26,19 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
     Raises ModelError if there is none or it is of an unknown kind.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedConfig
 
     path = config.tokenizer or config.path
     field = "model.tokenizer" if config.tokenizer else "model.path"
     source = resolve_source(path, field=field)
+    kind = None if config.trust_remote_code else _kind_of_model(Path(source))
     try:
         with uncollected():
             tokenizer = AutoTokenizer.from_pretrained(
                 source,
                 revision=None if config.tokenizer else config.revision,
                 trust_remote_code=config.trust_remote_code,
+                config=None if kind is None else PreTrainedConfig(**kind),
             )
     except Exception as error:  # boundary to transformers: a broken tokenizer raises almost anything
         raise ModelError(
@@ -52,6 +55,23 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer.chat_template = chat_template_for(tokenizer, config.chat_template)
     _check_templates(tokenizer, path, replaced=config.chat_template is not None)
     return tokenizer
+
+
+def _kind_of_model(folder: Path) -> dict[str, object] | None:
+    """What of a model's config chooses the class of its tokenizer. Given only this, transformers need not import the
+    model's own config class, and with it its compiler, which takes longer than everything else here. None if the files
+    name no class or bring code: then transformers has to look at the whole config."""
+    try:
+        model, tokenizer = (
+            json.loads((folder / name).read_text(encoding="utf-8")) for name in ("config.json", "tokenizer_config.json")
+        )
+    except (OSError, ValueError):
+        return None
+    if not isinstance(model, dict) or not isinstance(tokenizer, dict) or "auto_map" in {**model, **tokenizer}:
+        return None
+    if not isinstance(tokenizer.get("tokenizer_class"), str):
+        return None
+    return {"name_or_path": str(folder)} | {key: model[key] for key in ("model_type", "model_name") if key in model}
 
 
 def _check_templates(tokenizer: PreTrainedTokenizerBase, path: str, *, replaced: bool) -> None:

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
@@ -205,6 +206,19 @@ def test_unknown_kind_of_tokenizer(shared_dir):
     folder = shared_dir / "data" / "arithmetic_sequence" / "model"
     with pytest.raises(ModelError, match="tokenizer"):
         load_tokenizer(ModelConfig(path=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "named"),
+    [("llama", "TokenizersBackend"), ("qwen2", "TokenizersBackend"), ("qwen3", "Qwen2TokenizerFast"), ("new", "New")],
+)
+def test_the_class_of_the_tokenizer_is_transformers_choice(model_type, named, copy_of_model):
+    _edit_json(copy_of_model / "config.json", model_type=model_type)
+    _edit_json(copy_of_model / "tokenizer_config.json", tokenizer_class=named)
+    ours, theirs = load_tokenizer(ModelConfig(path=str(copy_of_model))), AutoTokenizer.from_pretrained(copy_of_model)
+    assert type(ours) is type(theirs)
+    assert ours.get_vocab() == theirs.get_vocab()
+    assert ours.special_tokens_map == theirs.special_tokens_map
 
 
 def test_tokenizer_larger_than_the_model(copy_of_model):
