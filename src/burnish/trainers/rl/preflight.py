@@ -51,15 +51,16 @@ def check_settings(config: RlConfig, parts: AlgorithmParts) -> None:
             "advantage 0",
             remedy="set it to false, or choose another algorithm.loss",
         )
-    engine = find_engine(config.rollout.engine)
+    name = config.rollout.engine
+    engine = StoppableEngine if name == "local" else find_engine(name)  # LocalEngine itself would import transformers
     if config.partial and not issubclass(engine, StoppableEngine):
         raise ConfigError(
-            f"partial is true, but rollout.engine {config.rollout.engine!r} cannot stop in the middle of a response "
+            f"partial is true, but rollout.engine {name!r} cannot stop in the middle of a response "
             "and go on with it later",
             remedy="remove partial, use rollout.engine: local, or derive the class from "
             "burnish.rollouts.engine.StoppableEngine",
         )
-    if config.rollout.engine == "vllm":
+    if name == "vllm":
         check_vllm(config.rollout.vllm)
     find_sinks(config.logging.sinks)
 
