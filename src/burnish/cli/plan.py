@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from burnish.cli.arguments import Overrides, RunFile
-from burnish.config.loading import LoadedConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from burnish.config.loading import LoadedConfig
     from burnish.planning.plan import Plan
 
 All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, including defaults.")]
@@ -62,9 +62,9 @@ def show_plan(
     """
     from rich.console import Console
 
-    from burnish.api.planning import plan_of
     from burnish.cli.run_files import load_any_run_file
     from burnish.cli.simulated_plan import SimulationOptions, show_simulation
+    from burnish.collecting import uncollected
 
     loaded = load_any_run_file(file, overrides or ())
     console = Console()
@@ -74,7 +74,10 @@ def show_plan(
         return
     options.refuse_without_simulate()
     notes: list[str] = []
-    plan = plan_of(loaded, notes)
+    with uncollected():
+        from burnish.api.planning import plan_of
+
+        plan = plan_of(loaded, notes)
     _show_lines(plan, console)
     _show_models(plan, loaded, console)
     _show_seats(plan, console)
