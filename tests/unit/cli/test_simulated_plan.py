@@ -57,13 +57,3 @@ def test_numbers_of_the_run_itself_are_found(folder: Path, capsys: pytest.Captur
 def test_what_is_refused(folder: Path, words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "run.yaml", *words]) == 2
     assert part in " ".join(capsys.readouterr().err.split())
-
-
-def test_simulation_loads_no_torch(folder: Path) -> None:
-    import subprocess
-    import sys
-
-    words = "['plan', 'run.yaml', '--simulate', '--numbers', 'numbers.yaml', '--devices', '1']"
-    code = f"import sys; from burnish.cli import main; assert main({words}) == 0; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-1] == "False"

@@ -1,0 +1,63 @@
+"""What each command may not import: a command that looks at files answers in a second, because it leaves alone what
+only training needs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from burnish.models.characters import character_tokenizer
+
+RUN = """\
+model: {path: model, from_scratch: true}
+data: {train: train.jsonl}
+rewards: exact
+steps: 4
+rollout: {prompts_per_step: 2, group_size: 3, max_response_tokens: 8}
+"""
+NUMBERS = """\
+lengths: {median: 20, sigma: 0.8, longest: 100}
+decoding: {base_seconds: 0.01, row_seconds: 0.001}
+update: {fixed_seconds: 0.1, divided_seconds: 4}
+"""
+SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 16}
+HEAVY = {"torch._dynamo", "torch.distributed.tensor", "sympy", "datasets", "pandas", "pyarrow"}
+LIGHT = {"torch", "transformers", *HEAVY}
+FORBIDDEN = {
+    "--help": {*LIGHT, "pydantic", "numpy", "yaml", "burnish.config.schema"},
+    "algorithms": {*LIGHT, "numpy", "yaml"},
+    "algorithms cispo": {"transformers", *HEAVY, "yaml"},
+    "check --list": LIGHT,
+    "check run.yaml": LIGHT,
+    "report run": {*LIGHT, "numpy"},
+    "plan run.yaml": HEAVY,  # torch knows how many threads and GPUs a run has, and transformers the tokenizer
+    "plan run.yaml --simulate --numbers numbers.yaml --devices 1": LIGHT,
+}
+"""Command -> modules."""
+PROGRAM = "import sys; from burnish.cli import main; assert main() == 0; print(*sys.modules, file=sys.stderr)"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "run.yaml").write_text(RUN)
+    (tmp_path / "numbers.yaml").write_text(NUMBERS)
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES}))
+    tokenizer = character_tokenizer("0123456789+=", eos="<eos>", pad="<pad>", context_length=64)
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward/mean": 0.5}) + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("command", "forbidden"), FORBIDDEN.items(), ids=FORBIDDEN)
+def test_what_a_command_does_not_import(command: str, forbidden: set[str], folder: Path) -> None:
+    words = [sys.executable, "-c", PROGRAM, *command.split()]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    assert forbidden.intersection(done.stderr.split()) == set()
