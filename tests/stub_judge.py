@@ -17,7 +17,7 @@ Messages = list[dict[str, str]]
 Rule = Callable[[Messages], str]
 Fault = Callable[[int, str], str]
 """From how many requests this prompt had before, and the prompt, to what happens: `429`, `reset`, `nonsense`, `slow`,
-another status, or nothing."""
+`endless`, another status, or nothing."""
 
 MARKED = re.compile(r"\[begin (\w+) (\w+)\]\n(.*?)\n?\[end \1 \2\]", re.DOTALL)
 
@@ -104,6 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
             return
+        if fault == "endless":
+            self._stream_until_refused()
+            return
         if fault.isdigit():
             self._send(int(fault), {"error": {"message": f"stub says {fault}"}}, {"Retry-After": "0.01"})
             return
@@ -114,6 +117,13 @@ class _Handler(BaseHTTPRequestHandler):
         content = "I would rather talk about the weather." if fault == "nonsense" else self.stub.rule(body["messages"])
         choice = {"message": {"content": content}, "finish_reason": self.stub.finish_reason}
         self._send(200, {"choices": [choice], "usage": self.stub.usage}, {})
+
+    def _stream_until_refused(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.close_connection = True
+        while True:  # until the client closes the connection, which is an error for `write`
+            self.wfile.write(bytes(1 << 20))
 
     def _send(self, code: int, data: dict[str, Any], headers: dict[str, str]) -> None:
         encoded = json.dumps(data).encode()

@@ -25,6 +25,8 @@ from burnish.types import RewardStatus
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 BYTES_PER_TOKEN = 3  # an estimate on the safe side: 4 letters in English, a character in Chinese
+MAX_ANSWER_BYTES = 16 << 20
+"""Of one body, decompressed: an endpoint that never ends would fill the memory until its time is over."""
 TRANSIENT = frozenset({408, 429})
 OF_ONE_PROMPT = frozenset({400, 413, 422})
 """What endpoints answer to a prompt that they do not take, and also to a field that they do not know."""
@@ -80,6 +82,10 @@ class _Trouble:
     reason: str
     wait: float = 0.0
     timeout: bool = False
+
+
+class _TooLargeError(Exception):
+    """A body beyond MAX_ANSWER_BYTES."""
 
 
 class ChatClient:
@@ -139,9 +145,11 @@ class ChatClient:
             self._tally.requests += 1
             try:
                 async with asyncio.timeout(allowed):
-                    response = await self._http.post(self._address, json=body)
+                    response = await self._post(body)
             except TimeoutError:
                 return _Trouble(f"no answer within {allowed:.3g} seconds", timeout=True)
+            except _TooLargeError:
+                return _Trouble(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
             except httpx2.RequestError as error:
                 return _Trouble(self._hidden(f"{type(error).__name__}: {error}"))
             finally:
@@ -149,6 +157,17 @@ class ChatClient:
                 patience.seconds -= seconds
                 self._tally.seconds += seconds
             return self._read(response, sent)
+
+    async def _post(self, body: Mapping[str, Any]) -> httpx2.Response:
+        """The answer with its whole body. _TooLargeError for more than MAX_ANSWER_BYTES."""
+        async with self._http.stream("POST", self._address, json=body) as response:
+            content = bytearray()
+            async for piece in response.aiter_bytes():
+                content += piece
+                if len(content) > MAX_ANSWER_BYTES:
+                    raise _TooLargeError
+        kept = {name: value for name, value in response.headers.items() if name in ("content-type", "retry-after")}
+        return httpx2.Response(response.status_code, headers=kept, content=bytes(content))
 
     def _read(self, response: httpx2.Response, sent: Sent) -> str | _Trouble:
         code = response.status_code

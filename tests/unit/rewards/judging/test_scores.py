@@ -100,6 +100,15 @@ def test_nothing_is_lost_among_faults_and_a_second_pass_asks_nothing(
     assert stub.requests > before
 
 
+def test_an_answer_without_end_is_cut_and_large_ones_are_read(endpoint: Any, ask: Any) -> None:
+    stub = endpoint(lambda count, prompt: "endless" if "QQQQ" in prompt else "")
+    stub.usage["padding"] = "x" * 5_000_000
+    endless, large = ask(stub, ["QQQQ", "aaaa"], retries=0)
+    assert (endless.reward, endless.status) == (None, RewardStatus.ERROR)
+    assert "an answer of more than 16 MiB" in endless.status_detail
+    assert large.reward == 0.4
+
+
 def test_equal_responses_are_asked_about_once(endpoint: Any, ask: Any) -> None:
     stub = endpoint(lambda count, prompt: "slow")
     scored = ask(stub, ["same"] * 20)
