@@ -110,7 +110,7 @@ def test_an_answer_without_end_is_cut_and_large_ones_are_read(endpoint: Any, ask
 
 
 def test_equal_responses_are_asked_about_once(endpoint: Any, ask: Any) -> None:
-    stub = endpoint(lambda count, prompt: "slow")
+    stub = endpoint(lambda count, prompt: "slow", slow_seconds=1.0)
     scored = ask(stub, ["same"] * 20)
     assert {r.reward for r in scored} == {0.4}
     assert stub.requests == 1
