@@ -38,16 +38,29 @@ class Moment:
     queued: float
 
 
+# Bound here: a test may replace `Path.open` or `os.open`, and its case ends while they are replaced.
+_open, _read, _close, _list = os.open, os.read, os.close, os.listdir
+
+
+def read_proc(path: str) -> str:
+    """The text of a small file below /proc. OSError if its process has ended."""
+    descriptor = _open(path, os.O_RDONLY)
+    try:
+        return _read(descriptor, 1 << 16).decode()
+    finally:
+        _close(descriptor)
+
+
 def descendants_cpu(pid: int | str) -> float:
     """CPU seconds of the living descendants of a process, and of what these have reaped."""
     total = 0.0
     try:
-        listed = [(task / "children").read_text().split() for task in Path(f"/proc/{pid}/task").iterdir()]
+        listed = [read_proc(f"/proc/{pid}/task/{task}/children").split() for task in _list(f"/proc/{pid}/task")]
     except OSError:  # it ended while we looked
         return 0.0
     for child in chain.from_iterable(listed):
         try:
-            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            fields = read_proc(f"/proc/{child}/stat").rpartition(")")[2].split()
         except OSError:
             continue
         total += sum(int(ticks) for ticks in fields[11:15]) / TICKS + descendants_cpu(child)
@@ -59,7 +72,7 @@ def read_clocks() -> Moment:
     own = resource.getrusage(resource.RUSAGE_SELF)
     reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = own.ru_utime + own.ru_stime + reaped.ru_utime + reaped.ru_stime + descendants_cpu("self")
-    queued = int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    queued = int(read_proc("/proc/self/schedstat").split()[1]) / 1e9
     return Moment(time.perf_counter(), cpu, queued)
 
 
