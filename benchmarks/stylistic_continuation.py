@@ -1,4 +1,4 @@
-"""The runs, pictures and numbers of docs/stylistic_continuation.md.
+"""The runs, pictures and numbers of docs/results.md, "Stylistic continuation".
 
     python benchmarks/stylistic_continuation.py DATA_FOLDER [--style descriptiveness] [--output runs/stylistic]
     python benchmarks/stylistic_continuation.py --draw-only

@@ -24,29 +24,12 @@ BRANCH = "main"
 FROM_OUTSIDE = {
     "README.md": "index.md",
     "README.zh.md": "zh.md",
+    "AGENTS.md": "for_agents.md",
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
     "CODE_OF_CONDUCT.md": "code_of_conduct.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
-    "benchmarks/results/peers.md": "benchmarks/peers.md",
-    "benchmarks/results/peers_avx2.md": "benchmarks/peers_avx2.md",
-    "benchmarks/results/peers_xeon.md": "benchmarks/peers_xeon.md",
-    "benchmarks/results/peers_xeon_avx2.md": "benchmarks/peers_xeon_avx2.md",
-    "benchmarks/results/scaling.md": "benchmarks/scaling.md",
-    "benchmarks/results/scaling.png": "benchmarks/scaling.png",
-    "benchmarks/results/shares.md": "benchmarks/shares.md",
-    "benchmarks/results/shares_avx2.md": "benchmarks/shares_avx2.md",
-    "benchmarks/results/shares_xeon.md": "benchmarks/shares_xeon.md",
-    "benchmarks/results/simulator.md": "benchmarks/simulator.md",
-    "benchmarks/results/cluster.md": "benchmarks/cluster.md",
-    "benchmarks/results/faults.md": "benchmarks/faults.md",
-    "benchmarks/results/sandbox.md": "benchmarks/sandbox.md",
-    "benchmarks/results/conversation.md": "benchmarks/conversation.md",
-    "benchmarks/results/products.md": "benchmarks/products.md",
-    "benchmarks/results/products_xeon.md": "benchmarks/products_xeon.md",
-    "benchmarks/results/heap.md": "benchmarks/heap.md",
-    "benchmarks/results/adapters.md": "benchmarks/adapters.md",
     "examples/README.md": "examples/index.md",
     "examples/cluster_ray/README.md": "examples/cluster_ray.md",
     "examples/cluster_torchrun/README.md": "examples/cluster_torchrun.md",
@@ -75,7 +58,7 @@ def on_config(config: MkDocsConfig) -> None:
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add the pages from outside. PluginError when one is not in `FROM_OUTSIDE`, so that none is forgotten."""
-    for folder in ("", "benchmarks/results/", "examples/", "examples/*/"):
+    for folder in ("", "examples/", "examples/*/"):
         for page in ROOT.glob(f"{folder}*.md"):
             if str(page.relative_to(ROOT)) not in FROM_OUTSIDE:
                 raise PluginError(f"{page.relative_to(ROOT)} is not in FROM_OUTSIDE of {Path(__file__).name}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
 import yaml
 
 from burnish.algorithms.advantages import ESTIMATOR_INPUTS, ESTIMATORS
@@ -117,6 +119,13 @@ def test_the_comparison_counts_the_values_of_our_example() -> None:
     page = (DOCS / "comparison.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if "values set" in line]
     assert f"| {values(example)} in one YAML file" in row
+
+
+def test_the_table_of_step_ratios_is_made_from_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
+    script = importlib.import_module("step_ratios")
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    assert script.with_table(page, script.to_markdown(script.read_rows(DOCS.parent / script.RESULTS))) == page
 
 
 def test_the_comparison_counts_our_algorithms() -> None:

@@ -90,8 +90,8 @@ def test_links_between_pages_inside_and_outside_of_docs(site: Path, repository: 
     assert 'href="algorithms.html"' in readme
     assert 'href="architecture.html"' in readme
     assert 'src="images/demo.png"' in readme
-    speed = (site / "speed.html").read_text(encoding="utf-8")
-    assert 'href="benchmarks/peers.html"' in speed
+    results = (site / "results.html").read_text(encoding="utf-8")
+    assert re.search(r'href="https://[^"]+/blob/main/benchmarks/results/peers\.md"', results)
     extending = (site / "extending.html").read_text(encoding="utf-8")
     assert re.search(r'href="https://[^"]+/blob/main/src/burnish/rollouts/engine\.py"', extending)
 
@@ -148,7 +148,8 @@ def test_lists_are_lists_on_the_site(hooks: ModuleType, repository: Path) -> Non
         ("examples/README.md", "../docs/data.md", "../data.md"),
         ("examples/README.md", "minimal_loop.py", "REPO/blob/main/examples/minimal_loop.py"),
         ("examples/README.md", "custom_reward/README.md", "../examples/custom_reward.md"),
-        ("docs/speed.md", "../benchmarks/results/peers.md#w1", "benchmarks/peers.md#w1"),
+        ("docs/speed.md", "../examples/README.md#a", "examples/index.md#a"),
+        ("docs/speed.md", "../benchmarks/results/peers.md#w1", "REPO/blob/main/benchmarks/results/peers.md#w1"),
         ("docs/speed.md", "../benchmarks", "REPO/tree/main/benchmarks"),
         ("docs/speed.md", "images/demo.png", "images/demo.png"),
         ("docs/api/index.md", "../data.md", "../data.md"),
