@@ -8,8 +8,8 @@ DATA_FOLDER holds models/stories260k. Every row is examples/stylistic_continuati
 with the same seeds: queries, and the noise that responses are sampled with, are the same in all rows. Numbers are means
 of the last third of the steps, with the standard deviation over the seeds; runs that are finished are read, not run
 again. The second table holds the two forms of Adam against each other on the same rollouts: one step of two epochs,
-then all log-probabilities once more. Writes both tables to benchmarks/results/details_ablation.md, between the lines that say so.
-About forty minutes of one CPU core. Start it from the repository's root.
+then all log-probabilities once more. Writes both tables to benchmarks/results/details_ablation.md, between the lines
+that say so. About forty minutes of one CPU core. Start it from the repository's root.
 """
 
 from __future__ import annotations
