@@ -11,7 +11,7 @@ from burnish.models.accumulation import count_denominators
 from burnish.models.critic import SeparateCritic
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.trainers.rl.value_objective import ClippedValueObjective
+from burnish.trainers.rl.objective import ClippedValueObjective
 
 SETTINGS = OptimizerSettings(1e-2, 10)
 LOSS = ClippedValueObjective(clip=None, aggregation="token_mean", length=6)

@@ -20,9 +20,8 @@ from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.shared_critic import SharedCritic
-from burnish.trainers.rl.objective import PolicyObjective
+from burnish.trainers.rl.objective import ActorCriticObjective, ClippedValueObjective, PolicyObjective
 from burnish.trainers.rl.run import train_rl
-from burnish.trainers.rl.value_objective import ActorCriticObjective, ClippedValueObjective
 
 FIRST_DIGIT = """
 def first_digit(prompt: str) -> float:

@@ -17,9 +17,9 @@ from burnish.config.schema import RlConfig, SftConfig
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.race import RaceResult, Way
 from burnish.forward.verdicts import VerdictCache
-from burnish.trainers.path_record import PATHS_FILE
 from burnish.trainers.rl.run import evaluate_run, train_rl
 from burnish.trainers.sft import train_sft
+from burnish.trainers.workplace import PATHS_FILE
 
 Fastest = Callable[[int], None]
 
@@ -33,7 +33,7 @@ def fastest(monkeypatch: pytest.MonkeyPatch) -> Fastest:
             return RaceResult(ways[place].name, {way.name: 1.0 if way is ways[place] else 2.0 for way in ways})
 
         chooses = partial(FastPaths, cache=VerdictCache(None), timed=True, run_race=run_race)
-        monkeypatch.setattr("burnish.trainers.path_record.FastPaths", chooses)
+        monkeypatch.setattr("burnish.trainers.workplace.FastPaths", chooses)
 
     return win
 

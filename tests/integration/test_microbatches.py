@@ -27,12 +27,11 @@ from burnish.forward.token_scores import TokenScores
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective, ObjectiveValue
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.batching import build_batch, build_rewards, scored
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.credit import assign_advantages
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.objective_setup import build_objective
+from burnish.trainers.rl.objective_setup import build_objective, resolve_algorithm
 from burnish.trainers.rl.run import train_rl
 from burnish.trainers.rl.setup import build_kl, open_rl_run
 from burnish.trainers.sft import train_sft

@@ -16,7 +16,7 @@ from rich.console import Console
 from burnish.config.schema import RlConfig
 from burnish.models.weights import Weights
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.rl.supply_partial import SupplyPartial
+from burnish.trainers.rl.supply_aside import SupplyPartial
 from burnish.trainers.telemetry.journal import Journal
 
 STEPS = 5

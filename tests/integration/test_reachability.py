@@ -32,12 +32,10 @@ from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Critic
 from burnish.models.shared_critic import SharedCritic
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.critic_setup import build_value_objective, critic_settings
-from burnish.trainers.rl.kl import steer_kl
-from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.objective_setup import build_objective
+from burnish.trainers.rl.loop import RlRun, steer_kl
+from burnish.trainers.rl.objective_setup import build_objective, resolve_algorithm
 from burnish.trainers.rl.setup import build_kl, open_rl_run
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Rollout, Turn

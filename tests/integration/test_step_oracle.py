@@ -23,9 +23,9 @@ from torch import Tensor
 
 from burnish.config.schema import RlConfig
 from burnish.forward.batch import Batch
+from burnish.trainers.rl.batching import epoch_rows
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.minibatches import epoch_rows
 from burnish.trainers.rl.setup import open_rl_run
 from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutGroup
 

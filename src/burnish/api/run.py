@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from burnish.api.metrics import MetricsTable
-    from burnish.trainers.watching import StopRequest
+    from burnish.trainers.interrupt import StopRequest
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 WEIGHTS_FOLDER = "policy"  # of a checkpoint; `burnish.trainers.result` would import torch

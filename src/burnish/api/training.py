@@ -24,7 +24,7 @@ from burnish.models.loading_bars import without_loading_bars
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from burnish.trainers.watching import StopRequest, Watcher
+    from burnish.trainers.interrupt import StopRequest, Watcher
 
 OnStep = Callable[[Run, Mapping[str, float]], None]
 """Called after each step with the run and the step's metrics. It may call `run.stop()`. If it raises, the run saves its
@@ -96,7 +96,7 @@ def _train(
     from rich.console import Console
 
     from burnish.rewards.in_memory import functions_at_hand
-    from burnish.trainers.watching import StopRequest, Watch, watching
+    from burnish.trainers.interrupt import StopRequest, Watch, watching
 
     console, stop = Console(quiet=quiet), StopRequest()
     with ExitStack() as stack:

@@ -28,9 +28,9 @@ from burnish.models.loading_bars import without_loading_bars
 from burnish.planning.memory import Trained, bytes_in_words
 from burnish.planning.model_facts import read_model_facts
 from burnish.trainers.chaining import pinned
-from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.placement import this_machine, threads_of
 from burnish.trainers.rl.opening import open_rl_engine
+from burnish.trainers.workplace import recorded_paths
 from burnish.types import Json
 
 if TYPE_CHECKING:

@@ -39,18 +39,17 @@ from burnish.models.reference import FrozenReference
 from burnish.models.reward_learner import RewardLearner
 from burnish.observability.console import say
 from burnish.plugins import is_outside
+from burnish.trainers.interrupt import present_watch, watching
 from burnish.trainers.own_processes import own_processes
-from burnish.trainers.path_record import record_paths, recorded_ways
 from burnish.trainers.placement import check_placement, placed, threads_of
 from burnish.trainers.result import RunResult
-from burnish.trainers.rl.cast import Inline, Players
 from burnish.trainers.rl.elsewhere import engine_role, trained_roles
 from burnish.trainers.rl.objective_setup import ObjectiveElsewhere
-from burnish.trainers.rl.opening import open_model
+from burnish.trainers.rl.opening import Inline, Players, open_model
 from burnish.trainers.rl.preflight import check_fit
 from burnish.trainers.rl.roles import Roles, build_roles
 from burnish.trainers.rl.run import train_rl as train_rl_with
-from burnish.trainers.watching import present_watch, watching
+from burnish.trainers.workplace import record_paths, recorded_ways
 
 RunOfSeveral = RlConfig | SftConfig | RmConfig
 """Run files with a `cluster` section."""

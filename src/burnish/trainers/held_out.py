@@ -23,7 +23,6 @@ from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say
 from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import pinned, with_weights
-from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.result import EvalReport, new_eval_folder, write_eval_metrics
 from burnish.trainers.reward_model.loop import (
     evaluated_comparisons,
@@ -40,6 +39,7 @@ from burnish.trainers.reward_model.preference_metrics import (
 )
 from burnish.trainers.reward_model.preference_metrics import histogram as score_histogram
 from burnish.trainers.sft import held_out_loss, heldout_examples, load_examples
+from burnish.trainers.workplace import recorded_paths
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,18 +1,61 @@
-"""First Ctrl-C: finish the step and save. Second Ctrl-C: stop now."""
+"""First Ctrl-C: finish the step and save. Second Ctrl-C: stop now. A program that trains can ask for the same, and
+watch: its functions are called after each step.
+
+The command line watches nothing. A watch applies to the trainings that a program starts in the same context.
+"""
 
 from __future__ import annotations
 
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from types import FrameType
 
 from burnish.plugins import STOP_SIGNALS
-from burnish.trainers.watching import StopRequest, present_watch
 
-__all__ = ["StopRequest", "graceful_stop"]
+Watcher = Callable[[int, Mapping[str, float]], None]
+"""Called with a step and its metrics once they are written. If it raises, the run ends and saves finished steps."""
+
+
+class StopRequest:
+    """Read by the loop between steps; set by the first SIGINT, SIGTERM or SIGHUP, or by the program that trains."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __bool__(self) -> bool:
+        return self.requested
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Who is called, and how they can stop the run."""
+
+    watchers: tuple[Watcher, ...] = ()
+    stop: StopRequest = field(default_factory=StopRequest)
+
+
+_WATCH: ContextVar[Watch | None] = ContextVar("burnish_watch", default=None)
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Trainings within this context are watched."""
+    before = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(before)
+
+
+def present_watch() -> Watch:
+    """The watch of this context, or a new one that does nothing."""
+    return _WATCH.get() or Watch()
+
 
 _ECHO_SECONDS = 0.25
 """`timeout` sends SIGTERM to its child and then to the process group, and an exiting shell passes SIGHUP on. A signal

@@ -20,13 +20,13 @@ from burnish.forward.lanes import Lanes
 from burnish.models.loading import Head, load_outline
 from burnish.trainers.cluster import crew_of, open_team, shared_work, with_restarts
 from burnish.trainers.learning import Learned, Opened, OpenLearner
-from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.result import RunResult
 from burnish.trainers.reward_model.loop import open_reward
 from burnish.trainers.reward_model.loop import train_reward_model as train_reward_model_with
 from burnish.trainers.rl.elsewhere import Ways, without_progress_bars
 from burnish.trainers.sft import open_policy
 from burnish.trainers.sft import train_sft as train_sft_with
+from burnish.trainers.workplace import recorded_paths
 
 ConfigT = TypeVar("ConfigT", bound=Learned)
 LearnerT = TypeVar("LearnerT")

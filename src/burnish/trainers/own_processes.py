@@ -18,10 +18,9 @@ from burnish.distributed.peers import START_SECONDS, Peer
 from burnish.distributed.reward_models import ROLE, RewardModelProcess
 from burnish.forward.fast_paths import FastPaths
 from burnish.observability.console import say
-from burnish.trainers.path_record import record_paths, recorded_ways
-from burnish.trainers.rl.beside import ALONE, Beside
 from burnish.trainers.rl.elsewhere import own_role, reward_role
-from burnish.trainers.rl.roles import Roles
+from burnish.trainers.rl.roles import ALONE, Beside, Roles
+from burnish.trainers.workplace import record_paths, recorded_ways
 
 
 @dataclass(frozen=True, slots=True)

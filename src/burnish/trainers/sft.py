@@ -35,13 +35,12 @@ from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.chaining import pinned
 from burnish.trainers.learning import Opened, OpenLearner
 from burnish.trainers.outer_loop import Learner, Training, check_warmup, restore, train_to_end, with_throughput
-from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.rl.objective import LikelihoodObjective
 from burnish.trainers.telemetry.divergence import keeping_batch
 from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.trainers.workplace import open_workplace
+from burnish.trainers.workplace import open_workplace, record_paths, recorded_paths
 from burnish.types import Metric, Reduction
 
 if TYPE_CHECKING:

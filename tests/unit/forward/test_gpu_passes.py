@@ -19,8 +19,7 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective
 from burnish.models.value_head import ValueHead, ValueScorer
-from burnish.trainers.rl.objective import Correction, LikelihoodObjective, PolicyObjective
-from burnish.trainers.rl.value_objective import ClippedValueObjective
+from burnish.trainers.rl.objective import ClippedValueObjective, Correction, LikelihoodObjective, PolicyObjective
 
 META = torch.device("meta")
 NOT_DETERMINISTIC = (

@@ -13,7 +13,7 @@ from burnish.observability import console
 from burnish.observability.alarms import DETECTORS
 from burnish.observability.metric_names import METRICS, explain, find_metric, metrics_page
 from burnish.report import charts
-from burnish.trainers.telemetry.derived import SPREADS
+from burnish.trainers.telemetry.moments import SPREADS
 
 ROWS = [row for section in METRICS.values() for row in section]
 GROUPS = "|".join(sorted({row.name.partition("/")[0] for row in ROWS}))

@@ -17,8 +17,7 @@ from burnish.report.rollout_charts import value_charts
 from burnish.report.samples import Limits, Response, sample_rollouts
 from burnish.report.turns import MOST_CHARACTERS
 from burnish.rollouts.partner import ToolsAndEnvironment
-from burnish.trainers.telemetry.conversations import describe_conversations
-from burnish.trainers.telemetry.groups import describe_groups
+from burnish.trainers.telemetry.groups import describe_conversations, describe_groups
 from burnish.types import (
     BRANCH_STRIDE,
     FinishReason,

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from burnish.distributed.peers import RoleLostError
 from burnish.trainers.cluster import with_restarts
-from burnish.trainers.watching import present_watch
+from burnish.trainers.interrupt import present_watch
 
 QUIET = Console(quiet=True)
 

@@ -6,7 +6,7 @@ import pytest
 
 from burnish.errors import CheckpointError
 from burnish.forward.race import Way
-from burnish.trainers.path_record import PATHS_FILE, record_paths, recorded_paths
+from burnish.trainers.workplace import PATHS_FILE, record_paths, recorded_paths
 
 WAYS = [Way("fast", lambda: None), Way("plain", lambda: None)]
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from torch import Tensor
 
+from burnish.algorithms.preference_losses import best_lead, best_of, bradley_terry, share_of_first
 from burnish.checkpointing.pending import Pending
 from burnish.config.schema import RmConfig
 from burnish.config.schema_data import Sources
@@ -29,8 +31,9 @@ from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_layout import PromptResponse, Readout
-from burnish.models.reward_learner import Comparison, PreferenceLearner, RewardLearner
+from burnish.models.reward_learner import ComparedScores, Comparison, PreferenceLearner, RewardLearner
 from burnish.models.reward_model import new_reward_model
+from burnish.models.roles import ObjectiveValue
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
@@ -38,18 +41,62 @@ from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import pinned
 from burnish.trainers.learning import Opened, OpenLearner
 from burnish.trainers.outer_loop import Learner, Training, check_warmup, restore, train_to_end, with_throughput
-from burnish.trainers.path_record import record_paths, recorded_paths
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.reward_model.normalization import Measure, check_measured, measured_pairs
 from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, describe, histogram
-from burnish.trainers.reward_model.preference_objective import PreferenceLoss
 from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.trainers.workplace import open_workplace
+from burnish.trainers.workplace import open_workplace, record_paths, recorded_paths
 from burnish.types import Metric, Reduction
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceLoss:
+    """Mean loss over the comparisons of the step; each micro-batch adds its share of it."""
+
+    loss: str = "bradley_terry"
+    margins: bool = False
+    label_smoothing: float = 0.0
+    center_coef: float = 0.0
+
+    @staticmethod
+    def from_config(config: RmConfig) -> PreferenceLoss:
+        return PreferenceLoss(config.loss, config.margins, config.label_smoothing, config.center_coef)
+
+    def __call__(self, compared: ComparedScores, num_comparisons: int) -> ObjectiveValue:
+        per_comparison = self.per_comparison(compared)
+        return ObjectiveValue(per_comparison.sum() / num_comparisons, _metrics(compared, per_comparison))
+
+    def per_comparison(self, compared: ComparedScores) -> Tensor:
+        """Loss of each comparison, `[B]`."""
+        scores, best = compared.scores_BK, compared.best_B
+        if self.loss == "best_of":
+            return best_of(scores, best, mask_BK=compared.mask_BK)
+        chosen, rejected = (scores.gather(1, column[:, None]).squeeze(1) for column in (best, 1 - best))
+        return bradley_terry(
+            chosen,
+            rejected,
+            margin=compared.margin_B if self.margins else None,
+            tie_B=compared.tie_B,
+            center_coef=self.center_coef,
+            label_smoothing=self.label_smoothing,
+        )
+
+
+def _metrics(compared: ComparedScores, per_comparison: Tensor) -> dict[str, Metric]:
+    scores, best, mask = compared.scores_BK.detach(), compared.best_B, compared.mask_BK
+    decided = ~compared.tie_B
+    hits = share_of_first(scores, best, mask_BK=mask)
+    lead = best_lead(scores, best, mask_BK=mask)
+    return {
+        "train/loss": Metric(Reduction.MEAN, per_comparison.detach().sum(), len(per_comparison)),
+        "train/accuracy": Metric(Reduction.MEAN, hits[decided].sum(), decided.sum()),
+        "rm/score_gap": Metric(Reduction.MEAN, lead[decided].sum(), decided.sum()),
+        "rm/score_mean": Metric(Reduction.MEAN, scores[mask].sum(), mask.sum()),
+    }
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,17 +1,19 @@
-"""From scored rollouts (host) to one batch (device), rows in the order of the groups."""
+"""From scored rollouts (host) to one batch (device), rows in the order of the groups, and to its minibatches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+from array import array
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from burnish.forward.batch import Batch
-from burnish.trainers.rl.turn_states import turn_states
-from burnish.types import BRANCH_STRIDE, FinishReason, Rollout, RolloutGroup, sample_of
+from burnish.types import BRANCH_STRIDE, FinishReason, Rollout, RolloutGroup, Turn, sample_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +155,76 @@ def _dense_row(rollout: Rollout) -> tuple[float, ...]:
 
 def _padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
     return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True, padding_value=fill)
+
+
+Numbers = list[list[int]]
+"""One number for each turn of the policy, row by row."""
+
+
+def turn_states(rollouts: Sequence[Rollout]) -> tuple[Numbers, Numbers]:
+    """The states by the last observation, and by the whole history. Numbers are comparable within a group, whose rows
+    have the same prompt."""
+    observations: dict[Hashable, int] = {}
+    histories: dict[Hashable, int] = {}
+    by_observation: Numbers = []
+    by_history: Numbers = []
+    for rollout in rollouts:
+        group = rollout.group_id
+        keys = [(group, observed(rollout, turn)) for turn in rollout.policy_turns()]
+        by_observation.append([observations.setdefault(key, len(observations)) for key in keys])
+        pasts = [(group, digest) for digest in _digests(rollout)]
+        by_history.append([histories.setdefault(past, len(histories)) for past in pasts])
+    return by_observation, by_history
+
+
+def observed(rollout: Rollout, turn: Turn) -> Hashable:
+    """What this turn of the policy answers: what was said since the policy's turn before, and nothing for the first
+    one, which answers the prompt.
+
+    By author, role and content, because the tokens around a message depend on how the policy's turn before it ended.
+    """
+    before = rollout.turns[: rollout.turns.index(turn)] if rollout.turns else ()
+    since: list[Hashable] = []
+    for other in reversed(before):
+        if other.author == "policy":
+            break
+        said = tuple((message.role, message.content) for message in other.messages)
+        since.append((other.author, said or rollout.response_tokens[other.start : other.stop]))
+    return tuple(reversed(since))
+
+
+def _digests(rollout: Rollout) -> list[bytes]:
+    """A hash of all tokens of the response before each turn of the policy."""
+    hashed, position, digests = hashlib.blake2b(digest_size=16), 0, []
+    for turn in rollout.policy_turns():
+        hashed.update(array("q", rollout.response_tokens[position : turn.start]).tobytes())
+        digests.append(hashed.copy().digest())
+        position = turn.start
+    return digests
+
+
+Shuffled = Literal["prompts", "responses"]
+
+
+def epoch_rows(
+    group_ids_B: Tensor, *, minibatches: int, shuffle: Shuffled, seed: int, step: int, epoch: int
+) -> tuple[Tensor, ...]:
+    """Row numbers of each minibatch of an epoch. Sizes differ by at most one. A pure function of its arguments.
+
+    `shuffle` "prompts" puts the groups in a random order and cuts that into minibatches. A minibatch then holds whole
+    groups, except for a group at a cut, so each prompt is read about once per epoch. "responses" puts all rows in a
+    random order. With groups of one row the two are equivalent.
+    """
+    num_rows = len(group_ids_B)
+    digest = hashlib.blake2b(repr((seed, step, epoch)).encode(), digest_size=8).digest()
+    # torch takes seeds of 63 bits.
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    if shuffle == "responses":
+        order_B = torch.randperm(num_rows, generator=generator)
+    else:
+        _, group_B = torch.unique(group_ids_B.cpu(), return_inverse=True)
+        place_G = torch.randperm(int(group_B.max()) + 1, generator=generator).argsort()
+        # Also shuffle within groups, so that a group at a cut is split differently in each epoch.
+        within_B = torch.randperm(num_rows, generator=generator)
+        order_B = within_B[place_G[group_B[within_B]].argsort(stable=True)]
+    return order_B.tensor_split(min(minibatches, num_rows))

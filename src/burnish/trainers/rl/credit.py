@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -14,14 +14,16 @@ from burnish.algorithms.advantages import Estimator
 from burnish.algorithms.kl import resolve_kl
 from burnish.algorithms.masking import masked_var
 from burnish.algorithms.turns import as_single_turn
-from burnish.config.schema import AlgorithmConfig
+from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import ConfigError
 from burnish.forward.batch import Batch, present
 from burnish.forward.scoring import response_mask
+from burnish.observability.metrics import MetricStore
 from burnish.plugins import calling_outside, is_outside
-from burnish.trainers.rl.batching import BatchRewards
+from burnish.trainers.rl.batching import BatchRewards, build_rewards, with_states
+from burnish.trainers.rl.domain_credit import DomainCredit, Row
 from burnish.trainers.rl.returned import checked_advantages
-from burnish.trainers.telemetry.moments import describe_advantages
+from burnish.trainers.telemetry.moments import describe_advantages, describe_values
 from burnish.types import Metric, Reduction
 
 
@@ -235,3 +237,39 @@ def _asked(
     with outside if is_outside(estimator.name) else nullcontext():
         result = estimator(given, numbers)
     return checked_advantages(result, given["mask_BT"], name=estimator.name, token_level=estimator.token_level)
+
+
+def credit_rows(
+    batch: Batch,
+    rows: Sequence[Row],
+    *,
+    config: RlConfig,
+    estimator: Estimator,
+    reward_weights: Mapping[str, float],
+    kl_coef: float,
+    domain_credit: DomainCredit | None,
+) -> tuple[Batch, Mapping[str, Metric]]:
+    """The batch with advantages (whitened, unless that is left to minibatches), and what to log.
+
+    rows: of the batch, in its order. The batch has what the algorithm needs: values, log-probabilities. reward_weights:
+    by label. domain_credit: None for a run without domains.
+    """
+    metrics = MetricStore()
+    rewards = build_rewards(rows, dict(reward_weights))
+    if estimator.needs_states:
+        rewards = with_states(rewards, [rollout for _, rollout in rows])
+    if domain_credit is not None:
+        rewards = domain_credit.normalized(rewards, batch, rows)
+    batch, credit_metrics = assign_advantages(
+        batch,
+        rewards,
+        algorithm=config.algorithm,
+        estimator=estimator,
+        kl_coef=kl_coef,
+        whiten=not config.whitens_minibatches,
+    )
+    metrics.merge(credit_metrics)
+    if not config.whitens_minibatches:
+        metrics.merge(describe_values(batch))
+    weighted = batch if domain_credit is None else domain_credit.weighted(batch, rows)
+    return weighted, metrics.merged()

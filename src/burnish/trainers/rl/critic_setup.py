@@ -18,8 +18,12 @@ from burnish.models.shared_critic import SharedCritic
 from burnish.models.tokenizers import load_tokenizer, vocabulary_difference
 from burnish.models.value_head import HEAD_FILE, init_value_head
 from burnish.trainers.result import WEIGHTS_FOLDER
-from burnish.trainers.rl.objective import PolicyObjective
-from burnish.trainers.rl.value_objective import ActorCriticObjective, ClippedValueObjective, WeightedValueObjective
+from burnish.trainers.rl.objective import (
+    ActorCriticObjective,
+    ClippedValueObjective,
+    PolicyObjective,
+    WeightedValueObjective,
+)
 
 
 def build_value_objective(config: RlConfig) -> ValueObjective:

@@ -22,10 +22,10 @@ from burnish.models.loading import load_outline
 from burnish.rewards.model_reward import RewardModels
 from burnish.rewards.specs import spec_of
 from burnish.rollouts.engine import RolloutEngine
-from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.rl.opening import open_model, open_rl_engine
 from burnish.trainers.rl.preflight import computes_twice_at_once
 from burnish.trainers.rl.roles import build_alone, build_roles
+from burnish.trainers.workplace import recorded_paths
 
 
 @dataclass(frozen=True, slots=True)

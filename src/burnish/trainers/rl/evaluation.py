@@ -1,4 +1,4 @@
-"""Held-out evaluation: the greedy response, and k samples for pass@k and maj@k, overall and by domain."""
+"""Held-out evaluation: the greedy response, k samples for pass@k and maj@k, and what a critic expects of them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from burnish.algorithms.statistics import pass_at_k
+import torch
+
+from burnish.algorithms.statistics import explained_variance, pass_at_k
 from burnish.config.domains import ALL
 from burnish.data.feeds import EncodedPrompt
+from burnish.models.roles import Critic
 from burnish.observability.metrics import MetricStore, mean_of
+from burnish.observability.recorder import TokenValues
 from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.success import Success
 from burnish.rollouts.engine import RolloutEngine, Sampling
+from burnish.trainers.rl.batching import build_batch
 from burnish.trainers.rl.collection import GREEDY_SAMPLE
-from burnish.trainers.telemetry.conversations import describe_conversations
-from burnish.trainers.telemetry.groups import mean_parts
-from burnish.types import FinishReason, Metric, Prompt, Rollout, RolloutGroup, RolloutRequest
+from burnish.trainers.telemetry.groups import describe_conversations, mean_parts
+from burnish.types import FinishReason, Metric, Prompt, Reduction, Rollout, RolloutGroup, RolloutRequest
 
 EVALUATION_STEP = -1
 """Used as the step in the sampling noise, so that all evaluations of a run sample with the same noise."""
@@ -177,3 +181,43 @@ def powers_up_to(limit: int) -> list[int]:
     """1, 2, 4 ... below the limit, and the limit itself."""
     powers = [1 << e for e in range(limit.bit_length()) if 1 << e < limit]
     return [*powers, limit]
+
+
+def held_out_values(
+    critic: Critic, groups: Sequence[RolloutGroup], *, pad_token_id: int
+) -> tuple[dict[str, Metric], TokenValues]:
+    """Metrics `eval/...`, and the values of every response, including greedy ones.
+
+    The value before the first token, which depends only on the prompt, is compared with the response's score (no KL, no
+    discount). This uses the sampled responses, which are what a critic is trained for, or if there are none the greedy
+    ones. `eval/explained_variance` is left out if all scores are equal.
+    """
+    rollouts = [r for g in groups for r in (*g.rollouts, g.greedy) if r is not None and r.response_tokens]
+    if not rollouts:
+        return {}, {}
+    batch = build_batch(rollouts, pad_token_id=pad_token_id, mask_truncated=False)
+    rows = critic.values(batch).tolist()
+    values = {
+        (r.group_id, r.sample_index): tuple(row[: len(r.response_tokens)])
+        for r, row in zip(rollouts, rows, strict=True)
+    }
+    return _describe(_judged(groups), values), values
+
+
+def _judged(groups: Sequence[RolloutGroup]) -> list[Rollout]:
+    sampled = [r for g in groups for r in g.rollouts]
+    chosen = sampled or [g.greedy for g in groups if g.greedy is not None]
+    return [r for r in chosen if r.reward is not None and r.response_tokens]
+
+
+def _describe(judged: Sequence[Rollout], values: TokenValues) -> dict[str, Metric]:
+    expected = torch.tensor([values[r.group_id, r.sample_index][0] for r in judged], dtype=torch.float64)
+    scores = torch.tensor([r.reward for r in judged], dtype=torch.float64)
+    metrics = {"eval/value_mean": mean_of(expected.tolist())}
+    if not judged:
+        return metrics
+    residual, variance = (values.var(correction=0).item() for values in (scores - expected, scores))
+    explained = explained_variance(residual, variance)
+    if explained is not None:
+        metrics["eval/explained_variance"] = Metric(Reduction.LAST, explained)
+    return metrics

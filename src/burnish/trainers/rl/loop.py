@@ -14,8 +14,9 @@ from pathlib import Path
 from torch import Tensor
 
 from burnish.algorithms.advantages import Estimator
-from burnish.algorithms.kl import KLController
-from burnish.config.schema import RlConfig
+from burnish.algorithms.kl import KLController, k1, k3
+from burnish.algorithms.ratios import beyond_limit, log_ratio
+from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import DivergenceError
 from burnish.forward.batch import Batch, present
 from burnish.models.accumulation import count_denominators
@@ -24,23 +25,18 @@ from burnish.observability.metrics import MetricStore, mean, total
 from burnish.observability.recorder import TokenValues
 from burnish.trainers.outer_loop import Controller, Learner, Training
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
-from burnish.trainers.rl.batching import build_batch, scored
-from burnish.trainers.rl.beside import ALONE, Beside
+from burnish.trainers.rl.batching import build_batch, epoch_rows, scored
 from burnish.trainers.rl.collection import Collected, why_left_out
-from burnish.trainers.rl.credit import whiten_minibatch
-from burnish.trainers.rl.crediting import credit_rows
+from burnish.trainers.rl.credit import credit_rows, whiten_minibatch
 from burnish.trainers.rl.domain_credit import DomainCredit
-from burnish.trainers.rl.evaluation import Evaluator
-from burnish.trainers.rl.held_out_values import held_out_values
-from burnish.trainers.rl.kl import steer_kl
-from burnish.trainers.rl.minibatches import epoch_rows
+from burnish.trainers.rl.evaluation import Evaluator, held_out_values
+from burnish.trainers.rl.roles import ALONE, Beside
 from burnish.trainers.rl.supply import Supply
-from burnish.trainers.telemetry.derived import derive
 from burnish.trainers.telemetry.divergence import keeping_batch
-from burnish.trainers.telemetry.moments import describe_values
+from burnish.trainers.telemetry.moments import derive, describe_values
 from burnish.trainers.telemetry.rollout_notes import rollout_notes
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import Metric
+from burnish.types import Metric, Reduction
 
 TokenSelection = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
 """From (logprobs, old logprobs, advantages, mask) of a whole minibatch to the tokens that the loss treats specially;
@@ -262,3 +258,32 @@ def with_left_out(metrics: Mapping[str, Metric], part: Batch, minibatch: Batch) 
         "policy/loss": metrics["policy/loss"].merge(loss) if "policy/loss" in metrics else loss,
         "policy/skipped_fraction": mean(len(minibatch) - len(part), len(minibatch)),
     }
+
+
+def steer_kl(batch: Batch, controller: KLController, algorithm: AlgorithmConfig) -> dict[str, Metric]:
+    """Let the controller react to the KL between the policy and the reference on the step's responses. Returns what to
+    log.
+
+    The batch has `ref_logprobs`, and log-probabilities under the weights that sampled it.
+    """
+    mask = batch.loss_mask
+    # Log-probabilities from before the first update: the trainer's, if it computed them, otherwise the sampler's.
+    sampled_with = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
+    policy, reference = present(sampled_with, "rollout_logprobs"), present(batch.ref_logprobs, "ref_logprobs")
+    per_response = k1(policy, reference, mask=mask).sum(dim=1)
+    num_sequences = int(mask.any(dim=1).sum())
+    used = controller.coef  # this step's objective had this one; the controller sets it for the next step
+    if num_sequences:
+        controller.update(float(per_response.sum()) / num_sequences, num_sequences)
+    metrics = {
+        "kl/reference": Metric(Reduction.MEAN, per_response.sum(), num_sequences),
+        "kl/reference_per_token": Metric(Reduction.MEAN, k3(policy, reference, mask=mask).sum(), mask.sum()),
+        "kl/coef": Metric(Reduction.LAST, used),
+    }
+    if algorithm.kl_target is not None:
+        metrics["kl/target"] = Metric(Reduction.LAST, algorithm.kl_target)
+    # Only k3 clamps its log-ratio; a clamped token adds a constant to the loss and has no gradient.
+    if algorithm.kl_function == "k3":
+        clamped_BT = beyond_limit(log_ratio(policy, reference, mask))
+        metrics["kl/clamped_fraction"] = Metric(Reduction.MEAN, clamped_BT.sum(), mask.sum())
+    return metrics

@@ -1,4 +1,5 @@
-"""What an optimizer step minimises: pure functions of fresh scores and a batch, each micro-batch giving its share."""
+"""What an optimizer step of policy, critic or both minimises: pure functions of fresh scores and a batch, each
+micro-batch giving its share."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from burnish.algorithms.kl import kl_loss
 from burnish.algorithms.masking import fill_masked
 from burnish.algorithms.mismatch import correction_weights, mismatch_metrics, ratio_deviation
 from burnish.algorithms.policy_losses import PolicyLoss
+from burnish.algorithms.value_losses import clipped_value, value_metrics
 from burnish.forward.batch import Batch, present
 from burnish.forward.token_scores import TokenScores
-from burnish.models.roles import Denominators, ObjectiveValue, Signals
+from burnish.models.roles import Denominators, ObjectiveValue, Signals, ValueObjective
 from burnish.types import Metric, Reduction
 
 
@@ -155,3 +157,59 @@ def share(term: Tensor, mask_BT: Tensor, denominators: Denominators) -> Metric:
     """A term's share from one micro-batch, as a metric. Shares add up to the value of the optimizer step: their weights
     add up to 1, and the mean over several steps is the mean of their values."""
     return Metric(Reduction.MEAN, term.detach(), mask_BT.sum() / max(denominators.num_tokens, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedValueObjective:
+    """Clipped squared error between values and returns, aggregated over the optimizer step like a policy loss."""
+
+    clip: float | None
+    aggregation: str
+    length: int
+
+    def __call__(self, values_BT: Tensor, batch: Batch, denominators: Denominators) -> ObjectiveValue:
+        if batch.values is None or batch.returns is None:
+            raise ValueError("the batch lacks the values or returns that the value loss needs")
+        mask = batch.loss_mask
+        per_token = clipped_value(values_BT, batch.values, batch.returns, clip=self.clip, mask_BT=mask)
+        loss = aggregate_step(per_token, batch, self.aggregation, self.length, denominators)
+        metrics = value_metrics(values_BT, batch.values, batch.returns, mask, clip=self.clip)
+        metrics["loss"] = share(loss, mask, denominators)
+        return ObjectiveValue(loss, {f"critic/{name}": metric for name, metric in metrics.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedValueObjective:
+    """A value loss times a constant. The loss is logged without the constant."""
+
+    objective: ValueObjective
+    weight: float
+
+    def __call__(self, values_BT: Tensor, batch: Batch, denominators: Denominators) -> ObjectiveValue:
+        value = self.objective(values_BT, batch, denominators)
+        return ObjectiveValue(self.weight * value.loss, value.metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorCriticObjective:
+    """Policy loss + coef * value loss, for a critic that shares the policy's backbone."""
+
+    policy: PolicyObjective
+    value: ValueObjective
+    coef: float
+
+    def with_kl_coef(self, kl_coef: float) -> ActorCriticObjective:
+        """The same objective with another KL coefficient."""
+        return dataclasses.replace(self, policy=self.policy.with_kl_coef(kl_coef))
+
+    @property
+    def needs_entropy(self) -> bool:
+        return self.policy.needs_entropy
+
+    def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue:
+        if scores.values_BT is None:
+            raise ValueError("the policy gives no values: a critic must share its backbone first")
+        policy = self.policy(scores, batch, denominators)
+        value = self.value(scores.values_BT, batch, denominators)
+        loss = policy.loss + self.coef * value.loss
+        return ObjectiveValue(loss, {**policy.metrics, **value.metrics}, policy.signals)

@@ -1,24 +1,45 @@
-"""From a run file to what an optimizer step of the policy minimises."""
+"""From a run file to its algorithm: estimator, loss, and what an optimizer step of the policy minimises."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from burnish.algorithms.advantages import resolve_estimator
-from burnish.algorithms.policy_losses import PolicyLossSpec
+from burnish.algorithms.advantages import Estimator, resolve_estimator
+from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
 from burnish.models.roles import Denominators, Objective, ObjectiveValue
 from burnish.plugins import is_outside
-from burnish.trainers.rl.algorithm import AlgorithmParts, resolve_algorithm
+from burnish.trainers.rl.credit import estimator_numbers
 from burnish.trainers.rl.critic_setup import with_value_loss
-from burnish.trainers.rl.objective import Correction, PolicyObjective
+from burnish.trainers.rl.objective import ActorCriticObjective, Correction, PolicyObjective
 from burnish.trainers.rl.returned import CheckedLoss
-from burnish.trainers.rl.value_objective import ActorCriticObjective
+
+
+class AlgorithmParts(NamedTuple):
+    """The functions behind `algorithm` in a run file. `loss_numbers` are keyword arguments of the loss."""
+
+    estimator: Estimator
+    loss: PolicyLossSpec
+    loss_numbers: dict[str, Any]
+
+
+def resolve_algorithm(algorithm: AlgorithmConfig) -> AlgorithmParts:
+    """Find the functions by their names. ConfigError for an unknown name or option, and a number out of its range."""
+    estimator = resolve_estimator(algorithm.estimator)
+    estimator.check_options(estimator_numbers(estimator, algorithm))
+    loss = resolve_policy_loss(algorithm.loss)
+    clips = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
+    known = {*loss.options, *loss.required_options}
+    numbers = {name: value for name, value in clips.items() if name in known and value is not None}
+    numbers |= algorithm.loss_options
+    loss.check_options(numbers)
+    loss.check_numbers(numbers)
+    return AlgorithmParts(estimator, loss, numbers)
 
 
 def objectives(config: RlConfig, parts: AlgorithmParts) -> Callable[[float], Objective]:

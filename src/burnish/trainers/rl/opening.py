@@ -1,11 +1,12 @@
-"""Opening the model of a run file, and the engine that samples with it, in this process."""
+"""Model, roles and engine of a run file: opened in this process here, and in others by another `Cast`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from rich.console import Console
 
@@ -13,16 +14,24 @@ from burnish.config.schema import RlConfig
 from burnish.forward.allocator import keep_freed_memory, return_freed_memory
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32
+from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel, load_model, num_embeddings
-from burnish.observability.console import say
+from burnish.models.roles import Objective
+from burnish.observability.console import Standing, nobody, say
 from burnish.plugins import is_outside
+from burnish.rewards.protocol import ScoringModels
 from burnish.rollouts.engine import RolloutEngine
 from burnish.rollouts.outside_engine import outside_engine
+from burnish.rollouts.portions import PortionedEngine
 from burnish.rollouts.registry import build_engine
 from burnish.trainers.rl.preflight import check_fit, computes_twice_at_once
+from burnish.trainers.rl.roles import ALONE, Beside, Roles, build_roles
+from burnish.trainers.rl.supply_aside import AsideEngine
+from burnish.trainers.workplace import record_paths
 
 if TYPE_CHECKING:
     from burnish.rollouts.local.engine import LocalEngine
+
 
 ENGINE_LOG = "vllm.log"
 
@@ -75,3 +84,55 @@ def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> I
 def longest_text(config: RlConfig, loaded: LoadedModel) -> int:
     """Most tokens that prompt and response together can have in this run."""
     return min(loaded.context_length, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Players:
+    """What the loop asks."""
+
+    roles: Roles
+    engine: RolloutEngine
+    objective: Callable[[float], Objective] | None = None
+    """What stands for the objective at a KL coefficient on its way to the policy; None where it goes there itself."""
+    aside: AsideEngine | None = None
+    """The engine, if it can sample while the policy learns."""
+    beside: Beside = ALONE
+    """The models that work while others do."""
+    reward_models: ScoringModels | None = None
+    """Those that have a process of their own; None where the scorer has them."""
+    standing: Standing = nobody
+    """Other processes, and what they are doing."""
+
+
+class Cast(Protocol):
+    """Opens the model and the players of a run. Both are let go at the end of their blocks."""
+
+    def open_model(self, config: RlConfig, paths: FastPaths, console: Console) -> AbstractContextManager[LoadedModel]:
+        """Model and tokenizer; without weights where all that needs them is elsewhere."""
+        ...
+
+    def open_players(
+        self, config: RlConfig, loaded: LoadedModel, paths: FastPaths, console: Console
+    ) -> AbstractContextManager[Players]:
+        """Policy, reference, critic and engine, and a word to the user on the ways that they take."""
+        ...
+
+
+class Inline:
+    """Everything in this process."""
+
+    def open_model(self, config: RlConfig, paths: FastPaths, console: Console) -> AbstractContextManager[LoadedModel]:
+        """See `Cast`."""
+        return open_model(config, paths, console)
+
+    @contextmanager
+    def open_players(
+        self, config: RlConfig, loaded: LoadedModel, paths: FastPaths, console: Console
+    ) -> Iterator[Players]:
+        """See `Cast`."""
+        lanes = config.cluster.num_lanes
+        roles = build_roles(config, loaded, Lanes(lanes))
+        with open_rl_engine(config, loaded, console) as engine:
+            say(console, paths.lines())
+            record_paths(Path(config.output), paths)
+            yield Players(roles, engine if lanes == 1 else PortionedEngine(engine, lanes))

@@ -32,18 +32,18 @@ from burnish.reading import reading
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import Progress
-from burnish.trainers.path_record import recorded_paths
-from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.batching import build_batch, scored
 from burnish.trainers.rl.collection import penalised, why_left_out
-from burnish.trainers.rl.crediting import credit_rows
+from burnish.trainers.rl.credit import credit_rows
 from burnish.trainers.rl.domain_credit import DomainCredit
 from burnish.trainers.rl.domain_setup import build_domains
 from burnish.trainers.rl.domains import Domains
 from burnish.trainers.rl.feeds import load_prompt_set
+from burnish.trainers.rl.objective_setup import resolve_algorithm
 from burnish.trainers.rl.preflight import check_estimator
 from burnish.trainers.rl.setup import open_scorer
 from burnish.trainers.telemetry.rollout_notes import notes_of
+from burnish.trainers.workplace import recorded_paths
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
 
 Key = tuple[int, int]

@@ -1,9 +1,12 @@
-"""From a run file and a loaded model to the models that the loop uses: policy, reference and critic."""
+"""Models that the loop uses (policy, reference and critic), made from a run file and a loaded model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config.schema import RlConfig
@@ -16,6 +19,25 @@ from burnish.models.reference import FrozenReference
 from burnish.models.resting_roles import RestingCritic, RestingReference
 from burnish.models.roles import Critic, Policy, Reference
 from burnish.trainers.rl.critic_setup import build_separate_critic, build_shared_critic
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Which models those are (`reference`, `critic`), and a thread for each; none where all share their processes."""
+
+    models: tuple[str, ...] = ()
+    threads: ThreadPoolExecutor | None = None
+
+    def begin(self, model: str, call: Callable[[], Result]) -> Callable[[], Result]:
+        """What waits for the result of a call to this model. The call is made now if the model has its own process,
+        and else when the result is asked for, because it would be in the way of what its process does until then."""
+        return call if self.threads is None or model not in self.models else self.threads.submit(call).result
+
+
+ALONE = Beside()
+"""No model has a process of its own."""
 
 
 @dataclass(frozen=True, slots=True)

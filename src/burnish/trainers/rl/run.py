@@ -17,14 +17,13 @@ from burnish.observability.recorder import RolloutRecorder
 from burnish.trainers.chaining import pinned, with_weights
 from burnish.trainers.orderly import naming_memory_errors
 from burnish.trainers.outer_loop import train_to_end
-from burnish.trainers.path_record import recorded_paths
 from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
-from burnish.trainers.rl.cast import Cast
 from burnish.trainers.rl.conversations import open_conversations
 from burnish.trainers.rl.evaluation_setup import build_evaluator
-from burnish.trainers.rl.opening import longest_text, open_model, open_rl_engine
+from burnish.trainers.rl.opening import Cast, longest_text, open_model, open_rl_engine
 from burnish.trainers.rl.setup import INLINE, open_rl_run, open_scorer
 from burnish.trainers.telemetry.journal import token_texts
+from burnish.trainers.workplace import recorded_paths
 
 
 def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False, cast: Cast = INLINE) -> RunResult:

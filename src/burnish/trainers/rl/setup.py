@@ -25,9 +25,6 @@ from burnish.rollouts.answering import open_model
 from burnish.rollouts.limits import check_rotation
 from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import Progress, restore
-from burnish.trainers.path_record import recorded_paths
-from burnish.trainers.rl.algorithm import resolve_algorithm
-from burnish.trainers.rl.cast import Cast, Inline
 from burnish.trainers.rl.collection import Collector, Overlaps
 from burnish.trainers.rl.conversations import open_conversations
 from burnish.trainers.rl.critic_setup import build_value_objective
@@ -35,14 +32,13 @@ from burnish.trainers.rl.domain_credit import DomainCredit
 from burnish.trainers.rl.domain_setup import asked_by, build_domains, check_difficulty, load_domains, prompts_of
 from burnish.trainers.rl.evaluation_setup import build_evaluator
 from burnish.trainers.rl.loop import RlRun, TokenSelection
-from burnish.trainers.rl.objective_setup import objectives
-from burnish.trainers.rl.opening import longest_text
+from burnish.trainers.rl.objective_setup import objectives, resolve_algorithm
+from burnish.trainers.rl.opening import Cast, Inline, longest_text
 from burnish.trainers.rl.preflight import check_settings, precision_lines, timing_lines
 from burnish.trainers.rl.supply import Supply
-from burnish.trainers.rl.supply_aside import AsideEngine, SupplyAside
-from burnish.trainers.rl.supply_partial import SupplyPartial
+from burnish.trainers.rl.supply_aside import AsideEngine, SupplyAside, SupplyPartial
 from burnish.trainers.telemetry.journal import open_journal
-from burnish.trainers.workplace import open_workplace
+from burnish.trainers.workplace import open_workplace, recorded_paths
 
 INLINE = Inline()
 

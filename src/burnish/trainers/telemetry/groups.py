@@ -1,12 +1,13 @@
-"""Metrics of a step's groups: rewards, lengths, finish reasons, constant groups, domains."""
+"""Metrics of a step's groups: rewards, lengths, finish reasons, conversations, domains, age of weights."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from burnish.observability.metrics import mean_of
-from burnish.trainers.telemetry.conversations import describe_conversations
-from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutGroup
+from burnish.errors import RolloutError
+from burnish.observability.metrics import mean, mean_of
+from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutGroup, sample_of
 
 
 def is_constant(group: RolloutGroup) -> bool:
@@ -110,3 +111,52 @@ def _rewards_of(groups: Sequence[RolloutGroup], domains: Iterable[str]) -> dict[
         )
         for domain in domains
     }
+
+
+def describe_conversations(rollouts: Sequence[Rollout], prefix: str = "") -> dict[str, Metric]:
+    """Of the responses that have turns, or whose environment has failed; nothing if there is none.
+
+    prefix: in front of the names, for an evaluation.
+    """
+    held: dict[tuple[int, int], list[Rollout]] = {}
+    for rollout in rollouts:
+        if rollout.turns or rollout.finish_reason is FinishReason.FAILED:
+            held.setdefault(sample_of(rollout), []).append(rollout)
+    if not held:
+        return {}
+    spoken = [[turn for row in rows for turn in row.turns if turn.author == "policy"] for rows in held.values()]
+    calls = [sum(len(message.tool_calls) for turn in turns for message in turn.messages) for turns in spoken]
+    ends = [rows[-1] for rows in held.values()]
+    pays = [rollout.environment_reward for rollout in ends if rollout.environment_reward is not None]
+    found = {
+        "turns_mean": mean_of([len(turns) for turns in spoken]),
+        "called_fraction": mean_of([count > 0 for count in calls]),
+        "sampled_tokens_mean": mean_of([sum(row.num_sampled() for row in rows) for rows in held.values()]),
+        **({} if prefix else {"rows_mean": mean_of([len(rows) for rows in held.values()])}),
+        "out_of_turns_fraction": mean_of([rollout.finish_reason is FinishReason.TURNS for rollout in ends]),
+        "failed_fraction": mean_of([rollout.finish_reason is FinishReason.FAILED for rollout in ends]),
+        **({"environment_reward_mean": mean_of(pays)} if pays else {}),
+    }
+    return {f"{prefix}conversation/{name}": metric for name, metric in found.items()}
+
+
+def describe_staleness(groups: Sequence[RolloutGroup], steps: Mapping[int, int], step: int) -> dict[str, Metric]:
+    """By how many steps the tokens of the batch of `step` lag. `steps`: after which the policy had each version that
+    may have sampled them. RolloutError for other versions."""
+    tokens: Counter[int] = Counter()
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        tokens.update(rollout.tokens_by_version())
+    if others := tokens.keys() - steps.keys():
+        allowed = " or ".join(str(version) for version in sorted(steps))
+        raise RolloutError(
+            f"the engine sampled with version {min(others)} of the policy instead of version {allowed}",
+            remedy="an engine must take over the policy's weights and version in sync()",
+        )
+    lag = sum((step - 1 - steps[version]) * count for version, count in tokens.items())
+    return {"rollout/staleness": mean(lag, sum(tokens.values()))}
+
+
+def describe_renewal(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
+    """In how many responses the weights changed."""
+    renewed = [bool(rollout.versions) for group in groups for rollout in group.rollouts]
+    return {"rollout/renewed_fraction": mean(sum(renewed), len(renewed))}

@@ -17,7 +17,7 @@ from burnish.observability.alarms import AlarmBell
 from burnish.observability.console import Display, Standing, nobody
 from burnish.observability.recorder import RolloutNote, RolloutRecorder, TokenValues
 from burnish.observability.sinks import Sinks, build_sinks
-from burnish.trainers.watching import Watcher, present_watch
+from burnish.trainers.interrupt import Watcher, present_watch
 from burnish.trainers.workplace import Workplace
 from burnish.types import RolloutGroup
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from burnish.models.reward_learner import ComparedScores
+from burnish.trainers.reward_model.loop import PreferenceLoss
 from burnish.trainers.reward_model.preference_metrics import (
     LengthRule,
     ScoredComparison,
@@ -19,7 +20,6 @@ from burnish.trainers.reward_model.preference_metrics import (
     length_correlation,
     margin_buckets,
 )
-from burnish.trainers.reward_model.preference_objective import PreferenceLoss
 
 RIGHT = ScoredComparison((1.0, 0.0), (3, 5), 0, margin=1.0)
 WRONG = ScoredComparison((0.0, 3.0), (4, 2), 0, margin=2.0)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from burnish.errors import DivergenceError
-from burnish.trainers.rl.beside import ALONE, Beside
+from burnish.trainers.rl.roles import ALONE, Beside
 
 SECONDS = 30
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from burnish.forward.batch import Batch
-from burnish.trainers.rl.held_out_values import held_out_values
+from burnish.trainers.rl.evaluation import held_out_values
 from burnish.types import FinishReason, Metric, Prompt, Rollout, RolloutGroup
 
 

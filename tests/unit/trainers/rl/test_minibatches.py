@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnish.trainers.rl.minibatches import epoch_rows
+from burnish.trainers.rl.batching import epoch_rows
 
 Shuffled = Literal["prompts", "responses"]
 EITHER = st.sampled_from(("prompts", "responses"))

@@ -18,13 +18,12 @@ from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.policy import LocalPolicy
 from burnish.models.shared_critic import SharedCritic
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl.objective import PolicyObjective
-from burnish.trainers.rl.value_objective import (
+from burnish.trainers.rl.objective import (
     ActorCriticObjective,
     ClippedValueObjective,
+    PolicyObjective,
 )
-from burnish.trainers.telemetry.derived import derive_values
-from burnish.trainers.telemetry.moments import describe_values
+from burnish.trainers.telemetry.moments import derive_values, describe_values
 
 SETTINGS = OptimizerSettings(1e-2, 10)
 AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum_norm", "turn_mean_token_mean")

@@ -17,10 +17,8 @@ from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.collection import Collected
-from burnish.trainers.rl.stored_batches import from_text, to_text
-from burnish.trainers.rl.supply import Supply
-from burnish.trainers.rl.supply_aside import SupplyAside
-from burnish.trainers.rl.supply_partial import SupplyPartial
+from burnish.trainers.rl.supply import Supply, from_text, to_text
+from burnish.trainers.rl.supply_aside import SupplyAside, SupplyPartial
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import FinishReason, Metric, Prompt, Reduction, RewardStatus, Rollout, RolloutGroup
 

@@ -23,12 +23,10 @@ from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl.batching import build_batch, build_rewards, with_states
+from burnish.trainers.rl.batching import build_batch, build_rewards, turn_states, with_states
 from burnish.trainers.rl.credit import assign_advantages
 from burnish.trainers.rl.objective import Correction, PolicyObjective
-from burnish.trainers.rl.turn_states import turn_states
-from burnish.trainers.telemetry.groups import describe_domains, describe_groups
-from burnish.trainers.telemetry.staleness import describe_staleness
+from burnish.trainers.telemetry.groups import describe_domains, describe_groups, describe_staleness
 from burnish.types import Author, FinishReason, Message, Prompt, Rollout, RolloutGroup, Turn
 
 PAD = 0

@@ -16,10 +16,9 @@ from burnish.forward.batch import Batch
 from burnish.forward.token_scores import TokenScores
 from burnish.models.roles import Signals, Update
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl.beside import ALONE
-from burnish.trainers.rl.kl import steer_kl
-from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.minibatches import epoch_rows
+from burnish.trainers.rl.batching import epoch_rows
+from burnish.trainers.rl.loop import RlRun, steer_kl
+from burnish.trainers.rl.roles import ALONE
 from burnish.types import Metric, Reduction
 
 

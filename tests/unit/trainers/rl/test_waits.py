@@ -17,8 +17,13 @@ from burnish.forward.token_scores import TokenScores
 from burnish.models.accumulation import Accumulation
 from burnish.models.roles import Denominators
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl.objective import Correction, LikelihoodObjective, PolicyObjective
-from burnish.trainers.rl.value_objective import ActorCriticObjective, ClippedValueObjective
+from burnish.trainers.rl.objective import (
+    ActorCriticObjective,
+    ClippedValueObjective,
+    Correction,
+    LikelihoodObjective,
+    PolicyObjective,
+)
 
 DENOMINATORS = Denominators(num_tokens=24, num_sequences=8)
 Waits = Callable[[Counter[str]], AbstractContextManager[Any]]

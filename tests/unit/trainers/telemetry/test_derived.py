@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.telemetry.derived import derive
+from burnish.trainers.telemetry.moments import derive
 from burnish.types import Metric, Reduction
 
 
