@@ -21,7 +21,7 @@ from burnish.rollouts.conversation import ConversingEngine, Talk
 from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
 from burnish.rollouts.partner import ToolsAndEnvironment
 from burnish.trainers.rl.conversations import open_partner, talk_with
-from burnish.trainers.rl.domain_setup import build_sampling
+from burnish.trainers.rl.domains import build_sampling
 from burnish.trainers.rl.feeds import load_prompt_set, with_template
 from burnish.types import FinishReason, Message, Metric, Prompt, Rollout, RolloutRequest
 

@@ -52,11 +52,7 @@ def forecast(settings: SimulationSettings, layout: Layout, *, num_steps: int = P
     timeline = play(settings, layout, skip + num_steps)
     first, steps = timeline.steps[skip - 1], timeline.steady(skip)
     step_seconds = (steps[-1].updated - first.updated) / len(steps)
-    goodput = 1.0
-    best_steps = None
-    if settings.failures is not None:
-        goodput = goodput_of(settings, layout, step_seconds)
-        best_steps = best_checkpoint_steps(settings.failures, layout, step_seconds)
+    goodput, failures = goodput_of(settings, layout, step_seconds), settings.failures
     hours = settings.steps * step_seconds / goodput / 3600
     price = settings.price_per_device_hour
     return Forecast(
@@ -69,7 +65,7 @@ def forecast(settings: SimulationSettings, layout: Layout, *, num_steps: int = P
         staleness=_staleness(steps),
         tokens_per_second_per_device=settings.tokens_per_step / step_seconds / layout.devices,
         goodput=goodput,
-        best_checkpoint_steps=best_steps,
+        best_checkpoint_steps=None if failures is None else best_checkpoint_steps(failures, layout, step_seconds),
         hours=hours,
         money=None if price is None else hours * layout.devices * price,
         timeline=timeline,

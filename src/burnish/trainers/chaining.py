@@ -7,7 +7,10 @@ If the other run has trained further since, a resume is refused (the error gives
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
+
+from rich.console import Console
 
 from burnish.checkpointing.chaining import Chosen, find_checkpoint
 from burnish.checkpointing.pending import read_pending
@@ -16,7 +19,7 @@ from burnish.checkpointing.store import CheckpointStore
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import CriticConfig, RewardConfig, RlConfig, RmConfig, RunConfig
 from burnish.config.schema_data import ModelConfig
-from burnish.config.schema_domains import DomainConfig
+from burnish.observability.console import say
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 
 Config = TypeVar("Config", bound=RunConfig)
@@ -27,15 +30,32 @@ def pinned(config: Config) -> tuple[Config, list[str]]:
     """The configuration with each model path that names a run replaced by the weights of its checkpoint, and one line
     about each replacement. Raises CheckpointError as `find_checkpoint` does."""
     said: Found = []
-    changed: dict[str, Any] = {"model": _model(config.model, said)}
+    tokenizer = config.model.tokenizer
+    names = {
+        "path": _weights(config.model.path, "model.path", said),
+        "tokenizer": None if tokenizer is None else _weights(tokenizer, "model.tokenizer", said),
+    }
+    changed: dict[str, Any] = {"model": config.model.model_copy(update=names)}
     if isinstance(config, RlConfig):
         changed["critic"] = _critic(config.critic, said)
         changed["rewards"] = _rewards(config.rewards, "rewards", said)
-        changed["domains"] = {name: _domain(domain, name, said) for name, domain in config.domains.items()}
+        changed["domains"] = {
+            name: domain.model_copy(update={"rewards": _rewards(domain.rewards, f"domains.{name}.rewards", said)})
+            for name, domain in config.domains.items()
+        }
     if isinstance(config, RmConfig) and config.normalization.policy is not None:
         policy = _weights(config.normalization.policy, "normalization.policy", said)
         changed["normalization"] = config.normalization.model_copy(update={"policy": policy})
     return config.model_copy(update=changed), said
+
+
+def measured(config: Config, weights: Path | None, console: Console) -> Config:
+    """The configuration with the weights to measure as its model; says which paths that name a run were replaced."""
+    if weights is not None:
+        config = config.model_copy(update={"model": with_weights(config.model, str(weights))})
+    config, chained = pinned(config)
+    say(console, chained)
+    return config
 
 
 def with_weights(model: ModelConfig, weights: str) -> ModelConfig:
@@ -43,16 +63,6 @@ def with_weights(model: ModelConfig, weights: str) -> ModelConfig:
     into the weights as they were in few bits, and nothing is initialised from scratch."""
     whole = {"lora": None, "quantization": None, "from_scratch": False, "revision": None}
     return model.model_copy(update={"path": weights, **whole})
-
-
-def _model(model: ModelConfig, said: Found) -> ModelConfig:
-    path = _weights(model.path, "model.path", said)
-    tokenizer = None if model.tokenizer is None else _weights(model.tokenizer, "model.tokenizer", said)
-    return model.model_copy(update={"path": path, "tokenizer": tokenizer})
-
-
-def _domain(domain: DomainConfig, name: str, said: Found) -> DomainConfig:
-    return domain.model_copy(update={"rewards": _rewards(domain.rewards, f"domains.{name}.rewards", said)})
 
 
 def _rewards(rewards: Sequence[RewardConfig], field: str, said: Found) -> tuple[RewardConfig, ...]:
@@ -96,7 +106,7 @@ def _critic(critic: CriticConfig, said: Found) -> CriticConfig:
         return critic
     own = chosen.checkpoint.folder / CRITIC_FOLDER
     folder = own if own.is_dir() else chosen.checkpoint.folder / WEIGHTS_FOLDER
-    said.append(_line("critic.init", chosen))
+    said.append(f"critic.init: {chosen}")
     return critic.model_copy(update={"init": str(folder)})
 
 
@@ -104,9 +114,5 @@ def _weights(path: str, field: str, said: Found) -> str:
     chosen = find_checkpoint(path, field=field)
     if chosen is None:
         return path
-    said.append(_line(field, chosen))
+    said.append(f"{field}: {chosen}")
     return str(chosen.checkpoint.folder / WEIGHTS_FOLDER)
-
-
-def _line(field: str, chosen: Chosen) -> str:
-    return f"{field}: {chosen}"

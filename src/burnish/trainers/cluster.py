@@ -68,9 +68,8 @@ def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False
     """
     with shared_work(config, console) as site:
         cast = Processes(site) if config.cluster.uses_processes else Inline()
-        return with_restarts(
-            lambda: train_rl_with(config, console=console, accept_changes=accept_changes, cast=cast), config, console
-        )
+        train = partial(train_rl_with, config, console=console, accept_changes=accept_changes, cast=cast)
+        return with_restarts(train, config, console)
 
 
 def with_restarts(train: Callable[[], RunResult], config: RunOfSeveral, console: Console) -> RunResult:

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -22,7 +22,7 @@ from burnish.models.reward_model import RewardModel, load_reward_model
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say
 from burnish.report.report import HISTOGRAM_FILE
-from burnish.trainers.chaining import pinned, with_weights
+from burnish.trainers.chaining import measured
 from burnish.trainers.result import EvalReport, new_eval_folder, write_eval_metrics
 from burnish.trainers.reward_model.loop import (
     evaluated_comparisons,
@@ -44,8 +44,6 @@ from burnish.trainers.workplace import recorded_paths
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Config = TypeVar("Config", SftConfig, RmConfig)
-
 
 def evaluate_sft_run(config: SftConfig, *, console: Console, weights: Path | None = None) -> EvalReport:
     """Held-out loss, perplexity and token accuracy of the run file's model, or of saved weights, on data.eval.
@@ -55,7 +53,7 @@ def evaluate_sft_run(config: SftConfig, *, console: Console, weights: Path | Non
     """
     if not config.data.eval:
         raise ConfigError("data.eval is empty", remedy="name the held-out data in data.eval")
-    config = _on_weights(config, weights, console)
+    config = measured(config, weights, console)
     paths = recorded_paths(Path(config.output))
     loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
     keep_freed_memory(loaded.model.device.type)
@@ -85,7 +83,7 @@ def evaluate_rm_run(config: RmConfig, *, console: Console, weights: Path | None 
         raise ConfigError(
             "data.eval is empty and held_out_fraction is 0", remedy="name the held-out comparisons in data.eval"
         )
-    config = _on_weights(config, weights, console)
+    config = measured(config, weights, console)
     model = load_reward_model(config.model)
     keep_freed_memory(model.loaded.model.device.type)
     say(console, model.loaded.notes)
@@ -134,12 +132,3 @@ def _by_domain(domains: list[str], scored: list[ScoredComparison]) -> dict[str, 
         named = {"comparisons": float(len(own)), "accuracy": accuracy(own), "accuracy_low": low, "accuracy_high": high}
         row |= {f"eval/domain/{domain}/{name}": value for name, value in named.items()}
     return row
-
-
-def _on_weights(config: Config, weights: Path | None, console: Console) -> Config:
-    """The configuration with the weights to measure as its model."""
-    if weights is not None:
-        config = config.model_copy(update={"model": with_weights(config.model, str(weights))})
-    config, chained = pinned(config)
-    say(console, chained)
-    return config

@@ -19,7 +19,7 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import Head, load_outline
 from burnish.trainers.cluster import crew_of, open_team, shared_work, with_restarts
-from burnish.trainers.learning import Learned, Opened, OpenLearner
+from burnish.trainers.outer_loop import Learned, Opened, OpenLearner
 from burnish.trainers.result import RunResult
 from burnish.trainers.reward_model.loop import open_reward
 from burnish.trainers.reward_model.loop import train_reward_model as train_reward_model_with
@@ -39,24 +39,18 @@ def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = Fal
     """
     with shared_work(config, console) as site:
         trainers = _opening(config, site, open_policy, "language", RemotePolicy)
-        return with_restarts(
-            lambda: train_sft_with(config, console=console, accept_changes=accept_changes, open_learner=trainers),
-            config,
-            console,
-        )
+        train = partial(train_sft_with, config, console=console, accept_changes=accept_changes, open_learner=trainers)
+        return with_restarts(train, config, console)
 
 
 def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
     """The same for a reward model; see `burnish.trainers.reward_model.loop.train_reward_model`."""
     with shared_work(config, console) as site:
         trainers = _opening(config, site, open_reward, "score", RemoteRewardLearner)
-        return with_restarts(
-            lambda: train_reward_model_with(
-                config, console=console, accept_changes=accept_changes, open_learner=trainers
-            ),
-            config,
-            console,
+        train = partial(
+            train_reward_model_with, config, console=console, accept_changes=accept_changes, open_learner=trainers
         )
+        return with_restarts(train, config, console)
 
 
 def _opening(
@@ -113,4 +107,4 @@ def learner_role(
     paths = recorded_paths(Path(config.output)) if chosen is None else chosen
     with open_here(config, paths, Console(quiet=True), lanes) as opened:
         learner = opened.learner(total_steps)
-        yield {"learner": learner, "ways": Ways(paths.record(), (*opened.loaded.notes, *paths.lines()))}
+        yield {"learner": learner, "ways": Ways.of(paths, opened.loaded)}

@@ -1,4 +1,4 @@
-"""The loop around every kind of training, and how its state is saved and restored.
+"""The loop around every kind of training; how its state is saved, restored, and kept when an error ends the loop.
 
 Supervised fine-tuning, reward models and reinforcement learning differ in what a step and an evaluation are. When they
 evaluate, write, save and stop is decided only here.
@@ -6,24 +6,29 @@ evaluate, write, save and stop is decided only here.
 
 from __future__ import annotations
 
+import gc
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from rich.console import Console
 
 from burnish.checkpointing.encoding import read_state, restoring, write_state
 from burnish.checkpointing.pending import Pending, read_pending, write_pending
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
-from burnish.config.schema import RunConfig
-from burnish.errors import ConfigError
+from burnish.config.schema import RmConfig, RunConfig, SftConfig
+from burnish.errors import BurnishError, CheckpointError, ConfigError, DivergenceError
+from burnish.forward.fast_paths import FastPaths
+from burnish.forward.lanes import Lanes
+from burnish.models.loading import LoadedModel
 from burnish.models.roles import TrainingState
+from burnish.observability.console import Standing, nobody
+from burnish.plugins import describe_failure, is_out_of_memory
 from burnish.trainers.interrupt import StopRequest, graceful_stop
-from burnish.trainers.orderly import Finished, naming_memory_errors, saving_finished_steps
 from burnish.trainers.result import RunResult
 from burnish.trainers.telemetry.journal import Journal
 from burnish.trainers.telemetry.stopwatch import Stopwatch
@@ -135,16 +140,16 @@ def train_to_end(opened: AbstractContextManager[Training], console: Console) -> 
 
 def run_loop(training: Training, stop: StopRequest) -> None:
     """Train from where `progress` is to the last step, or until asked to stop. Always leaves a checkpoint."""
-    with saving_finished_steps(partial(finished, training), training.journal.display.note):
+    with saving_finished_steps(training):
         settings, progress = training.settings, training.progress
         if progress.saved_step is None:
             # Once any checkpoint exists, even of step 0, this has been done and its evaluation written.
             training.before_first_step()
-            if settings.evaluation.begins:
-                _write_beginning(training)
+            if settings.evaluation.begins and (row := training.evaluate()):
+                training.journal.write(0, row)
         close_step(training)  # an error may have stopped the run between the last step's updates and its metrics
         while progress.step < training.total_steps and not stop:
-            # Versions go up before weights change, so comparing them tells `finished` whether this step has moved any.
+            # Versions go up before weights change, so comparing them tells `_keep` whether this step has moved any.
             progress.versions = _versions(training)
             training.train_step()
             close_step(training)
@@ -216,18 +221,96 @@ def with_throughput(row: dict[str, float], tokens: int, stopwatch: Stopwatch) ->
     return row | {"throughput/tokens_per_second": tokens / max(stopwatch.seconds("update"), 1e-9)}
 
 
-def finished(training: Training) -> Finished:
-    """How far the run has come, for saving when something ends the loop."""
-    progress = training.progress
-    moved = bool(progress.versions) and progress.versions != _versions(training)
-    return Finished(progress.step, progress.saved_step, moved, progress.pending, partial(save, training))
-
-
-def _write_beginning(training: Training) -> None:
-    row = training.evaluate()
-    if row:
-        training.journal.write(0, row)
-
-
 def _versions(training: Training) -> tuple[int, ...]:
     return tuple(learner.version for learner in training.learners().values())
+
+
+Learned = SftConfig | RmConfig
+"""Run files of the kinds that train one model on given data."""
+
+ConfigT = TypeVar("ConfigT", bound=Learned)
+LearnerT = TypeVar("LearnerT", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened(Generic[LearnerT]):
+    """A model, and what gives it an optimizer once the data is read and the number of optimizer steps is known.
+
+    `loaded` has no weights if the model is in other processes; `standing` says what these are doing.
+    """
+
+    loaded: LoadedModel
+    learner: Callable[[int], LearnerT]
+    standing: Standing = nobody
+
+
+OpenLearner = Callable[[ConfigT, FastPaths, Console, Lanes], AbstractContextManager[Opened[LearnerT]]]
+"""Opens the model in this process, and tells the user what was found out about it. Closed with the run."""
+
+
+@contextmanager
+def saving_finished_steps(training: Training) -> Iterator[None]:
+    """Around the loop of a run: if anything except Ctrl-C ends it, save its last finished step, say so, and re-raise.
+    If that save fails too, this is reported, but the first error is still the one raised.
+
+    After a CheckpointError nothing is saved: the folder is no longer ours, or has just refused a checkpoint.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (Exception, SystemExit) as error:  # boundary: whatever ends the loop, finished steps are worth keeping
+        _free_memory(error)
+        told = _keep(training, diverged=isinstance(error, DivergenceError))
+        if told:
+            training.journal.display.note(told)
+        raise
+
+
+@contextmanager
+def naming_memory_errors() -> Iterator[None]:
+    """Around a whole command: running out of memory becomes one BurnishError that says what to lower."""
+    try:
+        yield
+    except BurnishError:
+        raise
+    except Exception as error:  # boundary: each library has its own exception for it
+        if not is_out_of_memory(error):
+            raise
+        detail = str(error).strip().partition("\n")[0]
+        raise BurnishError(
+            f"memory ran out{f': {detail}' if detail else ''}",
+            remedy="lower optimization.tokens_per_microbatch or the number of sequences sampled at once "
+            "(rollout.max_batch_rows), free memory, or use a smaller model; `burnish plan` estimates what a run needs",
+        ) from error
+
+
+def _keep(training: Training, *, diverged: bool) -> str:
+    """Save what can be saved, and return what to say about it. diverged: a number that is not finite ended the run."""
+    progress = training.progress
+    step, saved, pending = progress.step, progress.saved_step, progress.pending
+    newest = "there is no checkpoint" if saved is None else f"the newest checkpoint is of step {saved}"
+    try:
+        moved = bool(progress.versions) and progress.versions != _versions(training)
+    except Exception as error:  # noqa: BLE001  boundary: a model in a process that is lost too cannot be asked
+        return f"nothing more is saved ({describe_failure(error)})"
+    hindrance = ""
+    if moved:
+        hindrance = f"step {step + 1} was stopped in the middle of its updates, so its weights belong to no step"
+    elif pending is not None and (diverged or not pending.is_finite()):  # before its line was written
+        hindrance = f"the metrics of step {step} are not all finite, so its weights cannot be trusted"
+    if hindrance:
+        return f"{hindrance}; nothing is saved, {newest}"
+    if step in (0, saved):
+        return ""
+    try:
+        save(training)
+    except Exception as error:  # noqa: BLE001  boundary: why the run stopped matters more than why this save failed
+        return f"step {step} could not be saved either ({describe_failure(error)}); {newest}"
+    return f"step {step} is saved; the same command continues from there"
+
+
+def _free_memory(error: BaseException) -> None:
+    """The frames of the failed call hold its tensors, and saving needs memory too."""
+    traceback.clear_frames(error.__traceback__)
+    gc.collect()

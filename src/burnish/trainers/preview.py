@@ -41,9 +41,9 @@ def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
     _check_settings(config)
     notes = notes_on(config)
     sources = (*config.data.train, *config.data.eval)
-    far = _far(sources)
-    if far is not None:
-        return Preview(notes=(_unknown(far, "examples"), *notes))
+    unknown = _unknown(sources, "examples")
+    if unknown:
+        return Preview(notes=(*unknown, *notes))
     tokenizer = local_tokenizer(config)
     if tokenizer is None:
         tables = [len(loaded.table.rows) for loaded in load_sources(sources, "sft")]
@@ -65,9 +65,10 @@ def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
     if settings.policy is not None:
         check_model_source(with_weights(config.model, settings.policy), field="normalization.policy")
     notes = notes_on(config)
-    far = _far((*config.data.train, *config.data.eval, *settings.prompts, *settings.references))
-    if far is not None:
-        return Preview(notes=(_unknown(far, "comparisons"), *notes))
+    sources = (*config.data.train, *config.data.eval, *settings.prompts, *settings.references)
+    unknown = _unknown(sources, "comparisons")
+    if unknown:
+        return Preview(notes=(*unknown, *notes))
     tokenizer = local_tokenizer(config)
     if tokenizer is None:
         train_rows, _ = (_count(config, sources) for sources in (config.data.train, config.data.eval))
@@ -93,10 +94,7 @@ def _count(config: RmConfig, sources: Sequence[DataSource]) -> int:
     return count_comparisons(sources, candidates=config.candidates, ties=config.ties, bad_rows=config.bad_rows)
 
 
-def _far(sources: Sequence[DataSource]) -> str | None:
-    """The first data set that would have to be downloaded."""
-    return next((source.path for source in sources if needs_download(source)), None)
-
-
-def _unknown(path: str, what: str) -> str:
-    return f"{path!r} is a data set on the hub, so the number of {what} is unknown"
+def _unknown(sources: Sequence[DataSource], what: str) -> list[str]:
+    """A note on the first data set that would have to be downloaded, if there is one."""
+    paths = [source.path for source in sources if needs_download(source)]
+    return [f"{path!r} is a data set on the hub, so the number of {what} is unknown" for path in paths[:1]]

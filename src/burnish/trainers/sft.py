@@ -33,9 +33,18 @@ from burnish.models.roles import Policy
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.chaining import pinned
-from burnish.trainers.learning import Opened, OpenLearner
-from burnish.trainers.outer_loop import Learner, Training, check_warmup, restore, train_to_end, with_throughput
+from burnish.trainers.outer_loop import (
+    Learner,
+    Opened,
+    OpenLearner,
+    Training,
+    check_warmup,
+    restore,
+    train_to_end,
+    with_throughput,
+)
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
+from burnish.trainers.rl.batching import padded
 from burnish.trainers.rl.objective import LikelihoodObjective
 from burnish.trainers.telemetry.divergence import keeping_batch
 from burnish.trainers.telemetry.journal import open_journal
@@ -203,11 +212,11 @@ def build_sft_batch(examples: Sequence[SftExample], *, pad_token_id: int) -> Bat
     responses = [example.tokens[first:end] for example, (first, end) in zip(examples, spans, strict=True)]
     masks = [example.loss_mask[first:end] for example, (first, end) in zip(examples, spans, strict=True)]
     return Batch(
-        prompt_tokens=_padded(prompts, pad_token_id),
+        prompt_tokens=padded(prompts, pad_token_id, torch.int64),
         prompt_lengths=torch.tensor([len(row) for row in prompts]),
-        response_tokens=_padded(responses, pad_token_id),
+        response_tokens=padded(responses, pad_token_id, torch.int64),
         response_lengths=torch.tensor([len(row) for row in responses]),
-        loss_mask=_padded(masks, 0).bool(),
+        loss_mask=padded(masks, False, torch.bool),
         group_ids=torch.arange(len(examples)),
     )
 
@@ -283,8 +292,3 @@ def load_examples(
 def _trained_span(example: SftExample) -> tuple[int, int]:
     trained = [index for index, on in enumerate(example.loss_mask) if on]
     return trained[0], trained[-1] + 1
-
-
-def _padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
-    width = max(len(row) for row in rows)
-    return torch.tensor([[*row, *([fill] * (width - len(row)))] for row in rows], dtype=torch.int64)

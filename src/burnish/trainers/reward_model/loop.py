@@ -39,8 +39,16 @@ from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import pinned
-from burnish.trainers.learning import Opened, OpenLearner
-from burnish.trainers.outer_loop import Learner, Training, check_warmup, restore, train_to_end, with_throughput
+from burnish.trainers.outer_loop import (
+    Learner,
+    Opened,
+    OpenLearner,
+    Training,
+    check_warmup,
+    restore,
+    train_to_end,
+    with_throughput,
+)
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.reward_model.normalization import Measure, check_measured, measured_pairs
 from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, describe, histogram
@@ -61,10 +69,6 @@ class PreferenceLoss:
     margins: bool = False
     label_smoothing: float = 0.0
     center_coef: float = 0.0
-
-    @staticmethod
-    def from_config(config: RmConfig) -> PreferenceLoss:
-        return PreferenceLoss(config.loss, config.margins, config.label_smoothing, config.center_coef)
 
     def __call__(self, compared: ComparedScores, num_comparisons: int) -> ObjectiveValue:
         per_comparison = self.per_comparison(compared)
@@ -162,7 +166,7 @@ class RmRun(Training):
             return {}
         stopwatch = Stopwatch()
         with stopwatch.phase("evaluate"):
-            scores = self.learner.compare([_comparison(example) for example in self.heldout])
+            scores = self.learner.compare(comparisons_of(self.heldout))
         if not all(math.isfinite(score) for row in scores for score in row):
             raise DivergenceError(
                 f"after step {self.progress.step} held-out scores are not finite numbers",
@@ -258,7 +262,7 @@ def open_rm_run(
             train=comparisons_of(train.examples),
             heldout=evaluated_comparisons(config, heldout),
             sampler=train.sampler(seed=config.seed, shuffle=config.data.shuffle),
-            objective=PreferenceLoss.from_config(config),
+            objective=PreferenceLoss(config.loss, config.margins, config.label_smoothing, config.center_coef),
             length_rule=length_rule(train),
             measure=_measure(config, loaded, paths, train, console),
             total_steps=total_steps,
@@ -330,11 +334,7 @@ def _check_fits_loss(config: RmConfig, found: PreferenceSet) -> None:
 
 def comparisons_of(examples: tuple[PreferenceExample, ...]) -> tuple[Comparison, ...]:
     """Examples as the learner takes them."""
-    return tuple(_comparison(example) for example in examples)
-
-
-def _comparison(e: PreferenceExample) -> Comparison:
-    return Comparison(e.prompt_tokens, e.responses_tokens, e.best, e.margin, e.tie)
+    return tuple(Comparison(e.prompt_tokens, e.responses_tokens, e.best, e.margin, e.tie) for e in examples)
 
 
 def evaluated_comparisons(config: RmConfig, heldout: PreferenceSet | None) -> tuple[PreferenceExample, ...]:

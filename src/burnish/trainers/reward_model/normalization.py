@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,22 +66,16 @@ def check_measured(
     """Raises now what would end a run when it normalises, which may be after its last step; samples nothing."""
     if config.normalization.kind == "none":
         return
-    if config.normalization.on == "policy":
-        _check_policy(config, tokenizer)
-        _prompts(config, tokenizer, context_length, train)
-    else:
+    if config.normalization.on != "policy":
         _references(config, tokenizer, context_length, train)
-
-
-def _check_policy(config: RmConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Of a folder, without its weights; what a name on the hub stands for is found out when it is loaded."""
-    policy = config.normalization.policy
-    if policy is None:
         return
-    folder = resolve_source(policy, field="normalization.policy")
-    check_model_folder(folder, needs_weights=True)
-    if Path(folder).is_dir():
-        _check_vocabulary(policy, load_tokenizer(_policy_model(config)), tokenizer)
+    policy = config.normalization.policy
+    if policy is not None:
+        folder = resolve_source(policy, field="normalization.policy")
+        check_model_folder(folder, needs_weights=True)
+        if Path(folder).is_dir():  # what a name on the hub stands for is found out when it is loaded
+            _check_vocabulary(policy, load_tokenizer(_policy_model(config)), tokenizer)
+    _prompts(config, tokenizer, context_length, train)
 
 
 def _policy_model(config: RmConfig) -> ModelConfig:
@@ -116,7 +111,7 @@ def _references(
         pairs = [(e.tokens[:first], e.tokens[first:]) for e, first in zip(examples, firsts, strict=True)]
     else:
         pairs = [(e.prompt_tokens, e.responses_tokens[e.best]) for e in train.examples if not e.tie]
-    return [pairs[index] for index in _drawn(len(pairs), settings.responses, config.seed)]
+    return [pairs[index] for index in permutation(len(pairs), config.seed, 0)[: settings.responses]]
 
 
 def _policy_responses(
@@ -146,8 +141,11 @@ def _policy_responses(
     sampling = Sampling(
         min(limit, settings.max_response_tokens), temperature=settings.temperature, ignore_eos=settings.ignore_eos
     )
-    chosen = [prompts[i % len(prompts)] for i in _order(len(prompts), settings.responses, config.seed)]
-    requests = [RolloutRequest(f"normalization:{number}", number, tokens, (0,)) for number, tokens in enumerate(chosen)]
+    order = cycle(permutation(len(prompts), config.seed, 0))  # pass after pass
+    requests = [
+        RolloutRequest(f"normalization:{number}", number, prompts[index], (0,))
+        for number, index in enumerate(islice(order, settings.responses))
+    ]
     with torch.no_grad():
         rollouts = engine.generate(requests, sampling, seed=config.seed, step=0)
     return [(rollout.prompt_tokens, rollout.response_tokens) for rollout in rollouts]
@@ -176,14 +174,3 @@ def _prompts(
             remedy="lower normalization.max_response_tokens, or name shorter normalization.prompts",
         )
     return found
-
-
-def _drawn(size: int, count: int, seed: int) -> list[int]:
-    """At most `count` different indices."""
-    return permutation(size, seed, 0)[:count]
-
-
-def _order(size: int, count: int, seed: int) -> list[int]:
-    """Exactly `count` indices, pass after pass."""
-    order = permutation(size, seed, 0)
-    return [order[i % size] for i in range(count)]

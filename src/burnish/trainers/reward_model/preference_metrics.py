@@ -35,6 +35,12 @@ class ScoredComparison:
         return first - second
 
     @property
+    def lead(self) -> float:
+        """Lead of the best candidate over the best of the others."""
+        others = (score for number, score in enumerate(self.scores) if number != self.best)
+        return self.scores[self.best] - max(others)
+
+    @property
     def hit(self) -> float:
         """1 if the model prefers the best candidate, 1/n if n candidates, this one included, share the top score, else
         0."""
@@ -144,7 +150,7 @@ def describe(comparisons: Sequence[ScoredComparison], rule: LengthRule | None) -
         "eval/calibration_error": calibration_error(comparisons),
         "eval/score_mean": float(scores.mean()),
         "eval/score_std": float(scores.std()),
-        "eval/score_gap": math.fsum(c.scores[c.best] - _best_other(c) for c in comparisons) / len(comparisons),
+        "eval/score_gap": math.fsum(c.lead for c in comparisons) / len(comparisons),
     }
     if rule is not None:
         row["eval/length_rule_accuracy"] = rule.accuracy(comparisons)
@@ -166,7 +172,3 @@ def histogram(comparisons: Sequence[ScoredComparison], bins: int = HISTOGRAM_BIN
         "best": np.histogram(best, edges)[0].tolist(),
         "others": np.histogram(others, edges)[0].tolist(),
     }
-
-
-def _best_other(comparison: ScoredComparison) -> float:
-    return max(score for number, score in enumerate(comparison.scores) if number != comparison.best)

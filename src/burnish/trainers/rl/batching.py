@@ -53,14 +53,14 @@ def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncate
         for r, out in zip(rollouts, left_out, strict=True)
     ]
     return Batch(
-        prompt_tokens=_padded([r.prompt_tokens for r in rollouts], pad_token_id, torch.int64),
+        prompt_tokens=padded([r.prompt_tokens for r in rollouts], pad_token_id, torch.int64),
         prompt_lengths=torch.tensor([len(r.prompt_tokens) for r in rollouts]),
-        response_tokens=_padded([r.response_tokens for r in rollouts], pad_token_id, torch.int64),
+        response_tokens=padded([r.response_tokens for r in rollouts], pad_token_id, torch.int64),
         response_lengths=lengths,
-        loss_mask=_padded(masks, False, torch.bool),
+        loss_mask=padded(masks, False, torch.bool),
         group_ids=torch.tensor([r.group_id for r in rollouts]),
         turn_index=_turn_index(rollouts) if any(rollout.turns for rollout in rollouts) else None,
-        rollout_logprobs=_padded([r.rollout_logprobs for r in rollouts], 0.0, torch.float32),
+        rollout_logprobs=padded([r.rollout_logprobs for r in rollouts], 0.0, torch.float32),
     )
 
 
@@ -77,7 +77,7 @@ def _truncated(rollouts: Sequence[Rollout]) -> list[bool]:
 def _turn_index(rollouts: Sequence[Rollout]) -> Tensor:
     """The number of the policy's turn of each token, -1 elsewhere. A row without turns is one."""
     rows = [labelled(rollout, range(len(rollout.policy_turns()))) for rollout in rollouts]
-    return _padded(rows, -1, torch.int64)
+    return padded(rows, -1, torch.int64)
 
 
 def labelled(rollout: Rollout, labels: Iterable[int]) -> list[int]:
@@ -92,7 +92,7 @@ def with_states(rewards: BatchRewards, rollouts: Sequence[Rollout]) -> BatchRewa
     """The rewards with the states of the turns of these rows."""
     observations, histories = turn_states(rollouts)
     rows = [[labelled(r, ids) for r, ids in zip(rollouts, found, strict=True)] for found in (observations, histories)]
-    observation_ids_BT, history_ids_BT = (_padded(each, -1, torch.int64) for each in rows)
+    observation_ids_BT, history_ids_BT = (padded(each, -1, torch.int64) for each in rows)
     return replace(rewards, observation_ids_BT=observation_ids_BT, history_ids_BT=history_ids_BT)
 
 
@@ -102,7 +102,7 @@ def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[st
     rollouts = [rollout for _, rollout in rows]
     dense_BT = greedy_B = parts_BC = weights_C = None
     if any(r.token_rewards is not None for r in rollouts):
-        dense_BT = _padded([_dense_row(r) for r in rollouts], 0.0, torch.float32)
+        dense_BT = padded([_dense_row(r) for r in rollouts], 0.0, torch.float32)
     greedy = [group.greedy.reward for group, _ in rows if group.greedy is not None]
     # All rows or none: an estimator cannot use a baseline that some rows lack.
     if len(greedy) == len(rows) and None not in greedy:
@@ -153,7 +153,8 @@ def _dense_row(rollout: Rollout) -> tuple[float, ...]:
     )
 
 
-def _padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
+def padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
+    """Rows as one tensor, filled up on the right."""
     return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True, padding_value=fill)
 
 

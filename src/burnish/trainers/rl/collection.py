@@ -179,7 +179,8 @@ def penalised(group: RolloutGroup, fraction: float, domains: Domains) -> Rollout
 def _with_penalty(rollout: Rollout, num_tokens: int, limit: int, buffer_tokens: int) -> Rollout:
     if rollout.reward is None:
         return rollout
-    penalty = _penalty(num_tokens, limit, buffer_tokens)
+    lengths = torch.tensor([num_tokens])
+    penalty = float(overlong_penalty(lengths, max_response_tokens=limit, buffer_tokens=buffer_tokens))
     dense = rollout.token_rewards
     return dataclasses.replace(
         rollout,
@@ -187,8 +188,3 @@ def _with_penalty(rollout: Rollout, num_tokens: int, limit: int, buffer_tokens: 
         reward_parts={**rollout.reward_parts, "overlong": penalty},
         token_rewards=None if dense is None else (*dense[:-1], dense[-1] + penalty),
     )
-
-
-def _penalty(num_tokens: int, limit: int, buffer_tokens: int) -> float:
-    lengths = torch.tensor([num_tokens])
-    return float(overlong_penalty(lengths, max_response_tokens=limit, buffer_tokens=buffer_tokens))

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import inspect
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
 from burnish.config.domains import DomainSettings
-from burnish.config.names import AUTO_PARSER, KEEP_THINKING
+from burnish.config.names import AUTO_PARSER, KEEP_THINKING, MCP_TOOL, PYTHON_TOOL
 from burnish.config.schema import RlConfig
-from burnish.config.schema_conversation import ConversationConfig
+from burnish.config.schema_conversation import ConversationConfig, ToolConfig
+from burnish.config.schema_rl import SandboxConfig
 from burnish.data.chat import uses_template
 from burnish.data.histories import HistoryEncoder
 from burnish.data.observations import ObservationFormat, Observer
 from burnish.data.prompts import PromptSet
 from burnish.data.template import ChatFormat, Template
 from burnish.environments.host import ConversationHost, allow_connections
+from burnish.environments.mcp_tools import McpServer, McpTools
+from burnish.environments.python_tool import PythonToolOptions, open_python_tool
 from burnish.environments.warm_parent import Wanted
 from burnish.errors import ConfigError, DataError
 from burnish.models.loading import LoadedModel
@@ -30,10 +35,11 @@ from burnish.rollouts.partner import PartnerLimits, ToolsAndEnvironment
 from burnish.tools.checking import function_of
 from burnish.tools.parsers.protocol import Schemas, ToolParser
 from burnish.tools.parsers.registry import find_parser, recognise
+from burnish.tools.served import ServedTools
 from burnish.trainers.rl.agents import Agents, open_agents
 from burnish.trainers.rl.feeds import with_template
-from burnish.trainers.rl.served_tools import open_served_tools
 from burnish.types import Json, Message, Prompt
+from burnish.words import did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -135,15 +141,22 @@ def open_partner(
     assert conversation is not None
     host = None
     if conversation.own_tools or conversation.environment is not None:
-        host = ConversationHost(_wanted(conversation, where))
+        host = ConversationHost(
+            Wanted(
+                tools=conversation.own_tools,
+                environment=conversation.environment,
+                options=conversation.environment_options,
+                where=where,
+                variables=conversation.variables,
+                start_seconds=conversation.start_timeout_seconds,
+            )
+        )
         stack.callback(host.close)
     served = open_served_tools(conversation, config.sandbox, where, stack)
     schemas = (*(() if host is None else host.schemas), *(schema for tools in served for schema in tools.schemas))
     _check_names(schemas, where)
-    tokenizer, chat = (
-        with_template(loaded.tokenizer, domain.chat_template),
-        ChatFormat("always", domain.template_options),
-    )
+    tokenizer = with_template(loaded.tokenizer, domain.chat_template)
+    chat = ChatFormat("always", domain.template_options)
     parser, name = _parser(conversation, where, tokenizer, chat, schemas)
     stop = frozenset((*loaded.eos_token_ids, *config.rollout.stop_token_ids))
     observations = ObservationFormat(Template(tokenizer, chat.options, schemas), stop)
@@ -212,17 +225,6 @@ def _is_mended_by_keeping_thinking(observations: ObservationFormat, observers: S
         return False
 
 
-def _wanted(conversation: ConversationConfig, where: str) -> Wanted:
-    return Wanted(
-        tools=conversation.own_tools,
-        environment=conversation.environment,
-        options=conversation.environment_options,
-        where=where,
-        variables=conversation.variables,
-        start_seconds=conversation.start_timeout_seconds,
-    )
-
-
 def _parser(
     conversation: ConversationConfig,
     where: str,
@@ -264,3 +266,65 @@ def _lines(
             "turns anew; each of them begins a row of its own, which has the score of the conversation"
         )
     return lines
+
+
+Options = TypeVar("Options")
+
+
+def open_served_tools(
+    conversation: ConversationConfig, sandbox: SandboxConfig, where: str, stack: ExitStack
+) -> list[ServedTools]:
+    """The sandbox of `python`, and all MCP servers as one, closed with `stack`. Raises ConfigError, SandboxError."""
+    served: list[ServedTools] = []
+    servers: list[McpServer] = []
+    for index, tool in enumerate(conversation.tools):
+        field = f"{where}.tools.{index}"
+        if tool.name == PYTHON_TOOL:
+            served.append(_python(tool, sandbox, conversation, field))
+            stack.callback(served[-1].close)
+        elif tool.name == MCP_TOOL:
+            servers.append(_server(tool, field))
+    if servers:
+        served.append(McpTools(servers, start_seconds=conversation.start_timeout_seconds))
+        stack.callback(served[-1].close)
+    return served
+
+
+def _python(tool: ToolConfig, sandbox: SandboxConfig, conversation: ConversationConfig, field: str) -> ServedTools:
+    given = {"seconds": sandbox.seconds, "memory_mb": sandbox.memory_mb, **tool.options}
+    options = _options(PythonToolOptions, given, f"{field}: python")
+    if options.seconds >= conversation.call_timeout_seconds:
+        raise ConfigError(
+            f"{field}: python has {options.seconds:g} s for a call, and call_timeout_seconds ends it after "
+            f"{conversation.call_timeout_seconds:g} s",
+            remedy="raise call_timeout_seconds, or lower its option seconds",
+        )
+    token = None
+    if sandbox.token_variable is not None:
+        token = os.environ.get(sandbox.token_variable, "").strip()
+        if not token:
+            raise ConfigError(
+                f"sandbox.token_variable names {sandbox.token_variable}, which is not set",
+                remedy="set it where the run is started",
+            )
+    return open_python_tool(
+        options, tier=sandbox.tier, url=sandbox.url, token=token, conversations=conversation.max_open
+    )
+
+
+def _server(tool: ToolConfig, field: str) -> McpServer:
+    options = dict(tool.options)
+    for name in ("command", "environment"):
+        if isinstance(options.get(name), list):
+            options[name] = tuple(options[name])
+    return _options(McpServer, options, f"{field}: mcp")
+
+
+def _options(kind: Callable[..., Options], given: dict[str, Any], what: str) -> Options:
+    """ConfigError for an option that does not exist."""
+    known: Sequence[str] = list(inspect.signature(kind).parameters)
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ConfigError(f"{what} has no option {name!r}", remedy=f"{hint} options: {', '.join(known)}".lstrip())
+    return kind(**given)

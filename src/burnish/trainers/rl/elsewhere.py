@@ -18,7 +18,7 @@ from burnish.distributed.reward_models import ROLE
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32
 from burnish.forward.lanes import ONE_LANE, Lanes
-from burnish.models.loading import load_outline
+from burnish.models.loading import LoadedModel, load_outline
 from burnish.rewards.model_reward import RewardModels
 from burnish.rewards.specs import spec_of
 from burnish.rollouts.engine import RolloutEngine
@@ -34,6 +34,10 @@ class Ways:
 
     record: dict[str, str]
     lines: tuple[str, ...]
+
+    @staticmethod
+    def of(paths: FastPaths, loaded: LoadedModel) -> Ways:
+        return Ways(paths.record(), (*loaded.notes, *paths.lines()))
 
 
 def without_progress_bars() -> None:
@@ -58,7 +62,7 @@ def trained_roles(
         named: dict[str, object] = {"policy": roles.policy, "reference": roles.reference, "critic": roles.critic}
         if samples:
             named["engine"] = stack.enter_context(open_rl_engine(config, loaded, console))
-        named["ways"] = Ways(paths.record(), (*loaded.notes, *paths.lines()))
+        named["ways"] = Ways.of(paths, loaded)
         yield {name: role for name, role in named.items() if role is not None}
 
 
@@ -69,7 +73,7 @@ def own_role(config: RlConfig, ways: Mapping[str, str], model: str) -> Iterator[
     without_progress_bars()
     with open_model(config, paths, console) as loaded:
         role = build_alone(config, loaded, Lanes(config.cluster.num_lanes), model)
-        yield {model: role, "ways": Ways(paths.record(), (*loaded.notes, *paths.lines()))}
+        yield {model: role, "ways": Ways.of(paths, loaded)}
 
 
 @contextmanager
@@ -95,4 +99,4 @@ def engine_role(config: RlConfig, ways: Mapping[str, str] | None = None) -> Iter
         open_model(config, paths, console, takes_weights=True) as loaded,
         open_rl_engine(config, loaded, console) as engine,
     ):
-        yield {"engine": engine, "ways": Ways(paths.record(), (*loaded.notes, *paths.lines()))}
+        yield {"engine": engine, "ways": Ways.of(paths, loaded)}

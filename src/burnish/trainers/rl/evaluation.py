@@ -1,4 +1,7 @@
-"""Held-out evaluation: the greedy response, k samples for pass@k and maj@k, and what a critic expects of them."""
+"""Held-out evaluation: the greedy response, k samples for pass@k and maj@k, and what a critic expects of them.
+
+`build_evaluator` makes it from a run file.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from rich.console import Console
 
 from burnish.algorithms.statistics import explained_variance, pass_at_k
-from burnish.config.domains import ALL
-from burnish.data.feeds import EncodedPrompt
+from burnish.config.domains import ALL, DomainSettings, domain_settings
+from burnish.config.schema import RewardConfig, RlConfig
+from burnish.data.feeds import EncodedPrompt, evaluation_prompts
+from burnish.data.overlap import find_overlap
+from burnish.data.prompts import PromptSet
+from burnish.models.loading import LoadedModel
 from burnish.models.roles import Critic
+from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean_of
 from burnish.observability.recorder import TokenValues
 from burnish.rewards.protocol import RewardScorer
-from burnish.rewards.success import Success
+from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.rewards.success import Success, success_of_domain, why_not_measured
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.trainers.rl.batching import build_batch
 from burnish.trainers.rl.collection import GREEDY_SAMPLE
+from burnish.trainers.rl.conversations import Conversations
+from burnish.trainers.rl.domains import asked_by, build_sampling, load_domains, prompts_of
 from burnish.trainers.telemetry.groups import describe_conversations, mean_parts
 from burnish.types import FinishReason, Metric, Prompt, Reduction, Rollout, RolloutGroup, RolloutRequest
 
@@ -71,7 +83,9 @@ class Evaluator:
             greedy.append((dataclasses.replace(part.sampling, greedy=True), request))
             if part.samples:
                 samples = dataclasses.replace(request, sample_indices=tuple(range(part.samples)))
-                plain.append((_without_cuts(part), samples))
+                # pass@k and maj@k are of the policy itself, without the cuts that training may sample with.
+                whole = dataclasses.replace(part.sampling, temperature=part.temperature, top_k=0, top_p=1.0, min_p=0.0)
+                plain.append((whole, samples))
         groups = self._groups(prompts, self._generate(prompts, greedy), self._generate(prompts, plain))
         for part, ours in self._by_part(groups):
             if part.success is not None:
@@ -164,11 +178,6 @@ class Evaluator:
         return metrics
 
 
-def _without_cuts(part: HeldOut) -> Sampling:
-    """For pass@k and maj@k of the policy itself: without the cuts that training may sample with."""
-    return dataclasses.replace(part.sampling, temperature=part.temperature, top_k=0, top_p=1.0, min_p=0.0)
-
-
 def majority(rollouts: Sequence[Rollout], vote_key: Callable[[Rollout], str]) -> Rollout:
     """A response of the largest set with the same answer; of sets of equal size, the one seen first."""
     votes: dict[str, list[Rollout]] = {}
@@ -221,3 +230,62 @@ def _describe(judged: Sequence[Rollout], values: TokenValues) -> dict[str, Metri
     if explained is not None:
         metrics["eval/explained_variance"] = Metric(Reduction.LAST, explained)
     return metrics
+
+
+def build_evaluator(
+    config: RlConfig,
+    loaded: LoadedModel,
+    engine: RolloutEngine,
+    scorer: ProcessRewardScorer,
+    console: Console,
+    conversations: Conversations,
+    *,
+    train: Mapping[str, PromptSet] | None = None,
+) -> Evaluator | None:
+    """None without held-out data. Reports which of its prompts are also in `train`."""
+    settings = domain_settings(config)
+    held_out = load_domains(config, settings, loaded, "eval", conversations)
+    if not held_out:
+        return None
+    for prompts in held_out.values():
+        say(console, prompts.lines())
+    say(console, find_overlap(() if train is None else asked_by(train), asked_by(held_out)).lines())
+    scorer.check_prompts(prompts_of(held_out))
+    parts = {
+        domain.name: build_held_out(config, domain, held_out[domain.name], scorer, console)
+        for domain in settings
+        if domain.name in held_out
+    }
+    return Evaluator(parts=parts, engine=engine, scorer=scorer, seed=config.seed)
+
+
+def build_held_out(
+    config: RlConfig, domain: DomainSettings, prompts: PromptSet, scorer: ProcessRewardScorer, console: Console
+) -> HeldOut:
+    settings = domain.evaluation
+    success = success_of_domain(domain, scorer.answer_labels)
+    if success is None:
+        why = why_not_measured(settings)
+        say(console, (f"{domain.name}: {why}" if domain.name else why,))
+    return HeldOut(
+        prompts=evaluation_prompts(prompts, settings.max_prompts, seed=config.seed),
+        sampling=build_sampling(config, domain),
+        samples=settings.samples,
+        temperature=settings.temperature,
+        success=success,
+        vote_key=vote_key(domain.rewards) if settings.samples else _by_text,
+    )
+
+
+def vote_key(rewards: Sequence[RewardConfig]) -> Callable[[Rollout], str]:
+    """What counts as the same answer for maj@k: the extracted answer if a reward is `math`, else the text."""
+    if not any(reward.name == "math" for reward in rewards):
+        return _by_text
+    from burnish.rewards.builtins.math_answer import MathAnswer, canonical  # slow to import, so only when needed
+
+    reader = MathAnswer()
+    return lambda rollout: canonical(reader.extract(rollout.response) or rollout.response)
+
+
+def _by_text(rollout: Rollout) -> str:
+    return rollout.response.strip()

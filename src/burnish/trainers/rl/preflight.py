@@ -32,7 +32,7 @@ from burnish.rollouts.engine import StoppableEngine
 from burnish.rollouts.registry import find_engine
 from burnish.rollouts.vllm.process import has_vllm
 from burnish.trainers.rl.credit import reads_responses_alone
-from burnish.trainers.rl.domain_setup import check_difficulty
+from burnish.trainers.rl.domains import check_difficulty
 from burnish.trainers.rl.feeds import load_prompt_set
 from burnish.trainers.rl.objective_setup import AlgorithmParts, resolve_algorithm
 from burnish.types import Prompt

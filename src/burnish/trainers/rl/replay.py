@@ -13,12 +13,9 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from burnish.algorithms.advantages import Estimator
 from burnish.config.domains import domain_settings, used_domains
@@ -32,12 +29,11 @@ from burnish.reading import reading
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import Progress
-from burnish.trainers.rl.batching import build_batch, scored
+from burnish.trainers.rl.batching import build_batch, padded, scored
 from burnish.trainers.rl.collection import penalised, why_left_out
 from burnish.trainers.rl.credit import credit_rows
 from burnish.trainers.rl.domain_credit import DomainCredit
-from burnish.trainers.rl.domain_setup import build_domains
-from burnish.trainers.rl.domains import Domains
+from burnish.trainers.rl.domains import Domains, build_domains
 from burnish.trainers.rl.feeds import load_prompt_set
 from burnish.trainers.rl.objective_setup import resolve_algorithm
 from burnish.trainers.rl.preflight import check_estimator
@@ -152,8 +148,12 @@ class Replayer:
 
     def _scored(self, groups: Sequence[RolloutGroup]) -> tuple[RolloutGroup, ...]:
         """The groups with scores of the rewards of the run file, and no others."""
-        items = [(group.prompt, rollout) for group in groups for rollout in _all(group)]
-        fresh = [(prompt, _unscored(rollout)) for prompt, rollout in items]
+        fresh = [
+            (group.prompt, _unscored(rollout))
+            for group in groups
+            for rollout in (*group.rollouts, group.greedy)
+            if rollout is not None
+        ]
         scores = {(r.group_id, r.sample_index): r for r in self.scorer.score(fresh)}
         return tuple(
             replace(
@@ -197,7 +197,9 @@ class Replayer:
         batch = build_batch(rollouts, pad_token_id=0, mask_truncated=self.config.algorithm.mask_truncated)
         lines = [recorded.lines[r.group_id, r.sample_index] for r in rollouts]
         given = {"token_values": "values", "old_logprobs": "old_logprobs", "ref_logprobs": "ref_logprobs"}
-        batch = batch.replace(**{given[name]: _padded([line[name] for line in lines]) for name in self._needed})
+        for name in self._needed:
+            rows_of = [[float(value) for value in line[name]] for line in lines]
+            batch = batch.replace(**{given[name]: padded(rows_of, 0.0, torch.float32)})
         weights = {reward.log_label: reward.weight for reward in self.config.all_rewards if not reward.audit}
         batch, _ = credit_rows(
             batch,
@@ -254,10 +256,6 @@ def _notes(config: RlConfig) -> Iterator[str]:
         yield f"domains {', '.join(running)}: normalize is `running`, which begins anew with each step of a replay"
 
 
-def _all(group: RolloutGroup) -> list[Rollout]:
-    return [*group.rollouts, *([] if group.greedy is None else [group.greedy])]
-
-
 def _rollout(line: RecordedLine) -> Rollout:
     """As it was recorded. Numbers that are not finite were recorded as text."""
     row = {name: line[name] for name in _OF_ROLLOUT if name in line}
@@ -288,7 +286,3 @@ def _replayed(step: int, prompt: Prompt, line: RecordedLine, rollout: Rollout, a
     return Replayed(
         step, prompt.id, prompt.domain, rollout.group_id, rollout.sample_index, rollout.response, before, after
     )
-
-
-def _padded(rows: Sequence[Sequence[Any]]) -> Tensor:
-    return pad_sequence([torch.tensor([float(value) for value in row]) for row in rows], batch_first=True)

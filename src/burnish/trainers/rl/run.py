@@ -14,12 +14,11 @@ from burnish.errors import ConfigError
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutRecorder
-from burnish.trainers.chaining import pinned, with_weights
-from burnish.trainers.orderly import naming_memory_errors
-from burnish.trainers.outer_loop import train_to_end
+from burnish.trainers.chaining import measured
+from burnish.trainers.outer_loop import naming_memory_errors, train_to_end
 from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
 from burnish.trainers.rl.conversations import open_conversations
-from burnish.trainers.rl.evaluation_setup import build_evaluator
+from burnish.trainers.rl.evaluation import build_evaluator
 from burnish.trainers.rl.opening import Cast, longest_text, open_model, open_rl_engine
 from burnish.trainers.rl.setup import INLINE, open_rl_run, open_scorer
 from burnish.trainers.telemetry.journal import token_texts
@@ -42,10 +41,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
     folder. Raises ConfigError if the run file names no held-out data.
     """
     check_place(config.output)
-    if weights is not None:
-        config = config.model_copy(update={"model": with_weights(config.model, str(weights))})
-    config, chained = pinned(config)
-    say(console, chained)
+    config = measured(config, weights, console)
     with ExitStack() as stack:
         stack.enter_context(naming_memory_errors())
         paths = recorded_paths(Path(config.output))
@@ -59,9 +55,9 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
         evaluator = build_evaluator(config, loaded, engine, scorer, console, conversations)
         if evaluator is None:
             raise ConfigError("data.eval is empty", remedy="name the held-out data in data.eval")
-        measured, groups = evaluator.evaluate()
+        found, groups = evaluator.evaluate()
     store = MetricStore()
-    store.merge(measured)
+    store.merge(found)
     metrics, folder = store.row(), new_eval_folder(Path(config.output))
     recorder = RolloutRecorder(folder / "rollouts", token_texts(loaded))
     rollouts_file = recorder.record_evaluation(0, groups)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 from rich.console import Console
 
 from burnish.algorithms.kl import AdaptiveKL, FixedKL, KLController
-from burnish.algorithms.policy_losses import PolicyLossSpec
 from burnish.config.domains import domain_settings
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.data.overlap import find_overlap
@@ -29,9 +27,9 @@ from burnish.trainers.rl.collection import Collector, Overlaps
 from burnish.trainers.rl.conversations import open_conversations
 from burnish.trainers.rl.critic_setup import build_value_objective
 from burnish.trainers.rl.domain_credit import DomainCredit
-from burnish.trainers.rl.domain_setup import asked_by, build_domains, check_difficulty, load_domains, prompts_of
-from burnish.trainers.rl.evaluation_setup import build_evaluator
-from burnish.trainers.rl.loop import RlRun, TokenSelection
+from burnish.trainers.rl.domains import asked_by, build_domains, check_difficulty, load_domains, prompts_of
+from burnish.trainers.rl.evaluation import build_evaluator
+from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.objective_setup import objectives, resolve_algorithm
 from burnish.trainers.rl.opening import Cast, Inline, longest_text
 from burnish.trainers.rl.preflight import check_settings, precision_lines, timing_lines
@@ -105,7 +103,7 @@ def open_rl_run(
             evaluator=evaluator,
             estimator=estimator,
             objective=players.objective or objectives(config, parts),
-            select_tokens=_selection(loss, numbers),
+            select_tokens=partial(loss.select, options=numbers) if loss.needs_selection else None,
             kl=build_kl(config.algorithm),
             domain_credit=DomainCredit(collector.domains) if config.domains else None,
             reward_weights={
@@ -156,23 +154,14 @@ def open_scorer(
     """The rewards of the run file, loaded first, so that a wrong name or option stops the run before its model loads.
     `paths` chooses for judges that are models of this process."""
     choose_pages(config.model)  # before a smaller model of a reward has memory
-    scorer = ProcessRewardScorer(
+    with ProcessRewardScorer(
         config.all_rewards,
         config.scoring,
         models_elsewhere=models_elsewhere,
         sandbox=config.sandbox,
         open_model=partial(open_model, paths=paths),
         say=lambda line: say(console, (line,)),
-    )
-    try:
+    ) as scorer:
         for domain in domain_settings(config):  # refuses a threshold out of reach
             success_of_domain(domain, scorer.answer_labels)
         yield scorer
-    finally:
-        scorer.close()
-
-
-def _selection(loss: PolicyLossSpec, numbers: dict[str, Any]) -> TokenSelection | None:
-    if not loss.needs_selection:
-        return None
-    return partial(loss.select, options=numbers)

@@ -36,7 +36,9 @@ def keeping_batch(run_dir: Path, step: int, batch: Batch) -> Iterator[None]:
 def _keep(folder: Path, step: int, batch: Batch, message: str) -> str:
     """Where the batch is now, or why it could not be saved: a full disk must not hide the divergence."""
     path = folder / f"step-{step:06d}.safetensors"
-    tensors = _fields(batch)
+    host = batch.to("cpu")
+    values = ((f.name, getattr(host, f.name)) for f in dataclasses.fields(host))
+    tensors = {name: value.contiguous().clone() for name, value in values if value is not None}
     content = {"step": step, "message": message, "rows": [_row(batch, tensors, i) for i in range(len(batch))]}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,9 +59,3 @@ def _row(batch: Batch, tensors: dict[str, Tensor], row: int) -> dict[str, object
         "trained_tokens": int(batch.loss_mask[row].sum()),
         "not_finite": odd,
     }
-
-
-def _fields(batch: Batch) -> dict[str, Tensor]:
-    host = batch.to("cpu")
-    values = ((f.name, getattr(host, f.name)) for f in dataclasses.fields(host))
-    return {name: value.contiguous().clone() for name, value in values if value is not None}

@@ -10,10 +10,14 @@ from burnish.observability.metrics import mean, mean_of
 from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutGroup, sample_of
 
 
-def is_constant(group: RolloutGroup) -> bool:
-    """Whether at least two responses were scored and all of them have the same reward."""
-    rewards = [r.reward for r in group.samples() if r.reward is not None]
-    return len(rewards) > 1 and min(rewards) == max(rewards)
+def scores_of(group: RolloutGroup) -> list[float]:
+    return [r.reward for r in group.samples() if r.reward is not None]
+
+
+def constant_fraction(groups: Sequence[RolloutGroup]) -> Metric:
+    """Of the groups with at least two scored responses, those in which all have the same reward."""
+    scores = [scores for scores in map(scores_of, groups) if len(scores) > 1]
+    return mean_of([min(rewards) == max(rewards) for rewards in scores])
 
 
 def describe_groups(
@@ -26,8 +30,7 @@ def describe_groups(
     """
     rollouts = [r for group in groups for r in group.rollouts]
     samples = [r for group in groups for r in group.samples()]
-    rewards = [r.reward for r in samples if r.reward is not None]
-    comparable = [group for group in groups if sum(r.reward is not None for r in group.samples()) > 1]
+    rewards = [reward for group in groups for reward in scores_of(group)]
     lengths = [r.num_sampled() for r in rollouts]
     metrics = {
         "reward/mean": mean_of(rewards),
@@ -42,10 +45,9 @@ def describe_groups(
         ),
         "groups/missing": Metric(Reduction.LAST, missing),
         "groups/sampled": Metric(Reduction.LAST, len(groups)),
-        "groups/constant_fraction": mean_of([is_constant(group) for group in comparable]),
+        "groups/constant_fraction": constant_fraction(groups),
         "groups/shrunk_to_one": Metric(
-            Reduction.SUM,
-            sum(len(g.samples()) > 1 and sum(r.reward is not None for r in g.samples()) == 1 for g in groups),
+            Reduction.SUM, sum(len(group.samples()) > 1 and len(scores_of(group)) == 1 for group in groups)
         ),
     }
     domains = sorted({group.prompt.domain for group in groups})
@@ -68,12 +70,11 @@ def describe_domains(
         trained = sum(group.prompt.domain == name for group in kept)
         places = float(count > 0)  # without any, nothing is measured
         rollouts = [r for group in ours for r in group.rollouts]
-        comparable = [group for group in ours if sum(r.reward is not None for r in group.samples()) > 1]
         found = {
             "prompts": Metric(Reduction.LAST, trained, places),
             "missing": Metric(Reduction.LAST, count - trained, places),
             "left_out_fraction": Metric(Reduction.MEAN, len(ours) - trained, len(ours)),
-            "constant_fraction": mean_of([is_constant(group) for group in comparable]),
+            "constant_fraction": constant_fraction(ours),
             "solved_fraction": mean_of([one for group in ours for one in solved[group.group_id]]),
             "response_tokens_mean": mean_of([r.num_sampled() for r in rollouts]),
             "truncated_fraction": mean_of([r.finish_reason is FinishReason.LENGTH for r in rollouts]),
@@ -107,7 +108,7 @@ def mean_parts(rollouts: Sequence[Rollout], prefix: str) -> dict[str, Metric]:
 def _rewards_of(groups: Sequence[RolloutGroup], domains: Iterable[str]) -> dict[str, Metric]:
     return {
         f"reward/domain/{domain}": mean_of(
-            [r.reward for g in groups if g.prompt.domain == domain for r in g.samples() if r.reward is not None]
+            [reward for group in groups if group.prompt.domain == domain for reward in scores_of(group)]
         )
         for domain in domains
     }
