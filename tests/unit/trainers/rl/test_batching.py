@@ -5,29 +5,21 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from plain_samples import plain_rollout
 
 from burnish.trainers.rl.batching import build_batch, build_rewards, scored
-from burnish.types import BRANCH_STRIDE, FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
+from burnish.types import BRANCH_STRIDE, FinishReason, Prompt, Rollout, RolloutGroup
 
 PAD = 0
 
 
 def rollout(group: int, index: int, tokens: int, reward: float | None = 1.0, **fields: object) -> Rollout:
-    return dataclasses.replace(
-        Rollout(
-            prompt_id=f"p{group}",
-            group_id=group,
-            sample_index=index,
-            prompt_tokens=(1,) * (group + 1),
-            response_tokens=tuple(range(10, 10 + tokens)),
-            rollout_logprobs=tuple(-0.5 * (t + 1) for t in range(tokens)),
-            finish_reason=FinishReason.STOP,
-            policy_version=0,
-            reward=reward,
-            status=RewardStatus.OK if reward is not None else RewardStatus.ERROR,
-        ),
-        **fields,
-    )
+    own = {
+        "prompt_tokens": (1,) * (group + 1),
+        "response_tokens": tuple(range(10, 10 + tokens)),
+        "rollout_logprobs": tuple(-0.5 * (t + 1) for t in range(tokens)),
+    }
+    return plain_rollout(tokens, reward, group=group, index=index, **own | fields)
 
 
 def group_of(*rollouts: Rollout, greedy: Rollout | None = None) -> RolloutGroup:
@@ -72,8 +64,8 @@ def outcome_of(*rollouts: Rollout, greedy: Rollout | None = None, weights: dict[
 
 
 def test_scores_and_nothing_else() -> None:
-    outcome = outcome_of(rollout(0, 0, 1, 0.25), rollout(0, 1, 1, -1.0))
-    assert outcome.scores_B.tolist() == [0.25, -1.0]
+    outcome = outcome_of(rollout(0, 0, 1, 0.1), rollout(0, 1, 1, -1.0))
+    assert outcome.scores_B.tolist() == pytest.approx([0.1, -1.0], rel=1e-7)
     assert outcome.dense_rewards_BT is None
     assert outcome.greedy_scores_B is None
     assert outcome.parts_BC is None
@@ -108,10 +100,6 @@ def test_parts_follow_the_order_of_the_weights() -> None:
 def test_a_missing_part_leaves_no_parts_rather_than_a_zero() -> None:
     rows = [rollout(0, 0, 1, reward_parts={"a": 1.0}), rollout(0, 1, 1, reward_parts={})]
     assert outcome_of(*rows, weights={"a": 1.0}).parts_BC is None
-
-
-def test_scores_keep_their_value() -> None:
-    assert outcome_of(rollout(0, 0, 1, 0.1)).scores_B.item() == pytest.approx(0.1, rel=1e-7)
 
 
 def test_rows_of_a_sample_with_one_score_count_once() -> None:

@@ -6,21 +6,16 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import pytest
+from plain_samples import Feed, domains_of, plain_rollout
 
-from burnish.config.domains import ALL, domain_settings
+from burnish.config.domains import ALL
 from burnish.config.schema import RlConfig
-from burnish.data.feeds import DomainFeeds, EncodedPrompt
-from burnish.data.shares import Shares
 from burnish.rollouts.engine import OnFinished, Sampling
-from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.collection import Collector, Overlaps, penalised
-from burnish.trainers.rl.difficulty import Filter, PassRates
-from burnish.trainers.rl.domains import Domain, Domains
 from burnish.trainers.telemetry.groups import describe_groups
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import (
     BRANCH_STRIDE,
-    FinishReason,
     Metric,
     Prompt,
     RewardStatus,
@@ -30,19 +25,6 @@ from burnish.types import (
 )
 
 Reward = Callable[[Prompt, Rollout], float | None]
-
-
-class Feed:
-    """Prompts p0, p1 ... of a data set with `size` rows."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def take(self, count: int, position: int) -> list[EncodedPrompt]:
-        return [EncodedPrompt(Prompt(f"p{i % self.size}", text="x"), (1, 2)) for i in range(position, position + count)]
-
-    def __len__(self) -> int:
-        return self.size
 
 
 class Engine:
@@ -92,11 +74,8 @@ class Scorer:
 
 
 def _rollout(request: RolloutRequest, index: int) -> Rollout:
-    length = max(index, 0) % 10 + 1
-    return Rollout(
-        request.prompt_id, request.group_id, index, request.prompt_tokens, (5,) * length, (-1.0,) * length,
-        FinishReason.STOP, 0,
-    )  # fmt: skip
+    own = {"prompt_id": request.prompt_id, "prompt_tokens": request.prompt_tokens, "status": RewardStatus.PENDING}
+    return plain_rollout(max(index, 0) % 10 + 1, group=request.group_id, index=index, **own)
 
 
 def _scored(rollout: Rollout, reward: float | None) -> Rollout:
@@ -111,12 +90,7 @@ def collector(reward: Reward, *, size: int = 100, needs_greedy: bool = False, **
         algorithm={"preset": "grpo", **algorithm},
         rollout={"prompts_per_step": 3, "group_size": 2, "max_response_tokens": 10},
     )
-    (settings,) = domain_settings(config)
-    taught = Filter(settings.dynamic_sampling, None, None)
-    domain = Domain(settings, Sampling(max_response_tokens=10), taught)
-    feeds = DomainFeeds([ALL], {ALL: Feed(size)}, Shares([settings.shares], 3))
-    domains = Domains({ALL: domain}, feeds, PassRates({}, Progress()))
-    return Collector(config, domains, Engine(), Scorer(reward), needs_greedy)
+    return Collector(config, domains_of(config, {ALL: Feed(size)}), Engine(), Scorer(reward), needs_greedy)
 
 
 def test_a_step_has_the_prompts_and_groups_that_were_asked_for() -> None:

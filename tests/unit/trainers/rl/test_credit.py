@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from plain_samples import ones_batch
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config import names
@@ -22,15 +23,8 @@ from burnish.trainers.rl.preflight import check_estimator
 def four_rows(**fields: torch.Tensor) -> Batch:
     """Two groups of two; responses of 2, 1, 2 and 2 tokens."""
     lengths = torch.tensor([2, 1, 2, 2])
-    return Batch(
-        prompt_tokens=torch.ones(4, 1, dtype=torch.int64),
-        prompt_lengths=torch.ones(4, dtype=torch.int64),
-        response_tokens=torch.ones(4, 2, dtype=torch.int64),
-        response_lengths=lengths,
-        loss_mask=torch.arange(2) < lengths.unsqueeze(1),
-        group_ids=torch.tensor([7, 7, 9, 9]),
-        **fields,
-    )
+    groups = torch.tensor([7, 7, 9, 9])
+    return ones_batch(torch.arange(2) < lengths.unsqueeze(1), response_lengths=lengths, group_ids=groups, **fields)
 
 
 def run(algorithm: AlgorithmConfig, scores: list[float], batch: Batch, kl_coef: float = 0.0, **outcome: torch.Tensor):
@@ -154,13 +148,9 @@ def test_gae_takes_score_kl_and_values_to_the_golden_numbers() -> None:
     """d = .5, -.2, .3 at coefficient .1 and a score of .43 make the rewards -.05, .02, .4. What stands in the slots
     past the end, values among it, changes nothing, and nothing is rewarded there."""
     old, nan = torch.tensor([[-1.2, -0.7, -2.0, 0.0, 0.0]]), float("nan")
-    batch = Batch(
-        prompt_tokens=torch.ones(1, 1, dtype=torch.int64),
-        prompt_lengths=torch.ones(1, dtype=torch.int64),
-        response_tokens=torch.ones(1, 5, dtype=torch.int64),
+    batch = ones_batch(
+        torch.tensor([[True, True, True, False, False]]),
         response_lengths=torch.tensor([3]),
-        loss_mask=torch.tensor([[True, True, True, False, False]]),
-        group_ids=torch.zeros(1, dtype=torch.int64),
         old_logprobs=old,
         ref_logprobs=old - torch.tensor([[0.5, -0.2, 0.3, nan, nan]]),
         values=torch.tensor([[0.1, 0.2, 0.3, nan, 7.0]]),

@@ -7,21 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plain_samples import plain_rollout
 
 from burnish.config.schema_domains import DifficultyConfig
 from burnish.errors import ConfigError
 from burnish.rewards.success import Success
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.difficulty import Filter, PassRates, Seen, recorded_outcomes
-from burnish.types import BRANCH_STRIDE, FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup, Turn
+from burnish.types import BRANCH_STRIDE, Prompt, Rollout, RolloutGroup, Turn
 
 EXACT = Success({"exact": 1.0})
 
 
 def rollout(score: float | None, index: int = 0, prompt: str = "p") -> Rollout:
     parts = {} if score is None else {"exact": score}
-    status = RewardStatus.ERROR if score is None else RewardStatus.OK
-    return Rollout(prompt, 0, index, (1,), (2,), (0.0,), FinishReason.STOP, 0, "x", score, parts, status=status)
+    return plain_rollout(1, score, index=index, prompt_id=prompt, reward_parts=parts)
 
 
 def group(*scores: float | None) -> RolloutGroup:

@@ -11,19 +11,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_samples import domains_of, plain_rollout
 
-from burnish.config.domains import domain_settings
 from burnish.config.schema import RlConfig
-from burnish.data.feeds import DomainFeeds
-from burnish.data.shares import Shares
-from burnish.rewards.success import Success
-from burnish.rollouts.engine import Sampling
-from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.batching import BatchRewards, build_batch, build_rewards
-from burnish.trainers.rl.difficulty import Filter, PassRates
 from burnish.trainers.rl.domain_credit import DomainCredit, Moments
-from burnish.trainers.rl.domains import Domain, Domains
-from burnish.types import BRANCH_STRIDE, FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
+from burnish.types import BRANCH_STRIDE, Prompt, Rollout, RolloutGroup
 
 Rows = list[tuple[RolloutGroup, Rollout]]
 
@@ -32,31 +25,14 @@ def credit_of(**domains: dict[str, Any]) -> DomainCredit:
     config = RlConfig(
         model="m", rewards="exact", domains={name: {"train": "x", **settings} for name, settings in domains.items()}
     )
-    found = domain_settings(config)
-    taught = Filter(False, None, Success({"exact": 1.0}))
-    by_name = {one.name: Domain(one, Sampling(8), taught) for one in found}
-    feeds = DomainFeeds(list(by_name), {}, Shares([one.shares for one in found], 1))
-    return DomainCredit(Domains(by_name, feeds, PassRates({}, Progress())))
+    return DomainCredit(domains_of(config, {}))
 
 
 def rows_of(*groups: tuple[str, Sequence[float]], tokens: int = 2) -> Rows:
     rows: Rows = []
     for number, (domain, scores) in enumerate(groups):
         rollouts = tuple(
-            Rollout(
-                "p",
-                number,
-                i,
-                (1,),
-                (2,) * tokens,
-                (0.0,) * tokens,
-                FinishReason.STOP,
-                0,
-                "x",
-                score,
-                {"exact": score},
-                status=RewardStatus.OK,
-            )
+            plain_rollout(tokens, score, group=number, index=i, reward_parts={"exact": score})
             for i, score in enumerate(scores)
         )
         group = RolloutGroup(Prompt(f"p{number}", text="x", domain=domain), number, rollouts)

@@ -7,32 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from burnish.config.domains import domain_settings
+from plain_samples import Feed, domains_of, plain_rollout
+
 from burnish.config.schema import RlConfig
-from burnish.data.feeds import DomainFeeds, EncodedPrompt
-from burnish.data.shares import Shares
-from burnish.rewards.success import Success
 from burnish.rollouts.engine import OnFinished, Sampling
-from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.collection import Collected, Collector
-from burnish.trainers.rl.difficulty import Filter, PassRates
-from burnish.trainers.rl.domains import Domain, Domains
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutRequest
-
-
-class Feed:
-    def __init__(self, domain: str, size: int) -> None:
-        self.domain, self.size = domain, size
-
-    def take(self, count: int, position: int) -> list[EncodedPrompt]:
-        return [
-            EncodedPrompt(Prompt(f"{self.domain}{n % self.size}", text="x", domain=self.domain), (1,))
-            for n in range(position, position + count)
-        ]
-
-    def __len__(self) -> int:
-        return self.size
+from burnish.types import Metric, Prompt, RewardStatus, Rollout, RolloutRequest
 
 
 class Engine:
@@ -43,9 +24,7 @@ class Engine:
                  on_finished: OnFinished | None = None) -> list[Rollout]:  # fmt: skip
         self.calls.append((sampling.max_response_tokens, [request.prompt_id for request in requests]))
         return [
-            Rollout(r.prompt_id, r.group_id, i, r.prompt_tokens, (5,), (-1.0,), FinishReason.STOP, 0)
-            for r in requests
-            for i in r.sample_indices
+            plain_rollout(prompt_id=r.prompt_id, group=r.group_id, index=i) for r in requests for i in r.sample_indices
         ]
 
     def take_metrics(self) -> dict[str, Metric]:
@@ -75,21 +54,10 @@ def collector(size: int = 8, **domains: dict[str, Any]) -> tuple[Collector, Engi
         domains={name: {"train": "x.jsonl", **settings} for name, settings in domains.items()},
         rollout={"prompts_per_step": 6, "group_size": 2, "max_response_tokens": 10},
     )
-    found = domain_settings(config)
-    rates = PassRates({one.name: 8 for one in found if one.difficulty is not None}, Progress())
-    by_name = {
-        one.name: Domain(
-            one,
-            Sampling(max_response_tokens=one.max_response_tokens),
-            Filter(one.dynamic_sampling, one.difficulty, Success({"exact": 1.0})),
-        )
-        for one in found
-    }
     engine: Any = Engine()
     scorer: Any = Scorer()
-    shares = Shares([one.shares for one in found], 6)
-    feeds = DomainFeeds(list(by_name), {name: Feed(name, size) for name in by_name}, shares)
-    return Collector(config, Domains(by_name, feeds, rates), engine, scorer, needs_greedy=False), engine
+    found = domains_of(config, {name: Feed(size, name, name) for name in domains})
+    return Collector(config, found, engine, scorer, needs_greedy=False), engine
 
 
 def counts(collected: Collected) -> Counter[str]:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from plain_samples import plain_rollout
 
 from burnish.config.domains import ALL
 from burnish.rewards.success import Success
@@ -16,7 +17,7 @@ from burnish.types import FinishReason, Metric, Prompt, Reduction, Rollout, Roll
 
 
 def answer(text: str, index: int) -> Rollout:
-    return Rollout("p", 0, index, (1,), (2,), (0.0,), FinishReason.STOP, 0, response=text)
+    return plain_rollout(index=index, response=text)
 
 
 def test_the_largest_set_wins_and_the_first_seen_among_equals() -> None:

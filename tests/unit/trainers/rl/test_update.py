@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_samples import ones_batch
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.algorithms.kl import FixedKL
@@ -46,15 +47,7 @@ class Policy:
 
 
 def four_rows(trained: list[bool]) -> Batch:
-    return Batch(
-        prompt_tokens=torch.ones(4, 1, dtype=torch.int64),
-        prompt_lengths=torch.ones(4, dtype=torch.int64),
-        response_tokens=torch.ones(4, 2, dtype=torch.int64),
-        response_lengths=torch.full((4,), 2),
-        loss_mask=torch.tensor(trained)[:, None].expand(4, 2),
-        group_ids=torch.arange(4),
-        rollout_logprobs=torch.full((4, 2), -1.0),
-    )
+    return ones_batch(torch.tensor(trained)[:, None].expand(4, 2), rollout_logprobs=torch.full((4, 2), -1.0))
 
 
 def run_of(tmp_path: object = "out", *, reference: object = None, **sections: Any) -> Any:

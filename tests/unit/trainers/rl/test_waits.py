@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_samples import ones_batch
 
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.forward.batch import Batch
@@ -36,13 +37,8 @@ def part(seed: int) -> Batch:
     def numbers() -> torch.Tensor:
         return -torch.rand(4, 3, generator=generator)
 
-    return Batch(
-        prompt_tokens=torch.ones(4, 1, dtype=torch.int64),
-        prompt_lengths=torch.ones(4, dtype=torch.int64),
-        response_tokens=torch.ones(4, 3, dtype=torch.int64),
-        response_lengths=torch.full((4,), 3),
-        loss_mask=torch.ones(4, 3, dtype=torch.bool),
-        group_ids=torch.arange(4),
+    return ones_batch(
+        torch.ones(4, 3, dtype=torch.bool),
         advantages=numbers(),
         old_logprobs=numbers(),
         ref_logprobs=numbers(),
