@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,7 @@ from burnish.distributed.launching import Crew, Launcher, Seat, Site, ThisMachin
 from burnish.distributed.peers import START_SECONDS, Peer, ProcessRole, RoleLostError
 from burnish.distributed.pool import RolloutPool, Worker
 from burnish.distributed.ranks import RankSite
+from burnish.distributed.reward_models import ROLE, RewardModelProcess
 from burnish.distributed.team import Meeting, joined
 from burnish.distributed.trainers import TeamRole
 from burnish.errors import ConfigError
@@ -40,14 +42,13 @@ from burnish.models.reward_learner import RewardLearner
 from burnish.observability.console import say
 from burnish.plugins import is_outside
 from burnish.trainers.interrupt import present_watch, watching
-from burnish.trainers.own_processes import own_processes
 from burnish.trainers.placement import check_placement, placed, threads_of
 from burnish.trainers.result import RunResult
-from burnish.trainers.rl.elsewhere import engine_role, trained_roles
+from burnish.trainers.rl.elsewhere import engine_role, own_role, reward_role, trained_roles
 from burnish.trainers.rl.objective_setup import ObjectiveElsewhere
 from burnish.trainers.rl.opening import Inline, Players, open_model
 from burnish.trainers.rl.preflight import check_fit
-from burnish.trainers.rl.roles import Roles, build_roles
+from burnish.trainers.rl.roles import ALONE, Beside, Roles, build_roles
 from burnish.trainers.rl.run import train_rl as train_rl_with
 from burnish.trainers.workplace import record_paths, recorded_ways
 
@@ -328,3 +329,71 @@ def _rollout_workers(config: RlConfig, crew: Crew, launcher: Launcher, console: 
         )
         for process in begun
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnProcesses:
+    """Models of a run with a process of their own (`cluster.own_process`).
+
+    roles: of reference and critic, by their names. seconds: how long a request to one may take.
+    """
+
+    roles: Mapping[str, Peer]
+    reward_models: RewardModelProcess | None
+    beside: Beside
+    seconds: float
+
+    def added_to(self, roles: Roles) -> Roles:
+        """The roles, with handles to those that have a process of their own."""
+        there = {name: process.role(name, seconds=self.seconds) for name, process in self.roles.items()}
+        return Roles(
+            roles.policy,
+            RemoteReference(there["reference"]) if "reference" in there else roles.reference,
+            RemoteCritic(there["critic"]) if "critic" in there else roles.critic,
+        )
+
+    def standing(self) -> list[tuple[str, str]]:
+        """Their names, and what each is doing."""
+        judges = [] if self.reward_models is None else [self.reward_models.standing]
+        return [*((process.name, process.standing) for process in self.roles.values()), *judges]
+
+
+@contextmanager
+def own_processes(config: RlConfig, crew: Crew, launcher: Launcher, console: Console) -> Iterator[OwnProcesses]:
+    """Start them, and end them with the block. They start one after the other, because each takes the fast paths that
+    the ones before it have recorded."""
+    seconds = config.cluster.stall_seconds
+    with ExitStack() as stack:
+        roles: dict[str, Peer] = {}
+        judges = None
+        for model, name in zip(config.cluster.own_process, crew.models, strict=True):
+            start = partial(_start, config, crew, launcher, model, name)
+            process = start(threading.Event())
+            if model == ROLE:
+                judges = stack.enter_context(
+                    RewardModelProcess(
+                        process,
+                        start if config.cluster.runs_on != "torchrun" else None,  # which ends all when one is lost
+                        restarts=config.cluster.restarts,
+                        seconds=seconds,
+                        say=lambda text: say(console, (text,)),
+                    )
+                )
+            else:
+                stack.callback(process.close)
+                roles[model] = process
+            ways = process.role("ways", seconds=START_SECONDS)
+            record_paths(crew.output, FastPaths(ways.ask("record")))
+            say(console, ways.ask("lines"))
+        beside = ALONE
+        if roles:
+            beside = Beside(tuple(roles), stack.enter_context(ThreadPoolExecutor(len(roles))))
+        yield OwnProcesses(roles, judges, beside, seconds)
+
+
+def _start(config: RlConfig, crew: Crew, launcher: Launcher, model: str, name: str, given_up: threading.Event) -> Peer:
+    there = config.model_copy(update={"output": str(crew.output)})  # its current folder may be another one
+    ways = recorded_ways(crew.output)
+    if model == ROLE:
+        return launcher.start(Seat(name, reward_role, (there, ways), given_up))
+    return launcher.start(Seat(name, own_role, (there, ways, model), given_up))
