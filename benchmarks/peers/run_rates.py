@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from burnish.forward.float32 import AS_ACCURATE, rms_error
-from burnish.forward.matmul_precision import matmul_precision
+from burnish.forward.precision import matmul_precision
 
 KINDS: dict[str, tuple[str, torch.dtype]] = {
     "float32": ("highest", torch.float32),

@@ -21,9 +21,8 @@ from burnish.algorithms.aggregation import AGGREGATIONS
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.config.loading import load_run_data
 from burnish.config.schema import AlgorithmConfig, RlConfig, SftConfig
-from burnish.forward.batch import Batch
+from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.microbatches import microbatches_by_groups
-from burnish.forward.token_scores import TokenScores
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective, ObjectiveValue
 from burnish.observability.metrics import MetricStore

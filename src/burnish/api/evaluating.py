@@ -101,7 +101,7 @@ def _refuse_what_domains_own(config: RlConfig, fields: Mapping[str, object], has
 def measured(config: RunConfig, console: Console, weights: Path | None) -> EvalReport:
     """The measurements of this kind of run, on its model or on saved weights."""
     with uncollected():
-        from burnish.forward.autocast import without_autocast
+        from burnish.forward.precision import without_autocast
         from burnish.trainers.held_out import evaluate_rm_run, evaluate_sft_run
         from burnish.trainers.rl.run import evaluate_run
 

@@ -117,7 +117,7 @@ class Policy:
         """
         from burnish.data.chat import encode_prompt, text_of_tokens
         from burnish.data.template import ChatFormat
-        from burnish.forward.autocast import without_autocast
+        from burnish.forward.precision import without_autocast
         from burnish.rollouts.engine import Sampling
 
         loaded = self._load()
@@ -149,7 +149,7 @@ class Policy:
         are ended with this context. Raises ConfigError for a run that holds no conversations, and what a run would
         refuse."""
         from burnish.api.conversing import conversing
-        from burnish.forward.autocast import without_autocast
+        from burnish.forward.precision import without_autocast
 
         loaded = self._load()
 

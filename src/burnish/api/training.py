@@ -133,7 +133,7 @@ def _run_trainer(loaded: LoadedConfig, console: Console, stop: StopRequest, *, a
     from burnish.config.schema import RlConfig, RmConfig, SftConfig
 
     with uncollected():
-        from burnish.forward.autocast import without_autocast
+        from burnish.forward.precision import without_autocast
         from burnish.trainers.cluster import train_rl
         from burnish.trainers.learning_cluster import train_reward_model, train_sft
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from burnish.distributed.handover import SealedWeights
 from burnish.distributed.server import Named
-from burnish.forward.batch import Batch
-from burnish.forward.token_scores import TokenScores
+from burnish.forward.batch import Batch, TokenScores
 from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_learner import Comparison, PreferenceObjective
 from burnish.models.roles import Denominators, Objective, TrainingState, Update, ValueObjective

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from burnish import processor
 from burnish.forward.copied_prompts import CopiedPrompts
 from burnish.forward.flex_attention import FlexAttention
-from burnish.forward.matmul_precision import usual_float32
 from burnish.forward.merged_attention import MergedAttention
 from burnish.forward.packing import Packing
+from burnish.forward.precision import usual_float32
 from burnish.forward.varlen_attention import VarlenAttention
 
 if TYPE_CHECKING:

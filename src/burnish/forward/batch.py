@@ -1,4 +1,4 @@
-"""The one device-side batch: typed tensors that are cut, joined and moved together.
+"""The one device-side batch, typed tensors that are cut, joined and moved together, and the scores of its tokens.
 
 Rows are sequences (B), prompts are right-padded to P and responses right-padded to T. Everything that belongs to a
 response position is (B, T) and aligned with `response_tokens`. Fields that a run does not need stay None.
@@ -16,10 +16,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from burnish.forward.upload import upload
-
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+
+def upload(values: NDArray[np.generic] | Tensor, device: torch.device) -> Tensor:
+    """Host values on `device`, without making either wait for the other; on a CPU nothing is copied.
+
+    A plain copy to a GPU waits until everything queued there has run. A copy from pinned memory is queued as well.
+    """
+    tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    if tensor.device == device or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,3 +206,19 @@ def present(tensor: Tensor | None, name: str) -> Tensor:
     if tensor is None:
         raise ValueError(f"the batch has no {name}: the stage that fills them comes first")
     return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Per response position: log-probability of the token taken, and when asked for entropy (nats), whether the
+    token is the likeliest one (bool), and the value of the state before it. All (B, T). Of the pass as a whole,
+    `router_loss` () is the load-balancing loss of its tokens.
+
+    Log-probabilities and entropy are of the temperature-scaled distribution. Slots past a response's end hold 0.
+    """
+
+    logprobs_BT: Tensor
+    entropy_BT: Tensor | None = None
+    correct_BT: Tensor | None = None
+    values_BT: Tensor | None = None
+    router_loss: Tensor | None = None

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from burnish.forward.batch import Bools, Ints
+from burnish.forward.batch import Bools, Ints, upload
 from burnish.forward.gathering import gather_rows
 from burnish.forward.packing import Packing, bunches
-from burnish.forward.upload import upload
 
 SPREAD = 2.0
 """As in merged attention on a CPU, but devices other than CPUs are quicker with few and large operations."""

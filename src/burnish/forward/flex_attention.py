@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from burnish.forward.batch import Bools, Ints
+from burnish.forward.batch import Bools, Ints, upload
 from burnish.forward.packing import Packing
-from burnish.forward.upload import upload
 
 BLOCK = 128
 """Slots in a block of the mask, FlexAttention's own choice."""

@@ -1,4 +1,5 @@
-"""Float32 matrix products on a CPU through oneDNN, if they are as accurate as the usual ones.
+"""Float32 matrix products on a CPU through oneDNN, if they are as accurate as the usual ones; and whether they are
+faster than those of bfloat16.
 
 On some processors the usual library is half as fast as oneDNN for the same numbers. PyTorch uses oneDNN once it is
 allowed a lower precision ("medium"). The effect depends on the processor: on most of them no accuracy is lost, on those
@@ -8,19 +9,21 @@ speed are both measured, and "medium" is set only if nothing is lost and time is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+from torch.nn.functional import linear
 
 from burnish import processor
 from burnish.errors import BurnishError
 from burnish.forward.attention import packs_rows
 from burnish.forward.fast_paths import FastPaths, failure
 from burnish.forward.kernel_layers import FAMILIES
-from burnish.forward.matmul_precision import matmul_precision
+from burnish.forward.precision import matmul_precision
 from burnish.forward.race import Way
 
 if TYPE_CHECKING:
@@ -32,9 +35,11 @@ thousands)."""
 WIDTH = 512
 """Smallest hidden size for which it pays with rows of any length: oneDNN compiles code for each new shape."""
 NARROW_WIDTH = 128
-"""Smallest hidden size for which it pays where shapes come again (`burnish.forward.few_shapes`)."""
+"""Smallest hidden size for which it pays where shapes come again (`burnish.forward.precision`)."""
 _ROWS, _WIDEST = 512, 1024
 """Of the products that are timed."""
+_BFLOAT16_ROWS, _BFLOAT16_WIDTH = 128, 512
+_WORTH_A_WORD = 1.1
 
 
 @contextmanager
@@ -99,3 +104,29 @@ def rms_error(precision: str, dtype: torch.dtype = torch.float32) -> float:
     with matmul_precision(precision):
         error = (left.to(dtype) @ right.to(dtype)).double() - exact
     return float(error.square().mean().sqrt() / exact.square().mean().sqrt())
+
+
+def bfloat16_note(model: PreTrainedModel, paths: FastPaths) -> str | None:
+    """What the user of a bfloat16 model should know on a CPU that multiplies float32 faster; None otherwise."""
+    if model.dtype != torch.bfloat16 or model.device.type != "cpu":
+        return None
+    ways = [Way("bfloat16", _product(torch.bfloat16)), Way("float32", _product(torch.float32))]
+    outcome = paths.timings(
+        "number types", f"({_BFLOAT16_ROWS}, {_BFLOAT16_WIDTH}) x ({_BFLOAT16_WIDTH}, {_BFLOAT16_WIDTH})", ways
+    )
+    if outcome is None or len(outcome.seconds) < len(ways) or not processor.allows("bfloat16"):
+        return processor.emulation_note()
+    times = outcome.seconds["bfloat16"] / outcome.seconds["float32"]
+    if times < _WORTH_A_WORD:
+        return None
+    return (
+        f"bfloat16 is emulated on this processor: its matrix products take {times:.2g} times as long as those of "
+        f"float32; {processor.REMEDY}"
+    )
+
+
+def _product(dtype: torch.dtype) -> Callable[[], Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(_BFLOAT16_ROWS, _BFLOAT16_WIDTH, generator=generator).to(dtype)
+    weight = torch.randn(_BFLOAT16_WIDTH, _BFLOAT16_WIDTH, generator=generator).to(dtype)
+    return lambda: linear(inputs, weight)

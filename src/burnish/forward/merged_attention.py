@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from burnish.forward.batch import Ints
-from burnish.forward.matmul_precision import usual_float32
 from burnish.forward.packing import Packing, bunches
+from burnish.forward.precision import usual_float32
 from burnish.kernels.attention import SequenceGroups
 
 FLOAT32_KEYS = 512

@@ -11,7 +11,7 @@ First all prompts, then all responses, those of one prompt next to each other. T
 nothing and is left out, so that of `d` nothing remains. Every sequence (a prompt or a response) attends causally to
 itself, and a response to its whole prompt as well. Positions of a response go on where its prompt ends. The state that
 predicts a response's first token is that of the prompt's last slot: here slot 2 for `a` and `d`, and slot 4 for `e`.
-At the end there may be padding (`burnish.forward.few_shapes`), a sequence of its own that nothing is read from.
+At the end there may be padding (`burnish.forward.precision`), a sequence of its own that nothing is read from.
 
 A layout is made on the host, from what `Batch.host` knows, and only then brought to the device: nothing here waits for
 a GPU.
@@ -27,9 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.forward.batch import Batch, HostRows, Ints
-from burnish.forward.few_shapes import rounded_up
-from burnish.forward.upload import upload
+from burnish.forward.batch import Batch, HostRows, Ints, upload
+from burnish.forward.precision import rounded_up
 
 PAYS = 0.85
 """Pack only if that needs less than this share of the padded batch's tokens."""

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from burnish.forward.batch import Ints
+from burnish.forward.batch import Ints, upload
 from burnish.forward.gathering import deterministic
 from burnish.forward.merged_attention import join
 from burnish.forward.packing import Packing
-from burnish.forward.upload import upload
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,8 +13,8 @@ from burnish.config.schema_data import ModelConfig
 from burnish.errors import KernelError, ModelError
 from burnish.forward.allocator import use_large_pages
 from burnish.forward.attention import packs_rows
-from burnish.forward.bfloat16 import bfloat16_note
 from burnish.forward.fast_paths import FastPaths
+from burnish.forward.float32 import bfloat16_note
 from burnish.forward.kernel_layers import has_known_layers, uses_layer_kernels
 from burnish.forward.probe import keep_faster_layers, keep_own_layers, use_layer_kernels, use_packed_rows
 from burnish.forward.quantized_layers import quantize, restore

@@ -14,15 +14,13 @@ from torch import Tensor, nn
 from burnish.config.schema_data import LoraConfig
 from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
 from burnish.errors import CheckpointError, DivergenceError, RolloutError
-from burnish.forward.batch import Batch
+from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.logprobs import LogitsBuffer
 from burnish.forward.recomputing import recomputing
 from burnish.forward.scoring import ResponseScorer
-from burnish.forward.sharded_scoring import ShardedScorer
-from burnish.forward.token_scores import TokenScores
 from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
-from burnish.models.cut import Cut, CutModel, go_back
+from burnish.models.cut import Cut, CutModel, ShardedScorer, go_back
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer

@@ -8,12 +8,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from burnish.forward.batch import Batch
+from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.scoring import ResponseScorer
-from burnish.forward.sharded_scoring import ShardedScorer
-from burnish.forward.token_scores import TokenScores
-from burnish.models.cut import Cut, CutModel
+from burnish.models.cut import Cut, CutModel, ShardedScorer
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
 

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from burnish.forward.batch import Batch
-from burnish.forward.token_scores import TokenScores
+from burnish.forward.batch import Batch, TokenScores
 from burnish.models.weights import Weights
 from burnish.types import Metric
 

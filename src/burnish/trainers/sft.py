@@ -21,11 +21,10 @@ from burnish.data.sft import SftExample, SftSet, load_sft_examples
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.forward.allocator import keep_freed_memory
-from burnish.forward.batch import Batch
+from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32
 from burnish.forward.lanes import Lanes
-from burnish.forward.token_scores import TokenScores
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from burnish.forward.embedding_gradient import embedding_gradient_in_place
+from burnish.forward.gathering import embedding_gradient_in_place
 
 TOKENS = torch.tensor([[3, 5, 3, 0], [7, 3, 0, 0]])
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from burnish.forward.bfloat16 import bfloat16_note
 from burnish.forward.fast_paths import FastPaths
+from burnish.forward.float32 import bfloat16_note
 from burnish.forward.kernel_layers import uses_layer_kernels
-from burnish.forward.matmul_precision import matmul_precision
+from burnish.forward.precision import matmul_precision
 from burnish.forward.probe import use_layer_kernels
 from burnish.forward.race import RaceResult, Way
 from burnish.forward.verdicts import VerdictCache

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from burnish.forward.few_shapes import rounded_down, rounded_up, rounds_up
-from burnish.forward.matmul_precision import matmul_precision
+from burnish.forward.precision import matmul_precision, rounded_down, rounded_up, rounds_up
 from burnish.forward.scoring import kept_tokens
 
 

@@ -8,7 +8,7 @@ from burnish.forward import float32
 from burnish.forward.attention import set_packed_attention
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32, rms_error
-from burnish.forward.matmul_precision import usual_float32
+from burnish.forward.precision import usual_float32
 from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import VerdictCache
 

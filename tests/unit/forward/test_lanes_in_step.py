@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from burnish.forward.lanes_in_step import LanesInStep
+from burnish.forward.lanes import LanesInStep
 
 
 class Pair:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from burnish.forward.remaking import remade_in_backward
+from burnish.forward.kernel_layers import remade_in_backward
 
 
 @pytest.fixture

@@ -13,10 +13,9 @@ from transformers import (
     GraniteForCausalLM,
 )
 
-from burnish.forward.heads import find_head_transform
 from burnish.forward.logprobs import HeadTransform, plain_token_scores
 from burnish.forward.microbatches import position_ids
-from burnish.forward.scoring import ResponseScorer, lay_out, response_mask
+from burnish.forward.scoring import ResponseScorer, find_head_transform, lay_out, response_mask
 
 
 def _by_the_definition(model, batch, *, temperature=1.0):

@@ -17,7 +17,7 @@ from torch.nn.functional import linear, pad
 
 from burnish import processor
 from burnish.errors import RolloutError
-from burnish.forward.few_shapes import rounded_up
+from burnish.forward.precision import rounded_up
 from burnish.forward.quantized_layers import is_quantized
 from burnish.kernels.products import product_kernels
 from burnish.models.lora import effective_weight

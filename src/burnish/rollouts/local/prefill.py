@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from burnish.errors import RolloutError
 from burnish.forward.attention import packing_way
-from burnish.forward.few_shapes import rounded_up, rounds_up
+from burnish.forward.precision import rounded_up, rounds_up
 from burnish.forward.row_rules import quiet_outputs
 from burnish.rollouts.local.cache import PrefilledPrompts
 

@@ -15,8 +15,7 @@ from burnish.algorithms.masking import fill_masked
 from burnish.algorithms.mismatch import correction_weights, mismatch_metrics, ratio_deviation
 from burnish.algorithms.policy_losses import PolicyLoss
 from burnish.algorithms.value_losses import clipped_value, value_metrics
-from burnish.forward.batch import Batch, present
-from burnish.forward.token_scores import TokenScores
+from burnish.forward.batch import Batch, TokenScores, present
 from burnish.models.roles import Denominators, ObjectiveValue, Signals, ValueObjective
 from burnish.types import Metric, Reduction
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from burnish.algorithms.advantages import Estimator, resolve_estimator
 from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
 from burnish.config.schema import AlgorithmConfig, RlConfig
-from burnish.forward.batch import Batch
-from burnish.forward.token_scores import TokenScores
+from burnish.forward.batch import Batch, TokenScores
 from burnish.models.roles import Denominators, Objective, ObjectiveValue
 from burnish.plugins import is_outside
 from burnish.trainers.rl.credit import estimator_numbers

@@ -122,7 +122,7 @@ def precision_lines(config: RlConfig) -> tuple[str, ...]:
 def computes_twice_at_once(config: RlConfig) -> bool:
     """Whether models may compute in two threads of the command's process: a judge beside a reward model, or one of
     these while the policy trains on what was sampled before. PyTorch's precision of float32 products is the whole
-    process's, and attention changes it for a moment (`burnish.forward.matmul_precision.usual_float32`)."""
+    process's, and attention changes it for a moment (`burnish.forward.precision.usual_float32`)."""
     judges = any(spec.is_judge and spec.options.get("model_path") for spec in map(spec_of, config.all_rewards))
     elsewhere = "reward_model" in config.cluster.own_process
     scores = any(reward.is_model for reward in config.all_rewards) and not elsewhere

@@ -12,8 +12,7 @@ import torch
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
-from burnish.forward.batch import Batch
-from burnish.forward.token_scores import TokenScores
+from burnish.forward.batch import Batch, TokenScores
 from burnish.models.adam_tf import AdamTF
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import LoadedModel, load_model

@@ -13,8 +13,7 @@ from plain_samples import ones_batch
 
 from burnish.algorithms.mismatch import mismatch_metrics
 from burnish.algorithms.policy_losses import POLICY_LOSSES
-from burnish.forward.batch import Batch
-from burnish.forward.token_scores import TokenScores
+from burnish.forward.batch import Batch, TokenScores
 from burnish.models.accumulation import count_denominators
 from burnish.models.roles import ObjectiveValue
 from burnish.observability.metrics import MetricStore

@@ -13,8 +13,7 @@ from plain_samples import ones_batch
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.algorithms.kl import FixedKL
 from burnish.config.schema import RlConfig
-from burnish.forward.batch import Batch
-from burnish.forward.token_scores import TokenScores
+from burnish.forward.batch import Batch, TokenScores
 from burnish.models.roles import Signals, Update
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.batching import epoch_rows

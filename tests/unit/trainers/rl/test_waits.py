@@ -13,8 +13,7 @@ import torch
 from plain_samples import ones_batch
 
 from burnish.algorithms.policy_losses import POLICY_LOSSES
-from burnish.forward.batch import Batch
-from burnish.forward.token_scores import TokenScores
+from burnish.forward.batch import Batch, TokenScores
 from burnish.models.accumulation import Accumulation
 from burnish.models.roles import Denominators
 from burnish.observability.metrics import MetricStore

@@ -1,0 +1,71 @@
+"""In which number type and precision PyTorch multiplies within a block, and which sizes suit oneDNN.
+
+oneDNN compiles code for every shape of a product, in about as long as the product of a narrow layer takes, and keeps
+the last 1,024 of these, two thirds of a megabyte each. Micro-batches have ever new lengths, so without rounding a run
+compiles all the time, and its memory grows with every length (docs/speed.md, "Rounded lengths").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_LARGEST_STEP = 64
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """PyTorch's precision of float32 products inside."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def usual_float32() -> Iterator[None]:
+    """Inside, float32 products are the usual ones again. For attention on a CPU: its many small products, each of a new
+    shape, take four times as long through oneDNN."""
+    if torch.get_float32_matmul_precision() == "highest":
+        yield
+        return
+    with matmul_precision("highest"):
+        yield
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """The caller's `torch.autocast` is off inside. Kernels take no other dtype than the model's, and sampling and
+    training have to compute in the same one."""
+    with ExitStack() as stack:
+        for device in ("cpu", *(("cuda",) if torch.cuda.is_available() else ())):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def rounds_up(model: PreTrainedModel) -> bool:
+    """Whether ordinary float32 products of this model go through oneDNN (`burnish.forward.float32`)."""
+    return model.device.type == "cpu" and torch.get_float32_matmul_precision() == "medium"
+
+
+def rounded_up(size: int) -> int:
+    """The next multiple of 64; below 512, of the power of two that is an eighth of the size or less."""
+    step = _step(size)
+    return -(-size // step) * step
+
+
+def rounded_down(size: int) -> int:
+    """The largest size up to this one that stays as it is when it is rounded up."""
+    return size - size % _step(size)
+
+
+def _step(size: int) -> int:
+    return min(_LARGEST_STEP, 1 << max(0, size.bit_length() - 4))
