@@ -13,8 +13,7 @@ import pytest
 
 from burnish.cli import main
 from burnish.config.schema_data import ModelConfig
-from burnish.models.reward_layout import Readout
-from burnish.models.reward_model import new_reward_model
+from burnish.models.reward_model import Readout, new_reward_model
 
 BASE = """\
 output: run

@@ -15,11 +15,10 @@ from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.forward.batch import Batch
 from burnish.forward.scoring import ResponsePositions, TrunkRunner
-from burnish.models.critic import SeparateCritic
+from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.shared_critic import SharedCritic
 from burnish.trainers.rl.objective import ActorCriticObjective, ClippedValueObjective, PolicyObjective
 from burnish.trainers.rl.run import train_rl
 

@@ -20,8 +20,7 @@ from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import OffloadError
 from burnish.models.resting import Resting, RestingFile
-from burnish.models.reward_layout import Readout
-from burnish.models.reward_model import new_reward_model
+from burnish.models.reward_model import Readout, new_reward_model
 from burnish.planning.memory import bytes_in
 from burnish.planning.model_facts import read_model_facts
 from burnish.planning.seats import Machine, seats_of

@@ -27,10 +27,9 @@ from burnish.config.loading import load_run_data
 from burnish.config.names import TURN_ESTIMATORS
 from burnish.config.presets import PRESETS
 from burnish.config.schema import AlgorithmConfig, CriticConfig, RlConfig
-from burnish.models.critic import SeparateCritic
+from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Critic
-from burnish.models.shared_critic import SharedCritic
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.critic_setup import build_value_objective, critic_settings

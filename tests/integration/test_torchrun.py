@@ -16,8 +16,7 @@ from rich.console import Console
 
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_data import ModelConfig
-from burnish.models.reward_layout import Readout
-from burnish.models.reward_model import new_reward_model
+from burnish.models.reward_model import Readout, new_reward_model
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.learning_cluster import train_sft
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from torch import Tensor
 
@@ -101,41 +100,31 @@ def kl_loss(
     return penalty * ratio(logprobs_BT, as_float(old_logprobs_BT).detach(), mask_BT)
 
 
-class KLController(Protocol):
-    """Holds the coefficient of the KL penalty. Call `update` after the step that used it."""
-
-    @property
-    def coef(self) -> float: ...
-
-    def update(self, kl: float | Tensor, num_sequences: int) -> float: ...
-
-    def state_dict(self) -> dict[str, float]: ...
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None: ...
-
-
-class FixedKL:
-    """A coefficient that never changes."""
+class KLController:
+    """Holds the coefficient of the KL penalty. This one never changes it; `AdaptiveKL` does."""
 
     def __init__(self, coef: float) -> None:
-        self._coef = _not_negative("kl_coef", coef)
-
-    @property
-    def coef(self) -> float:
-        return self._coef
+        if not (math.isfinite(coef) and coef >= 0):
+            raise ConfigError(f"kl_coef is {coef}", remedy="set kl_coef to a finite number that is at least 0")
+        self.coef = float(coef)
 
     def update(self, kl: float | Tensor, num_sequences: int) -> float:
-        """Returns the coefficient. It takes arguments so that both controllers are called in the same way."""
-        return self._coef
+        """Returns the coefficient for the next step. Call it after the step that used the last one."""
+        return self.coef
 
     def state_dict(self) -> dict[str, float]:
-        return {"coef": self._coef}
+        return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self._coef = _saved_coef(state)
+        if "coef" not in state:
+            raise CheckpointError(
+                f"the saved KL controller has no 'coef' (it has {sorted(state)})",
+                remedy="resume from another checkpoint",
+            )
+        self.coef = float(state["coef"])
 
 
-class AdaptiveKL:
+class AdaptiveKL(KLController):
     """Adapts the coefficient so that the measured KL approaches `target` (https://arxiv.org/abs/1909.08593).
 
     After each step: error = clip(kl / target - 1, -0.2, 0.2); coef *= 1 + error * num_sequences / horizon.
@@ -148,13 +137,9 @@ class AdaptiveKL:
     ERROR_LIMIT = 0.2
 
     def __init__(self, coef: float, target: float, horizon: float) -> None:
-        self._coef = _not_negative("kl_coef", coef)
+        super().__init__(coef)
         self.target = _positive("kl_target", target)
         self.horizon = _positive("kl_horizon", horizon)
-
-    @property
-    def coef(self) -> float:
-        return self._coef
 
     def update(self, kl: float | Tensor, num_sequences: int) -> float:
         """Takes the KL of the step just made and returns the coefficient for the next one.
@@ -174,28 +159,8 @@ class AdaptiveKL:
                 remedy=f"set kl_horizon above {num_sequences * self.ERROR_LIMIT:g}; 10000 is usual",
             )
         error = min(max(measured / self.target - 1, -self.ERROR_LIMIT), self.ERROR_LIMIT)
-        self._coef *= 1 + error * num_sequences / self.horizon
-        return self._coef
-
-    def state_dict(self) -> dict[str, float]:
-        return {"coef": self._coef}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self._coef = _saved_coef(state)
-
-
-def _saved_coef(state: Mapping[str, float]) -> float:
-    if "coef" not in state:
-        raise CheckpointError(
-            f"the saved KL controller has no 'coef' (it has {sorted(state)})", remedy="resume from another checkpoint"
-        )
-    return float(state["coef"])
-
-
-def _not_negative(field: str, value: float) -> float:
-    if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"{field} is {value}", remedy=f"set {field} to a finite number that is at least 0")
-    return float(value)
+        self.coef *= 1 + error * num_sequences / self.horizon
+        return self.coef
 
 
 def _positive(field: str, value: float) -> float:

@@ -1,7 +1,8 @@
-"""Log-ratios of two policies on the same tokens, kept in a range where `exp` is harmless."""
+"""Log-ratios of two policies on the same tokens, kept in a range where `exp` is harmless, and the entropy of one."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from burnish.algorithms.masking import as_float, fill_masked
@@ -31,3 +32,15 @@ def beyond_limit(log_ratios: Tensor) -> Tensor:
 def ratio(logprobs: Tensor, other_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
     """exp of the clamped log-ratio; 1 in masked slots if a mask is given."""
     return clamp_log_ratio(log_ratio(logprobs, other_logprobs, mask)).exp()
+
+
+def entropy_from_logits(logits: Tensor) -> Tensor:
+    """logsumexp(logits) - sum p * logit over the last dimension. `[..., V]` -> `[...]`, nats, never below 0.
+
+    Logits of -inf (tokens excluded by top-k and similar filters) have probability 0, in value and gradient.
+    """
+    scores = as_float(logits)
+    finite = torch.where(torch.isneginf(scores), torch.zeros_like(scores), scores)  # 0 * -inf would be NaN
+    probabilities = torch.softmax(scores, dim=-1)
+    # The difference of two nearly equal numbers can round to just below 0, which an entropy never is.
+    return (torch.logsumexp(scores, dim=-1) - (probabilities * finite).sum(dim=-1)).clamp(min=0.0)

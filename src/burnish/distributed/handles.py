@@ -12,8 +12,8 @@ from torch import Tensor
 from burnish.distributed.handover import SealedWeights
 from burnish.distributed.server import Named
 from burnish.forward.batch import Batch, TokenScores
-from burnish.models.reward_layout import PromptResponse
 from burnish.models.reward_learner import Comparison, PreferenceObjective
+from burnish.models.reward_model import PromptResponse
 from burnish.models.roles import Denominators, Objective, TrainingState, Update, ValueObjective
 from burnish.models.weights import Weights
 from burnish.types import Metric

@@ -197,8 +197,7 @@ def _trained_turns(loss_mask: Bools, turn_index: Ints) -> Ints:
 
 
 def _on_host(tensor: Tensor) -> Ints:
-    values: Ints = tensor.cpu().numpy()
-    return values
+    return np.asarray(tensor.cpu().numpy(), dtype=np.int64)
 
 
 def present(tensor: Tensor | None, name: str) -> Tensor:

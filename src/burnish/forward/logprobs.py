@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.functional import linear
 
-from burnish.algorithms.entropy import entropy_from_logits
+from burnish.algorithms.ratios import entropy_from_logits
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits of one chunk: 16 MiB in float32, which may fit into a processor's last cache."""

@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from burnish.kernels.build import load_library
+from burnish.kernels.build import ADDRESS, COUNT, load_library
 from burnish.kernels.decoding import rounded_up
 
 _TILE = 32
 """As in attend.c."""
-_ADDRESS = ctypes.c_void_p
-_COUNT = ctypes.c_int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,9 +61,9 @@ class _Attention(ctypes.Structure):
     """`struct attention` of attend.c."""
 
     _fields_ = (
-        *((name, _COUNT) for name in ("groups", "heads", "key_heads", "size", "width", "threads", "scratch_size")),
-        ("tokens", _COUNT),
-        *((name, _ADDRESS) for name in ("slots", "starts", "group_starts", "shares", "scratch")),
+        *((name, COUNT) for name in ("groups", "heads", "key_heads", "size", "width", "threads", "scratch_size")),
+        ("tokens", COUNT),
+        *((name, ADDRESS) for name in ("slots", "starts", "group_starts", "shares", "scratch")),
         ("scaling", ctypes.c_float),
     )
 
@@ -78,8 +76,8 @@ class AttentionKernels:
         library = load_library("attend.c", dtype)
         self._dtype = dtype
         self._forward, self._backward = library.attend_forward, library.attend_backward
-        self._forward.argtypes = [ctypes.POINTER(_Attention), *[_ADDRESS] * 5]
-        self._backward.argtypes = [ctypes.POINTER(_Attention), *[_ADDRESS] * 9]
+        self._forward.argtypes = [ctypes.POINTER(_Attention), *[ADDRESS] * 5]
+        self._backward.argtypes = [ctypes.POINTER(_Attention), *[ADDRESS] * 9]
         self._forward.restype = self._backward.restype = None
 
     def attend(
@@ -131,10 +129,8 @@ class AttentionKernels:
         return grad_query, grad_key, grad_value
 
 
-@cache
-def attention_kernels(dtype: torch.dtype) -> AttentionKernels:
-    """The kernels of this process. Raises KernelError if they cannot be built."""
-    return AttentionKernels(dtype)
+attention_kernels = cache(AttentionKernels)
+"""The kernels of this process. Raises KernelError if they cannot be built."""
 
 
 def _arguments(

@@ -28,6 +28,8 @@ from burnish.kernels.private_folders import check_owner, private_folder, tempora
 
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 """Supported types of states and weights -> value of the macro BFLOAT16."""
+ADDRESS, COUNT = ctypes.c_void_p, ctypes.c_int64
+"""Types of arguments: of tensors, and of sizes."""
 _COMPILERS = ("gcc", "cc")
 """Tried in this order if `CC` is not set. cc may be clang, whose OpenMP differs from PyTorch's, so gcc comes first."""
 SOURCES = ("decode.c", "products.c", "train.c", "attend.c", "quantized.c")

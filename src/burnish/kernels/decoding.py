@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from burnish.kernels.build import load_library
+from burnish.kernels.build import ADDRESS, COUNT, load_library
 
 BLOCK = 16
 """As in elements.h: the number of tokens in a block of keys, and the multiple to which widths are rounded up."""
@@ -22,18 +22,14 @@ def rounded_up(count: int) -> int:
     return -(-count // BLOCK) * BLOCK
 
 
-_ADDRESS = ctypes.c_void_p
-_COUNT = ctypes.c_int64
-
-
 class Step(ctypes.Structure):
     """`struct step` of decode.c, which explains the fields. The caller must keep the tensors that they point to."""
 
     _fields_ = (
-        *((name, _COUNT) for name in ("rows", "heads", "key_heads", "size", "width", "layers", "tiles", "threads")),
-        ("scratch_size", _COUNT),
-        *((name, _ADDRESS) for name in ("order", "tiles_T3", "prompt_P", "prompt_capacity_P", "prompt_length_P")),
-        *((name, _ADDRESS) for name in ("own_R", "own_capacity_R", "column_R", "cosine_RD", "sine_RD", "scratch")),
+        *((name, COUNT) for name in ("rows", "heads", "key_heads", "size", "width", "layers", "tiles", "threads")),
+        ("scratch_size", COUNT),
+        *((name, ADDRESS) for name in ("order", "tiles_T3", "prompt_P", "prompt_capacity_P", "prompt_length_P")),
+        *((name, ADDRESS) for name in ("own_R", "own_capacity_R", "column_R", "cosine_RD", "sine_RD", "scratch")),
         ("scaling", ctypes.c_float),
         ("epsilon", ctypes.c_float),
     )
@@ -46,11 +42,11 @@ class DecodeKernels:
         """Raises KernelError if the kernels cannot be built."""
         library = load_library("decode.c", dtype)
         self._add_and_normalise = library.add_and_normalise
-        self._add_and_normalise.argtypes = [*[_ADDRESS] * 4, _COUNT, _COUNT, ctypes.c_float, _COUNT]
+        self._add_and_normalise.argtypes = [*[ADDRESS] * 4, COUNT, COUNT, ctypes.c_float, COUNT]
         self._gate = library.gate
-        self._gate.argtypes = [_ADDRESS, _ADDRESS, _COUNT, _COUNT, _COUNT]
+        self._gate.argtypes = [ADDRESS, ADDRESS, COUNT, COUNT, COUNT]
         self._attend = library.attend
-        self._attend.argtypes = [ctypes.POINTER(Step), _COUNT, *[_ADDRESS] * 4]
+        self._attend.argtypes = [ctypes.POINTER(Step), COUNT, *[ADDRESS] * 4]
         for function in (self._add_and_normalise, self._gate, self._attend):
             function.restype = None
 
@@ -90,7 +86,5 @@ class DecodeKernels:
         return outputs_RX
 
 
-@cache
-def decode_kernels(dtype: torch.dtype) -> DecodeKernels:
-    """The kernels of this process. Raises KernelError if they cannot be built."""
-    return DecodeKernels(dtype)
+decode_kernels = cache(DecodeKernels)
+"""The kernels of this process. Raises KernelError if they cannot be built."""

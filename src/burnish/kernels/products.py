@@ -5,18 +5,15 @@ Shapes: O outputs, I inputs, R rows, P panels.
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from burnish.kernels.build import load_library
+from burnish.kernels.build import ADDRESS, COUNT, load_library
 
 _TOGETHER = 96
 """As in products.c: rows for which a matrix is read once."""
-_ADDRESS = ctypes.c_void_p
-_COUNT = ctypes.c_int64
 
 
 class ProductKernels:
@@ -26,11 +23,11 @@ class ProductKernels:
         """Raises KernelError if the kernels cannot be built."""
         library = load_library("products.c", dtype)
         self._pack = library.pack
-        self._pack.argtypes = [_ADDRESS, _ADDRESS, _COUNT, _COUNT, _COUNT]
+        self._pack.argtypes = [ADDRESS, ADDRESS, COUNT, COUNT, COUNT]
         self._multiply = library.multiply
-        self._multiply.argtypes = [*[_ADDRESS] * 4, *[_COUNT] * 3, _ADDRESS, _COUNT]
+        self._multiply.argtypes = [*[ADDRESS] * 4, *[COUNT] * 3, ADDRESS, COUNT]
         self._pack.restype = self._multiply.restype = None
-        library.panel_outputs.restype = _COUNT
+        library.panel_outputs.restype = COUNT
         self._panel = library.panel_outputs()
 
     def pack(self, weight_OI: Tensor) -> Tensor:
@@ -61,7 +58,5 @@ class ProductKernels:
         return found_RO
 
 
-@cache
-def product_kernels(dtype: torch.dtype) -> ProductKernels:
-    """The kernels of this process. Raises KernelError if they cannot be built."""
-    return ProductKernels(dtype)
+product_kernels = cache(ProductKernels)
+"""The kernels of this process. Raises KernelError if they cannot be built."""

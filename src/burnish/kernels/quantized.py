@@ -11,22 +11,20 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from burnish.kernels.build import load_library
+from burnish.kernels.build import ADDRESS, COUNT, load_library
 
 PANEL, GROUP = 64, 64
 """As in quantized.c: outputs that are stored together, and inputs that share a scale."""
 _CHUNK = 512
-_ADDRESS = ctypes.c_void_p
-_COUNT = ctypes.c_int64
 
 
 class _Quantized(ctypes.Structure):
     """`struct quantized`."""
 
     _fields_ = (
-        *((name, _COUNT) for name in ("outputs", "inputs", "bits")),
-        ("codes", _ADDRESS),
-        ("scales", _ADDRESS),
+        *((name, COUNT) for name in ("outputs", "inputs", "bits")),
+        ("codes", ADDRESS),
+        ("scales", ADDRESS),
     )
 
 
@@ -38,9 +36,9 @@ class QuantizedKernels:
         library = load_library("quantized.c", dtype)
         self.dtype = dtype
         self._dequantize = library.dequantize
-        self._dequantize.argtypes = [ctypes.POINTER(_Quantized), _ADDRESS, _COUNT]
+        self._dequantize.argtypes = [ctypes.POINTER(_Quantized), ADDRESS, COUNT]
         self._multiply = library.multiply
-        self._multiply.argtypes = [ctypes.POINTER(_Quantized), *[_ADDRESS] * 3, _COUNT, _ADDRESS, _COUNT]
+        self._multiply.argtypes = [ctypes.POINTER(_Quantized), *[ADDRESS] * 3, COUNT, ADDRESS, COUNT]
         self._dequantize.restype = self._multiply.restype = None
 
     def dequantize(self, codes: Tensor, scales: Tensor, bits: int, outputs: int) -> Tensor:
@@ -74,7 +72,5 @@ def _weight(codes: Tensor, scales: Tensor, bits: int, outputs: int) -> _Quantize
     return _Quantized(outputs, codes.shape[1], bits, codes.data_ptr(), scales.data_ptr())
 
 
-@cache
-def quantized_kernels(dtype: torch.dtype) -> QuantizedKernels:
-    """The kernels of this process. Raises KernelError if they cannot be built."""
-    return QuantizedKernels(dtype)
+quantized_kernels = cache(QuantizedKernels)
+"""The kernels of this process. Raises KernelError if they cannot be built."""

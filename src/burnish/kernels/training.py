@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from burnish.kernels.build import load_library
-
-_ADDRESS = ctypes.c_void_p
-_COUNT = ctypes.c_int64
+from burnish.kernels.build import ADDRESS, COUNT, load_library
 
 
 class TrainKernels:
@@ -27,12 +24,12 @@ class TrainKernels:
         """Raises KernelError if the kernels cannot be built."""
         library = load_library("train.c", dtype)
         types: dict[str, list[Any]] = {
-            "normalise_forward": [*[_ADDRESS] * 6, _COUNT, _COUNT, ctypes.c_float, _COUNT],
-            "normalise_backward": [*[_ADDRESS] * 7, _COUNT, _COUNT, _COUNT],
-            "rotate_forward": [*[_ADDRESS] * 4, *[_COUNT] * 4],
-            "rotate_backward": [*[_ADDRESS] * 4, *[_COUNT] * 4],
-            "gate_forward": [*[_ADDRESS] * 3, *[_COUNT] * 3],
-            "gate_backward": [*[_ADDRESS] * 5, *[_COUNT] * 3],
+            "normalise_forward": [*[ADDRESS] * 6, COUNT, COUNT, ctypes.c_float, COUNT],
+            "normalise_backward": [*[ADDRESS] * 7, COUNT, COUNT, COUNT],
+            "rotate_forward": [*[ADDRESS] * 4, *[COUNT] * 4],
+            "rotate_backward": [*[ADDRESS] * 4, *[COUNT] * 4],
+            "gate_forward": [*[ADDRESS] * 3, *[COUNT] * 3],
+            "gate_backward": [*[ADDRESS] * 5, *[COUNT] * 3],
         }
         self._dtype = dtype
         self._functions = {name: library[name] for name in types}
@@ -91,10 +88,8 @@ class TrainKernels:
         self._functions[name](*addresses, torch.get_num_threads())
 
 
-@cache
-def train_kernels(dtype: torch.dtype) -> TrainKernels:
-    """The kernels of this process. Raises KernelError if they cannot be built."""
-    return TrainKernels(dtype)
+train_kernels = cache(TrainKernels)
+"""The kernels of this process. Raises KernelError if they cannot be built."""
 
 
 class _Normalise(torch.autograd.Function):

@@ -1,8 +1,11 @@
-"""A critic with its own model, which predicts the value of the state before each response token."""
+"""Critics, which predict the value of the state before each response token."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,29 +14,157 @@ from torch import Tensor, nn
 
 from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
-from burnish.errors import ModelError
+from burnish.errors import DivergenceError, ModelError
 from burnish.forward.attention import packs_rows
 from burnish.forward.batch import Batch
 from burnish.forward.kernel_layers import uses_layer_kernels
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.probe import use_layer_kernels, use_packed_rows
 from burnish.forward.recomputing import recomputing
-from burnish.models.cut import Cut, CutModel
+from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
+from burnish.models.cut import Cut, CutModel, go_back
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
-from burnish.models.resting import own_memory
+from burnish.models.resting import Resting, own_memory, resting_place
 from burnish.models.reward_model import load_reward_model
 from burnish.models.roles import Denominators, TrainingState, Update, ValueObjective
 from burnish.models.tokenizers import vocabulary_difference
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
-from burnish.models.value_steps import ValueSteps
 from burnish.models.weights import load_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class SeparateCritic:
+class HeadCritic:
+    """What critics have in common: a value head, read from a backbone, and an optimizer of its own."""
+
+    shares_trunk: bool
+
+    def __init__(
+        self,
+        scorer: ValueScorer,
+        optimizer: CriticOptimizer,
+        *,
+        tokens_per_microbatch: int,
+        lanes: Lanes = ONE_LANE,
+    ) -> None:
+        self.head = scorer.head
+        self._scorer = scorer
+        self._optimizer = optimizer
+        self._tokens_per_microbatch = tokens_per_microbatch
+        self._lanes = lanes
+        self._accumulation: Accumulation | None = None
+        self._shared: CutModel | None = None
+
+    def share(self, shared: CutModel) -> None:
+        """From now on every process of a team has slices of backbone and head, which have been cut together."""
+        self._shared = shared
+        self._lanes = shared.lanes
+        self._scorer.root = shared.root
+        self._optimizer.share(shared, self._named_parameters())
+
+    def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.head.named_parameters())
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps begun so far. Those made in the policy's updates count as well."""
+        return self._optimizer.version
+
+    def values(self, batch: Batch) -> Tensor:
+        """(B, T) values of the states before the response tokens, without gradient. 0 past the end of a response."""
+        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes)
+
+    def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
+        """One optimizer step of the critic alone: the counterpart of what `LocalPolicy` does for a policy. Denominators
+        are of the whole batch; rows without a trained token cost nothing."""
+        self._accumulation = None
+        self.accumulate(batch, objective, count_denominators(batch))
+        return self.settle(planned_step)
+
+    def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
+        """Add the gradient of one part of a step; see `roles.Critic`."""
+        if self._accumulation is None:
+            self._optimizer.clear()
+            self._accumulation = Accumulation(denominators)
+        accumulation = self._accumulation
+        if accumulation.denominators != denominators:
+            raise ValueError(f"a part with {denominators} cannot be added to a step with {accumulation.denominators}")
+        try:
+            rows = trained_rows(batch)
+            budget = self._lanes.budget(rows.num_tokens, self._tokens_per_microbatch)
+            parts = [part for _, part in self._scorer.split(rows, budget)]
+            costs = [part.num_tokens for part in parts]
+            with self._lanes.adding(parts, costs, self._optimizer.parameters, accumulation.values) as own_parts:
+                for part in own_parts:
+                    part = part.to(self._scorer.device)
+                    values_BT = self._scorer.score(part, only_trained=True, train_trunk=not self.shares_trunk)
+                    value = objective(values_BT, part, denominators)
+                    value.loss.backward()
+                    accumulation.values.append(replace(value, loss=value.loss.detach()))
+                for part in self._lanes.fillers(parts, costs):
+                    go_back([self._scorer.score(part, only_trained=True, train_trunk=not self.shares_trunk)])
+        except BaseException:
+            self._drop()  # an incomplete gradient must not become a step
+            raise
+
+    def settle(self, planned_step: int | None = None) -> Update:
+        """Make the step from all parts; see `roles.Critic`."""
+        accumulation = self._accumulation
+        if accumulation is None:
+            raise ValueError("settle() was called without a step begun by accumulate()")
+        if accumulation.denominators.num_tokens == 0:
+            self._drop()
+            return Update(self._optimizer.skip())
+        try:
+            self._optimizer.check_finite(
+                f"loss over {accumulation.denominators.num_tokens} tokens", accumulation.odd_loss()
+            )
+            norm = self._optimizer.checked_norm()
+        except DivergenceError:
+            self._drop()
+            raise
+        self._accumulation = None
+        return Update(accumulation.metrics | self._optimizer.step(norm, planned_step))
+
+    def _drop(self) -> None:
+        self._accumulation = None
+        self._optimizer.clear()
+
+    def save_weights(self, folder: Path) -> None:
+        """Write the head, in the first process of a team. The policy writes a backbone that it shares."""
+        shared = self._shared
+        state = None if shared is None else shared.collected(shared.whole_ones(self.head))
+        if self._lanes.keeps_state:
+            self.head.save(folder, state)
+
+    def load_weights(self, folder: Path) -> None:
+        """Load what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
+        self.head.load(folder, Tensor.copy_ if self._shared is None else self._shared.copy)
+        self._optimizer.refresh()
+
+    def training_state(self) -> TrainingState:
+        """Optimizer and version, as plain values and tensors."""
+        return self._optimizer.state()
+
+    def load_training_state(self, state: TrainingState) -> None:
+        """The inverse of `training_state`. Load the weights first."""
+        self._optimizer.load_state(state)
+
+
+class SharedCritic(HeadCritic):
+    """`roles.Critic` as a value head on the policy's backbone. `LocalPolicy.add_value_head` makes it.
+
+    The policy's own updates train head and backbone in one backward pass (the objective adds the value loss). The head
+    has its own optimizer, learning rate and gradient clipping, because it starts at 0 and needs larger steps than the
+    backbone tolerates. `update` trains only the head.
+    """
+
+    shares_trunk = True
+
+
+class SeparateCritic(HeadCritic):
     """`roles.Critic` with its own backbone (`trunk`). All of its weights train, even if the policy uses LoRA."""
 
     shares_trunk = False
@@ -50,17 +181,12 @@ class SeparateCritic:
         plain: bool = False,
     ) -> None:
         """Uses the backbone as it is. `copy_of` and `from_folder` make one."""
+        optimizer = CriticOptimizer(_named(trunk, head), settings, lanes)
+        scorer = ValueScorer(trunk, head, plain=plain)
+        super().__init__(scorer, optimizer, tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
         self.trunk = trunk
         self._gradient_checkpointing = gradient_checkpointing
-        self.head = head
-        self._tokens_per_microbatch = tokens_per_microbatch
-        self._lanes = lanes
-        self._scorer = ValueScorer(trunk, head, plain=plain)
-        self._shared: CutModel | None = None
-        self._optimizer = CriticOptimizer(_named(trunk, head), settings, lanes)
-        self._steps = ValueSteps(
-            self._scorer, self._optimizer, tokens_per_microbatch=tokens_per_microbatch, train_trunk=True, lanes=lanes
-        )
+        self._awake: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @staticmethod
     def copy_of(
@@ -132,65 +258,61 @@ class SeparateCritic:
         """See `LocalPolicy.rest_optimizer`."""
         self._optimizer.rest(folder)
 
+    def rest(self, folder: Path) -> None:
+        """From now on the backbone rests while nobody asks for values or updates (`burnish.models.resting`). Its
+        gradients do not rest: they are there from the first part of an update to its step only."""
+        self._awake = Resting("critic", resting_place(self.trunk.device, folder), self.trunk.parameters).awake
+
     def share_weights(self, cut: Cut) -> None:
         """See `LocalPolicy.share_weights`."""
         self._optimizer.let_go()
-        self._shared = shared = CutModel(self.trunk, self._lanes, cut, [self.head])
-        self._lanes = shared.lanes
-        self._optimizer.share(shared, _named(self.trunk, self.head))
-        self._steps.share(shared)
+        self.share(CutModel(self.trunk, self._lanes, cut, [self.head]))
 
-    @property
-    def version(self) -> int:
-        """Optimizer steps begun so far."""
-        return self._optimizer.version
+    def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return _named(self.trunk, self.head)
 
     def values(self, batch: Batch) -> Tensor:
-        """(B, T) values of the states before the response tokens, without gradient. 0 past the end of a response."""
-        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes)
-
-    def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
-        """Add the gradient of one part of a step; see `roles.Critic`."""
-        with recomputing(self.trunk, on=self._gradient_checkpointing):
-            self._steps.accumulate(batch, objective, denominators)
-
-    def settle(self, planned_step: int | None = None) -> Update:
-        """Make the step from all parts; see `roles.Critic`."""
-        return self._steps.settle(planned_step)
+        """See `HeadCritic.values`."""
+        with self._awake():
+            return super().values(batch)
 
     def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
-        """One optimizer step. Denominators are of the whole batch; rows without a trained token cost nothing."""
-        with recomputing(self.trunk, on=self._gradient_checkpointing):
-            return self._steps.update(batch, objective, planned_step)
+        """See `HeadCritic.update`."""
+        with self._awake():
+            return super().update(batch, objective, planned_step=planned_step)
+
+    def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
+        """See `HeadCritic.accumulate`."""
+        with self._awake(), recomputing(self.trunk, on=self._gradient_checkpointing):
+            super().accumulate(batch, objective, denominators)
+
+    def settle(self, planned_step: int | None = None) -> Update:
+        """See `HeadCritic.settle`."""
+        with self._awake():
+            return super().settle(planned_step)
 
     def save_weights(self, folder: Path) -> None:
         """Write the backbone in the layout of `AutoModel.from_pretrained`, and the head next to it. Of a team every
         process makes this call, and the first one writes."""
-        shared = self._shared
-        trunk = None if shared is None else shared.collected(shared.tensors())
-        head = None if shared is None else shared.collected(shared.whole_ones(self.head))
-        if not self._lanes.keeps_state:
-            return
-        if shared is None or trunk is None:
-            self.trunk.save_pretrained(folder, safe_serialization=True)
-        else:
-            shared.save(folder, trunk)
-        self.head.save(folder, head)
+        with self._awake():
+            if self._shared is not None:
+                state = self._shared.collected(self._shared.tensors())
+                if self._lanes.keeps_state:
+                    self._shared.save(folder, state)
+            elif self._lanes.keeps_state:
+                self.trunk.save_pretrained(folder, safe_serialization=True)
+            super().save_weights(folder)
 
     def load_weights(self, folder: Path) -> None:
-        """Load what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
-        copy = Tensor.copy_ if self._shared is None else self._shared.copy
-        load_folder(folder, self.trunk, copy)
-        self.head.load(folder, copy)
-        self._optimizer.refresh()
-
-    def training_state(self) -> TrainingState:
-        """Optimizer and version, as plain values and tensors."""
-        return self._optimizer.state()
+        """See `HeadCritic.load_weights`."""
+        with self._awake():
+            load_folder(folder, self.trunk, Tensor.copy_ if self._shared is None else self._shared.copy)
+            super().load_weights(folder)
 
     def load_training_state(self, state: TrainingState) -> None:
-        """The inverse of `training_state`. Load the weights first."""
-        self._optimizer.load_state(state)
+        """See `HeadCritic.load_training_state`."""
+        with self._awake():
+            super().load_training_state(state)
 
 
 def _named(trunk: PreTrainedModel, head: ValueHead) -> list[tuple[str, nn.Parameter]]:

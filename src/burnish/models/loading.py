@@ -22,7 +22,13 @@ from burnish.forward.recomputing import allow_recomputing
 from burnish.forward.router_loss import RouterLoss
 from burnish.kernels.decoding import decode_kernels
 from burnish.kernels.products import product_kernels
-from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
+from burnish.models.folders import (
+    check_model_folder,
+    check_number_types,
+    nearest_folder_hint,
+    resolve_source,
+    weight_bytes,
+)
 from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos_token_ids, load_tokenizer
 from burnish.models.weight_checks import (
     check_declared_sizes,
@@ -31,7 +37,6 @@ from burnish.models.weight_checks import (
     read_generation_config,
     refuse_mismatched,
 )
-from burnish.models.weight_files import check_number_types, weight_bytes
 from burnish.reading import reading
 from burnish.types import UseKernels
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +17,10 @@ from burnish.config.schema_optimization import OptimizationConfig
 from burnish.errors import CheckpointError
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.team import ROW
-from burnish.models.adam_tf import AdamTF
+from burnish.models.resting import Resting, resting_place
 from burnish.models.roles import TrainingState
 
 SCHEDULES = ("constant", "linear", "cosine")
-OPTIMIZERS: dict[str, type[torch.optim.AdamW] | type[AdamTF]] = {"adamw": torch.optim.AdamW, "adam_tf": AdamTF}
 SAFE_NORMS = (1e-15, 1e18)
 """Between these, the squares in a float32 norm neither underflow nor overflow."""
 WIDE_TYPES = (torch.float32, torch.float64)
@@ -145,6 +147,60 @@ def row_norms(numbers: Tensor) -> Tensor:
     return torch.cat([rows, torch.linalg.vector_norm(numbers[whole:]).view(1)])
 
 
+class AdamTF(torch.optim.Optimizer):
+    """Adam as TensorFlow 1 computes it, which trained the RLHF models of 2019: epsilon is outside the bias correction,
+    and weight decay is decoupled.
+
+    With gradient g, m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2, step t (from 1) moves a weight by
+
+        -lr * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps)
+
+    This is the efficient form given at the end of section 2 of https://arxiv.org/abs/1412.6980, whose epsilon stays
+    outside the correction. `torch.optim.AdamW` divides by sqrt(v / (1 - b2^t)) + eps instead. It makes the same steps
+    with eps / sqrt(1 - b2^t) in place of eps. Early in training a given epsilon therefore damps small gradients far
+    more here: the first step equals AdamW's with an epsilon 31.6 times as large (b2 = 0.999). The policies of
+    https://arxiv.org/abs/1909.08593 were trained this way, with eps 1e-5.
+
+    State per weight: `step` (0-d float32), `exp_avg` and `exp_avg_sq`, the names of `torch.optim.AdamW`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]  # closures, which other optimizers take, have no use here
+        """One update of every weight that has a gradient."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._move(weight, weight.grad, group)
+
+    def _move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+        (beta1, beta2), mean, square = group["betas"], state["exp_avg"], state["exp_avg_sq"]
+        state["step"] += 1
+        mean.lerp_(grad, 1 - beta1)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        made = int(state["step"])
+        rate = group["lr"] * (math.sqrt(1 - beta2**made) / (1 - beta1**made))
+        # Decay is decoupled: it uses the learning rate without the bias correction, as AdamW does.
+        weight.mul_(1 - group["lr"] * group["weight_decay"])
+        weight.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-rate)
+
+
+OPTIMIZERS: dict[str, type[torch.optim.AdamW] | type[AdamTF]] = {"adamw": torch.optim.AdamW, "adam_tf": AdamTF}
+
+
 class WeightOptimizer:
     """Adam (`OPTIMIZERS`) over named parameters. Weight decay applies to matrices only, not to biases and norms.
 
@@ -177,6 +233,15 @@ class WeightOptimizer:
             eps=settings.eps,
             **_in_one_pass(settings, matrices + vectors),
         )
+        self.resting: Resting | None = None
+        self._awake: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def rest(self, role: str, folder: Path) -> None:
+        """From now on moments and masters are awake while a step is made, and rest during the passes too
+        (`burnish.models.resting`). `role`: whose optimizer it is, for messages."""
+        device = next(iter(self._masters.values())).device
+        self.resting = Resting(role, resting_place(device, folder), self._state_tensors)
+        self._awake = self.resting.awake
 
     def grad_norm(self) -> Tensor:
         """Euclidean norm of the gradient over all parameters (0-d float32)."""
@@ -184,8 +249,9 @@ class WeightOptimizer:
 
     def step(self, step: int, grad_norm: Tensor) -> float:
         """Clip, step and clear the gradients. Returns the learning rate used, that of this optimizer's step `step`."""
-        rate = self._move_masters(step, grad_norm)
-        self._publish()
+        with self._awake():
+            rate = self._move_masters(step, grad_norm)
+            self._publish()
         self.clear()
         return rate
 
@@ -203,12 +269,7 @@ class WeightOptimizer:
         self._adam.step()
         return rate
 
-    @property
-    def device(self) -> torch.device:
-        """Where the steps are made."""
-        return next(iter(self._masters.values())).device
-
-    def state_tensors(self) -> Iterator[Tensor]:
+    def _state_tensors(self) -> Iterator[Tensor]:
         """What only a step reads: moments, and masters that are not the weights themselves."""
         for name, master in self._masters.items():
             if self._parameters[name].dtype not in WIDE_TYPES:
@@ -228,7 +289,7 @@ class WeightOptimizer:
 
     def refresh(self) -> None:
         """Set the masters to the current weights (after loading)."""
-        with torch.no_grad():
+        with torch.no_grad(), self._awake():
             for name, parameter in self._parameters.items():
                 if self._masters[name] is not parameter:
                     self._masters[name].copy_(parameter)
@@ -237,8 +298,13 @@ class WeightOptimizer:
         """Moments (and float32 masters, if any) by parameter name: tensors only, no pickled objects.
 
         They are the optimizer's own, not copies of them, so that saving takes no memory: the next step changes them.
-        Every process of a team makes this call. The first one gets the state, the others nothing.
+        Only what rests again is copied. Every process of a team makes this call. The first one gets the state, the
+        others nothing.
         """
+        with self._awake():
+            return self._state() if self.resting is None else self.resting.copied(self._state())
+
+    def _state(self) -> TrainingState:
         if not self._lanes.keeps_state:
             return {}
         moments = {
@@ -254,18 +320,18 @@ class WeightOptimizer:
     def load_state(self, state: TrainingState) -> None:
         """The inverse of `state`. Raises CheckpointError if it belongs to other parameters."""
         self._check_fits(state)
-        with torch.no_grad():
+        with torch.no_grad(), self._awake():
             for name, value in state["masters"].items():
                 self._masters[name].copy_(self._own(value))
-        self._adam.state.clear()
-        for name, moments in state["moments"].items():
-            master = self._masters[name]
-            # Adam keeps its step counts on the CPU, wherever the weights are.
-            self._adam.state[master] = {
-                key: value.clone() if key == "step" else self._own(value).to(device=master.device, copy=True)
-                for key, value in moments.items()
-            }
-        self._publish()
+            self._adam.state.clear()
+            for name, moments in state["moments"].items():
+                master = self._masters[name]
+                # Adam keeps its step counts on the CPU, wherever the weights are.
+                self._adam.state[master] = {
+                    key: value.clone() if key == "step" else self._own(value).to(device=master.device, copy=True)
+                    for key, value in moments.items()
+                }
+            self._publish()
 
     def _check_fits(self, state: TrainingState) -> None:
         own = {name: parameter.shape for name, parameter in self._parameters.items()}

@@ -20,15 +20,14 @@ from burnish.forward.logprobs import LogitsBuffer
 from burnish.forward.recomputing import recomputing
 from burnish.forward.scoring import ResponseScorer
 from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
+from burnish.models.critic import SharedCritic
 from burnish.models.cut import Cut, CutModel, ShardedScorer, go_back
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
-from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
+from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reference import AdapterOffReference, FrozenReference
-from burnish.models.resting import RestingOptimizer
 from burnish.models.roles import Denominators, Objective, Reference, TrainingState, Update
 from burnish.models.sharded_optimizer import optimizer_for
-from burnish.models.shared_critic import SharedCritic
 from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
 from burnish.models.weights import Weights, load_folder, named_tensors
 from burnish.types import Metric, Reduction
@@ -65,7 +64,7 @@ class LocalPolicy:
         )
         self._adapter = None if lora is None else Adapter(loaded.model, lora, seed=seed)
         parameters = self.trainable_parameters()
-        self._optimizer: WeightOptimizer | RestingOptimizer = optimizer_for(parameters, settings, lanes)
+        self._optimizer = optimizer_for(parameters, settings, lanes)
         # Everything that a backward pass reaches: the trained weights, and later those of a value head on them.
         self._summed = [parameter for _, parameter in parameters]
         self._value_head: ValueHead | None = None
@@ -123,8 +122,7 @@ class LocalPolicy:
     def rest_optimizer(self, folder: Path) -> None:
         """From now on moments and masters rest between optimizer steps: in pinned host memory, or, for a model on the
         CPU, in a file in `folder`. OffloadError if there is no room."""
-        assert isinstance(self._optimizer, WeightOptimizer)
-        self._optimizer = RestingOptimizer(self._optimizer, "policy's optimizer", folder)
+        self._optimizer.rest("policy's optimizer", folder)
 
     def share_weights(self, cut: Cut) -> None:
         """Keep a slice of every weight only, and of those of a value head. For a team, before the first step, after

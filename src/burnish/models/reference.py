@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from burnish.forward.scoring import ResponseScorer
 from burnish.models.cut import Cut, CutModel, ShardedScorer
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
+from burnish.models.resting import Resting, own_memory, resting_place
 
 
 class FrozenReference:
@@ -28,6 +31,13 @@ class FrozenReference:
         self._scorer = ResponseScorer(loaded.model, temperature=temperature, plain=loaded.plain)
         self._tokens_per_microbatch = tokens_per_microbatch
         self._lanes = lanes
+        self._awake: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def rest(self, folder: Path) -> None:
+        """From now on the weights rest while nobody asks for scores (`burnish.models.resting`)."""
+        own_memory(self.model)
+        place = resting_place(self.model.device, folder)
+        self._awake = Resting("reference", place, self.model.parameters, changes=False).awake
 
     @staticmethod
     def copy_of(
@@ -45,7 +55,8 @@ class FrozenReference:
 
     def logprobs(self, batch: Batch) -> Tensor:
         """(B, T) log-probabilities of the response tokens, without gradient. 0 past the end of a response."""
-        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes).logprobs_BT
+        with self._awake():
+            return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes).logprobs_BT
 
 
 class AdapterOffReference:

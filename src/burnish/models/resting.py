@@ -6,8 +6,7 @@ file for those of a CPU. Tensors keep their identity, shape and views, because o
 optimizers, slices of a team, adapters and kernels need to know nothing of it. A tensor that rests has the address 0, so
 using it by mistake ends the process instead of giving wrong numbers.
 
-`RestingOptimizer`, and the roles of `burnish.models.resting_roles`, have such state: each of their methods is awake for
-as long as it runs.
+Optimizers, critics and references that `rest` have such state: each of their methods is awake for as long as it runs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +27,6 @@ from torch import Tensor, nn
 
 from burnish.errors import OffloadError
 from burnish.forward.allocator import return_freed_memory
-from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.roles import TrainingState
 from burnish.planning.memory import bytes_in_words
 
@@ -178,6 +176,17 @@ class Resting:
                 if self._users == 0:
                     self._lie_down()
 
+    def copied(self, state: TrainingState) -> TrainingState:
+        """The state, with copies of the tensors in it that rest."""
+        places = {tensor.data_ptr() for tensor in self._tensors()}
+
+        def copy(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: copy(part) for name, part in value.items()}
+            return value.clone() if isinstance(value, Tensor) and value.data_ptr() in places else value
+
+        return {name: copy(part) for name, part in state.items()}
+
     def _wake(self) -> None:
         try:
             for storage, size in self._asleep:
@@ -224,61 +233,3 @@ def own_memory(module: nn.Module) -> None:
     for parameter in module.parameters():
         if not parameter.untyped_storage().resizable():
             parameter.data = parameter.detach().clone()
-
-
-class RestingOptimizer:
-    """A `WeightOptimizer` whose moments and masters are awake while a step is made, and rest during the passes too.
-
-    role: whose optimizer it is, for messages.
-    """
-
-    def __init__(self, optimizer: WeightOptimizer, role: str, folder: Path) -> None:
-        self._optimizer = optimizer
-        self.resting = Resting(role, resting_place(optimizer.device, folder), optimizer.state_tensors)
-
-    @property
-    def settings(self) -> OptimizerSettings:
-        """See `WeightOptimizer`."""
-        return self._optimizer.settings
-
-    def grad_norm(self) -> Tensor:
-        """See `WeightOptimizer.grad_norm`, which reads gradients only."""
-        return self._optimizer.grad_norm()
-
-    def step(self, step: int, grad_norm: Tensor) -> float:
-        """See `WeightOptimizer.step`."""
-        with self.resting.awake():
-            return self._optimizer.step(step, grad_norm)
-
-    def clear(self) -> None:
-        """See `WeightOptimizer.clear`."""
-        self._optimizer.clear()
-
-    def zero(self) -> None:
-        """See `WeightOptimizer.zero`."""
-        self._optimizer.zero()
-
-    def refresh(self) -> None:
-        """See `WeightOptimizer.refresh`."""
-        with self.resting.awake():
-            self._optimizer.refresh()
-
-    def state(self) -> TrainingState:
-        """See `WeightOptimizer.state`. What rests again afterwards is copied."""
-        with self.resting.awake():
-            state = self._optimizer.state()
-            places = {tensor.data_ptr() for tensor in self._optimizer.state_tensors()}
-            copied: TrainingState = _copied(state, places)
-            return copied
-
-    def load_state(self, state: TrainingState) -> None:
-        """See `WeightOptimizer.load_state`."""
-        with self.resting.awake():
-            self._optimizer.load_state(state)
-
-
-def _copied(value: Any, places: Collection[int]) -> Any:
-    """The state, or a part of it, with copies of the tensors that are in one of these places."""
-    if isinstance(value, dict):
-        return {name: _copied(part, places) for name, part in value.items()}
-    return value.clone() if isinstance(value, Tensor) and value.data_ptr() in places else value

@@ -17,10 +17,8 @@ from burnish.forward.microbatches import microbatches_by_tokens
 from burnish.forward.recomputing import recomputing
 from burnish.models.accumulation import Accumulation
 from burnish.models.cut import Cut, go_back
-from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
-from burnish.models.resting import RestingOptimizer
-from burnish.models.reward_layout import PromptResponse
-from burnish.models.reward_model import RewardModel, find_reward_file, read_reward_file
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.reward_model import PromptResponse, RewardModel, find_reward_file, read_reward_file
 from burnish.models.roles import Denominators, ObjectiveValue, TrainingState
 from burnish.models.sharded_optimizer import optimizer_for
 from burnish.types import Metric, Reduction
@@ -113,13 +111,12 @@ class RewardLearner:
         self._settings = settings
         self._lanes = lanes
         self._gradient_checkpointing = gradient_checkpointing
-        self._optimizer: WeightOptimizer | RestingOptimizer = optimizer_for(model.named_parameters(), settings, lanes)
+        self._optimizer = optimizer_for(model.named_parameters(), settings, lanes)
         self._version = 0
 
     def rest_optimizer(self, folder: Path) -> None:
         """See `LocalPolicy.rest_optimizer`."""
-        assert isinstance(self._optimizer, WeightOptimizer)
-        self._optimizer = RestingOptimizer(self._optimizer, "reward model's optimizer", folder)
+        self._optimizer.rest("reward model's optimizer", folder)
 
     def share_weights(self, cut: Cut) -> None:
         """See `LocalPolicy.share_weights`."""

@@ -103,12 +103,13 @@ class ShardedOptimizer(WeightOptimizer):
     @torch.no_grad()
     def refresh(self) -> None:
         """See `WeightOptimizer.refresh`."""
-        for name, parameter in self._parameters.items():
-            if parameter.dtype not in WIDE_TYPES:
-                self._masters[name].copy_(self._slices.part(parameter))
+        with self._awake():
+            for name, parameter in self._parameters.items():
+                if parameter.dtype not in WIDE_TYPES:
+                    self._masters[name].copy_(self._slices.part(parameter))
 
-    def state(self) -> TrainingState:
-        """See `WeightOptimizer.state`: whole tensors in the host's memory, whatever the size of the team."""
+    def _state(self) -> TrainingState:
+        """Whole tensors in the host's memory, whatever the size of the team."""
         moved = [name for name, master in self._masters.items() if master in self._adam.state]
         moments: dict[str, dict[str, Tensor]] = {name: {} for name in moved}
         for key in self._adam.state[self._masters[moved[0]]] if moved else ():

@@ -11,9 +11,8 @@ from burnish.collecting import uncollected
 from burnish.config.names import KEEP_THINKING
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
+from burnish.models.chat_templates import check_template, keep_thinking
 from burnish.models.folders import nearest_folder_hint, resolve_source
-from burnish.models.kept_thinking import keep_thinking
-from burnish.models.template_trial import check_template
 from burnish.models.weight_checks import GENERATION_FILE, checked_token_ids
 from burnish.reading import file_problem, reading
 

@@ -16,8 +16,7 @@ from burnish.forward.batch import Batch
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.scoring import ResponsePositions, TrunkRunner, put_back
 from burnish.models.cut import CutModel
-from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
-from burnish.models.resting import RestingOptimizer
+from burnish.models.optimizers import OptimizerSettings
 from burnish.models.roles import TrainingState
 from burnish.models.sharded_optimizer import optimizer_for
 from burnish.types import Metric, Reduction
@@ -156,7 +155,7 @@ class CriticOptimizer:
         self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings, lanes: Lanes = ONE_LANE
     ) -> None:
         self._settings = settings
-        self._optimizer: WeightOptimizer | RestingOptimizer = optimizer_for(parameters, settings, lanes)
+        self._optimizer = optimizer_for(parameters, settings, lanes)
         self.parameters = [parameter for _, parameter in parameters]
         self.version = 0
 
@@ -171,8 +170,7 @@ class CriticOptimizer:
 
     def rest(self, folder: Path) -> None:
         """See `LocalPolicy.rest_optimizer`."""
-        assert isinstance(self._optimizer, WeightOptimizer)
-        self._optimizer = RestingOptimizer(self._optimizer, "critic's optimizer", folder)
+        self._optimizer.rest("critic's optimizer", folder)
 
     def clear(self) -> None:
         """Drop the gradients."""

@@ -24,8 +24,7 @@ from burnish.data.chat import encode_bare, encode_prompt
 from burnish.data.template import Chat, ChatFormat
 from burnish.errors import DataError, RewardError
 from burnish.models.resting import Resting, own_memory, resting_place
-from burnish.models.reward_layout import PromptResponse
-from burnish.models.reward_model import RewardModel, check_reward_folder, load_reward_model
+from burnish.models.reward_model import PromptResponse, RewardModel, check_reward_folder, load_reward_model
 from burnish.models.tokenizers import same_tokens
 from burnish.plugins import describe_failure
 from burnish.rewards.checked_options import checked

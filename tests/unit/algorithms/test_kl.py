@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from burnish.algorithms.kl import KL_ESTIMATORS, AdaptiveKL, FixedKL, KLController, kl_loss, resolve_kl
+from burnish.algorithms.kl import KL_ESTIMATORS, AdaptiveKL, KLController, kl_loss, resolve_kl
 from burnish.errors import CheckpointError, ConfigError, DivergenceError
 
 LOGPROBS = torch.tensor([[-1.0, -2.0, -0.3]])
@@ -65,7 +65,7 @@ def test_adaptive_kl_resumes_from_its_state():
 
 
 def test_both_controllers_are_called_alike():
-    controllers: list[KLController] = [FixedKL(0.05), AdaptiveKL(0.05, 1.0, 100)]
+    controllers: list[KLController] = [KLController(0.05), AdaptiveKL(0.05, 1.0, 100)]
     assert [c.update(1.0, 4) for c in controllers] == [0.05, 0.05]
     controllers[0].load_state_dict({"coef": 0.01})
     assert controllers[0].coef == 0.01
@@ -74,7 +74,7 @@ def test_both_controllers_are_called_alike():
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: FixedKL(-0.1), "kl_coef"),
+        (lambda: KLController(-0.1), "kl_coef"),
         (lambda: AdaptiveKL(float("nan"), 1, 1), "kl_coef"),
         (lambda: AdaptiveKL(0.1, 0.0, 1), "kl_target"),
         (lambda: AdaptiveKL(0.1, 1.0, 0), "kl_horizon"),
@@ -103,4 +103,4 @@ def test_a_step_that_could_turn_the_coefficient_negative_is_refused():
 
 def test_a_state_of_something_else_is_refused():
     with pytest.raises(CheckpointError, match="coef"):
-        FixedKL(0.1).load_state_dict({"value": 0.2})
+        KLController(0.1).load_state_dict({"value": 0.2})

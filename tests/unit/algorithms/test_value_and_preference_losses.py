@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.algorithms.entropy import entropy_from_logits
 from burnish.algorithms.preference_losses import best_of, bradley_terry
+from burnish.algorithms.ratios import entropy_from_logits
 from burnish.algorithms.value_losses import clipped_value, value_metrics
 from burnish.errors import ConfigError
 

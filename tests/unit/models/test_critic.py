@@ -12,8 +12,7 @@ from burnish.models.characters import character_tokenizer
 from burnish.models.critic import SeparateCritic
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.reward_layout import Readout
-from burnish.models.reward_model import new_reward_model
+from burnish.models.reward_model import Readout, new_reward_model
 
 SETTINGS = OptimizerSettings(1e-2, 10)
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from burnish.config.schema_data import LoraConfig, ModelConfig
 from burnish.errors import CheckpointError
 from burnish.models.optimizers import OptimizerSettings
-from burnish.models.reward_layout import Readout
 from burnish.models.reward_learner import ComparedScores, Comparison, RewardLearner
-from burnish.models.reward_model import GainBias, RewardModel, load_reward_model, new_reward_model
+from burnish.models.reward_model import GainBias, Readout, RewardModel, load_reward_model, new_reward_model
 from burnish.models.roles import ObjectiveValue
 
 PAIRS = [((3, 4), (5, 6, 2)), ((3,), (7, 2)), ((8, 9, 4), (5, 5, 5, 6))]

@@ -10,7 +10,7 @@ import pytest
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.models.characters import character_tokenizer
-from burnish.models.kept_thinking import keep_thinking
+from burnish.models.chat_templates import keep_thinking
 from burnish.models.tokenizers import chat_template_for, load_tokenizer
 
 # In the manner of Qwen3: thinking stands only in the turns since the last question.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,13 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from burnish.errors import OffloadError
-from burnish.forward.lanes import Lanes
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.resting import (
     Resting,
     RestingFile,
     RestingHostMemory,
-    RestingOptimizer,
     RestingPlace,
     own_memory,
     resting_place,
@@ -185,17 +182,16 @@ def test_the_place_follows_the_device(tmp_path: Path) -> None:
     assert isinstance(resting_place(torch.device("cuda:0"), tmp_path), RestingHostMemory)
 
 
-Build = Callable[[Sequence[tuple[str, nn.Parameter]]], WeightOptimizer | RestingOptimizer]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["adamw", "adam_tf"])
 def test_steps_are_those_of_an_optimizer_that_does_not_rest(tmp_path: Path, dtype: torch.dtype, name: str) -> None:
     settings = OptimizerSettings(learning_rate=0.1, total_steps=10, weight_decay=0.1, optimizer=name)
 
-    def trained(build: Build) -> tuple[list[Tensor], object]:
+    def trained(*, rests: bool) -> tuple[list[Tensor], object]:
         weights = [nn.Parameter(numbers(30, 20).to(dtype)), nn.Parameter(numbers(7).to(dtype))]
-        optimizer = build([("a", weights[0]), ("b", weights[1])])
+        optimizer = WeightOptimizer([("a", weights[0]), ("b", weights[1])], settings)
+        if rests:
+            optimizer.rest("policy's optimizer", tmp_path)
         for step in range(4):
             for weight in weights:
                 weight.grad = (numbers(*weight.shape) * (step + 1)).to(weight.grad_dtype or dtype)
@@ -206,8 +202,7 @@ def test_steps_are_those_of_an_optimizer_that_does_not_rest(tmp_path: Path, dtyp
                 optimizer.refresh()
         return [weight.detach().clone() for weight in weights], flat(optimizer.state())
 
-    expected = trained(lambda named: WeightOptimizer(named, settings))
-    found = trained(lambda named: RestingOptimizer(WeightOptimizer(named, settings), "policy's optimizer", tmp_path))
+    expected, found = trained(rests=False), trained(rests=True)
     assert all(torch.equal(one, other) for one, other in zip(found[0], expected[0], strict=True))
     assert found[1] == expected[1]
 
@@ -221,7 +216,9 @@ def flat(state: object) -> object:
 @pytest.mark.parametrize(("dtype", "bytes_each"), [(torch.float32, 8), (torch.bfloat16, 12)])
 def test_moments_and_masters_rest_and_weights_do_not(tmp_path: Path, dtype: torch.dtype, bytes_each: int) -> None:
     weight = nn.Parameter(numbers(30, 20).to(dtype))
-    optimizer = RestingOptimizer(WeightOptimizer([("a", weight)], SETTINGS, Lanes()), "policy's optimizer", tmp_path)
+    optimizer = WeightOptimizer([("a", weight)], SETTINGS)
+    optimizer.rest("policy's optimizer", tmp_path)
+    assert optimizer.resting is not None
     assert optimizer.resting.num_bytes == 600 * (bytes_each - 8)  # there are no moments yet
     weight.grad = torch.ones(30, 20)
     optimizer.step(0, optimizer.grad_norm())

@@ -21,14 +21,15 @@ from burnish.forward.microbatches import position_ids
 from burnish.forward.row_rules import RowRules
 from burnish.models.characters import character_tokenizer
 from burnish.models.optimizers import OptimizerSettings
-from burnish.models.reward_layout import Readout, lay_out_pairs
 from burnish.models.reward_learner import ComparedScores, Comparison, RewardLearner
 from burnish.models.reward_model import (
     REWARD_FILE,
     Normalization,
+    Readout,
     RewardModel,
     find_reward_file,
     init_score_head,
+    lay_out_pairs,
     load_reward_model,
     new_reward_model,
     read_reward_file,

@@ -13,8 +13,7 @@ from burnish.config.schema import RewardConfig, ScoringConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ConfigError, ModelError, RewardError
 from burnish.models.characters import character_tokenizer
-from burnish.models.reward_layout import Readout
-from burnish.models.reward_model import RewardModel, new_reward_model
+from burnish.models.reward_model import Readout, RewardModel, new_reward_model
 from burnish.rewards import ProcessRewardScorer
 from burnish.rewards.inputs import Item
 from burnish.rewards.outcome import Outcome, read_result

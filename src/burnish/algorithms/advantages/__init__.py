@@ -1,7 +1,7 @@
 """Advantage estimators: from rewards to how much better than expected each token was. See docs/algorithms.md."""
 
-from burnish.algorithms.advantages.groups import Groups
 from burnish.algorithms.advantages.outcome import (
+    Groups,
     dr_grpo,
     gdpo,
     gpg,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.algorithms.advantages.groups import Groups, form_groups
+from burnish.algorithms.advantages.outcome import Groups, form_groups
 from burnish.algorithms.masking import as_float, fill_masked
 
 ROUNDING = 2.5e-7

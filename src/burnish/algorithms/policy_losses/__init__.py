@@ -1,12 +1,10 @@
 """Policy losses per token; `aggregation` reduces them to one number. See docs/algorithms.md."""
 
-from burnish.algorithms.policy_losses.clipped import ppo_clip
+from burnish.algorithms.policy_losses.clipped import gmpo, gspo, ppo_clip, turn_gspo
 from burnish.algorithms.policy_losses.covariance import clip_cov, covariance_selection, kl_cov, unclipped_selection
 from burnish.algorithms.policy_losses.result import PolicyLoss
-from burnish.algorithms.policy_losses.sequence import gmpo, gspo, turn_gspo
-from burnish.algorithms.policy_losses.smooth import kimi, sapo, sapo_gate
 from burnish.algorithms.policy_losses.table import LOSS_INPUTS, POLICY_LOSSES, PolicyLossSpec, resolve_policy_loss
-from burnish.algorithms.policy_losses.weighted import cispo, reinforce, tis, topr
+from burnish.algorithms.policy_losses.weighted import cispo, kimi, reinforce, sapo, sapo_gate, tis, topr
 
 __all__ = [
     "LOSS_INPUTS",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.algorithms.policy_losses import clipped, covariance, sequence, smooth, weighted
+from burnish.algorithms.policy_losses import clipped, covariance, weighted
 from burnish.algorithms.registry import Row, find_row, first_line, load_function
 from burnish.errors import ConfigError
 
@@ -91,7 +91,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
     ),
     "gspo": PolicyLossSpec(
         "gspo",
-        sequence.gspo,
+        clipped.gspo,
         "clip of the sequence ratio",
         "https://arxiv.org/abs/2507.18071",
         "max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean_t d)",
@@ -99,7 +99,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
     ),
     "turn_gspo": PolicyLossSpec(
         "turn_gspo",
-        sequence.turn_gspo,
+        clipped.turn_gspo,
         "clip of the ratio of each turn of a conversation",
         "https://arxiv.org/abs/2511.20718",
         "max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean_turn d)",
@@ -107,7 +107,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
     ),
     "gmpo": PolicyLossSpec(
         "gmpo",
-        sequence.gmpo,
+        clipped.gmpo,
         "geometric mean of clipped token ratios",
         "https://arxiv.org/abs/2507.20673",
         "-A exp(mean_t bounded d), d <= clip_high where A > 0, d >= -clip_low where A < 0",
@@ -139,7 +139,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
     ),
     "sapo": PolicyLossSpec(
         "sapo",
-        smooth.sapo,
+        weighted.sapo,
         "smooth gate instead of the clip",
         "https://arxiv.org/abs/2511.20347",
         "-A sigmoid(tau (rho - 1)) 4 / tau, tau by the sign of A",
@@ -163,7 +163,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
     ),
     "kimi": PolicyLossSpec(
         "kimi",
-        smooth.kimi,
+        weighted.kimi,
         "policy gradient with a quadratic pull to the old policy",
         "https://arxiv.org/abs/2501.12599",
         "-A logprob + tau / 2 d^2",

@@ -30,9 +30,8 @@ from burnish.forward.float32 import fast_float32
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
-from burnish.models.reward_layout import PromptResponse, Readout
 from burnish.models.reward_learner import ComparedScores, Comparison, PreferenceLearner, RewardLearner
-from burnish.models.reward_model import new_reward_model
+from burnish.models.reward_model import PromptResponse, Readout, new_reward_model
 from burnish.models.roles import ObjectiveValue
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say

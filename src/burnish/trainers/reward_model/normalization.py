@@ -22,7 +22,7 @@ from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.models.folders import check_model_folder, resolve_source
 from burnish.models.loading import LoadedModel, load_model
-from burnish.models.reward_layout import PromptResponse
+from burnish.models.reward_model import PromptResponse
 from burnish.models.tokenizers import load_tokenizer
 from burnish.observability.console import say
 from burnish.rollouts.engine import Sampling

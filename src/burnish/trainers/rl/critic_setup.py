@@ -9,12 +9,11 @@ from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.forward.lanes import ONE_LANE, Lanes
-from burnish.models.critic import SeparateCritic
+from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import ValueObjective
-from burnish.models.shared_critic import SharedCritic
 from burnish.models.tokenizers import load_tokenizer, vocabulary_difference
 from burnish.models.value_head import HEAD_FILE, init_value_head
 from burnish.trainers.result import WEIGHTS_FOLDER

@@ -16,7 +16,6 @@ from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
-from burnish.models.resting_roles import RestingCritic, RestingReference
 from burnish.models.roles import Critic, Policy, Reference
 from burnish.trainers.rl.critic_setup import build_separate_critic, build_shared_critic
 
@@ -70,9 +69,9 @@ def _with_rest(config: RlConfig, policy: LocalPolicy, reference: Reference | Non
     if isinstance(critic, SeparateCritic) and ("optimizer" in offload or "critic" in offload):
         critic.rest_optimizer(folder)
     if isinstance(critic, SeparateCritic) and "critic" in offload:
-        critic = RestingCritic(critic, folder)
+        critic.rest(folder)
     if isinstance(reference, FrozenReference) and "reference" in offload:
-        reference = RestingReference(reference, folder)
+        reference.rest(folder)
     return Roles(policy, reference, critic)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from rich.console import Console
 
-from burnish.algorithms.kl import AdaptiveKL, FixedKL, KLController
+from burnish.algorithms.kl import AdaptiveKL, KLController
 from burnish.config.domains import domain_settings
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.data.overlap import find_overlap
@@ -143,7 +143,7 @@ def open_supply(
 
 def build_kl(algorithm: AlgorithmConfig) -> KLController:
     if algorithm.kl_target is None:
-        return FixedKL(algorithm.kl_coef)
+        return KLController(algorithm.kl_coef)
     return AdaptiveKL(algorithm.kl_coef, algorithm.kl_target, algorithm.kl_horizon)
 
 

@@ -18,7 +18,7 @@ from burnish.config.loading import load_run_data
 from burnish.data.template import ChatFormat
 from burnish.errors import BurnishError, ConfigError, DataError
 from burnish.models.characters import character_tokenizer
-from burnish.models.kept_thinking import keep_thinking
+from burnish.models.chat_templates import keep_thinking
 from burnish.rollouts.conversation import ConversingEngine, Talk
 from burnish.rollouts.partner import ToolsAndEnvironment
 from burnish.trainers.rl.conversations import Conversations, open_conversations

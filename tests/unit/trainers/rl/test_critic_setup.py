@@ -13,11 +13,10 @@ from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.forward.batch import Batch, TokenScores
-from burnish.models.adam_tf import AdamTF
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import LoadedModel, load_model
-from burnish.models.reward_layout import Readout
-from burnish.models.reward_model import new_reward_model
+from burnish.models.optimizers import AdamTF
+from burnish.models.reward_model import Readout, new_reward_model
 from burnish.models.roles import Denominators, ObjectiveValue
 from burnish.models.value_head import ValueHead, init_value_head
 from burnish.trainers.rl.critic_setup import build_separate_critic, build_shared_critic, with_value_loss

@@ -12,11 +12,10 @@ from burnish.algorithms.advantages.returns import gae
 from burnish.algorithms.policy_losses.clipped import ppo_clip
 from burnish.forward.batch import Batch
 from burnish.models.characters import character_tokenizer, tiny_llama
-from burnish.models.critic import SeparateCritic
+from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.policy import LocalPolicy
-from burnish.models.shared_critic import SharedCritic
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.objective import (
     ActorCriticObjective,

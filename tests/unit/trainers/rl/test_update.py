@@ -11,7 +11,7 @@ import torch
 from plain_samples import ones_batch
 
 from burnish.algorithms.advantages import resolve_estimator
-from burnish.algorithms.kl import FixedKL
+from burnish.algorithms.kl import KLController
 from burnish.config.schema import RlConfig
 from burnish.forward.batch import Batch, TokenScores
 from burnish.models.roles import Signals, Update
@@ -175,7 +175,7 @@ def test_tokens_too_far_from_the_reference_for_k3_are_counted(kl_in: str, estima
     """d = 20.5, -21 and 19.5 in the first rows, 0 elsewhere, 30 in a slot that is not trained on."""
     algorithm = {"preset": "dr_grpo", "kl_in": kl_in, "kl_coef": 0.1, "kl_estimator": estimator}
     run = run_of(algorithm=algorithm)
-    run.kl = FixedKL(0.1)
+    run.kl = KLController(0.1)
     d = torch.tensor([[20.5, -21.0], [19.5, 30.0], [0.0, 0.0], [0.0, 0.0]])
     batch = four_rows([True] * 4)
     mask = batch.loss_mask.clone()
