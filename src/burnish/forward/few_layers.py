@@ -79,12 +79,9 @@ def _has_known_code(model: PreTrainedModel) -> bool:
     layers = getattr(trunk, "layers", None)  # a foreign trunk may call them anything
     if model.config.model_type not in FAMILIES or not isinstance(layers, nn.ModuleList) or not len(layers):
         return False
-    classes = {type(trunk)} | {_own_class(module) for module in layers.modules()}
+    own = {part.own_class if isinstance(part, KernelLayer) else type(part) for part in layers.modules()}
+    classes = {type(trunk)} | own
     return all(known.__module__.partition(".")[0] in _KNOWN_CODE for known in classes)
-
-
-def _own_class(module: nn.Module) -> type:
-    return module.own_class if isinstance(module, KernelLayer) else type(module)
 
 
 def _kind(layer: nn.Module) -> Hashable:

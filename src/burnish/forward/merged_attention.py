@@ -10,7 +10,7 @@ size.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -87,12 +87,9 @@ class MergedAttention:
     @cached_property
     def causal(self) -> tuple[PaddedSequences, ...]:
         """Every slot is in exactly one of these."""
-        return tuple(self._causal())
-
-    def _causal(self) -> Iterator[PaddedSequences]:
         sequences = [slots for group in self.sequences for slots in group]
-        for bunch in bunches([len(slots) for slots in sequences], SPREAD):
-            yield PaddedSequences.of([sequences[number] for number in bunch])
+        found = bunches([len(slots) for slots in sequences], SPREAD)
+        return tuple(PaddedSequences.of([sequences[number] for number in bunch]) for bunch in found)
 
     @cached_property
     def shared(self) -> list[tuple[slice, slice]]:

@@ -222,10 +222,6 @@ def _rows(
         prompt_lengths=torch.tensor(prompt_lengths)[of_prompt],
         response_tokens=tokens,
         response_lengths=lengths,
-        loss_mask=_inside(lengths, width),
+        loss_mask=torch.arange(width) < lengths[:, None],
         group_ids=of_prompt,
     ).to(model.device)
-
-
-def _inside(lengths_B: Tensor, width: int) -> Tensor:
-    return torch.arange(width) < lengths_B[:, None]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 UNLIMITED_CONTEXT = 1 << 30
 Head = Literal["language", "score"]
+Built = TypeVar("Built")
 NEW_HEAD = "the score head is new"
 _CACHE_LINE = 64
 """Bytes. Memory that PyTorch allocates starts at multiples of it."""
@@ -295,14 +297,7 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def _saved_model(source: str, config: ModelConfig, head: Head) -> tuple[PreTrainedModel, str | None]:
-    try:
-        model, info = _from_pretrained(source, config, "sdpa", head)
-    except ValueError as error:
-        if "scaled_dot_product_attention" not in str(error):
-            raise _unloadable(config, error) from error
-        model, info = _from_pretrained(source, config, "eager", head)
-    except Exception as error:  # boundary to transformers and the hub, which may raise anything
-        raise _unloadable(config, error) from error
+    model, info = _with_attention(config, lambda attention: _from_pretrained(source, config, attention, head))
     refuse_mismatched(list(info["mismatched_keys"]), config.path)
     if Path(source).is_dir() and "quantization_config" not in model.config.to_dict():
         check_number_types(Path(source), dict(model.named_parameters()))
@@ -362,13 +357,18 @@ def _random_model(model_config: PretrainedConfig, config: ModelConfig, seed: int
                 attn_implementation=attention,
             )
 
+    return _with_attention(config, build)
+
+
+def _with_attention(config: ModelConfig, build: Callable[[str], Built]) -> Built:
+    """What `build` makes with PyTorch's fused attention, or, if the architecture has none, with its own."""
     try:
         return build("sdpa")
     except ValueError as error:
         if "scaled_dot_product_attention" not in str(error):
             raise _unloadable(config, error) from error
         return build("eager")
-    except Exception as error:  # boundary to transformers: inconsistent sizes may fail anywhere
+    except Exception as error:  # boundary to transformers and the hub, which may raise anything
         raise _unloadable(config, error) from error
 
 

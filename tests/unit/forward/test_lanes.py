@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from burnish.dealing import deal
-from burnish.forward.lanes import Lanes, add_gradients, halves, lanes_of, own_nodes, tree_sum
+from burnish.forward.lanes import Lanes, LanesInStep, add_gradients, halves, lanes_of, own_nodes, tree_sum
 
 
 def test_the_dearest_go_first_each_to_the_emptiest_lane() -> None:
@@ -96,3 +98,34 @@ def test_gradients_of_lanes_are_added_to_those_that_are_there() -> None:
     assert values == [4.0, 1.0, 2.0]  # lane by lane
     assert weight.grad == torch.tensor([7.5])
     assert idle.grad is None
+
+
+class Pair:
+    """A team of two, seen from one of them; it says what the other one would."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.size = 2
+
+    def exchange(self, own: Any) -> list[Any]:
+        return [own, own]
+
+
+def test_passes_are_filled_up_to_those_of_the_other() -> None:
+    """Three parts in two lanes: one process has two of them, and the other makes a pass more than it has parts."""
+    parts, costs = ["a", "b", "c"], [4, 3, 2]
+    team: Any = Pair(0)
+    assert LanesInStep(2, team).fillers(parts, costs) == ["a"]
+    team = Pair(1)
+    assert LanesInStep(2, team).fillers(parts, costs) == []
+
+
+def test_nothing_to_train_on_needs_no_pass() -> None:
+    """As when all advantages of a minibatch are 0."""
+    team: Any = Pair(0)
+    lanes = LanesInStep(2, team)
+    assert lanes.fillers([], []) == []
+    values: list[object] = []
+    with lanes.adding([], [], [], values) as parts:
+        assert list(parts) == []
+    assert values == []
