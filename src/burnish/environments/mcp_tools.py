@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from burnish.errors import ConfigError
-from burnish.tools.served import ToolError
+from burnish.tools.calls import ToolError
 from burnish.types import Json
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class McpServer:
 
 
 class McpTools:
-    """Serves the tools of some servers (`burnish.tools.served.ServedTools`).
+    """Serves the tools of some servers (`burnish.tools.calls.ServedTools`).
 
     All servers are started, or connected to, and asked for their tools by the constructor. Raises ConfigError if the
     SDK is not installed, if a server cannot be reached, and if two have a tool of the same name.

@@ -27,7 +27,7 @@ from burnish.environments.mcp_tools import result_of_call, schema_of_tool
 from burnish.environments.protocol import Opening, Step
 from burnish.environments.values import flag_of, number_of, text_of
 from burnish.errors import ConfigError, EnvironmentFailedError
-from burnish.tools.served import ToolError
+from burnish.tools.calls import ToolError
 from burnish.types import Json
 from burnish.words import suggestion
 

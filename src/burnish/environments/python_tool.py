@@ -17,8 +17,8 @@ from burnish.sandbox import cells
 from burnish.sandbox.job import Limits, Output, Program
 from burnish.sandbox.sessions import SHOWN_BYTES, CellOutput, Session, Sessions
 from burnish.sandbox.trial import opened
+from burnish.tools.calls import ToolError
 from burnish.tools.schema import schema_of
-from burnish.tools.served import ToolError
 from burnish.types import Json
 from burnish.words import did_you_mean
 
@@ -62,7 +62,7 @@ class PythonToolOptions:
 
 
 class PythonTool(ABC):
-    """Serves the tool `python` to all conversations of a run (`burnish.tools.served.ServedTools`).
+    """Serves the tool `python` to all conversations of a run (`burnish.tools.calls.ServedTools`).
 
     A call whose code raises, never ends, or ends its process is no failure of the tool: its result says so.
     """

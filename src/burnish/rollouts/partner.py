@@ -30,11 +30,10 @@ from burnish.environments.messages import GarbledError, count, flag, number, ope
 from burnish.environments.process import ConversationProcess
 from burnish.errors import DataError
 from burnish.rollouts.conversation import Answer, Closed, ConversationKey, Event, Opened
-from burnish.tools.calls import MalformedCall, Parsed, ToolCall
+from burnish.tools.calls import MalformedCall, Parsed, ServedTools, ToolCall
 from burnish.tools.checking import check_call, function_of
 from burnish.tools.parsers.protocol import ToolParser
 from burnish.tools.results import ToolResult, error_of, result_of
-from burnish.tools.served import ServedTools
 from burnish.types import Author, FinishReason, Json, Message, Metric, Prompt, Reduction, Rollout
 
 MAX_SEED = 2**31 - 1

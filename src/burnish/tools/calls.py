@@ -1,11 +1,13 @@
-"""Calls of tools, as parsers read them from a turn of the model."""
+"""Calls of tools, as parsers read them from a turn of the model, and the tools that threads ask."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from burnish.tools.plain import UnreadableError, shown
 from burnish.types import Json
 
 
@@ -43,6 +45,61 @@ class Parsed:
 
     content: str
     calls: tuple[ToolCall | MalformedCall, ...] = ()
+
+
+def call_from_object(value: Json, *, keys: Collection[str], ignored: Collection[str] = ()) -> ToolCall:
+    """The call that `{"name": ..., KEY: {...}}` means, where KEY is one of `keys`.
+
+    Raises UnreadableError if a key is missing, unknown (those in `ignored` have no meaning) or of another type.
+    """
+    arguments_key = next(iter(keys))
+    if not isinstance(value, dict):
+        raise UnreadableError(f"it is {shown(value)}, not a JSON object")
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        raise UnreadableError('"name" must be the name of a tool' if "name" in value else 'it has no "name"')
+    given = [key for key in keys if key in value]
+    unknown = [key for key in value if key not in {"name", *keys, *ignored}]
+    if unknown:
+        hint = f'"{arguments_key}"' if not given else f'only "name" and "{given[0]}"'
+        raise UnreadableError(f"it has the key {shown(unknown[0])}; use {hint}")
+    if not given:
+        raise UnreadableError(f'it has no "{arguments_key}"; without arguments write "{arguments_key}": {{}}')
+    if len(given) > 1:
+        raise UnreadableError(f'it has "{given[0]}" and "{given[1]}"; use only one of them')
+    arguments = value[given[0]]
+    if not isinstance(arguments, dict):
+        raise UnreadableError(f'"{given[0]}" must be an object, not {shown(arguments)}')
+    return ToolCall(name, arguments)
+
+
+class ToolError(Exception):
+    """A call has failed, for a reason that the model is to read: the message says it in the tool's own words."""
+
+
+class ServedTools(Protocol):
+    """One or more tools that serve all conversations of a run.
+
+    schemas: of the tools, as `burnish.tools.schema.schema_of` writes them.
+    """
+
+    schemas: tuple[Mapping[str, Json], ...]
+
+    def call(self, conversation: Hashable, name: str, arguments: Mapping[str, Json], seconds: float) -> object:
+        """The result of the tool `name`: a text or plain data.
+
+        Several threads may call, for one conversation one at a time. Blocks for about `seconds` at most, then raises
+        TimeoutError. Raises what the tool raises.
+        """
+        ...
+
+    def end(self, conversation: Hashable) -> None:
+        """Let go of what is kept for a conversation. It may never have called anything."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything. Idempotent."""
+        ...
 
 
 def _exact(arguments: Mapping[str, Json]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from burnish.errors import ConfigError
 from burnish.plugins import import_place, is_outside
-from burnish.tools.builtins.calculator import calculator
+from burnish.tools.calculator import calculator
 from burnish.tools.schema import schema_of
 from burnish.types import Json
 from burnish.words import did_you_mean

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from burnish.tools.served import ToolError
+from burnish.tools.calls import ToolError
 
 _SHORTEST_LIMIT = 64
 _FOLDERS = re.compile(r"(?<![\w/:.~])~?/(?:[^\s/'\"():,;]+/)+")

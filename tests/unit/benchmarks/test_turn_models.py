@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from burnish.tools.calls import ToolCall
-from burnish.tools.parsers.hermes import Hermes
+from burnish.tools.parsers.tagged import Hermes
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 

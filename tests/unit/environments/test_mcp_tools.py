@@ -18,9 +18,8 @@ import pytest
 
 from burnish.environments.mcp_tools import McpServer, McpTools, result_of_call, schema_of_tool
 from burnish.errors import ConfigError
-from burnish.tools.calls import ToolCall
+from burnish.tools.calls import ToolCall, ToolError
 from burnish.tools.checking import check_call
-from burnish.tools.served import ToolError
 
 needs_sdk = pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="needs burnish[mcp]")
 

@@ -18,7 +18,7 @@ import pytest
 from burnish.environments.loading import find_environment
 from burnish.environments.protocol import Step
 from burnish.errors import ConfigError, EnvironmentFailedError
-from burnish.tools.served import ToolError
+from burnish.tools.calls import ToolError
 from burnish.types import Json
 
 pytest.importorskip("websockets", reason="needs burnish[openenv]")

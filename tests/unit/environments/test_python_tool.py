@@ -18,9 +18,8 @@ from burnish.errors import ConfigError, SandboxError
 from burnish.sandbox.job import Output
 from burnish.sandbox.remote import RemoteSandbox
 from burnish.sandbox.sessions import Session, Sessions
-from burnish.tools.calls import ToolCall
+from burnish.tools.calls import ServedTools, ToolCall, ToolError
 from burnish.tools.checking import check_call
-from burnish.tools.served import ServedTools, ToolError
 
 SECONDS = 60.0
 

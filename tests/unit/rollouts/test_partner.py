@@ -23,7 +23,7 @@ from burnish.environments.warm_parent import Wanted
 from burnish.models.characters import character_tokenizer
 from burnish.rollouts.conversation import Answer, Closed, Opened
 from burnish.rollouts.partner import PartnerLimits, ToolsAndEnvironment
-from burnish.tools.parsers.hermes import Hermes
+from burnish.tools.parsers.tagged import Hermes
 from burnish.types import FinishReason, Json, Prompt, Rollout
 
 TEMPLATE = """{%- if tools %}{{ '<|im_start|>system\n' }}{{ tools | map(attribute='function.name') | join }}

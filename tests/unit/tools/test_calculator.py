@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from burnish.tools.builtins.calculator import calculator
+from burnish.tools.calculator import calculator
 
 
 @pytest.mark.parametrize(

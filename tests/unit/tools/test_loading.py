@@ -62,7 +62,7 @@ def test_tools_are_loaded_in_their_order(place: str) -> None:
 
 
 def test_modules_can_be_named() -> None:
-    (tool,) = load_tools(["burnish.tools.builtins.calculator:calculator"])
+    (tool,) = load_tools(["burnish.tools.calculator:calculator"])
     assert tool == load_tools(["calculator"])[0]
     assert load_tools([]) == ()
 

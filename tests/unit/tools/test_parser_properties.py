@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from burnish.tools.calls import MalformedCall, Parsed, ToolCall
-from burnish.tools.parsers.qwen_xml import _TAG
 from burnish.tools.parsers.registry import BUILT_INS
+from burnish.tools.parsers.tagged import _TAG
 
 TAGS = [
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<function=", "</function>", "<parameter=", "</parameter>"),

@@ -11,7 +11,7 @@ import pytest
 from transformers.utils import get_json_schema
 
 from burnish.errors import ConfigError
-from burnish.tools.builtins.calculator import calculator
+from burnish.tools.calculator import calculator
 from burnish.tools.schema import schema_of
 
 

@@ -1,1 +1,1 @@
-"""How models write calls, one file per form. `registry.py` has the table of the forms."""
+"""How models write calls: between tags, or as the whole turn. `registry.py` has the table of the forms."""

@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from burnish.errors import ConfigError, RolloutError
 from burnish.plugins import calling_outside, find_class, is_outside
 from burnish.tools.calls import MalformedCall, Parsed, ToolCall
-from burnish.tools.parsers.hermes import Hermes
-from burnish.tools.parsers.llama_json import LlamaJson
 from burnish.tools.parsers.protocol import Schemas, ToolParser
-from burnish.tools.parsers.pythonic import Pythonic
-from burnish.tools.parsers.qwen_xml import QwenXml
+from burnish.tools.parsers.tagged import Hermes, QwenXml
+from burnish.tools.parsers.whole_turn import LlamaJson, Pythonic
 from burnish.tools.schema import schema_of
 from burnish.types import Json
 from burnish.words import did_you_mean

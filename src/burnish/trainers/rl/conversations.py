@@ -32,10 +32,10 @@ from burnish.observability.console import say
 from burnish.rollouts.conversation import ConversingEngine, Talk
 from burnish.rollouts.engine import RolloutEngine
 from burnish.rollouts.partner import PartnerLimits, ToolsAndEnvironment
+from burnish.tools.calls import ServedTools
 from burnish.tools.checking import function_of
 from burnish.tools.parsers.protocol import Schemas, ToolParser
 from burnish.tools.parsers.registry import find_parser, recognise
-from burnish.tools.served import ServedTools
 from burnish.trainers.rl.agents import Agents, open_agents
 from burnish.trainers.rl.feeds import with_template
 from burnish.types import Json, Message, Prompt

@@ -19,7 +19,7 @@ from burnish.rollouts.endpoint.speech import Speech
 from burnish.rollouts.endpoint.standing import Standing, StandingLoop
 from burnish.rollouts.endpoint.trajectory import Room
 from burnish.rollouts.engine import OnFinished, Sampling
-from burnish.tools.parsers.hermes import Hermes
+from burnish.tools.parsers.tagged import Hermes
 from burnish.types import FinishReason, Metric, Rollout, RolloutRequest
 
 CALLS = (
