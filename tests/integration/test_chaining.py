@@ -13,9 +13,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from burnish.checkpointing.manifest import seal
-from burnish.checkpointing.pending import Pending, write_pending
 from burnish.checkpointing.run import dump_config
+from burnish.checkpointing.store import Pending, seal, write_pending
 from burnish.cli import main
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, SftConfig

@@ -90,7 +90,7 @@ def plan(config: Given, **fields: object) -> RunPlan:
 def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:
     """The plan of a checked run; adds notes for the user to `notes`. Reads local data and rewards, but loads no weights
     and downloads nothing. Raises what the run would refuse (BurnishError)."""
-    from burnish.checkpointing.output import check_output
+    from burnish.checkpointing.sources import check_output
     from burnish.planning.plan import seated
     from burnish.trainers.chaining import pinned
     from burnish.trainers.placement import model_facts, reward_facts, this_machine

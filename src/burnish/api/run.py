@@ -13,9 +13,9 @@ from burnish.api.metrics import metrics_table, shown
 from burnish.api.pictures import run_html
 from burnish.api.policy import Policy
 from burnish.api.rollouts import RecordedRollout, recorded
-from burnish.checkpointing.chaining import Chosen, find_checkpoint, split_choice
+from burnish.checkpointing.chaining import Chosen, find_checkpoint
 from burnish.checkpointing.run import RunDirectory
-from burnish.checkpointing.sources import with_inputs_moved
+from burnish.checkpointing.sources import split_choice, with_inputs_moved
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.loading import LoadedConfig, kind_of_data, load_run_data
 from burnish.config.preset_layer import own_algorithm

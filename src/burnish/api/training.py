@@ -13,8 +13,8 @@ from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, prepared_run
 from burnish.api.run import Run
 from burnish.checkpointing.lock import RunLock
-from burnish.checkpointing.moving import move_run_aside
-from burnish.checkpointing.output import check_output
+from burnish.checkpointing.run import move_run_aside
+from burnish.checkpointing.sources import check_output
 from burnish.checkpointing.store import CheckpointStore
 from burnish.collecting import uncollected
 from burnish.config.loading import LoadedConfig

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from burnish.checkpointing.manifest import verify
 from burnish.checkpointing.run import CONFIG_FILE, RunDirectory
-from burnish.checkpointing.store import Checkpoint, CheckpointStore
+from burnish.checkpointing.sources import split_choice
+from burnish.checkpointing.store import Checkpoint, CheckpointStore, verify
 from burnish.config.loading import kind_of_data
 from burnish.errors import CheckpointError
 from burnish.observability.history import read_history
@@ -81,14 +81,6 @@ def is_run(folder: Path) -> bool:
     """Whether a run was started in this folder, which is not a model folder (with a config.json)."""
     # `os.path` returns False for names that the system refuses, where `pathlib` raises.
     return os.path.isfile(RunDirectory(folder).config_file) and not os.path.exists(folder / "config.json")
-
-
-def split_choice(path: str) -> tuple[Path, str | None]:
-    """(folder, choice) of `runs/sft@best`. An existing folder with an @ in its name has no choice."""
-    before, at, choice = path.rpartition("@")
-    if not at or os.path.isdir(Path(path).expanduser()):
-        return Path(path).expanduser(), None
-    return Path(before).expanduser(), choice
 
 
 def _newest(folder: Path, store: CheckpointStore, field: str) -> Chosen:

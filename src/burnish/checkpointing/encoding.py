@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from burnish.checkpointing.store import reading_own
 from burnish.checkpointing.tensor_file import write_tensors
 from burnish.errors import CheckpointError
-from burnish.reading import UnreadableError, read_json, reading
+from burnish.reading import read_json, reading
 from burnish.types import Json
 
 
@@ -43,18 +43,13 @@ def write_state(folder: Path, name: str, state: Mapping[str, object]) -> dict[st
 
 def read_state(folder: Path, name: str) -> dict[str, Any]:
     """What `write_state` wrote. Raises CheckpointError if the files are missing or damaged."""
-    try:
+    with reading_own(f"{name} in {folder}"):
         plain = read_json(folder / f"{name}.json")
         tensors = load_file(folder / f"{name}.safetensors")
         state = _decode(plain, tensors)
         if not isinstance(state, dict):
             raise ValueError(f"it holds a {type(state).__name__}, not names and values")
-    except (UnreadableError, OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot read {name} in {folder}: {error}",
-            remedy="remove that checkpoint folder; the run resumes from the one before it",
-        ) from error
-    return state
+        return state
 
 
 @contextmanager

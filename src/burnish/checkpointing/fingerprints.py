@@ -13,19 +13,20 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Thread
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 
 from burnish import __version__
 from burnish.checkpointing.sources import named_files
+from burnish.checkpointing.store import reading_own
 from burnish.config.schema import RunConfig
 from burnish.data import puzzles
 from burnish.errors import CheckpointError
-from burnish.reading import UnreadableError, read_json
+from burnish.reading import read_json
 from burnish.types import Json
 
 FINGERPRINT_FILE = "fingerprints.json"
@@ -61,20 +62,17 @@ class Fingerprints:
         path = folder / FINGERPRINT_FILE
         if not os.path.lexists(path):
             return None
-        try:
+        with reading_own(str(path)):
             content = read_json(path)
-            files = {str(name): _read_entry(entry) for name, entry in content["files"].items()}
+            files = {
+                str(name): FileContent(bytes=int(entry["bytes"]), sha256=str(entry["sha256"]))
+                for name, entry in content["files"].items()
+            }
             return Fingerprints(files, _read_texts(content["versions"]), _read_texts(content["machine"]))
-        except (UnreadableError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"cannot read {path}: {error}",
-                remedy="remove that checkpoint folder; the run resumes from the one before it",
-            ) from error
 
     def dump(self) -> str:
         """The text of `fingerprints.json`."""
-        content = {"files": dict(self.files), "versions": dict(self.versions), "machine": dict(self.machine)}
-        return json.dumps(content, indent=1, sort_keys=True) + "\n"
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
     def changes(self, now: Fingerprints) -> list[str]:
         """One line for each file and package that has changed; empty if none has."""
@@ -123,10 +121,6 @@ def refuse_changes(run_dir: Path, changes: list[str]) -> None:
             remedy="restore them, continue with the current ones (--accept-changes; then no single run can reproduce "
             "the results), set `output` to another folder, or start over with --fresh",
         )
-
-
-def _read_entry(entry: dict[str, Any]) -> FileContent:
-    return {"bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])}
 
 
 def _read_texts(entries: Mapping[str, Json]) -> dict[str, str]:

@@ -1,12 +1,14 @@
-"""The files that a run's results depend on, with the fields of the run file that name them."""
+"""The files that a run's results depend on, with the fields of the run file that name them, and where it may write:
+never over what it reads, and never where --fresh would move away more than a run."""
 
 from __future__ import annotations
 
 import ast
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeGuard
 
@@ -14,6 +16,7 @@ from burnish.config.names import IN_MEMORY, KEEP_THINKING, MODEL_REWARD
 from burnish.config.schema import RlConfig, RmConfig, RunConfig
 from burnish.config.schema_conversation import ConversationConfig
 from burnish.config.schema_data import DataSource
+from burnish.errors import ConfigError
 from burnish.reading import FOLDER, file_problem
 from burnish.types import Json
 
@@ -23,6 +26,8 @@ INPUTS_FOLDER = "inputs"
 """Folder in that of a run for what the program that trains held in memory: rows, a model, texts of its functions."""
 _MOST_MODULES = 500
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+_OUTPUT_REMEDY = "set output to a separate folder, for example runs/first"
 
 Kind = Literal["model", "settings", "data", "code", "option"]
 """`settings`: a model folder without its weights, or a single file. `option`: any text, which may be a file's path."""
@@ -247,3 +252,55 @@ def _imported(file: Path, root: Path) -> list[Path]:
 def _is_file(path: Path) -> bool:
     """Whether this is a regular file. Hashing a pipe would wait for ever."""
     return file_problem(path) is None
+
+
+def check_output(config: RunConfig) -> None:
+    """ConfigError if a run cannot write to `output`. Changes nothing. The folder need not exist yet."""
+    check_place(config.output)
+    folder = Path(config.output).resolve()
+    if folder == folder.parent:
+        raise ConfigError(f"output {config.output!r} is the root of the file system", remedy=_OUTPUT_REMEDY)
+    for what, place in (("working folder", Path.cwd()), ("home folder", Path.home())):
+        if place.resolve().is_relative_to(folder):
+            raise ConfigError(f"output {config.output!r} is or contains the {what} {place}", remedy=_OUTPUT_REMEDY)
+    for read in _places_read(config):
+        path = read.path()
+        if path is None or path.resolve().is_relative_to(folder / INPUTS_FOLDER):  # the run's own, from memory
+            continue
+        if path.resolve().is_relative_to(folder):
+            raise ConfigError(
+                f"output {config.output!r} is or contains {str(path)!r}, which {read.field} reads",
+                remedy=_OUTPUT_REMEDY,
+            )
+
+
+def check_place(output: str) -> None:
+    """ConfigError if this path, or one of its parents, exists and is not a folder."""
+    path = Path(output)
+    for place in (path, *path.parents):
+        problem = file_problem(place)
+        if problem == FOLDER:
+            return
+        if problem is None or not problem.startswith("does not exist"):
+            found = problem or "is a file, not a folder"
+            raise ConfigError(f"output {output!r} cannot be a folder: {place} {found}", remedy=_OUTPUT_REMEDY)
+
+
+def _places_read(config: RunConfig) -> Iterator[Place]:
+    """What the run reads. For a checkpoint of another run (`runs/sft@best`) this is the whole run folder.
+
+    Options of rewards are left out, because a reward may also write to what they name.
+    """
+    for place in (*read_places(config), *of_sources(config.named_sources("eval"))):
+        if place.kind in ("model", "settings"):
+            yield replace(place, text=str(split_choice(place.text)[0]))
+        elif place.kind != "option":
+            yield place
+
+
+def split_choice(path: str) -> tuple[Path, str | None]:
+    """(folder, choice) of `runs/sft@best`. An existing folder with an @ in its name has no choice."""
+    before, at, choice = path.rpartition("@")
+    if not at or os.path.isdir(Path(path).expanduser()):
+        return Path(path).expanduser(), None
+    return Path(before).expanduser(), choice

@@ -2,10 +2,18 @@
 
 `checkpoints/step-000123` is written under a temporary name, sealed with a manifest, forced to disk and then renamed.
 Whenever the process is killed, the newest sealed checkpoint still exists.
+
+The manifest lists a checkpoint's files with sizes and hashes, which shows whether it is complete and undamaged.
+Normally a checkpoint is made at the end of a step, after its line of metrics is written. If a run has to stop between
+its last update and that line, the checkpoint has a `pending.json` next to the weights, and the resumed run first
+finishes that step.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import os
 import re
 import shutil
@@ -16,10 +24,14 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from burnish.checkpointing.manifest import seal, verify
 from burnish.errors import CheckpointError
-from burnish.observability.atomic import disk_remedy, fsync_folder
+from burnish.observability.atomic import disk_remedy, fsync_file, fsync_folder
+from burnish.reading import UnreadableError, file_problem, read_json
 
+MANIFEST = "manifest.json"
+FORMAT = 1
+PENDING_FILE = "pending.json"
+_BROKEN_CONTENT = (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError)
 _NAME = re.compile(r"step-(\d{6,})")
 _WRITING = ".writing"
 _REPLACED = ".replaced"
@@ -197,3 +209,111 @@ def _errno_in(message: str) -> int:
     """The number in "... (os error 28)", or 0 if there is none."""
     match = re.search(r"os error (\d+)", message)
     return int(match[1]) if match else 0
+
+
+def seal(folder: Path, step: int, hashed: Mapping[str, str] | None = None) -> None:
+    """Hash every file below `folder`, write the manifest, and force all of it to disk.
+
+    hashed: file -> SHA-256 of the bytes that were written, of files that need not be read again.
+    """
+    known = hashed or {}
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    names = {path.relative_to(folder).as_posix(): path for path in found}
+    files = {
+        name: {"size": path.stat().st_size, "sha256": known.get(name) or _sha256(path)} for name, path in names.items()
+    }
+    content = {"format": FORMAT, "step": step, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
+    # Everything must be on disk before the folder gets its final name. Otherwise a power failure could leave a
+    # checkpoint with that name and empty files.
+    for path in [*found, folder / MANIFEST]:
+        fsync_file(path)
+    for inner in [path for path in folder.rglob("*") if path.is_dir()]:
+        fsync_folder(inner)
+    fsync_folder(folder)
+
+
+def verify(folder: Path, step: int) -> str | None:
+    """None for a complete checkpoint of that step, else what is wrong with it."""
+    if not os.path.lexists(folder / MANIFEST):
+        return f"{folder} has no {MANIFEST}"
+    try:
+        content = read_json(folder / MANIFEST)
+    except UnreadableError as error:
+        return f"{folder / MANIFEST} {error}"
+    if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
+        return f"{folder / MANIFEST} is not a manifest"
+    if content.get("format") != FORMAT:
+        return f"{folder / MANIFEST} has format {content.get('format')!r}, but this version reads {FORMAT}"
+    if content.get("step") != step:
+        return f"{folder} holds step {content.get('step')!r}"
+    return next((problem for item in content["files"].items() if (problem := _check(folder, *item))), None)
+
+
+def _check(folder: Path, relative: str, expected: object) -> str | None:
+    path = folder / relative
+    if not isinstance(expected, dict) or set(expected) != {"size", "sha256"}:
+        return f"{folder / MANIFEST} has a broken entry for {relative!r:.200}"
+    problem = file_problem(path)
+    if problem is not None:
+        return f"{path} {'is missing' if problem == 'does not exist' else problem}"
+    try:
+        size = path.stat().st_size
+        if size != expected["size"]:
+            return f"{path} has {size} bytes instead of {expected['size']}"
+        if _sha256(path) != expected["sha256"]:
+            return f"{path} does not have the content that was saved"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(slots=True)
+class Pending:
+    """A step whose weights are final but whose metrics are not yet written.
+
+    `row`: its metrics so far, without those of an evaluation. `normalised`: whether the final normalisation of a reward
+    model, which belongs to its last step, is done.
+    """
+
+    row: dict[str, float]
+    normalised: bool = False
+
+    def is_finite(self) -> bool:
+        """Whether all metrics are finite, so that the row can be written."""
+        return all(math.isfinite(value) for value in self.row.values())
+
+
+def write_pending(folder: Path, pending: Pending | None) -> None:
+    """Write `pending.json` into a checkpoint that is being made, unless its step is complete (None)."""
+    if pending is not None:
+        content = {"row": pending.row, "normalised": pending.normalised}
+        (folder / PENDING_FILE).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
+
+
+def read_pending(folder: Path) -> Pending | None:
+    """What is left to do for a checkpoint's step; None if it is complete. CheckpointError for a damaged file."""
+    path = folder / PENDING_FILE
+    if not os.path.lexists(path):
+        return None
+    with reading_own(str(path)):
+        content = read_json(path)
+        row = {str(name): float(value) for name, value in content["row"].items()}
+        return Pending(row, bool(content["normalised"]))
+
+
+@contextmanager
+def reading_own(what: str) -> Iterator[None]:
+    """CheckpointError if a file of a checkpoint does not hold what this version writes there."""
+    try:
+        yield
+    except (*_BROKEN_CONTENT, UnreadableError, OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot read {what}: {error}",
+            remedy="remove that checkpoint folder; the run resumes from the one before it",
+        ) from error

@@ -59,7 +59,7 @@ def make_room(folder: DemoFolder, console: Console) -> None:
     Raises ConfigError if the folder contains something else, and CheckpointError if a demo or a run in it is active.
     """
     from burnish.checkpointing.lock import LOCK_FILE
-    from burnish.checkpointing.moving import move_run_aside
+    from burnish.checkpointing.run import move_run_aside
 
     if folder.is_demo() or (folder.path / LOCK_FILE).exists():
         aside = move_run_aside(folder.path, signs=(LOCK_FILE, folder.rl_file.name))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def train_from_file(kind: Kind, file: str, overrides: Sequence[str], *, fresh: bool, accept_changes: bool) -> None:
     """Train as the run file says, and print where the results are. A process of torchrun that only serves does so."""
-    from burnish.checkpointing.output import check_output
+    from burnish.checkpointing.sources import check_output
     from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
     from burnish.config.loading import load_run_file
@@ -78,7 +78,7 @@ def served_as_rank(*, fresh: bool) -> bool:
 
 def move_aside(output: str, console: Console) -> None:
     """Rename the folder of an earlier run, so that a new run can start. CheckpointError if that run is still active."""
-    from burnish.checkpointing.moving import move_run_aside
+    from burnish.checkpointing.run import move_run_aside
 
     aside = move_run_aside(Path(output))
     if aside is not None:

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from burnish.checkpointing.chaining import Chosen, find_checkpoint
-from burnish.checkpointing.pending import read_pending
 from burnish.checkpointing.run import RunDirectory
-from burnish.checkpointing.store import CheckpointStore
+from burnish.checkpointing.store import CheckpointStore, read_pending
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import CriticConfig, RewardConfig, RlConfig, RmConfig, RunConfig
 from burnish.config.schema_data import ModelConfig

@@ -18,8 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rich.console import Console
 
 from burnish.checkpointing.encoding import read_state, restoring, write_state
-from burnish.checkpointing.pending import Pending, read_pending, write_pending
-from burnish.checkpointing.store import Checkpoint, CheckpointStore
+from burnish.checkpointing.store import Checkpoint, CheckpointStore, Pending, read_pending, write_pending
 from burnish.config.schema import RmConfig, RunConfig, SftConfig
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DivergenceError
 from burnish.forward.fast_paths import FastPaths

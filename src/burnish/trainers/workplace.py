@@ -16,10 +16,9 @@ from rich.console import Console
 
 from burnish.checkpointing.fingerprints import FINGERPRINT_FILE, Fingerprints, FingerprintsInProgress, refuse_changes
 from burnish.checkpointing.lock import RunLock
-from burnish.checkpointing.output import check_output
-from burnish.checkpointing.pending import read_pending
 from burnish.checkpointing.run import RunDirectory
-from burnish.checkpointing.store import Checkpoint, CheckpointStore, Found
+from burnish.checkpointing.sources import check_output
+from burnish.checkpointing.store import Checkpoint, CheckpointStore, Found, read_pending
 from burnish.config.schema import RunConfig
 from burnish.errors import CheckpointError
 from burnish.forward.fast_paths import FastPaths

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from burnish.checkpointing.lock import RunLock
-from burnish.checkpointing.moving import move_run_aside
+from burnish.checkpointing.run import move_run_aside
 from burnish.errors import CheckpointError
 
 HOLDER = "import sys, time; from pathlib import Path; from burnish.checkpointing.lock import RunLock; \

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from burnish.checkpointing.output import check_output
+from burnish.checkpointing.sources import check_output
 from burnish.config.schema import RlConfig, RmConfig
 from burnish.errors import ConfigError
 

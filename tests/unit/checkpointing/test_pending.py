@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.checkpointing.pending import PENDING_FILE, Pending, read_pending, write_pending
+from burnish.checkpointing.store import PENDING_FILE, Pending, read_pending, write_pending
 from burnish.errors import CheckpointError
 
 

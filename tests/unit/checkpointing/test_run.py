@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from burnish.checkpointing.run import RunDirectory, dump_config, git_revision, refused_differences
-from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema import RlConfig
 from burnish.errors import CheckpointError
 
 
@@ -136,15 +136,6 @@ def test_a_field_that_is_new_since_then_has_its_default() -> None:
     assert [d.field for d in refused_differences(before, config(rollout={"max_prompt_tokens": 9}))] == [
         "rollout.max_prompt_tokens"
     ]
-
-
-def test_a_field_that_supervised_runs_had_before_is_no_difference() -> None:
-    config = SftConfig.model_validate({"model": {"path": "m"}})
-    before = config.model_dump(mode="json")
-    before["optimization"] |= {"minibatches": 1, "schedule_unit": "optimizer_step"}
-    before["evaluation"] |= {"samples": 0, "temperature": 1.0, "success": None, "success_score": None}
-    before["logging"]["record_rollouts"] = True
-    assert refused_differences(before, config) == []
 
 
 def test_checkpoints_of_nobody_are_not_taken_over(tmp_path: Path) -> None:

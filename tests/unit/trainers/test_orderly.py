@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from burnish.checkpointing.pending import Pending
+from burnish.checkpointing.store import Pending
 from burnish.errors import BurnishError, DivergenceError
 from burnish.trainers import outer_loop
 from burnish.trainers.outer_loop import Progress, saving_finished_steps

@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from burnish.algorithms.preference_losses import best_lead, best_of, bradley_terry, share_of_first
-from burnish.checkpointing.pending import Pending
+from burnish.checkpointing.store import Pending
 from burnish.config.schema import RmConfig
 from burnish.config.schema_data import Sources
 from burnish.data.overlap import find_overlap

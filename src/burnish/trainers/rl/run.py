@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from burnish.checkpointing.output import check_place
+from burnish.checkpointing.sources import check_place
 from burnish.config.domains import domain_settings
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
