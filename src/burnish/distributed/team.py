@@ -35,11 +35,6 @@ class Meeting:
         return Meeting(rank, size, f"file://{file.absolute()}", seconds)
 
     @staticmethod
-    def at_address(rank: int, size: int, address: tuple[str, int], *, seconds: float) -> Meeting:
-        """At the address of a `TCPStore` that another process holds for them."""
-        return Meeting(rank, size, f"tcp://{address[0]}:{address[1]}", seconds)
-
-    @staticmethod
     @contextmanager
     def all_at(host: str, size: int, *, seconds: float) -> Iterator[list[Meeting]]:
         """Those of all members, at a free port of this machine that this process holds while they work. host: the
@@ -47,7 +42,7 @@ class Meeting:
         store = dist.TCPStore(  # type: ignore[attr-defined]
             host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
         )
-        yield [Meeting.at_address(rank, size, (host, store.port), seconds=seconds) for rank in range(size)]
+        yield [Meeting(rank, size, f"tcp://{host}:{store.port}", seconds) for rank in range(size)]
         del store  # it is held until here
 
     def store(self) -> Store:

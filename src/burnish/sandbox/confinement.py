@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from burnish.sandbox import kernel, landlock, seccomp
+from burnish.sandbox import kernel, seccomp
 from burnish.sandbox.job import Limits
 
 Tier = Literal["namespaces", "landlock", "process"]
@@ -24,6 +24,7 @@ TIERS: tuple[Tier, ...] = ("namespaces", "landlock", "process")
 
 _LIBRARIES = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/share/zoneinfo")
 _DEVICES = ("/dev/null", "/dev/urandom", "/dev/zero")
+_UNPRIVILEGED = kernel.MS_NOSUID | kernel.MS_NODEV
 _SPARE_USERS = 1_500_000_000
 """Numbers from here on, one for each warm parent, belong to no user of a usual system."""
 
@@ -48,7 +49,7 @@ def prepare(tier: Tier) -> Confinement:
     if tier == "namespaces":
         _leave_the_machine(is_root)
         return Confinement(tier, _spare_user() if is_root else None, True, own_memory)
-    if tier == "landlock" and landlock.version() < landlock.COVERS_TRUNCATION:
+    if tier == "landlock" and kernel.landlock_version() < kernel.COVERS_TRUNCATION:
         raise OSError("it needs Landlock as Linux has it from 6.2 on, turned on")
     user = _spare_user() if is_root and _can_read_python(_spare_user()) else None
     return Confinement(tier, user, user is not None, own_memory)
@@ -62,9 +63,8 @@ def confine(confinement: Confinement, limits: Limits, parent: int) -> None:
     shadow = _enter_own_namespaces(limits) if confinement.tier == "namespaces" else None
     os.chdir("/" if shadow is None else "/tmp")
     os.setsid()
-    threads = confinement.alone or not (
-        confinement.user is None and os.geteuid() == 0
-    )  # root has no limit of processes
+    is_root = confinement.user is None and os.geteuid() == 0
+    threads = confinement.alone or not is_root  # root has no limit of processes
     _limit(confinement, limits)
     if confinement.user is not None:
         os.setgroups([])
@@ -78,8 +78,8 @@ def confine(confinement: Confinement, limits: Limits, parent: int) -> None:
     kernel.drop_capabilities()
     if shadow is not None:
         _end_with(shadow)  # changing the user would undo it
-    if landlock.version():
-        landlock.restrict(readable_paths(), [*_DEVICES, *(["/tmp"] if confinement.tier == "namespaces" else [])])
+    if kernel.landlock_version():
+        kernel.restrict_files(readable_paths(), [*_DEVICES, *(["/tmp"] if confinement.tier == "namespaces" else [])])
     seccomp.restrict(threads=threads)
 
 
@@ -91,14 +91,12 @@ def readable_paths() -> list[str]:
 
 
 def _limit(confinement: Confinement, limits: Limits) -> None:
-    processes = limits.processes + (0 if confinement.alone else _tasks_of_this_user())
-    seconds = max(1, math.ceil(limits.processor_seconds))
     bounds = {
-        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_CPU: max(1, math.ceil(limits.processor_seconds)),
         resource.RLIMIT_AS: confinement.own_memory + limits.memory_mb * 2**20,
         resource.RLIMIT_FSIZE: limits.output_bytes,
         resource.RLIMIT_NOFILE: limits.files,
-        resource.RLIMIT_NPROC: processes,
+        resource.RLIMIT_NPROC: limits.processes + (0 if confinement.alone else _tasks_of_this_user()),
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
@@ -149,7 +147,7 @@ def _leave_the_machine(is_root: bool) -> None:
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     root = tempfile.mkdtemp(prefix="burnish-sandbox-")
     here = os.open(root, os.O_PATH | os.O_CLOEXEC)
-    kernel.mount("sandbox", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
+    kernel.mount("sandbox", root, "tmpfs", _UNPRIVILEGED, "mode=755,size=1m")
     for path in _outermost(paths):
         _show(path, root + path, kernel.MS_RDONLY | kernel.MS_NODEV)
     for device in _DEVICES:
@@ -158,19 +156,12 @@ def _leave_the_machine(is_root: bool) -> None:
         os.mkdir(root + folder)
     kernel.pivot_root(root, root + "/old")
     os.chdir("/")
-    _remove_mount_point(root)
+    with contextlib.suppress(OSError):
+        os.rmdir("/old" + root)  # the empty folder that the root was mounted on, outside
     os.close(here)
     kernel.unmount("/old")
     os.rmdir("/old")
-    kernel.mount(
-        "none", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
-    )
-
-
-def _remove_mount_point(root: str) -> None:
-    """The empty folder that the root was mounted on, outside."""
-    with contextlib.suppress(OSError):
-        os.rmdir("/old" + root)
+    kernel.mount("none", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _UNPRIVILEGED)
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
@@ -189,7 +180,7 @@ def _show(source: str, target: str, flags: int) -> None:
     kernel.mount(source, target, "", kernel.MS_BIND | kernel.MS_REC)
     if flags:
         # A user namespace may not take away flags that the mount had outside.
-        had = os.statvfs(source).f_flag & (kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+        had = os.statvfs(source).f_flag & (_UNPRIVILEGED | kernel.MS_NOEXEC)
         kernel.mount("none", target, "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_NOSUID | flags | had)
 
 
@@ -212,13 +203,7 @@ def _enter_own_namespaces(limits: Limits) -> int:
     """Process ids and a /tmp of this candidate's own. What returns is a child; the parent becomes its shadow, which
     ends as the child ends. Returns the end of a pipe that the shadow holds as long as it lives."""
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC)
-    kernel.mount(
-        "tmp",
-        "/tmp",
-        "tmpfs",
-        kernel.MS_NOSUID | kernel.MS_NODEV,
-        f"mode=1777,nr_inodes=256,size={4 * limits.output_bytes}",
-    )
+    kernel.mount("tmp", "/tmp", "tmpfs", _UNPRIVILEGED, f"mode=1777,nr_inodes=256,size={4 * limits.output_bytes}")
     shadow, alive = os.pipe()
     inner = os.fork()
     if inner == 0:
@@ -228,6 +213,7 @@ def _enter_own_namespaces(limits: Limits) -> int:
     kernel.close_from(1)  # only the child is to hold the ends of its pipes
     code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
     if code in (-signal.SIGKILL, -signal.SIGXCPU, -signal.SIGSEGV):
-        signal.signal(-code, signal.SIG_DFL) if code != -signal.SIGKILL else None
+        if code != -signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code if code >= 0 else 128 - code)

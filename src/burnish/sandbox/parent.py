@@ -159,11 +159,7 @@ class WarmParent(Parent):
 
     def _check(self, ended: dict[str, Any], stderr: int) -> None:
         if not ended["confined"]:
-            said = _text(stderr).strip().rpartition("\n")[2]
-            raise SandboxError(
-                f"a process of the sandbox could not be confined{': ' + said if said else ''}",
-                remedy="`burnish sandbox` tries all tiers; Limits may be too tight",
-            )
+            raise not_confined(_text(stderr))
 
     def _collect(self, reading: int, limits: Limits) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The verdict's lines, read while the job goes on, because a pipe holds only so much."""
@@ -180,6 +176,15 @@ class WarmParent(Parent):
                 raise SandboxError("tests wrote more than 4 MB of results", remedy="give fewer tests")
         lines = [json.loads(line) for line in data.split(b"\n")[:-1]]
         return lines, self._answer(max(deadline - time.monotonic(), 1.0), "tests")
+
+
+def not_confined(stderr: str) -> SandboxError:
+    """The error for a process that has written this instead of confining itself."""
+    said = stderr.strip().rpartition("\n")[2]
+    return SandboxError(
+        f"a process of the sandbox could not be confined{': ' + said if said else ''}",
+        remedy="`burnish sandbox` tries all tiers; Limits may be too tight",
+    )
 
 
 def _can_be_read(descriptor: int, seconds: float) -> bool:

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Sequence
 
 from burnish.sandbox.kernel import PR_SET_SECCOMP, machine, prctl
 
@@ -79,26 +80,26 @@ def program(of: str, pid: int, *, threads: bool) -> bytes:
     lines += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _FAIL | errno.ENOSYS)]
     if threads:
         lines += _if_masked(_CLONE[of], _THREAD | _NAMESPACES, _THREAD)
-    lines += _if_call(_IOCTL[of], 1, [(_EQUAL, request) for request in _HARMLESS])
-    lines += _if_call(_FCNTL[of], 1, [(_EQUAL, command) for command in _DUPLICATE_AND_FLAGS])
+    lines += _if_call(_IOCTL[of], 1, _HARMLESS)
+    lines += _if_call(_FCNTL[of], 1, _DUPLICATE_AND_FLAGS)
     # What event loops wake themselves with, which leads nowhere else.
-    lines += _if_call(_SOCKETPAIR[of], 0, [(_EQUAL, _AF_UNIX)])
-    lines += _if_call(_SENDTO[of], 4, [(_EQUAL, 0)])
-    lines += _if_call(_PRLIMIT[of], 2, [(_EQUAL, 0)])  # reads limits and sets none
-    lines += _if_call(_TGKILL[of], 0, [(_EQUAL, pid)])  # a process that ends itself
+    lines += _if_call(_SOCKETPAIR[of], 0, (_AF_UNIX,))
+    lines += _if_call(_SENDTO[of], 4, (0,))
+    lines += _if_call(_PRLIMIT[of], 2, (0,))  # reads limits and sets none
+    lines += _if_call(_TGKILL[of], 0, (pid,))  # a process that ends itself
     lines += [(_RETURN, 0, 0, _FAIL | errno.EPERM)]
     return b"".join(struct.pack("<HBBI", *line) for line in lines)
 
 
-def _if_call(number: int, argument: int, tests: list[tuple[int, int]]) -> list[tuple[int, int, int, int]]:
-    """Allow this call if the argument passes one of the tests: its lower half, and the upper one has to be 0."""
-    at, count = _ARGUMENTS_AT + 8 * argument, len(tests)
+def _if_call(number: int, argument: int, values: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    """Allow this call if the argument is one of the values: its lower half, and the upper one has to be 0."""
+    at, count = _ARGUMENTS_AT + 8 * argument, len(values)
     return [
         (_EQUAL, 0, count + 5, number),
         (_LOAD, 0, 0, at + 4),
         (_EQUAL, 0, count + 1, 0),
         (_LOAD, 0, 0, at),
-        *((kind, count - index, 0, value) for index, (kind, value) in enumerate(tests)),
+        *((_EQUAL, count - index, 0, value) for index, value in enumerate(values)),
         (_RETURN, 0, 0, _FAIL | errno.EPERM),
         (_RETURN, 0, 0, _ALLOW),
     ]

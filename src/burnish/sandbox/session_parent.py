@@ -11,19 +11,17 @@ import contextlib
 import json
 import os
 import selectors
-import signal
 import socket
 import struct
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from burnish.sandbox.cells import namespace, run_cell
 from burnish.sandbox.confinement import Confinement
 from burnish.sandbox.job import Limits
-from burnish.sandbox.warm import HEADER_BYTES, Child, fork, make_ready
+from burnish.sandbox.warm import HEADER_BYTES, Child, fork, kill, kill_children, make_ready
 
 READY, FINE, FAILED = b"+", b".", b"!"
 """What a session says: once at its beginning, and at the end of each cell."""
@@ -77,15 +75,15 @@ class _Sessions:
                         return
                 elif isinstance(key.fileobj, socket.socket):
                     self._selector.unregister(key.fileobj)  # it can be read from now on
-                    _kill(key.data)
+                    kill(key.data)
             self._reap()
 
     def end_all(self) -> None:
         for pid in self._sessions:
-            _kill(pid)
+            kill(pid)
         deadline = time.monotonic() + _END_SECONDS
         while self._reap() and time.monotonic() < deadline:
-            self._kill_strangers()
+            kill_children(self._sessions)
             time.sleep(0.001)
 
     def _begin_next(self) -> bool:
@@ -136,7 +134,7 @@ class _Sessions:
                 self._forget(self._sessions.pop(pid), os.waitstatus_to_exitcode(raw))
 
     def _forget(self, session: _Session, status: int) -> None:
-        self._kill_strangers()
+        kill_children(self._sessions)
         with contextlib.suppress(OSError):  # nobody may want to know
             session.life.send(str(status).encode())
         for watched in (session.life, session.watched):
@@ -145,20 +143,6 @@ class _Sessions:
         session.life.close()
         os.close(session.watched)
         os.close(session.child.ready)
-
-    def _kill_strangers(self) -> None:
-        """Processes that sessions left: only a tier without confinement lets them start any."""
-        with contextlib.suppress(FileNotFoundError):
-            for pid in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
-                if pid not in self._sessions:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-
-
-def _kill(pid: int) -> None:
-    for end in (os.kill, os.killpg):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            end(pid, signal.SIGKILL)
 
 
 def _run_cells(channel: int, shown: int) -> int:

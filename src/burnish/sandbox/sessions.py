@@ -23,7 +23,7 @@ from burnish.errors import SandboxError
 from burnish.sandbox.cells import TAIL_BYTES
 from burnish.sandbox.confinement import Tier
 from burnish.sandbox.job import Limits
-from burnish.sandbox.parent import GRACE_SECONDS, Parent
+from burnish.sandbox.parent import GRACE_SECONDS, Parent, not_confined
 from burnish.sandbox.session_parent import FAILED, FINE, LENGTH, READY
 
 MOST_SESSIONS = 512
@@ -169,11 +169,7 @@ class Session:
             try:
                 if self._answer(seconds) == READY:
                     return
-                said = self._printed().strip().rpartition("\n")[2]
-                raise SandboxError(
-                    f"a process of the sandbox could not be confined{': ' + said if said else ''}",
-                    remedy="`burnish sandbox` tries all tiers; Limits may be too tight",
-                )
+                raise not_confined(self._printed())
             except TimeoutError:
                 self._end(0.0)
                 raise TimeoutError(f"a process of the sandbox was not ready within {seconds:.1f} s") from None

@@ -107,20 +107,9 @@ class Candidate:
 
 
 class Function:
-    """A name of the code, as the tests call it."""
+    """A name of the code, or a method of an object of it, as the tests call it."""
 
-    def __init__(self, candidate: Candidate, name: str) -> None:
-        self._candidate = candidate
-        self._name = name
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._candidate.call({"ask": "call", "of": self._name}, arguments, named)
-
-
-class Method:
-    """A method of an object of the code."""
-
-    def __init__(self, candidate: Candidate, question: dict[str, Any]) -> None:
+    def __init__(self, candidate: Candidate, **question: Any) -> None:
         self._candidate = candidate
         self._question = question
 
@@ -144,7 +133,7 @@ class Remote:
             raise AttributeError(name)
         answer = self._candidate.ask({"ask": "get", "handle": self._number, "name": name})
         if "method" in answer:
-            return Method(self._candidate, {"ask": "method", "handle": self._number, "name": name})
+            return Function(self._candidate, ask="method", handle=self._number, name=name)
         return self._candidate.decoded(answer["value"])
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -207,7 +196,7 @@ def equal(expected: Any, found: Any, tolerance: float) -> bool:
 
 def _cases(tests: Mapping[str, Any], candidate: Candidate, report: Report) -> Callable[[], None]:
     cases = tests["cases"]
-    function = Function(candidate, tests["entry"])
+    function = Function(candidate, ask="call", of=tests["entry"])
     report.line(total=len(cases))
 
     def run() -> None:
@@ -272,7 +261,7 @@ class _Text:
         unknown = {name for name in free if name not in self._names and name not in vars(builtins)}
         modules = {name: found for name in unknown & _as_modules(tree) if (found := _module(name))}
         functions = (unknown - modules.keys()) | ({entry} if entry else set())
-        self._names |= {**modules, **{name: Function(candidate, name) for name in functions}}
+        self._names |= {**modules, **{name: Function(candidate, ask="call", of=name) for name in functions}}
         self._names |= {_RECORD: self._record, _FAIL: self._fail}
         sys.modules["solution"] = _Solution(candidate)
 
@@ -357,7 +346,7 @@ class _Solution(types.ModuleType):
     def __getattr__(self, name: str) -> Function:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Function(self._candidate, name)
+        return Function(self._candidate, ask="call", of=name)
 
 
 def _bound(tree: ast.AST) -> set[str]:
@@ -440,7 +429,7 @@ def _raised(name: object, said: object) -> Exception:
 def _handle_of(value: object) -> Any:
     if isinstance(value, Remote):
         return {"handle": value._number}
-    if isinstance(value, (Method, Function)):
+    if isinstance(value, Function):
         raise CandidateError("a function of the code cannot be given back to it")
     raise BrokenTestsError(f"the tests give the code a value of type {type(value).__name__!r}, which is not plain")
 

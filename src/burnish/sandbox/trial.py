@@ -117,9 +117,8 @@ _SIGNAL = (
 )
 _CONNECT = """
 import socket
-for family, address in ((socket.AF_INET, ('127.0.0.1', PORT)),):
-    try: socket.create_connection(address, timeout=1)
-    except OSError: pass
+try: socket.create_connection(('127.0.0.1', PORT), timeout=1)
+except OSError: pass
 """
 _SHELL = "import os, subprocess\nos.system(f'touch {FOLDER}/shell')\nsubprocess.run(['touch', FOLDER + '/run'])"
 _FORK = """

@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -203,9 +203,7 @@ def _leave_nothing(pids: Sequence[int], awaited: int) -> int:
     """End these processes and all that they have started; the exit status of `awaited`, or minus its signal."""
     status = 0
     for pid in pids:
-        for end in (os.kill, os.killpg):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                end(pid, signal.SIGKILL)
+        kill(pid)
     deadline = time.monotonic() + _END_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -215,17 +213,25 @@ def _leave_nothing(pids: Sequence[int], awaited: int) -> int:
         if pid == awaited:
             status = os.waitstatus_to_exitcode(raw)
         if pid == 0:
-            _kill_children()
+            kill_children()
             time.sleep(0.001)
     raise TimeoutError("processes of a candidate do not end")
 
 
-def _kill_children() -> None:
-    """Those that nobody has named: only a tier without confinement lets a candidate start any."""
+def kill(pid: int) -> None:
+    """End this process and its group."""
+    for end in (os.kill, os.killpg):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            end(pid, signal.SIGKILL)
+
+
+def kill_children(known: Container[int] = ()) -> None:
+    """End those that nobody has named: only a tier without confinement lets a candidate start any."""
     with contextlib.suppress(FileNotFoundError):
-        for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+        for pid in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
+            if pid not in known:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -22,14 +22,13 @@ from rich.console import Console
 
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.config.torchrun import TorchrunRank, check_world
-from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference
+from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference, TeamRole
 from burnish.distributed.launching import Crew, Launcher, Seat, Site, ThisMachine, start_all
 from burnish.distributed.peers import START_SECONDS, Peer, ProcessRole, RoleLostError
 from burnish.distributed.pool import RolloutPool, Worker
 from burnish.distributed.ranks import RankSite
 from burnish.distributed.reward_models import ROLE, RewardModelProcess
 from burnish.distributed.team import Meeting, joined
-from burnish.distributed.trainers import TeamRole
 from burnish.errors import ConfigError
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes

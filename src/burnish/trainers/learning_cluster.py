@@ -11,10 +11,9 @@ from typing import TypeVar
 from rich.console import Console
 
 from burnish.config.schema import RmConfig, SftConfig
-from burnish.distributed.handles import RemotePolicy, RemoteRewardLearner, RoleHandle
+from burnish.distributed.handles import RemotePolicy, RemoteRewardLearner, RoleHandle, TeamRole
 from burnish.distributed.launching import Site
 from burnish.distributed.peers import Peer
-from burnish.distributed.trainers import TeamRole
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import Head, load_outline

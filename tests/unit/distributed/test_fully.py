@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from burnish.distributed.handles import TeamRole
 from burnish.distributed.launching import LocalLauncher, Seat, start_all
 from burnish.distributed.team import Meeting
-from burnish.distributed.trainers import TeamRole
 
 ROLES = """
 import contextlib

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 
 import pytest
+from watching import wait_for
 
 from burnish.distributed import network
 from burnish.distributed.network import DistantPulse, Lines, accept, connect, interface_towards, listen, send_beats
@@ -58,12 +58,9 @@ def test_beats_arrive_until_the_reader_is_gone(monkeypatch: pytest.MonkeyPatch) 
     sender = threading.Thread(target=send_beats, args=(theirs, pulse))
     sender.start()
     distant = DistantPulse(ours)
-    deadline = time.monotonic() + 30
-    while distant.read()[0] < 3:
-        assert time.monotonic() < deadline
+    wait_for(lambda: distant.read()[0] >= 3)
     pulse.progress()
-    while distant.read()[1] < 1:
-        assert time.monotonic() < deadline
+    wait_for(lambda: distant.read()[1] >= 1)
     distant.close()
     sender.join(timeout=30)
     assert not sender.is_alive()

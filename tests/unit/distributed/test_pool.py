@@ -28,6 +28,12 @@ REQUESTS = [RolloutRequest(f"p{i}", i, (1, 2), (0, 1)) for i in range(6)]
 Answer = tuple[list[Rollout], dict[str, Metric]]
 
 
+def rollout_of(request: RolloutRequest, index: int, what: Begun, version: int) -> Rollout:
+    prompt = (request.prompt_id, request.group_id, index, request.prompt_tokens)
+    end = (what.response_tokens, what.rollout_logprobs, FinishReason.LENGTH, version)
+    return Rollout(*prompt, *end, versions=what.versions)
+
+
 class FakeProcess:
     standing = "idle"
 
@@ -55,20 +61,8 @@ class FakeEngine:
     def generate(self, requests: list[RolloutRequest], sampling: Sampling, *, seed: int, step: int) -> Answer:
         self.fate()
         self.calls += 1
-        rollouts = [
-            Rollout(
-                r.prompt_id,
-                r.group_id,
-                i,
-                r.prompt_tokens,
-                (r.group_id, i),
-                (0.0, 0.0),
-                FinishReason.STOP,
-                self.version,
-            )
-            for r in requests
-            for i in r.sample_indices
-        ]
+        samples = [(r, i, Begun((r.group_id, i), (0.0, 0.0))) for r in requests for i in r.sample_indices]
+        rollouts = [rollout_of(*sample, self.version) for sample in samples]
         return rollouts, {"rollout/calls": Metric(Reduction.SUM, 1)}
 
     def load(self, shared: Any) -> None:
@@ -415,7 +409,7 @@ class TokenEngine(FakeEngine):
         while requests and not was_called(stop):
             requests = [longer(request, self.version) for request in requests]
             whole = [r for r in requests if len(r.begun[0].response_tokens) == LENGTH]
-            done += [rollout for request in whole for rollout in finished(request)]
+            done += [rollout_of(r, i, begun, begun.versions[0][1]) for r in whole for i, begun in r.samples()]
             requests = [request for request in requests if request not in whole]
             self.meanwhile(requests)
         return done, requests, {"rollout/calls": Metric(Reduction.SUM, 1)}
@@ -434,14 +428,6 @@ def longer(request: RolloutRequest, version: int) -> RolloutRequest:
         versions = (*known.versions, (first, version)) if is_new else known.versions
         begun.append(Begun((*known.response_tokens, first), (*known.rollout_logprobs, 0.0), versions))
     return dataclasses.replace(request, begun=tuple(begun))
-
-
-def finished(request: RolloutRequest) -> list[Rollout]:
-    return [
-        Rollout(request.prompt_id, request.group_id, index, request.prompt_tokens, begun.response_tokens,
-                begun.rollout_logprobs, FinishReason.LENGTH, begun.versions[0][1], versions=begun.versions)
-        for index, begun in request.samples()
-    ]  # fmt: skip
 
 
 def partial_pool(engines: list[TokenEngine], start: Callable[[], TokenEngine], lanes: int = 3) -> RolloutPool:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from watching import wait_for
 
 from burnish import __version__
 from burnish.config.torchrun import TorchrunRank
@@ -163,9 +164,7 @@ def test_a_lost_rank_is_named_with_its_role(met: tuple[RankPeer, Rank], tmp_path
     peer, rank = met
     policy = seated(peer, tmp_path).role("policy", seconds=SECONDS)
     rank.hang_up()
-    deadline = time.monotonic() + SECONDS
-    while not peer.is_lost:
-        assert time.monotonic() < deadline
+    wait_for(lambda: peer.is_lost)
     assert "the run ends: rank 1 (trainer 1) on" in str(peer.loss())
     with pytest.raises(RoleLostError, match=r"policy.echo: rank 1 \(trainer 1\) on .* has ended(?s:.*)--max-restarts"):
         policy.ask("echo", 1)
@@ -188,20 +187,15 @@ def test_one_that_stalls_says_where(met: tuple[RankPeer, Rank], tmp_path: Path) 
     with pytest.raises(RoleLostError, match=r"rank 1 \(trainer 1\) did not answer within 0.5 seconds and was killed"):
         peer.role("policy", seconds=0.5).ask("waits")
     file = tmp_path / "trainer-1.txt"
-    deadline = time.monotonic() + SECONDS
-    while not (file.exists() and "in waits" in file.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: file.exists() and "in waits" in file.read_text())
 
 
-def test_a_call_of_before_a_restart_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_of_before_a_restart_is_not_the_last() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     stale = {"session": bytes(32).hex(), "node": 1, "address": "127.0.0.1"}
     store.set("burnish/call", json.dumps(stale))
     rank = Rank(store, node=0)
-    deadline = time.monotonic() + SECONDS
-    while not store.check([f"burnish/{stale['session']}/1"]):
-        assert time.monotonic() < deadline
+    wait_for(lambda: store.check([f"burnish/{stale['session']}/1"]))
     peer = RankPeer(1, RankStore(here(0), store).call(TOKEN)[1], TOKEN)
     assert peer.near
     peer.close()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from burnish.distributed.handles import TeamRole
 from burnish.distributed.launching import LocalLauncher, Seat, start_all
 from burnish.distributed.team import Meeting
-from burnish.distributed.trainers import TeamRole
 from burnish.forward.lanes import Lanes
 
 ROLES = """
