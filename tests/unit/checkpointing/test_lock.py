@@ -62,21 +62,14 @@ def a_run(folder: Path) -> Path:
     return folder
 
 
-def test_a_live_run_is_not_moved_away(tmp_path: Path, elsewhere: Any) -> None:
+@pytest.mark.parametrize("live", ["run", "run/rl"])
+def test_a_folder_with_a_live_run_in_it_or_below_is_not_moved_away(tmp_path: Path, elsewhere: Any, live: str) -> None:
     run = a_run(tmp_path / "run")
-    pid = elsewhere(run)
-    with pytest.raises(CheckpointError, match=f"run is in use by process {pid} on "):
+    pid = elsewhere(tmp_path / live)
+    with pytest.raises(CheckpointError, match=f"{live} is in use by process {pid} on "):
         move_run_aside(run)
     assert (run / "config.yaml").is_file()
     assert not (tmp_path / "run.old-1").exists()
-
-
-def test_a_folder_with_a_live_run_below_it_is_not_moved_away(tmp_path: Path, elsewhere: Any) -> None:
-    outer = a_run(tmp_path / "demo")
-    pid = elsewhere(outer / "rl")
-    with pytest.raises(CheckpointError, match=f"demo/rl is in use by process {pid} on "):
-        move_run_aside(outer)
-    assert outer.is_dir()
 
 
 def test_a_dead_run_is_moved_and_can_be_locked_in_both_places(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from burnish.checkpointing.encoding import read_state, write_state
-from burnish.checkpointing.store import CheckpointStore
+from burnish.checkpointing.store import PENDING_FILE, CheckpointStore, Pending, read_pending, write_pending
 from burnish.errors import CheckpointError
 
 
@@ -322,3 +322,28 @@ def test_a_file_in_the_place_of_the_folder_is_named_before_the_first_save(tmp_pa
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(CheckpointError, match="checkpoints is not a folder"):
         CheckpointStore(tmp_path).latest_valid()
+
+
+def test_what_is_left_to_do_for_a_step_reads_back(tmp_path: Path) -> None:
+    assert read_pending(tmp_path) is None
+    write_pending(tmp_path, Pending({"reward/mean": 0.1}, normalised=True))
+    assert read_pending(tmp_path) == Pending({"reward/mean": 0.1}, normalised=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("null", "[]", "{}", "", "\x00", "[" * 100_000, '{"row": 1, "normalised": false}'),
+        f'{{"row": {{"a": {"9" * 400}}}, "normalised": false}}',
+    ],
+)
+def test_odd_notes_about_that_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / PENDING_FILE).write_text(text)
+    with pytest.raises(CheckpointError, match=r"pending\.json"):
+        read_pending(tmp_path)
+
+
+def test_a_pipe_in_their_place_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / PENDING_FILE)
+    with pytest.raises(CheckpointError, match="is a pipe, not a file"):
+        read_pending(tmp_path)

@@ -8,11 +8,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from watching import children, wait_for
 
 from burnish.errors import SandboxError
 from burnish.sandbox import sandbox as sandbox_module
@@ -255,30 +256,6 @@ def test_a_process_that_fails_is_named_and_replaced(sandbox: Sandbox) -> None:
         with pytest.raises(SandboxError, match="has ended with status -9"):
             judged(one, "def f(x): return 0")
         assert judged(one, "def f(x): return 0").status == "failed"
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(1200):
-        if condition():
-            return
-        threading.Event().wait(0.05)
-    pytest.fail("did not happen within a minute")
-
-
-def children() -> set[int]:
-    """Ids of all processes that descend from this one."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found, size = {os.getpid()}, 0
-    while size != len(found):
-        size = len(found)
-        found |= {pid for pid, parent in parents.items() if parent in found}
-    return found - {os.getpid()}
 
 
 def roots() -> set[Path]:

@@ -10,10 +10,11 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from watching import children, runs, wait_for
 
 from burnish.errors import SandboxError
 from burnish.sandbox.cells import TAIL_BYTES
@@ -48,33 +49,6 @@ def shown(session: Session, code: str) -> str:
     output = session.run(code, SECONDS)
     assert output.ended == ""
     return output.text
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(1200):
-        if condition():
-            return
-        time.sleep(0.05)
-    pytest.fail("did not happen within a minute")
-
-
-def children(of: int | None = None) -> set[int]:
-    """Ids of all processes that descend from this one, or from another one."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            except OSError:
-                continue
-            if state != "Z" or of is None:
-                parents[int(entry.name)] = int(parent)
-    root = of or os.getpid()
-    found, size = {root}, 0
-    while size != len(found):
-        size = len(found)
-        found |= {pid for pid, parent in parents.items() if parent in found}
-    return found - {root}
 
 
 def test_what_is_defined_stays(session: Session) -> None:
@@ -481,10 +455,4 @@ def test_nothing_is_left_when_the_program_is_killed(sessions: Sessions) -> None:
     program.wait()
     program.stdout.close()
 
-    def state(pid: int) -> str:
-        try:
-            return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return "gone"
-
-    wait_for(lambda: {state(pid) for pid in started} <= {"gone", "Z"})
+    wait_for(lambda: not any(map(runs, started)))

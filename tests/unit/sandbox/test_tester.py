@@ -15,16 +15,12 @@ from burnish.sandbox.wire import Pipe
 
 CODE = """
 def double(x): return 2 * x
-def fill(box): box.append(1)
 def up(n): yield from range(n)
-def stops(x): raise StopIteration
 class Stack:
     def __init__(self): self.items = []
     def push(self, item): self.items.append(item)
     def pop(self): return self.items.pop()
     def __len__(self): return len(self.items)
-class Solution:
-    def triple(self, x): return 3 * x
 """
 
 
@@ -113,10 +109,8 @@ def test_errors_of_the_code_are_those_that_the_tests_know(judged: Any) -> None:
 
 
 def test_tests_that_end_themselves_have_failed(judged: Any) -> None:
-    assert passed(judged({"texts": ["import sys\nif double(1) == 2: sys.exit(1)\nassert double(2) == 4"]})) == [
-        False,
-        False,
-    ]
+    text = "import sys\nif double(1) == 2: sys.exit(1)\nassert double(2) == 4"
+    assert passed(judged({"texts": [text]})) == [False, False]
     assert passed(judged({"texts": ["import sys\nif double(1) == 2: sys.exit()"]})) == [False]
     assert passed(judged({"texts": ["import unittest\nassert double(1) == 2\nunittest.main()"]})) == [True]
 
@@ -171,30 +165,12 @@ def test_a_function_may_be_called_as_a_builtin_is(judged: Any) -> None:
     assert "broken" in judged({"texts": ["assert sum([1, 2]) == 3"]}, code)[-1]
 
 
-def test_arguments_are_changed_as_the_code_changes_them(judged: Any) -> None:
-    assert passed(judged({"texts": ["box = [0]\nfill(box)\nassert box == [0, 1]"]})) == [True]
-
-
 def test_objects_of_the_code_are_used_where_they_are(judged: Any) -> None:
     text = (
         "stack = Stack()\nstack.push(3)\nassert len(stack) == 1\nassert stack.items == [3]\n"
         "assert stack.pop() == 3\nassert not stack\nassert stack != 3\nassert list(up(3)) == [0, 1, 2]"
     )
     assert passed(judged({"texts": [text]})) == [True] * 6
-
-
-def test_a_loop_of_the_tests_cannot_be_ended_from_the_code(judged: Any) -> None:
-    assert passed(judged({"texts": ["assert all(map(stops, [1, 2]))"]})) == [False]
-
-
-def test_the_prelude_is_not_the_code_s(judged: Any) -> None:
-    tests = {"texts": ["assert helper(double(2)) == 5"], "prelude": "def helper(x): return x + 1"}
-    assert passed(judged(tests, CODE + "\ndef helper(x): return 5\ndef double(x): return 0")) == [False]
-    assert passed(judged(tests)) == [True]
-
-
-def test_a_module_that_only_the_code_imports_is_known(judged: Any) -> None:
-    assert passed(judged({"texts": ["assert math.isclose(double(0.1), 0.2)"]})) == [True]
 
 
 def test_functions_of_tests_and_cases_are_run(judged: Any) -> None:
@@ -215,18 +191,6 @@ def test_functions_of_tests_and_cases_are_run(judged: Any) -> None:
     plain = "class TestDouble:\n    def test_one(self):\n        assert double(1) == 2\n        assert double(1) == 3"
     assert passed(judged({"texts": [plain]})) == [True, False]
     assert passed(judged({"texts": ["from solution import double as f\nassert f(1) == 2"]})) == [True]
-
-
-def test_cases_may_name_a_method(judged: Any) -> None:
-    tests = {
-        "entry": "triple",
-        "tolerance": 1e-6,
-        "cases": [{"arguments": [2], "named": {"dict": []}, "expected": 6, "wrapped": False}],
-    }
-    lines = judged(tests)
-    assert lines[0] == {"total": 1}
-    assert passed(lines) == [True]
-    assert passed(judged({**tests, "entry": "Solution.triple"})) == [True]
 
 
 def test_code_that_does_not_load_is_told(judged: Any) -> None:

@@ -280,27 +280,20 @@ def test_text_before_and_after_a_thought_is_content() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken",
+    ("form", "broken"),
     [
-        '<tool_call>\n{"name": "x, "arguments": {}}\n</tool_call>',
-        '<tool_call>\n{"name": "x", "arguments": {"a": "b}}\n</tool_call>',
-        "<tool_call>\n",
-        "<tool_call>\nx\n</tool_call>\n",
-        '<tool_call>\n{"nam": "x", "arguments": {"a": "</tool_call>"}}\n</tool_call>',
+        ("hermes", '<tool_call>\n{"name": "x, "arguments": {}}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "x", "arguments": {"a": "b}}\n</tool_call>'),
+        ("hermes", "<tool_call>\n"),
+        ("hermes", "<tool_call>\nx\n</tool_call>\n"),
+        ("hermes", '<tool_call>\n{"nam": "x", "arguments": {"a": "</tool_call>"}}\n</tool_call>'),
+        ("qwen_xml", "<tool_call>\n"),
+        ("qwen_xml", "<tool_call><function=x>\n<parameter=a>\n1\n</function></tool_call>"),
+        ("qwen_xml", "<tool_call><function=x>"),
     ],
 )
-def test_one_broken_call_does_not_cost_the_next(broken: str) -> None:
-    found = calls("hermes", broken + GOOD["hermes"])
-    assert [name for name, _ in found] == ["?", "job"]
-
-
-@pytest.mark.parametrize(
-    "broken",
-    ["<tool_call>\n", "<tool_call><function=x>\n<parameter=a>\n1\n</function></tool_call>", "<tool_call><function=x>"],
-)
-def test_nor_in_tags(broken: str) -> None:
-    found = calls("qwen_xml", broken + GOOD["qwen_xml"])
-    assert [name for name, _ in found] == ["?", "job"]
+def test_one_broken_call_does_not_cost_the_next(form: str, broken: str) -> None:
+    assert [name for name, _ in calls(form, broken + GOOD[form])] == ["?", "job"]
 
 
 def test_the_rest_after_json_that_cannot_be_read_is_one_malformed_call() -> None:
