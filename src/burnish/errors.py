@@ -11,7 +11,7 @@ class BurnishError(Exception):
     """Base of all expected errors.
 
     `remedy` is one sentence that tells the user what to change. `unexpected` marks an error with an unforeseen cause
-    (see `burnish.reading`), whose traceback is worth keeping.
+    (see `burnish.outside.reading`), whose traceback is worth keeping.
     """
 
     def __init__(self, message: str, *, remedy: str | None = None, unexpected: bool = False) -> None:

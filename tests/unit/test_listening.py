@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from burnish.errors import ConfigError
-from burnish.listening import listening, url_of
+from burnish.outside.listening import listening, url_of
 
 
 def test_a_free_port_is_found_and_named() -> None:

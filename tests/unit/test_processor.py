@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from burnish import processor
 from burnish.errors import ConfigError
+from burnish.machine import processor
 
 X86 = "model name\t: One\ncpu MHz\t: {clock}\nflags\t\t: fpu avx2 {more}\n\nprocessor\t: 1\nflags\t: none\n"
 ARM = "processor\t: 0\nBogoMIPS\t: 50\nFeatures\t: fp asimd {more}\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"

@@ -10,8 +10,8 @@ import pytest
 
 from burnish.cli import main
 from burnish.errors import ConfigError, DataError
-from burnish.reading import file_problem, read_at_most, reading
-from burnish.trial import call_in_own_process
+from burnish.outside.reading import file_problem, read_at_most, reading
+from burnish.outside.user_processes import call_in_own_process
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from burnish.errors import ConfigError
-from burnish.plugins import import_place
+from burnish.outside.plugins import import_place
 from burnish.words import suggestion
 
 

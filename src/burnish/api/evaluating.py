@@ -14,9 +14,9 @@ from burnish.api.preparing import Given, as_overrides, kind_of, output_of, prepa
 from burnish.api.rollouts import RecordedRollout, recorded
 from burnish.api.run import WEIGHTS_FOLDER, Run, run_config, with_saved_tokenizer
 from burnish.checkpointing.chaining import find_checkpoint
-from burnish.collecting import uncollected
 from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
 from burnish.errors import ConfigError
+from burnish.machine.collecting import uncollected
 from burnish.models.loading_bars import without_loading_bars
 
 if TYPE_CHECKING:

@@ -124,7 +124,7 @@ def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:
 
 def _emulation_notes(config: RunConfig) -> Iterator[str]:
     """A note if the processor that the run would use only emulates the run's dtype."""
-    from burnish.processor import emulation_note
+    from burnish.machine.processor import emulation_note
 
     if config.model.dtype != "bfloat16" or config.model.device not in ("auto", "cpu"):
         return

@@ -11,7 +11,7 @@ from typing import Any
 from burnish.api.pictures import tinted_html
 from burnish.errors import DataError
 from burnish.observability.recorder import read_rollouts
-from burnish.reading import reading
+from burnish.outside.reading import reading
 from burnish.types import Json, Rollout, Turn
 
 

@@ -16,9 +16,9 @@ from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.run import move_run_aside
 from burnish.checkpointing.sources import check_output
 from burnish.checkpointing.store import CheckpointStore
-from burnish.collecting import uncollected
 from burnish.config.loading import LoadedConfig
 from burnish.config.schema import Kind
+from burnish.machine.collecting import uncollected
 from burnish.models.loading_bars import without_loading_bars
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from torch import Tensor
 from burnish.checkpointing.store import reading_own
 from burnish.checkpointing.tensor_file import write_tensors
 from burnish.errors import CheckpointError
-from burnish.reading import read_json, reading
+from burnish.outside.reading import read_json, reading
 from burnish.types import Json
 
 

@@ -26,7 +26,7 @@ from burnish.checkpointing.store import reading_own
 from burnish.config.schema import RunConfig
 from burnish.data import puzzles
 from burnish.errors import CheckpointError
-from burnish.reading import read_json
+from burnish.outside.reading import read_json
 from burnish.types import Json
 
 FINGERPRINT_FILE = "fingerprints.json"

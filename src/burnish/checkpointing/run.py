@@ -25,7 +25,7 @@ from burnish.config.secrets import masked, masked_command, restored
 from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import BurnishError, CheckpointError, ConfigError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
-from burnish.reading import UnreadableError, read_json
+from burnish.outside.reading import UnreadableError, read_json
 from burnish.types import Json
 
 CONFIG_FILE = "config.yaml"

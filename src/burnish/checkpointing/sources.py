@@ -17,7 +17,7 @@ from burnish.config.schema import RlConfig, RmConfig, RunConfig
 from burnish.config.schema_conversation import ConversationConfig
 from burnish.config.schema_data import DataSource
 from burnish.errors import ConfigError
-from burnish.reading import FOLDER, file_problem
+from burnish.outside.reading import FOLDER, file_problem
 from burnish.types import Json
 
 MODEL_SUFFIXES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")

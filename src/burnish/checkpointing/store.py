@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 
 from burnish.errors import CheckpointError
 from burnish.observability.atomic import disk_remedy, fsync_file, fsync_folder
-from burnish.reading import UnreadableError, file_problem, read_json
+from burnish.outside.reading import UnreadableError, file_problem, read_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1

@@ -11,8 +11,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from burnish.collecting import uncollected
 from burnish.errors import BurnishError
+from burnish.machine.collecting import uncollected
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130

@@ -109,8 +109,8 @@ demonstrations are wrong, on purpose.
 
 def train(folder: DemoFolder, console: Console) -> None:
     """Train twice from the run files, exactly as `burnish sft` and `burnish rl` would."""
-    from burnish.collecting import uncollected
     from burnish.config.loading import load_run_file
+    from burnish.machine.collecting import uncollected
 
     with uncollected(lasting=True):
         from burnish.trainers.cluster import train_rl

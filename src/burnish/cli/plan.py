@@ -64,7 +64,7 @@ def show_plan(
 
     from burnish.cli.run_files import load_any_run_file
     from burnish.cli.simulated_plan import SimulationOptions, show_simulation
-    from burnish.collecting import uncollected
+    from burnish.machine.collecting import uncollected
 
     loaded = load_any_run_file(file, overrides or ())
     console = Console()

@@ -31,7 +31,7 @@ def write_report(runs: Runs, out: Out = None) -> None:
     """
     from rich.console import Console
 
-    from burnish.reading import file_problem, reading
+    from burnish.outside.reading import file_problem, reading
     from burnish.report import report
 
     folders = [Path(run) for run in runs]

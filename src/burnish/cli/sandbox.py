@@ -89,7 +89,7 @@ def serve_sandbox(
     """
     from rich.console import Console
 
-    from burnish.listening import listening, url_of
+    from burnish.outside.listening import listening, url_of
     from burnish.sandbox.job import Limits
     from burnish.sandbox.server import Service, check_address, serve
     from burnish.sandbox.trial import opened

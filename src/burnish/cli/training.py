@@ -36,8 +36,8 @@ def train_from_file(kind: Kind, file: str, overrides: Sequence[str], *, fresh: b
 
 def _trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool) -> RunResult:
     """Only what this kind of training needs is imported."""
-    from burnish.collecting import uncollected
     from burnish.config.schema import RlConfig, SftConfig
+    from burnish.machine.collecting import uncollected
 
     config = loaded.config
     with uncollected(lasting=True):

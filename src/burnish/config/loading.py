@@ -24,7 +24,7 @@ from burnish.config.schema import RUN_FILES, Kind, RlConfig, RmConfig, RunConfig
 from burnish.config.secrets import masked_places
 from burnish.config.yaml_text import ParsedYaml, parse_value, parse_yaml, read_run_text
 from burnish.errors import ConfigError
-from burnish.reading import reading
+from burnish.outside.reading import reading
 from burnish.types import Json
 
 _Run = TypeVar("_Run", bound=RunConfig)

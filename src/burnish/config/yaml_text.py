@@ -14,7 +14,7 @@ import yaml
 
 from burnish.config.problems import Problem
 from burnish.errors import ConfigError
-from burnish.reading import file_problem, read_at_most
+from burnish.outside.reading import file_problem, read_at_most
 from burnish.types import Json
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from burnish.data.rows import describe
 from burnish.data.text_documents import split_documents
 from burnish.errors import DataError
-from burnish.reading import file_problem, read_at_most, reading, reason_of
+from burnish.outside.reading import file_problem, read_at_most, reading, reason_of
 from burnish.words import nearest
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".txt")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from burnish.errors import DataError
-from burnish.reading import reading
+from burnish.outside.reading import reading
 from burnish.words import did_you_mean
 
 _ABSENT = object()

@@ -21,7 +21,7 @@ from burnish.config.schema_data import DataSource
 from burnish.data.files import RawRow, data_stem, data_suffix, missing_file, read_file
 from burnish.data.rows import Row, hint, plain_row, reading_row
 from burnish.errors import DataError
-from burnish.reading import reading
+from burnish.outside.reading import reading
 
 SILENCE_SECONDS = 300.0
 """How long the process may take for its start, and for each row. The slowest tasks take about a second."""

@@ -20,7 +20,7 @@ from jinja2 import ext, meta, nodes, parser
 from burnish.config.schema_data import DataConfig
 from burnish.data.rows import check_length
 from burnish.errors import DataError
-from burnish.reading import reason_of
+from burnish.outside.reading import reason_of
 from burnish.types import Message
 from burnish.words import did_you_mean
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from burnish.errors import DataError
-from burnish.trial import call_in_own_process
+from burnish.outside.user_processes import call_in_own_process
 
 END_OF_TEXT = "<|endoftext|>"
 

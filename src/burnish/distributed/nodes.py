@@ -19,7 +19,7 @@ from typing import TypedDict
 
 from burnish import __version__
 from burnish.errors import ConfigError
-from burnish.plugins import import_place
+from burnish.outside.plugins import import_place
 
 _REACH_SECONDS = 10.0
 _MARK = ".seen-from-other-nodes"

@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from burnish import __version__, processor
-from burnish.container import allowed_cores, container_limits
+from burnish import __version__
 from burnish.errors import ConfigError, KernelError, SandboxError
+from burnish.machine import processor
+from burnish.machine.container import allowed_cores, container_limits
 from burnish.planning.memory import bytes_in_words
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "peft")

@@ -18,7 +18,7 @@ from burnish.environments.instance import check_options, reset_arguments
 from burnish.environments.protocol import Opening, Step
 from burnish.environments.values import number_of
 from burnish.errors import ConfigError, EnvironmentFailedError
-from burnish.plugins import calling_outside, describe_exit, import_place
+from burnish.outside.plugins import calling_outside, describe_exit, import_place
 from burnish.types import Json
 from burnish.words import did_you_mean
 

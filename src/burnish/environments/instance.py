@@ -15,7 +15,7 @@ from burnish.environments.awaiting import OwnLoop
 from burnish.environments.protocol import Opening, Step
 from burnish.environments.values import number_of
 from burnish.errors import ConfigError, EnvironmentFailedError
-from burnish.plugins import calling_outside
+from burnish.outside.plugins import calling_outside
 from burnish.types import Json
 from burnish.words import did_you_mean
 

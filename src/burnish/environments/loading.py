@@ -12,7 +12,7 @@ from burnish.environments.instance import Instance, Maker, check_options
 from burnish.environments.protocol import EnvironmentSource
 from burnish.environments.tool_class import ToolClassSource
 from burnish.errors import ConfigError
-from burnish.plugins import calling_outside, import_place
+from burnish.outside.plugins import calling_outside, import_place
 from burnish.types import Json
 from burnish.words import did_you_mean
 

@@ -23,7 +23,7 @@ from burnish.environments.awaiting import OwnLoop
 from burnish.environments.messages import LineReader, encode
 from burnish.environments.protocol import Environment, EnvironmentSource, Step
 from burnish.errors import BurnishError, EnvironmentFailedError
-from burnish.plugins import describe_failure
+from burnish.outside.plugins import describe_failure
 from burnish.tools.loading import LoadedTool
 from burnish.tools.results import ToolResult, error_of, result_of
 from burnish.types import Json

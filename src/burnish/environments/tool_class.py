@@ -10,7 +10,7 @@ from burnish.environments.instance import Instance, Maker, reset_arguments
 from burnish.environments.protocol import Step
 from burnish.environments.values import checked_step, number_of, opening_of
 from burnish.errors import ConfigError, EnvironmentFailedError
-from burnish.plugins import calling_outside
+from burnish.outside.plugins import calling_outside
 from burnish.tools.schema import schema_of
 from burnish.types import Json
 

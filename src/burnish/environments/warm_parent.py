@@ -23,10 +23,9 @@ from typing import Any
 from burnish.environments.parent import SIZE_BYTES, WORD_BYTES
 from burnish.environments.process import ConversationProcess
 from burnish.errors import ConfigError, RolloutError
-from burnish.forwarding import forward
-from burnish.plugins import describe_exit, holding_back_stop_signals
+from burnish.outside.plugins import describe_exit, holding_back_stop_signals
+from burnish.outside.user_processes import forward, worker_environment
 from burnish.types import Json
-from burnish.variables import worker_environment
 
 _BOOT = "import sys; sys.path[:] = {path!r}; from burnish.environments.parent import main; main(int(sys.argv[1]))"
 _END_SECONDS = 15.0

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
-from burnish import processor
 from burnish.forward.copied_prompts import CopiedPrompts
 from burnish.forward.flex_attention import FlexAttention
 from burnish.forward.merged_attention import MergedAttention
 from burnish.forward.packing import Packing
 from burnish.forward.precision import usual_float32
 from burnish.forward.varlen_attention import VarlenAttention
+from burnish.machine import processor
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -44,7 +44,7 @@ WAYS: dict[str, _Build] = {
 
 
 def ways_on(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
-    """The ways worth trying there, the plainest last. `BURNISH_WITHOUT` leaves some out (`burnish.processor`)."""
+    """The ways worth trying there, the plainest last, without those that `BURNISH_WITHOUT` names."""
     if device.type == "cpu":
         return ("merged",)
     has_varlen = dtype in (torch.bfloat16, torch.float16) and processor.allows("varlen_attention")

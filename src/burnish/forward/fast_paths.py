@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from burnish import processor
 from burnish.forward.quantized_layers import QuantizedLinear
 from burnish.forward.race import RaceResult, Way, race
 from burnish.forward.verdicts import VerdictCache, own_cache, sources_digest
+from burnish.machine import processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from burnish import processor
 from burnish.errors import BurnishError
 from burnish.forward.attention import packs_rows
 from burnish.forward.fast_paths import FastPaths, failure
 from burnish.forward.kernel_layers import FAMILIES
 from burnish.forward.precision import matmul_precision
 from burnish.forward.race import Way
+from burnish.machine import processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from burnish.dealing import deal
+from burnish.algorithms.dealing import deal
 from burnish.forward.team import Gradients, Slices, Span, Team, fill, is_cut, scattered, slices_of, telling
 
 Part = TypeVar("Part")

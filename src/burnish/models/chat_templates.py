@@ -22,7 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from burnish.errors import ModelError
-from burnish.trial import call_in_own_process
+from burnish.outside.user_processes import call_in_own_process
 
 _SECONDS = 2
 _MAX_BYTES = 1 << 30

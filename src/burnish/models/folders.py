@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import ModelError
-from burnish.reading import file_problem, reading
-from burnish.weight_folder import INDEX, files_of_weights
+from burnish.outside.reading import INDEX, file_problem, files_of_weights, reading
 from burnish.words import did_you_mean
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")

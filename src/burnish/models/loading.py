@@ -38,7 +38,7 @@ from burnish.models.weight_checks import (
     read_generation_config,
     refuse_mismatched,
 )
-from burnish.reading import reading
+from burnish.outside.reading import reading
 from burnish.types import UseKernels
 
 if TYPE_CHECKING:

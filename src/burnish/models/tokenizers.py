@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.collecting import uncollected
 from burnish.config.names import KEEP_THINKING
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
+from burnish.machine.collecting import uncollected
 from burnish.models.chat_templates import check_template, keep_thinking
 from burnish.models.folders import nearest_folder_hint, resolve_source
 from burnish.models.weight_checks import GENERATION_FILE, checked_token_ids
-from burnish.reading import file_problem, reading
+from burnish.outside.reading import file_problem, reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from burnish.errors import ModelError
-from burnish.reading import reading
+from burnish.outside.reading import reading
 
 GENERATION_FILE = "generation_config.json"
 _LARGEST = {

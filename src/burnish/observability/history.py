@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from burnish.errors import DataError
-from burnish.reading import file_problem
+from burnish.outside.reading import file_problem
 
 _REMEDY = (
     "fix the file (one line per step, in order), or move it away: a run then continues with a new one, but a report "

@@ -23,7 +23,7 @@ from burnish.errors import BurnishError, ConfigError, DataError, DivergenceError
 from burnish.observability.alarms import Alarm
 from burnish.observability.atomic import disk_remedy, fsync_folder, write_text_atomically
 from burnish.observability.history import read_rows
-from burnish.plugins import construct, describe_failure, find_class
+from burnish.outside.plugins import construct, describe_failure, find_class
 from burnish.types import Json
 
 METRICS_FILE = "metrics.jsonl"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema_optimization import TOKENS_PER_SCORING
-from burnish.weight_folder import files_of_weights
+from burnish.outside.reading import files_of_weights
 
 if TYPE_CHECKING:
     from burnish.config.schema import RewardConfig

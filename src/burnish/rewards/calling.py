@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnish.errors import BurnishError
-from burnish.plugins import describe_failure
+from burnish.outside.plugins import describe_failure
 from burnish.rewards.loading import LoadedReward, RewardSpec
 from burnish.rewards.outcome import Outcome, failure, read_batch, read_result
 from burnish.types import RewardStatus

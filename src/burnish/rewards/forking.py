@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Mapping
 
 from burnish.errors import RewardError
-from burnish.plugins import STOP_SIGNALS
+from burnish.outside.plugins import STOP_SIGNALS
 from burnish.rewards.supervisor import supervise
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from burnish.config.names import IN_MEMORY, MODEL_REWARD
 from burnish.config.secrets import masked
 from burnish.errors import ConfigError, RewardError
-from burnish.plugins import calling_outside, import_place
+from burnish.outside.plugins import calling_outside, import_place
 from burnish.rewards.in_memory import function_named
 from burnish.rewards.inputs import Signature, check_options, read_signature
 from burnish.rewards.registry import BUILT_INS

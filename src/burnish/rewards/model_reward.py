@@ -26,7 +26,7 @@ from burnish.errors import DataError, RewardError
 from burnish.models.resting import Resting, own_memory, resting_place
 from burnish.models.reward_model import PromptResponse, RewardModel, check_reward_folder, load_reward_model
 from burnish.models.tokenizers import same_tokens
-from burnish.plugins import describe_failure
+from burnish.outside.plugins import describe_failure
 from burnish.rewards.checked_options import checked
 from burnish.rewards.inputs import Item
 from burnish.rewards.loading import RewardSpec

@@ -18,7 +18,8 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 
 from burnish.errors import ConfigError, RewardError
-from burnish.plugins import describe_exit
+from burnish.outside.plugins import describe_exit
+from burnish.outside.user_processes import worker_environment
 from burnish.rewards.calling import TracebackInWorkerError, timeout_detail
 from burnish.rewards.inputs import Signature
 from burnish.rewards.loading import RewardSpec
@@ -29,7 +30,6 @@ from burnish.rewards.tasks import BEFORE_ALL, Task, TaskQueue
 from burnish.rewards.wire import GarbledError
 from burnish.rewards.worker import CHANNEL_CLOSED, LOOP_BROKEN
 from burnish.types import RewardStatus
-from burnish.variables import worker_environment
 
 ASYNC_GRACE_SECONDS = 1.0  # an asynchronous worker enforces the limit itself, so it gets a little more time here
 MAX_CONCURRENT = 128  # responses that an asynchronous reward awaits at once in one worker

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from burnish.errors import RewardError
-from burnish.plugins import holding_back_stop_signals
+from burnish.outside.plugins import holding_back_stop_signals
 from burnish.rewards.forking import ForkedProcess, fork_supervisor
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.messages import Answer, read_answer

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from burnish.forwarding import forward
-from burnish.plugins import STOP_SIGNALS
+from burnish.outside.plugins import STOP_SIGNALS
+from burnish.outside.user_processes import forward
 from burnish.rewards.worker import serve
 
 _PR_SET_PDEATHSIG = 1

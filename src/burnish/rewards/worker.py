@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnish.errors import BurnishError, RewardError
-from burnish.plugins import FIX_IT
+from burnish.outside.plugins import FIX_IT
 from burnish.rewards.calling import IN_WORKER, Caller, Report, in_a_line, traceback_of
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
 from burnish.rewards.messages import Answer, Idle, Judged, Ready, Refused, Violation

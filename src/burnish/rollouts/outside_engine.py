@@ -10,7 +10,7 @@ from typing import Any
 
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
-from burnish.plugins import calling_outside
+from burnish.outside.plugins import calling_outside
 from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling, StoppableEngine
 from burnish.types import Metric, Rollout, RolloutRequest
 

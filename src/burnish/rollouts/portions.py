@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from burnish.dealing import deal
+from burnish.algorithms.dealing import deal
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore
 from burnish.rollouts.engine import OnFinished, RestingEngine, RolloutEngine, Sampling, let_rest

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnish.config.schema import VllmConfig
 from burnish.errors import ConfigError, RolloutError
-from burnish.plugins import calling_outside, construct, find_class
+from burnish.outside.plugins import calling_outside, construct, find_class
 from burnish.rollouts.engine import RolloutEngine
 from burnish.types import UseKernels
 from burnish.words import did_you_mean

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from burnish.errors import SandboxError
-from burnish.listening import LOOPBACK
+from burnish.outside.listening import LOOPBACK
 from burnish.sandbox.job import Limits, Output, Program, Runner
 from burnish.sandbox.messages import PROTOCOL, BadMessageError, exceeded, job_of, limits_of
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from burnish.algorithms.dealing import deal
 from burnish.config.yaml_text import parse_yaml
-from burnish.dealing import deal
 from burnish.errors import DataError
 from burnish.observability.history import read_rows
 from burnish.observability.recorder import RecordedLine, num_sampled, read_rollouts, recorded_files, step_of
-from burnish.reading import reading
+from burnish.outside.reading import reading
 from burnish.simulation.fit import DecodedStep, decoded_step
 
 METRICS_FILE = "metrics.jsonl"

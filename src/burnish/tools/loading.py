@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from burnish.errors import ConfigError
-from burnish.plugins import import_place, is_outside
+from burnish.outside.plugins import import_place, is_outside
 from burnish.tools.calculator import calculator
 from burnish.tools.schema import schema_of
 from burnish.types import Json

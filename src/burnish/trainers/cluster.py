@@ -39,7 +39,7 @@ from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
 from burnish.models.reward_learner import RewardLearner
 from burnish.observability.console import say
-from burnish.plugins import is_outside
+from burnish.outside.plugins import is_outside
 from burnish.trainers.interrupt import present_watch, watching
 from burnish.trainers.placement import check_placement, placed, threads_of
 from burnish.trainers.result import RunResult

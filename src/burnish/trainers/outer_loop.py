@@ -26,7 +26,7 @@ from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel
 from burnish.models.roles import TrainingState
 from burnish.observability.console import Standing, nobody
-from burnish.plugins import describe_failure, is_out_of_memory
+from burnish.outside.plugins import describe_failure, is_out_of_memory
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.result import RunResult
 from burnish.trainers.telemetry.journal import Journal

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from burnish.config.schema import RlConfig, RunConfig
-from burnish.container import allowed_cores, container_limits
+from burnish.machine.container import allowed_cores, container_limits
 from burnish.planning.memory import Trained, has_separate_critic
 from burnish.planning.model_facts import ModelFacts, RewardFacts, read_model_facts, read_reward_facts
 from burnish.planning.room import refuse_impossible, seat_warnings

@@ -16,8 +16,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from burnish import processor
-from burnish.container import Limits
 from burnish.doctor import examination
 from burnish.doctor.examination import NEEDED, OPTIONAL, THREADS, TURN_OFF, Report, examine, hidden, of_sandbox
 from burnish.errors import KernelError, SandboxError
@@ -25,6 +23,8 @@ from burnish.forward import verdicts
 from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import own_cache
 from burnish.kernels import build
+from burnish.machine import processor
+from burnish.machine.container import Limits
 from burnish.sandbox import trial
 
 REPOSITORY = Path(__file__).resolve().parents[3]

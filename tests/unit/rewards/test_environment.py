@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from burnish.config.schema import RewardConfig
 from burnish.errors import ConfigError
-from burnish.variables import PASSED, worker_environment
+from burnish.outside.user_processes import PASSED, worker_environment
 
 SEEN = """
     import os, sys

@@ -23,7 +23,7 @@ import pytest
 from watching import children, wait_for
 
 from burnish.errors import SandboxError
-from burnish.listening import listening
+from burnish.outside.listening import listening
 from burnish.sandbox.job import AssertTests, Case, FunctionTests, Limits, Output, Program, ProgramTests, Runner, Verdict
 from burnish.sandbox.messages import PROTOCOL, BadMessageError, job_of, limits_of, output_of, plain_job, verdict_of
 from burnish.sandbox.remote import RemoteSandbox
@@ -301,7 +301,7 @@ def test_a_full_queue_is_refused_and_its_room_comes_back() -> None:
 
 SERVER = """
 import sys
-from burnish.listening import listening
+from burnish.outside.listening import listening
 from burnish.sandbox.job import Limits
 from burnish.sandbox.sandbox import Sandbox
 from burnish.sandbox.server import Service, serve

@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 
 from burnish.config.loading import load_run_data
-from burnish.container import Limits
 from burnish.errors import ConfigError
+from burnish.machine.container import Limits
 from burnish.planning.model_facts import read_model_facts
 from burnish.planning.seats import Machine, seats_of, with_sharding
 from burnish.trainers import placement

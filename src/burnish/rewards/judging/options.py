@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from burnish.config.section import NonNegativeInt, PositiveInt, Seconds, Section
 from burnish.errors import ConfigError
-from burnish.reading import reading
+from burnish.outside.reading import reading
 from burnish.rewards.judging.verdicts import AnswerFormat, Scale, UnreadableVerdictError
 from burnish.words import suggestion
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import RolloutError
-from burnish.listening import LOOPBACK, listening, url_of
+from burnish.outside.listening import LOOPBACK, listening, url_of
 from burnish.rollouts.endpoint.answers import Reply, error_body, models_body
 from burnish.rollouts.endpoint.desk import Desk, Order
 from burnish.rollouts.endpoint.requests import (

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from burnish import processor
 from burnish.errors import RolloutError
 from burnish.forward.precision import rounded_up
 from burnish.forward.quantized_layers import is_quantized
 from burnish.kernels.products import product_kernels
+from burnish.machine import processor
 from burnish.models.lora import effective_weight
 
 Product = Callable[[Tensor], Tensor]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from burnish.errors import ConfigError, RolloutError
-from burnish.plugins import calling_outside, find_class, is_outside
+from burnish.outside.plugins import calling_outside, find_class, is_outside
 from burnish.tools.calls import MalformedCall, Parsed, ToolCall
 from burnish.tools.parsers.protocol import Schemas, ToolParser
 from burnish.tools.parsers.tagged import Hermes, QwenXml

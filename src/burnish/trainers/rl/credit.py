@@ -19,7 +19,7 @@ from burnish.errors import ConfigError
 from burnish.forward.batch import Batch, present
 from burnish.forward.scoring import response_mask
 from burnish.observability.metrics import MetricStore
-from burnish.plugins import calling_outside, is_outside
+from burnish.outside.plugins import calling_outside, is_outside
 from burnish.trainers.rl.batching import BatchRewards, build_rewards, with_states
 from burnish.trainers.rl.domain_credit import DomainCredit, Row
 from burnish.trainers.rl.returned import checked_advantages

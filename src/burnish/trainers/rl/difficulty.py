@@ -20,7 +20,7 @@ from burnish.config.domains import at_step, stages
 from burnish.config.schema_domains import DifficultyConfig
 from burnish.errors import ConfigError
 from burnish.observability.recorder import recorded_files
-from burnish.reading import reading
+from burnish.outside.reading import reading
 from burnish.rewards.success import Success
 from burnish.trainers.outer_loop import Progress
 from burnish.types import Rollout, RolloutGroup

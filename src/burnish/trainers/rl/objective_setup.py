@@ -12,7 +12,7 @@ from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.forward.batch import Batch, TokenScores
 from burnish.models.roles import Denominators, Objective, ObjectiveValue
-from burnish.plugins import is_outside
+from burnish.outside.plugins import is_outside
 from burnish.trainers.rl.credit import estimator_numbers
 from burnish.trainers.rl.critic_setup import with_value_loss
 from burnish.trainers.rl.objective import ActorCriticObjective, Correction, PolicyObjective

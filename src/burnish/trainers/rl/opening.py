@@ -18,7 +18,7 @@ from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel, load_model, num_embeddings
 from burnish.models.roles import Objective
 from burnish.observability.console import Standing, nobody, say
-from burnish.plugins import is_outside
+from burnish.outside.plugins import is_outside
 from burnish.rewards.protocol import ScoringModels
 from burnish.rollouts.engine import RolloutEngine
 from burnish.rollouts.outside_engine import outside_engine

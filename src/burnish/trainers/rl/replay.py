@@ -25,7 +25,7 @@ from burnish.models.tokenizers import load_tokenizer
 from burnish.observability.history import read_rows
 from burnish.observability.recorder import RecordedLine, RolloutNote, prompt_fields, read_rollouts, step_of
 from burnish.observability.sinks import METRICS_FILE
-from burnish.reading import reading
+from burnish.outside.reading import reading
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import Progress

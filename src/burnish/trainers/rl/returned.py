@@ -11,7 +11,7 @@ from torch import Tensor
 
 from burnish.algorithms.policy_losses import PolicyLoss
 from burnish.errors import ConfigError
-from burnish.plugins import calling_outside, is_outside
+from burnish.outside.plugins import calling_outside, is_outside
 from burnish.types import Metric
 
 _EXTENDING = "see docs/extending.md for what it must return"

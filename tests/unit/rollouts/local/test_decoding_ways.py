@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from burnish import processor
 from burnish.errors import RolloutError
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.quantized_layers import quantize
 from burnish.forward.race import RaceResult, Way
 from burnish.forward.verdicts import VerdictCache
+from burnish.machine import processor
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local import decoding_ways, packed_weights
 from burnish.rollouts.local.decoders import ModelDecoder

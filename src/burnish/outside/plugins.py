@@ -23,7 +23,7 @@ from burnish.words import did_you_mean
 FIX_IT = "fix it (--debug shows the whole traceback)"
 
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_OWN = str(Path(__file__).parent)
+_OWN = str(Path(__file__).parents[1])
 
 
 def describe_failure(error: BaseException) -> str:

@@ -19,6 +19,8 @@ from burnish.errors import BurnishError, DataError
 
 FOLDER = "is a folder, not a file"
 """What `file_problem` returns for a folder. Some callers accept one."""
+INDEX = "model.safetensors.index.json"
+"""Names the files of a model's folder that hold its weights, where these are several."""
 
 _MAX_REASON_CHARACTERS = 300
 _KINDS = (
@@ -120,3 +122,19 @@ def read_at_most(stream: BufferedIOBase, max_bytes: int) -> bytearray:
 
 
 _PIECE_BYTES = 1 << 20
+
+
+def files_of_weights(folder: Path) -> list[Path]:
+    """The safetensors files that loading reads: the usual one, or those that an index names. Some folders have all
+    weights a second time under another name."""
+    index, whole = folder / INDEX, folder / "model.safetensors"
+    if whole.is_file():
+        return [whole]
+    if index.is_file():
+        try:
+            return sorted(
+                {folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass  # loading reports it
+    return sorted(folder.glob("*.safetensors"))
