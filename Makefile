@@ -7,7 +7,8 @@ FOR_RUNS := $(VENV)/.for-runs
 FOR_TESTS := $(VENV)/.for-tests
 FOR_CHECKS := $(VENV)/.for-checks
 ARGS ?=
-JOBS ?= auto
+# Three on two cores: while a case waits for a process, the others compute.
+JOBS ?= $(shell expr \( $$(nproc 2>/dev/null || echo 2) \* 3 + 1 \) / 2)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
 
 # Tests and the demo start many interpreters: each would compile every module again.

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from timekeeping import read_guards
 
 # The same examples on every run and machine: a test that fails can be run again and fails again.
 settings.register_profile("steady", derandomize=True, deadline=None)
@@ -37,10 +38,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def mark_slow_cases(items: list[pytest.Item]) -> None:
-    """`slow_cases("ID", ...)` marks these cases of a parametrized test as slow."""
+    """`slow_cases("ID", ...)` marks these cases of a parametrized test as slow. A guard is in the default run anyway."""
+    guards = read_guards()
     for item in items:
         marker = item.get_closest_marker("slow_cases")
-        if marker is not None and item.callspec.id in marker.args:  # type: ignore[attr-defined]
+        if item.nodeid in guards:
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
+        elif marker is not None and item.callspec.id in marker.args:  # type: ignore[attr-defined]
             item.add_marker(pytest.mark.slow)
 
 

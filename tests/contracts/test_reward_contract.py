@@ -122,6 +122,7 @@ def scorer(reward: RewardConfig) -> Iterator[ProcessRewardScorer]:
         yield made
 
 
+@pytest.mark.slow_cases("code", "command", "judge", "math")
 def test_contract(reward: RewardConfig, scorer: ProcessRewardScorer) -> None:
     protocol: RewardScorer = scorer
     items = _items()
@@ -159,6 +160,7 @@ def _asking(stub_judge: Callable[..., Any], stub_judges: Any) -> dict[str, Any]:
     return {"url": stub_judge(rule).url, "model": "stub", "scale": [0, 10]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["regex", *FORM_NAMES])
 def test_two_workers_give_the_scores_of_one(name: str, tmp_path: Path) -> None:
     path = tmp_path / "forms.py"

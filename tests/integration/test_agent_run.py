@@ -40,6 +40,7 @@ def run(base_url, api_key, model, messages, answer):
 '''
 
 
+@pytest.mark.slow
 def test_an_agent_teaches_a_policy(
     save_tiny_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

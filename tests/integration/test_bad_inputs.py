@@ -386,6 +386,7 @@ def refuse(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     return run
 
 
+@pytest.mark.slow_cases("reward that never ends", "reward that kills its worker")
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_bad_input_is_told_in_one_message(case: Case, refuse: Callable[[Case], str]) -> None:
     message = refuse(case)
@@ -447,6 +448,7 @@ def test_debug_shows_the_traceback_of_a_reward_file(folder: Path) -> None:
     assert 'reward.py", line 3' in shown
 
 
+@pytest.mark.slow
 def test_a_run_with_another_configuration_is_not_resumed(refuse: Callable[[Case], str], folder: Path) -> None:
     (folder / "run.yaml").write_text(BASE, encoding="utf-8")
     assert main(["rl", "run.yaml"]) == 0

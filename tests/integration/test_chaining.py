@@ -46,6 +46,7 @@ def policy(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:06d}" / "policy"
 
 
+@pytest.mark.slow
 def test_a_run_begins_from_the_newest_checkpoint_and_says_so(
     tiny_run: Callable[..., RlConfig], sft_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_run_begins_from_the_newest_checkpoint_and_says_so(
     assert AutoTokenizer.from_pretrained(result).chat_template == TEMPLATE
 
 
+@pytest.mark.slow
 def test_policy_and_reference_hold_the_chosen_weights(tiny_run: Callable[..., RlConfig], sft_run: Path) -> None:
     for choice, step in (("", 4), ("@2", 2), ("@4", 4)):
         config = tiny_run(f"output={sft_run.parent}/rl{choice}", "algorithm.kl_in=loss", model=f"{sft_run}{choice}")
@@ -152,6 +154,7 @@ def test_runs_without_a_whole_checkpoint_and_misspelt_ones_are_refused(sft_run: 
     assert "a run without a checkpoint" in refused(empty).message
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_to_the_weights_it_began_with(
     tiny_run: Callable[..., RlConfig], tiny_sft: Callable[..., SftConfig], sft_run: Path, tmp_path: Path
 ) -> None:
@@ -189,6 +192,7 @@ def test_scores_from_before_the_last_step_are_said_not_to_be_normalised(tiny_mod
     assert said("")
 
 
+@pytest.mark.slow
 def test_reward_model_and_critic_come_from_runs_too(
     tiny_run: Callable[..., RlConfig], tiny_model: Path, tiny_task: Path, tmp_path: Path
 ) -> None:

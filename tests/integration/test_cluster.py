@@ -116,6 +116,7 @@ def test_a_system_without_shared_memory_is_named(run: Callable[..., Path], monke
         run("refused", "grpo", trainers=2)
 
 
+@pytest.mark.slow
 def test_two_trainers_are_one(run: Callable[..., Path], trace: Callable[[Path], Any]) -> None:
     expected = trace(run("one", "grpo"))
     assert trace(run("two", "grpo", trainers=2)) == expected
@@ -223,6 +224,7 @@ def learn(tiny_sft: Callable[..., SftConfig], tiny_model: Path, tiny_task: Path,
     return train
 
 
+@pytest.mark.slow
 def test_two_trainers_of_a_reward_model_are_one(learn: Callable[..., Path], trace: Callable[[Path], Any]) -> None:
     """Metrics, held-out accuracy, weights and optimizer; a supervised run is in the slow tests."""
     two = trace(learn("two", "rm", "cluster.trainers=2"))

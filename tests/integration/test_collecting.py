@@ -22,6 +22,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rl", "sft"])
 def test_a_command_leaves_imports_out(
     kind: str, tiny_run: Callable[..., Any], tiny_sft: Callable[..., Any], run_file: Callable[[RunConfig], str]

@@ -161,6 +161,7 @@ def train(config: RlConfig) -> Path:
     return Path(config.output)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_calculator(run: Callable[..., RlConfig]) -> None:
     folder = train(run("run"))
     found = [row for row in rows(folder) if row["step"] > 0]
@@ -187,6 +188,7 @@ def test_a_run_with_a_calculator(run: Callable[..., RlConfig]) -> None:
     assert any(len(line["turns"]) == 5 for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partner", ["calculator", "echo"])
 def test_in_rounds_two_runs_are_the_same(
     run: Callable[..., RlConfig], trace: Callable[[Path], Any], partner: str
@@ -195,6 +197,7 @@ def test_in_rounds_two_runs_are_the_same(
     assert trace(first) == trace(second)
 
 
+@pytest.mark.slow
 def test_without_rounds_the_tokens_are_the_same(run: Callable[..., RlConfig]) -> None:
     """Whoever has an answer goes on; its noise does not depend on who else does."""
     folders = [train(run(name, "echo", {"in_rounds": name == "rounds"}, steps=1)) for name in ("rounds", "free")]
@@ -202,6 +205,7 @@ def test_without_rounds_the_tokens_are_the_same(run: Callable[..., RlConfig]) ->
     assert first == second
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same(
     run: Callable[..., RlConfig],
     trace: Callable[[Path], Any],
@@ -241,6 +245,7 @@ def test_two_trainers_have_the_bits_of_one(run: Callable[..., RlConfig], trace: 
     assert trace(one).rollouts == trace(two).rollouts
 
 
+@pytest.mark.slow
 def test_a_template_that_writes_earlier_turns_anew(
     run: Callable[..., RlConfig], talking_model: Path, tmp_path: Path
 ) -> None:
@@ -273,6 +278,7 @@ def test_a_template_that_writes_earlier_turns_anew(
     assert len(alone) > 0.9 * len(lines)  # what was said in between is in the prompt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["die", "raise"])
 def test_an_environment_that_fails_in_every_third_conversation(run: Callable[..., RlConfig], how: str) -> None:
     conversation = {"environment_options": {"dies_every": 3, "how": how}, "same_start": False}
@@ -295,6 +301,7 @@ def test_an_environment_that_fails_in_every_third_conversation(run: Callable[...
         assert row["reward/failed_fraction"] == 0  # the rewards have done nothing wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_environment_that_always_fails_does_not_end_the_run(run: Callable[..., RlConfig], staleness: int) -> None:
     conversation = {"environment_options": {"dies_every": 1, "how": "at once"}}
@@ -304,6 +311,7 @@ def test_an_environment_that_always_fails_does_not_end_the_run(run: Callable[...
     assert [row["groups/missing"] for row in found] == [3.0] * 3
 
 
+@pytest.mark.slow
 def test_ppo_with_a_critic(run: Callable[..., RlConfig]) -> None:
     options = {"environment_options": {"dies_every": 5}, "same_start": False}
     folder = train(run("run", "echo", options, algorithm="ppo", critic={"learning_rate": 1e-3}))
@@ -312,6 +320,7 @@ def test_ppo_with_a_critic(run: Callable[..., RlConfig]) -> None:
     assert all("critic/explained_variance" in row for row in found)
 
 
+@pytest.mark.slow
 def test_evaluation_of_the_same_run_file(run: Callable[..., RlConfig]) -> None:
     config = run("run", "echo", {"environment_options": {"dies_every": 3}})
     report = evaluate_run(config, console=QUIET)
@@ -322,6 +331,7 @@ def test_evaluation_of_the_same_run_file(run: Callable[..., RlConfig]) -> None:
     assert report.metrics["eval/failed_fraction"] == report.metrics["eval/conversation/failed_fraction"]
 
 
+@pytest.mark.slow
 def test_domains_with_and_without_conversations(run: Callable[..., RlConfig], tiny_task: Path, tmp_path: Path) -> None:
     def files(name: str) -> dict[str, Any]:
         """Of their own names, from which prompts get their ids."""

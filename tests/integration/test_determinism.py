@@ -57,6 +57,7 @@ def check_seed_decides(
         assert once.state[name] != other.state[name] or name.endswith(".json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -83,6 +84,7 @@ def test_the_seed_decides_a_run_of_every_preset(
     check_seed_decides(tiny_run, trace, tmp_path, *for_the_task(preset), algorithm=preset, **BUSY)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_supervised_fine_tuning(
     tiny_sft: Callable[..., SftConfig], trace: ReadTrace, tmp_path: Path
 ) -> None:
@@ -97,6 +99,7 @@ def test_the_seed_decides_supervised_fine_tuning(
     assert once.state != other.state
 
 
+@pytest.mark.slow
 def test_the_command_line_gives_the_same_run_as_the_library(
     tiny_run: Callable[..., RlConfig],
     trace: ReadTrace,
@@ -112,6 +115,7 @@ def test_the_command_line_gives_the_same_run_as_the_library(
     assert trace(tmp_path / "there") == here
 
 
+@pytest.mark.slow
 def test_samples_depend_neither_on_workers_nor_on_rows_side_by_side(
     tiny_run: Callable[..., RlConfig], tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def newest(folder: Path) -> Path:
     return max((folder / "checkpoints").glob("step-??????"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file", ["policy/model.safetensors", "training_state.json", "training_state.safetensors", "manifest.json"]
 )
@@ -79,6 +80,7 @@ def test_of_a_truncated_checkpoint_the_older_one_is_used(
     assert trace(folder) == expected
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_and_an_empty_folder_are_noticed(
     halfway: tuple[Path, Callable[[], str], Any], trace: ReadTrace
 ) -> None:
@@ -106,6 +108,7 @@ def test_when_no_checkpoint_is_whole_nothing_is_thrown_away(halfway: tuple[Path,
     assert len(list((folder / "checkpoints").iterdir())) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ["no folder", "empty folder"])
 def test_without_any_checkpoint_the_run_starts_over(
     halfway: tuple[Path, Callable[[], str], Any], trace: ReadTrace, left: str
@@ -118,6 +121,7 @@ def test_without_any_checkpoint_the_run_starts_over(
     assert trace(folder) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", [b'{"step": 3, "rew', b"\x00\x00\x00\x00", b'{"step": 3}'])
 def test_a_torn_last_line_of_metrics_is_left_out(
     halfway: tuple[Path, Callable[[], str], Any], trace: ReadTrace, tail: bytes
@@ -129,6 +133,7 @@ def test_a_torn_last_line_of_metrics_is_left_out(
     assert trace(folder) == expected
 
 
+@pytest.mark.slow
 def test_a_foreign_line_in_metrics_is_named(halfway: tuple[Path, Callable[[], str], Any], trace: ReadTrace) -> None:
     folder, finish, expected = halfway
     path = folder / "metrics.jsonl"
@@ -176,6 +181,7 @@ def check_full_disk(halfway: tuple[Path, Callable[[], str], Any], trace: ReadTra
     return refusal is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 4, 14, 30])
 def test_on_a_full_disk_the_run_stops_and_can_be_finished_later(
     halfway: tuple[Path, Callable[[], str], Any], trace: ReadTrace, after: int
@@ -198,6 +204,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes}, {bytes}))
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_the_system_refuses_to_write_ends_the_command_with_one_message(
     commands: Any,
     run_file: Callable[[RunConfig], str],
@@ -260,6 +267,7 @@ def broken_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mod
     del sys.modules["nan_losses"]
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_before_the_step_and_keeps_its_batch(
     tiny_run: Build, broken_loss: Any, trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

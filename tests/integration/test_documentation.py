@@ -62,6 +62,7 @@ def test_the_examples_of_a_page(page: str) -> None:
     assert result.failed == 0
 
 
+@pytest.mark.slow
 def test_the_gold_check_from_python(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text('{"prompt": "1+1=", "answer": "#### 2"}\n{"prompt": "1+2=", "answer": "3"}\n')
@@ -311,6 +312,7 @@ def is_metric(name: str, further: Collection[str] = ()) -> bool:
 GROUPS = "reward|groups|advantage|policy|critic|kl|rollout|time|throughput|eval|train|rm"
 
 
+@pytest.mark.slow_cases("CONTRIBUTING.md", "docs/algorithms.md")
 @every_page
 def test_every_metric_that_is_named_is_written(page: Path) -> None:
     own = set(

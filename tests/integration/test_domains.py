@@ -60,6 +60,7 @@ def rows(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_three_domains(run: Callable[..., Path]) -> None:
     folder = run("run")
     train = [row for row in rows(folder) if row["step"] > 0]
@@ -82,6 +83,7 @@ def test_three_domains(run: Callable[..., Path]) -> None:
     assert {f"eval/domain/{name}/accuracy" for name in ("sums", "more", "brief")} <= set(train[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resumed_run_of_domains_is_the_same(
     staleness: int,
@@ -111,6 +113,7 @@ def test_rollout_workers_change_nothing(run: Callable[..., Path], trace: Callabl
     assert trace(run("aside", staleness=1, workers=1)) == trace(run("inline", staleness=1))
 
 
+@pytest.mark.slow
 def test_one_domain_has_the_numbers_of_a_run_without_domains(
     tiny_run: Callable[..., RlConfig], tiny_task: Path, tmp_path: Path
 ) -> None:
@@ -159,6 +162,7 @@ def test_a_domain_without_a_share_is_only_evaluated(
     assert "eval/domain/sums/accuracy" not in row
 
 
+@pytest.mark.slow
 def test_a_reward_for_a_domain_without_prompts_is_refused_before_a_model_loads(
     tiny_run: Callable[..., RlConfig],
 ) -> None:
@@ -167,6 +171,7 @@ def test_a_reward_for_a_domain_without_prompts_is_refused_before_a_model_loads(
         preview(tiny_run(rewards=rewards), None)
 
 
+@pytest.mark.slow
 def test_another_run_says_at_the_start_alone_how_hard_prompts_are(
     tiny_run: Callable[..., RlConfig], tiny_task: Path, tmp_path: Path
 ) -> None:

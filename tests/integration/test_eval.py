@@ -123,6 +123,7 @@ def test_a_language_model_is_no_reward_model(
     assert "is not a reward model" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_results_are_numbered_and_keep_what_they_were_measured_with(tiny_run: Callable[..., RlConfig]) -> None:
     config = tiny_run("steps=1")
     train_rl(config, console=QUIET)
@@ -135,6 +136,7 @@ def test_results_are_numbered_and_keep_what_they_were_measured_with(tiny_run: Ca
     assert len((run / "eval" / "002" / "rollouts" / "eval-000000.jsonl").read_text().splitlines()) == 20
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_the_checkpoint_although_the_run_began_from_scratch(
     tiny_run: Callable[..., RlConfig],
 ) -> None:
@@ -160,6 +162,7 @@ def test_an_sft_run_with_every_steps_null_never_evaluates(tiny_sft: Callable[...
     assert not [name for name in rows[0] if name.startswith("eval/")]
 
 
+@pytest.mark.slow
 def test_float32_products_are_those_of_training(
     tiny_run: Callable[..., RlConfig],
     tiny_sft: Callable[..., SftConfig],

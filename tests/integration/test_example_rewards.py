@@ -47,6 +47,7 @@ def test_sentiment() -> None:
     assert sentiment.ending('One. Two! "Three?" Four', 2) == '"Three?" Four'
 
 
+@pytest.mark.slow_cases("sql.py:Sql-True")
 @pytest.mark.parametrize(("name", "reads_answer"), [("sentiment.py:sentiment", False), ("sql.py:Sql", True)])
 def test_a_run_file_can_name_them(name: str, reads_answer: bool) -> None:
     pytest.importorskip("vaderSentiment")
@@ -132,6 +133,7 @@ values = st.one_of(st.none(), st.integers(-3, 3), st.floats(-2, 2, width=16), st
 results = st.lists(st.tuples(values, values), max_size=6)
 
 
+@pytest.mark.slow
 @given(results, st.randoms())
 def test_the_order_of_rows_changes_no_verdict(rows: list[tuple[Any, Any]], draw: Any) -> None:
     shuffled = draw.sample(rows, len(rows))
@@ -261,6 +263,7 @@ def test_a_query_can_only_read(reward: Callable[..., Score], query: str) -> None
     assert reward("SELECT name FROM people", "SELECT name FROM people", schema=DATA).value == 1.0
 
 
+@pytest.mark.slow
 def test_a_query_without_end_is_stopped_and_scores_0(made: Callable[..., Any]) -> None:
     endless = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT COUNT(*) FROM r"
     judge = made(seconds=1.0)
@@ -346,6 +349,7 @@ VARIANTS: list[tuple[str, list[str], list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_made_up_rows_are_telling(reward: Callable[..., Score]) -> None:
     """One wrong variant, the one without the condition on the state, is not told apart."""
     wrong = [(query, gold) for gold, queries, _ in VARIANTS for query in queries]
@@ -366,6 +370,7 @@ def test_several_databases_all_have_to_agree(reward: Callable[..., Score]) -> No
     assert reward("SELECT name FROM people", gold, schema=PEOPLE, states=states[:1]).value == 1.0
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_compared(made: Callable[..., Any]) -> None:
     judge = made(fill=0)
     assert judge("SELECT 1", None, **CONTEXT) is None

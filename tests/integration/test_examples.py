@@ -61,6 +61,7 @@ def custom_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_custom_reward_gold_answers(custom_task: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", CUSTOM, *custom_task]) == 0
     said = capsys.readouterr().out
@@ -73,6 +74,7 @@ def test_custom_reward_gold_answers(custom_task: list[str], capsys: pytest.Captu
     assert ["(total)", "2.4", "2.4", "52"] in cells
 
 
+@pytest.mark.slow
 def test_custom_reward_run(custom_task: list[str], tmp_path: Path) -> None:
     words = ["steps=2", "rollout.prompts_per_step=8", "evaluation.max_prompts=4"]
     assert main(["rl", CUSTOM, *custom_task, *words]) == 0
@@ -140,6 +142,7 @@ def small_chat_model(shared_dir: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_gsm8k_check(gsm8k: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", GSM8K, *gsm8k, "data.train.0.limit=200", "data.eval.0.limit=50"]) == 0
     said = capsys.readouterr().out
@@ -155,6 +158,7 @@ def test_gsm8k_check_of_every_row(gsm8k: list[str], capsys: pytest.CaptureFixtur
     assert "1,319 of 1,319 gold answers reach the top score 1" in said
 
 
+@pytest.mark.slow
 def test_gsm8k_plan_says_what_the_page_says(gsm8k: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", GSM8K, *gsm8k]) == 0
     said = capsys.readouterr().out
@@ -180,6 +184,7 @@ QWEN_05B = {
 }
 
 
+@pytest.mark.slow
 def test_gsm8k_memory_is_what_the_page_says(
     small_chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +215,7 @@ def test_gsm8k_memory_is_what_the_page_says(
     assert f"{float(table['together, at most'].split()[0]):.1f} GiB at most" in listed
 
 
+@pytest.mark.slow
 def test_gsm8k_run_with_a_small_model(gsm8k: list[str], small_chat_model: Path, tmp_path: Path) -> None:
     words = [
         f"model.path={small_chat_model}",

@@ -144,6 +144,7 @@ def test_misspelt_option_of_an_own_loss(write_run: Callable[..., Path], capsys: 
     assert "did you mean 'pull'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_engine(folder: Path, write_run: Callable[..., Path]) -> None:
     assert main(["rl", str(write_run(**settings("An engine")))]) == 0
     assert sys.modules["my_parts"].CountingEngine.asked == 2 * 4 * 4
@@ -154,6 +155,7 @@ def test_engine(folder: Path, write_run: Callable[..., Path]) -> None:
     assert [row["policy/grad_norm"] for row in own] == [row["policy/grad_norm"] for row in local]
 
 
+@pytest.mark.slow
 def test_sink(folder: Path, write_run: Callable[..., Path]) -> None:
     path = str(write_run(**settings("A sink")))
     assert main(["rl", path, "steps=1"]) == 0
@@ -168,6 +170,7 @@ def test_sink(folder: Path, write_run: Callable[..., Path]) -> None:
     assert list((folder / "run" / "tensorboard").iterdir())
 
 
+@pytest.mark.slow
 def test_reward(folder: Path, write_run: Callable[..., Path]) -> None:
     assert main(["rl", str(write_run(**settings("A reward")))]) == 0
     answers = {f"{a}+{b}=": f"{a + b:02d}" for a in range(10) for b in range(10)}

@@ -51,6 +51,7 @@ def weights(config: RlConfig) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_the_paths_that_it_began_with(
     tiny_run: Callable[..., RlConfig], tmp_path: Path, fastest: Fastest
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_resumed_run_takes_the_paths_that_it_began_with(
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_a_resumed_run_that_cannot_says_so(
     tiny_run: Callable[..., RlConfig], fastest: Fastest, monkeypatch: pytest.MonkeyPatch
@@ -87,6 +89,7 @@ def test_a_resumed_run_that_cannot_says_so(
     assert text.count("decoding without C kernels: the trial ended with RuntimeError: no such instruction") == 1
 
 
+@pytest.mark.slow
 def test_sft_and_evaluation_keep_to_the_record_too(
     tiny_sft: Callable[..., SftConfig], tiny_run: Callable[..., RlConfig], tmp_path: Path, fastest: Fastest
 ) -> None:

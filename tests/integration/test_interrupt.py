@@ -65,6 +65,7 @@ def slow_run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> RlConfig:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_the_first_signal_finishes_the_step_and_saves(
     commands: Any, run_file: WriteRunFile, slow_run: RlConfig, trace: ReadTrace, tmp_path: Path, number: signal.Signals
@@ -87,6 +88,7 @@ def test_the_first_signal_finishes_the_step_and_saves(
     assert trace(run) == trace(tmp_path / "calm")
 
 
+@pytest.mark.slow
 def test_supervised_fine_tuning_stops_and_goes_on_as_well(
     commands: Any, run_file: WriteRunFile, tiny_sft: Callable[..., SftConfig], trace: ReadTrace, tmp_path: Path
 ) -> None:
@@ -101,6 +103,7 @@ def test_supervised_fine_tuning_stops_and_goes_on_as_well(
     assert trace(run) == trace(tmp_path / "calm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rl", "sft"])
 def test_stopped_before_the_first_step_it_goes_on(
     tiny_run: Callable[..., RlConfig], tiny_sft: Callable[..., SftConfig], trace: ReadTrace, tmp_path: Path, kind: str
@@ -136,6 +139,7 @@ def test_stopped_before_the_first_step_it_goes_on(
     assert trace(resumed) == trace(calm)
 
 
+@pytest.mark.slow
 def test_the_second_signal_stops_at_once_and_leaves_no_process(
     commands: Any, run_file: WriteRunFile, slow_run: RlConfig, trace: ReadTrace, tmp_path: Path
 ) -> None:
@@ -164,6 +168,7 @@ def test_the_second_signal_stops_at_once_and_leaves_no_process(
     assert trace(run) == trace(tmp_path / "calm")
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_worker_behind(
     commands: Any, run_file: WriteRunFile, slow_run: RlConfig, tmp_path: Path
 ) -> None:
@@ -184,6 +189,7 @@ def descendants(pid: int) -> list[int]:
     return [found for child in children for found in (*descendants(child), child)]
 
 
+@pytest.mark.slow
 def test_a_signal_to_every_process_of_the_job_is_an_orderly_stop(
     commands: Any, run_file: WriteRunFile, slow_run: RlConfig, trace: ReadTrace, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path
     return train
 
 
+@pytest.mark.slow
 def test_a_run_has_the_numbers_of_the_rule_and_needs_no_endpoint_again(
     run: Callable[..., Path],
     rule: Callable[[Any], str],
@@ -94,6 +95,7 @@ def test_a_run_has_the_numbers_of_the_rule_and_needs_no_endpoint_again(
     assert all(metrics["judge/requests"] == 0 for metrics in second.metrics if "judge/requests" in metrics)
 
 
+@pytest.mark.slow
 def test_pairwise_scores_center_each_group(run: Callable[..., Path], stub_judges: Any, stub_judge: Any) -> None:
     """The longer response wins, so that responses grow; held-out ones, each alone, meet their answers."""
 
@@ -140,6 +142,7 @@ def test_check_asks_about_labelled_rows_and_nothing_else(
         stub.bodies.clear()
 
 
+@pytest.mark.slow
 def test_a_run_loads_the_judge_that_it_names(run: Callable[..., Path], save_tiny_llama: Callable[..., Path]) -> None:
     """It knows nothing: its answers go on until they are cut off, which is not repaired, so each response fails."""
     letters = "".join(sorted(set(string.printable) - set("$_\r\x0b\x0c")))

@@ -57,6 +57,7 @@ GRPO = {"preset": "grpo", "kl_in": "none", "kl_coef": 0, "dynamic_sampling": Tru
         "overlong_buffer": 0.5, "mismatch_correction": "token_truncate"}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm", [PPO, GRPO, {"preset": "grpo", "kl_coef": 0.1, "loss": "clip_cov"}], ids=["ppo", "grpo", "cov"]
 )
@@ -70,6 +71,7 @@ def test_every_metric_of_rl_is_in_the_table(
     assert not unlike_the_table(found, merged)
 
 
+@pytest.mark.slow
 def test_every_metric_of_sft_and_rm_is_in_the_table(
     tiny_sft: Callable[..., SftConfig], tiny_model: Path, tmp_path: Path, merged: dict[str, Reduction]
 ) -> None:

@@ -201,6 +201,7 @@ def algorithms(loss: str) -> Iterator[AlgorithmConfig]:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", list(POLICY_LOSSES))
 def test_gradients_do_not_depend_on_the_cut(sampled: tuple[RlRun, Collected], loss: str) -> None:
     for algorithm in algorithms(loss):
@@ -271,6 +272,7 @@ def masked_rows_added(batch: Batch) -> Batch:
     return joined([batch, extra])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [partial(padded, columns=9), shuffled, masked_rows_added])
 @pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "clip_cov", "reinforce"])
 def test_padding_order_and_masked_rows_change_no_gradient(
@@ -293,6 +295,7 @@ def curves_agree(rows: Sequence[dict[str, float]], others: Sequence[dict[str, fl
                 assert math.isclose(value, other[name], rel_tol=1e-3, abs_tol=1e-5), name
 
 
+@pytest.mark.slow
 def test_the_curves_of_a_run_do_not_depend_on_the_cut(
     tiny_run: Callable[..., RlConfig], trace: Callable[[Path], Any], tmp_path: Path
 ) -> None:
@@ -307,6 +310,7 @@ def test_the_curves_of_a_run_do_not_depend_on_the_cut(
     curves_agree(rows[0], rows[2])
 
 
+@pytest.mark.slow
 def test_supervised_curves_do_not_depend_on_the_cut(
     tiny_sft: Callable[..., SftConfig], trace: Callable[[Path], Any], tmp_path: Path
 ) -> None:

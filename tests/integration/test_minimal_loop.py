@@ -16,6 +16,7 @@ from burnish.trainers.rl.run import train_rl
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal_loop.py"
 
 
+@pytest.mark.slow
 def test_the_naked_loop_gives_the_trainers_numbers(
     tiny_run: Callable[..., RlConfig], tiny_model: Path, tiny_task: Path
 ) -> None:

@@ -80,6 +80,7 @@ def rested(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, int]]:
     return lambda: found
 
 
+@pytest.mark.slow
 def test_whatever_rests_the_numbers_are_the_same(
     run: Callable[..., Path], trace: Callable[[Path], Any], rested: Callable[[], dict[str, int]]
 ) -> None:
@@ -101,6 +102,7 @@ def test_whatever_rests_the_numbers_are_the_same(
     assert sizes["critic"] < sizes["reward model of 'learned'"]  # which has a head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [9, 16])
 def test_a_disk_that_fills_up_ends_the_run_in_order(
     run: Callable[..., Path], trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch, write: int

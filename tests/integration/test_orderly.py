@@ -61,6 +61,7 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").glob("*")) if (folder / "checkpoints").exists() else []
 
 
+@pytest.mark.slow
 def test_a_reward_outage_loses_no_step(
     commands: Any, run_file: WriteRunFile, tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path
 ) -> None:
@@ -86,6 +87,7 @@ def metric_lines(folder: Path) -> int:
     return (folder / "metrics.jsonl").read_bytes().count(b"\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "error", "saved"),
     [
@@ -150,6 +152,7 @@ def fail_once(patch: pytest.MonkeyPatch, where: str, error: BaseException) -> No
         patch.setattr(Journal, "record", wrap(Journal.record, 3))
 
 
+@pytest.mark.slow
 def test_in_the_middle_of_the_updates_the_last_checkpoint_stands(
     tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +177,7 @@ def test_in_the_middle_of_the_updates_the_last_checkpoint_stands(
     assert trace(folder) == trace(calm)
 
 
+@pytest.mark.slow
 def test_a_failure_in_the_first_minibatch_leaves_the_weights_of_the_last_step(
     tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +211,7 @@ def test_a_save_that_fails_too_does_not_take_the_place_of_the_error(
     assert "there is no checkpoint" in said
 
 
+@pytest.mark.slow_cases("update")
 @pytest.mark.parametrize("where", ["update", "evaluation"])
 def test_supervised_fine_tuning_saves_as_well(
     tiny_sft: Callable[..., SftConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
@@ -238,6 +243,7 @@ def test_supervised_fine_tuning_saves_as_well(
     assert trace(folder) == trace(calm)
 
 
+@pytest.mark.slow
 def test_a_run_cut_short_in_its_last_evaluation_is_not_finished(
     tiny_run: Callable[..., RlConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

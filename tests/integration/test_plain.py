@@ -31,6 +31,7 @@ def metrics(config: RlConfig) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))} for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(ALGORITHMS))
 def test_a_run_gives_the_same_numbers_with_and_without_fast_paths(tiny_run: BuildRl, tmp_path: Path, kind: str) -> None:
     """Three steps, all metrics: float32 rounding is all that may differ."""
@@ -46,6 +47,7 @@ def test_a_run_gives_the_same_numbers_with_and_without_fast_paths(tiny_run: Buil
             assert other[name] == pytest.approx(value, rel=1e-3, abs=closeness), name
 
 
+@pytest.mark.slow
 def test_plain_rows_are_never_packed(tiny_run: BuildRl, tmp_path: Path) -> None:
     for plain in (False, True):
         with open_rl_run(

@@ -88,6 +88,7 @@ def test_the_coefficient_reacts_after_the_step_that_used_it(tiny_run: Callable[.
     assert rows[1]["kl/coef"] == pytest.approx(0.1 * (1 - 0.2 * responses / 100))
 
 
+@pytest.mark.slow_cases("separate", "shared")
 @pytest.mark.parametrize("kind", KINDS)
 def test_real_optimizer_steps(tiny_run: Callable[..., RlConfig], optimizer_steps: Counter[int], kind: str) -> None:
     """3 steps x 3 epochs x 2 minibatches, of which the policy sits out the first step."""
@@ -112,6 +113,7 @@ def test_real_optimizer_steps(tiny_run: Callable[..., RlConfig], optimizer_steps
     assert optimizer_steps == {weights: 12, critic_weights: 18}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["full", "lora"])
 def test_resuming_is_exact_to_the_bit(
@@ -143,6 +145,7 @@ def test_resuming_is_exact_to_the_bit(
     assert (newest / "critic" / "model.safetensors").is_file() is (kind == "separate")
 
 
+@pytest.mark.slow
 def test_epochs_end_early_past_the_bound(tiny_run: Callable[..., RlConfig]) -> None:
     """Epoch 1 starts at the sampling policy (KL 0), epoch 2 sees what it did, epochs 3 and 4 are not made."""
     fast = {**FAST, "epochs": 4, "minibatches": 1}
@@ -156,6 +159,7 @@ def test_epochs_end_early_past_the_bound(tiny_run: Callable[..., RlConfig]) -> N
     assert rows_of(loose)[0]["policy/epochs"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_whitening_each_minibatch_does_not_depend_on_micro_batches(
     tiny_run: Callable[..., RlConfig], tmp_path: Path, kind: str
@@ -182,6 +186,7 @@ def test_whitening_each_minibatch_does_not_depend_on_micro_batches(
         assert whole["critic/return_mean"] != pytest.approx(step["critic/return_mean"], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("unit", "shares"),
@@ -211,6 +216,7 @@ def test_skipped_epochs_do_not_hold_the_learning_rate_back(
             assert row["policy/learning_rate"] == pytest.approx(FAST["learning_rate"] * (1 - policy))
 
 
+@pytest.mark.slow
 def test_dense_and_several_rewards_become_returns_per_token(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> None:
     """With gamma = lam = 1 a return is the sum of the rewards from its token on: dense ones at their tokens, the score
     of a whole response on its last token."""
@@ -231,6 +237,7 @@ def test_dense_and_several_rewards_become_returns_per_token(tiny_run: Callable[.
         assert line["reward"] == pytest.approx(sum(rewards))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_evaluation_and_report_know_values(tiny_run: Callable[..., RlConfig], kind: str) -> None:
     evaluation = {"at_start": True, "every_steps": 2}
@@ -249,6 +256,7 @@ def test_evaluation_and_report_know_values(tiny_run: Callable[..., RlConfig], ki
     assert "held-out value" in page
 
 
+@pytest.mark.slow
 def test_the_kl_in_the_reward_reaches_the_returns(tiny_run: Callable[..., RlConfig]) -> None:
     config = tiny_run("steps=3", algorithm={**PPO, "lam": 1.0, "kl_coef": 0.5}, optimization=FAST)
     train_rl(config, console=QUIET)
@@ -262,6 +270,7 @@ def test_the_kl_in_the_reward_reaches_the_returns(tiny_run: Callable[..., RlConf
     assert moved > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_credit_and_value_loss_of_a_step_in_plain_numbers(tiny_run: Callable[..., RlConfig], kind: str) -> None:
     """From recorded values, log-probabilities and rewards to returns, whitened advantages and the value loss."""
@@ -296,6 +305,7 @@ def test_credit_and_value_loss_of_a_step_in_plain_numbers(tiny_run: Callable[...
     assert row["critic/clip_fraction"] == 0
 
 
+@pytest.mark.slow
 def test_a_critic_comes_to_explain_the_returns(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> None:
     """The first token decides: from the second on the state tells the return. The policy sits still meanwhile."""
     (tmp_path / "first.py").write_text(FIRST)

@@ -51,6 +51,7 @@ def _digits(scale: float) -> Callable[[str, str], float]:
     return digits
 
 
+@pytest.mark.slow
 def test_everything_in_memory_gives_the_numbers_of_the_command_line(
     fields: dict[str, Any], tiny_run: Any, tiny_task: Path, tiny_model: Path, run_file: Any, trace: Any, tmp_path: Path
 ) -> None:
@@ -70,6 +71,7 @@ def test_everything_in_memory_gives_the_numbers_of_the_command_line(
     assert (listed.output, tabled.output) == (Path("runs/rl-001"), Path("runs/rl-002"))
 
 
+@pytest.mark.slow
 def test_a_run_file_and_a_typed_configuration(tiny_run: Any, run_file: Any, trace: Any, tmp_path: Path) -> None:
     by_file = burnish.train(run_file(tiny_run()), output=str(tmp_path / "file"), steps=2, quiet=True)
     typed = burnish.train(tiny_run("steps=2"), output=str(tmp_path / "typed"), quiet=True)
@@ -78,6 +80,7 @@ def test_a_run_file_and_a_typed_configuration(tiny_run: Any, run_file: Any, trac
     assert by_file.config.model_dump(exclude={"output"}) == typed.config.model_dump(exclude={"output"})
 
 
+@pytest.mark.slow
 def test_the_same_call_goes_on_and_another_is_refused(fields: dict[str, Any], tiny_task: Path, trace: Any) -> None:
     given = {**fields, "data": _rows(tiny_task, "train"), "rewards": _digits(2)}
     whole = burnish.train(given, output="whole", quiet=True)
@@ -95,6 +98,7 @@ def test_the_same_call_goes_on_and_another_is_refused(fields: dict[str, Any], ti
     assert Path("parts.old-1").is_dir()
 
 
+@pytest.mark.slow
 def test_the_command_line_says_what_it_lacks_and_reports_and_evaluates_the_rest(
     fields: dict[str, Any], tiny_task: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +124,7 @@ def test_errors_are_those_of_a_run_file_and_leave_no_folder(fields: dict[str, An
     assert list(Path("runs").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_run_says(fields: dict[str, Any], tiny_task: Path, tmp_path: Path) -> None:
     data = {"train": _rows(tiny_task, "train"), "eval": _rows(tiny_task, "eval")}
     run = burnish.train({**fields, "data": data}, evaluation={"every_steps": 2}, output="run", quiet=True)
@@ -144,6 +149,7 @@ def test_what_a_run_says(fields: dict[str, Any], tiny_task: Path, tmp_path: Path
         burnish.load_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_policy_answers_and_can_be_copied(fields: dict[str, Any]) -> None:
     run = burnish.train(fields, steps=1, output="run", quiet=True)
     greedy = run.policy.generate("1+1=", max_response_tokens=4, greedy=True)
@@ -160,6 +166,7 @@ def test_a_policy_answers_and_can_be_copied(fields: dict[str, Any]) -> None:
         copied.generate([{"role": "user", "content": "1+1="}])
 
 
+@pytest.mark.slow
 def test_a_function_sees_each_step_and_can_stop_the_run(fields: dict[str, Any], trace: Any) -> None:
     seen: list[tuple[int, int]] = []
 
@@ -175,6 +182,7 @@ def test_a_function_sees_each_step_and_can_stop_the_run(fields: dict[str, Any], 
     assert trace(burnish.train(fields, output="run", quiet=True).output) == trace(whole.output)
 
 
+@pytest.mark.slow
 def test_what_it_raises_ends_the_run_with_the_step_saved(fields: dict[str, Any], trace: Any) -> None:
     def on_step(run: burnish.Run, metrics: Mapping[str, float]) -> None:
         if run.step == 2:
@@ -222,6 +230,7 @@ def test_a_copy_that_fails_leaves_nothing(
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_not_read_whole_for_each_answer(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +252,7 @@ def test_a_checkpoint_is_not_read_whole_for_each_answer(
     assert run.weights == first
 
 
+@pytest.mark.slow
 def test_runs_follow_on_runs(fields: dict[str, Any], tiny_sft: Any) -> None:
     first = burnish.sft(tiny_sft("steps=2"), output="sft", quiet=True)
     second = burnish.train({**fields, "model": first}, steps=1, output="rl", quiet=True)
@@ -250,6 +260,7 @@ def test_runs_follow_on_runs(fields: dict[str, Any], tiny_sft: Any) -> None:
     assert first.stopped is False
 
 
+@pytest.mark.slow
 def test_an_evaluation_leaves_the_inputs_of_a_run_alone(fields: dict[str, Any], tiny_task: Path) -> None:
     """Also where it is given the fields of the run instead of the run, and other rows."""
     given = {**fields, "output": "run", "data": {name: _rows(tiny_task, name) for name in ("train", "eval")}}
@@ -261,6 +272,7 @@ def test_an_evaluation_leaves_the_inputs_of_a_run_alone(fields: dict[str, Any], 
     burnish.train(given, steps=2, quiet=True)
 
 
+@pytest.mark.slow
 def test_a_run_with_inputs_goes_on_where_its_folder_is_now(fields: dict[str, Any], tiny_task: Path) -> None:
     given = {**fields, "data": _rows(tiny_task, "train")}
     burnish.train(given, output="run", steps=1, quiet=True)
@@ -271,6 +283,7 @@ def test_a_run_with_inputs_goes_on_where_its_folder_is_now(fields: dict[str, Any
     assert burnish.train("copy/config.yaml", output="copy", steps=4, quiet=True).step == 4
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_used_with_the_template_that_it_holds(fields: dict[str, Any], tmp_path: Path) -> None:
     """Whatever has become of the file that the run file names. One that is given now counts."""
     template = tmp_path / "own.jinja"
@@ -288,6 +301,7 @@ def test_a_checkpoint_is_used_with_the_template_that_it_holds(fields: dict[str, 
     assert main(["eval", "run", f"model.chat_template={template}"]) == 2
 
 
+@pytest.mark.slow
 def test_evaluating(fields: dict[str, Any], tiny_task: Path) -> None:
     data = {"train": _rows(tiny_task, "train"), "eval": _rows(tiny_task, "eval")}
     run = burnish.train({**fields, "data": data}, steps=1, output="run", evaluation={"every_steps": 1}, quiet=True)
@@ -333,6 +347,7 @@ def test_a_plan_makes_nothing(fields: dict[str, Any], tiny_task: Path) -> None:
         burnish.plan({**fields, "rewards": lambda response, colour: 1.0})
 
 
+@pytest.mark.slow
 def test_autocast_of_the_caller_changes_nothing(
     fields: dict[str, Any], trace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_the_reward() -> None:
     assert given["brief"]("no", "42") == pytest.approx(-0.002)
 
 
+@pytest.mark.slow
 def test_training_from_python(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines as they are, except for a model that is there, fewer steps, and sizes for a model that never stops."""
     monkeypatch.chdir(tmp_path)

@@ -118,6 +118,7 @@ def train_here(config: RlConfig) -> None:
         run_loop(run, StopRequest())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

@@ -44,6 +44,7 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path
     return train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_replay_of_the_run_itself_changes_nothing(run: Callable[..., Path], name: str) -> None:
     folder = run(name)
@@ -58,6 +59,7 @@ def test_a_replay_of_the_run_itself_changes_nothing(run: Callable[..., Path], na
     assert [row.after for row in rows] == [row.after for row in replayed(folder, keep_scores=True)]
 
 
+@pytest.mark.slow
 def test_a_replay_of_domains_changes_nothing(
     tiny_run: Callable[..., RlConfig], tiny_task: Path, tmp_path: Path
 ) -> None:
@@ -80,6 +82,7 @@ def test_a_replay_of_domains_changes_nothing(
     assert summary_of(rows).advantages_changed == 0
 
 
+@pytest.mark.slow
 def test_other_rewards_score_the_same_responses(run: Callable[..., Path], tmp_path: Path) -> None:
     folder = run("rloo", algorithm={"preset": "rloo", "kl_in": "none"})
     (tmp_path / "other.py").write_text("def longer(response, answer):\n    return len(response) + len(answer) / 10\n")
@@ -94,6 +97,7 @@ def test_other_rewards_score_the_same_responses(run: Callable[..., Path], tmp_pa
     assert [row.after.advantage for row in first] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_preset_takes_the_place_of_the_runs_own(run: Callable[..., Path]) -> None:
     folder = run("grpo", algorithm={"preset": "grpo", "kl_in": "none"})
     config = run_config(folder, ["algorithm.preset=rloo"]).config
@@ -111,6 +115,7 @@ def test_a_preset_takes_the_place_of_the_runs_own(run: Callable[..., Path]) -> N
     assert [row.after.advantage for row in rows] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_command_writes_what_it_found(
     run: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +135,7 @@ def test_a_command_writes_what_it_found(
     assert "weight: 3.0" in (written / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_what_was_not_recorded_cannot_be_credited(run: Callable[..., Path]) -> None:
     folder = run("rloo", algorithm={"preset": "rloo", "kl_in": "none"})
     with pytest.raises(ConfigError, match="needs token_values, which this step did not record"):
@@ -138,6 +144,7 @@ def test_what_was_not_recorded_cannot_be_credited(run: Callable[..., Path]) -> N
         replayed(folder, "algorithm.kl_in=reward", "algorithm.kl_coef=0.1")
 
 
+@pytest.mark.slow
 def test_other_data_is_refused(run: Callable[..., Path], tiny_task: Path, tmp_path: Path) -> None:
     folder = run("rloo", algorithm={"preset": "rloo", "kl_in": "none"})
     rows = [json.loads(line) for line in (tiny_task / "train.jsonl").read_text().splitlines()]
@@ -151,6 +158,7 @@ def test_other_data_is_refused(run: Callable[..., Path], tiny_task: Path, tmp_pa
         replayed(folder, f"data.train={tmp_path / 'train.jsonl'}")
 
 
+@pytest.mark.slow_cases("words1-there is no built-in reward 'none'")
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -102,6 +102,7 @@ def check_kills_at_progress(commands: Any, words: tuple[str, ...], folder: Path,
     assert trace(run) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     ["grpo", "reinforce_plus_plus", *(pytest.param(k, marks=pytest.mark.slow) for k in ("lora", "ppo", "ppo_shared"))],
@@ -113,6 +114,7 @@ def test_a_killed_run_ends_like_an_undisturbed_one(
     check_kills_at_progress(commands, words, tmp_path, trace)
 
 
+@pytest.mark.slow
 def test_killed_supervised_fine_tuning_ends_like_an_undisturbed_one(
     commands: Any, run_file: WriteRunFile, tiny_sft: BuildSft, trace: ReadTrace, tmp_path: Path
 ) -> None:
@@ -138,6 +140,7 @@ def check_deaths_at_fsync(
     return deaths
 
 
+@pytest.mark.slow
 def test_a_run_may_die_whenever_it_writes(
     commands: Any, run_file: WriteRunFile, tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path
 ) -> None:
@@ -212,6 +215,7 @@ def train(config: RlConfig | SftConfig) -> tuple[Path, str]:
     return result.folder, " ".join(said.getvalue().split())
 
 
+@pytest.mark.slow
 def test_the_position_in_the_data_is_kept(tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path) -> None:
     """Over several passes through the data, with refills that draw an uneven number of prompts a step."""
 
@@ -230,6 +234,7 @@ def test_the_position_in_the_data_is_kept(tiny_run: BuildRl, trace: ReadTrace, t
     assert trace(folder) == expected
 
 
+@pytest.mark.slow
 def test_every_optimizer_step_is_made_and_counted(tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path) -> None:
     """epochs x minibatches a step, refills or not; an interruption loses and repeats none."""
 
@@ -243,6 +248,7 @@ def test_every_optimizer_step_is_made_and_counted(tiny_run: BuildRl, trace: Read
     assert state["policy"]["version"] == 5 * 4
 
 
+@pytest.mark.slow
 def test_more_steps_go_on_where_a_finished_run_ended(tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path) -> None:
     def run(name: str, steps: int) -> tuple[Path, str]:
         quiet = ("evaluation.every_steps=null", "evaluation.at_start=false")
@@ -255,6 +261,7 @@ def test_more_steps_go_on_where_a_finished_run_ended(tiny_run: BuildRl, trace: R
     assert trace(folder) == trace(calm)
 
 
+@pytest.mark.slow_cases("rl")
 @pytest.mark.parametrize("kind", ["rl", "sft"])
 def test_a_finished_run_started_again_says_so_and_changes_nothing(
     tiny_run: BuildRl, tiny_sft: BuildSft, trace: ReadTrace, kind: str
@@ -271,6 +278,7 @@ def test_a_finished_run_started_again_says_so_and_changes_nothing(
     assert [(folder / name).read_text() for name in ("config.yaml", "environment.json")] == written
 
 
+@pytest.mark.slow
 def test_fewer_steps_than_done_do_no_harm(tiny_run: BuildRl, trace: ReadTrace) -> None:
     folder, _ = train(rl_config(tiny_run, "grpo"))
     before, written = trace(folder), (folder / "config.yaml").read_text()
@@ -292,6 +300,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow_cases("data", "reward", "a module that the reward imports", "version")
 @pytest.mark.parametrize("change", list(CHANGES))
 def test_what_the_numbers_depend_on_may_not_change_between_two_starts(
     tiny_run: BuildRl,
@@ -351,6 +360,7 @@ def test_what_the_numbers_depend_on_may_not_change_between_two_starts(
     assert "nothing to do" in said_again
 
 
+@pytest.mark.slow
 def test_checkpoints_from_before_there_were_fingerprints_go_on_with_a_note(tiny_run: BuildRl) -> None:
     folder, _ = train(rl_config(tiny_run, "grpo", "steps=2"))
     newest = folder / "checkpoints" / "step-000002"
@@ -363,6 +373,7 @@ def test_checkpoints_from_before_there_were_fingerprints_go_on_with_a_note(tiny_
     assert (folder / "checkpoints" / "step-000003" / "fingerprints.json").exists()
 
 
+@pytest.mark.slow
 def test_a_changed_configuration_is_refused_by_name(tiny_run: BuildRl, trace: ReadTrace) -> None:
     folder, _ = train(rl_config(tiny_run, "grpo", "steps=2"))
     before = trace(folder)

@@ -23,6 +23,7 @@ def rows_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_policy_learns_from_a_reward_model(
     tiny_model: Path, tmp_path: Path, tiny_run: Callable[..., RlConfig]
 ) -> None:

@@ -93,6 +93,7 @@ def test_every_kind_of_instruction_comes_often(prepared: Path) -> None:
         assert min(named.count(name) for name in INSTRUCTIONS) >= least
 
 
+@pytest.mark.slow
 def test_the_instructions_of_a_row_can_be_followed_together(prepared: Path) -> None:
     reward, scores = Instructions(), []
     for row in lines(prepared / "instructions_train.jsonl") + lines(prepared / "instructions_test.jsonl"):
@@ -192,6 +193,7 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_check_passes(swaps: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     code = main(["check", RUN_FILE, *swaps])
@@ -203,6 +205,7 @@ def test_check_passes(swaps: list[str], capsys: pytest.CaptureFixture[str], monk
     assert code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swaps", ["written"], indirect=True)
 def test_plan_says_what_the_page_says(
     swaps: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -235,6 +238,7 @@ def run(swaps: list[str], tmp_path: Path) -> Callable[[str], Path]:
     return train
 
 
+@pytest.mark.slow
 def test_each_domain_is_scored_by_its_own_reward(run: Callable[[str], Path]) -> None:
     folder = run("run")
     rollouts = [line for file in sorted(folder.glob("rollouts/step-*.jsonl")) for line in lines(file)]
@@ -254,6 +258,7 @@ def test_each_domain_is_scored_by_its_own_reward(run: Callable[[str], Path]) -> 
         assert {f"eval/domain/{name}/accuracy" for name in DOMAINS} <= row.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swaps", ["written", pytest.param("real", marks=pytest.mark.slow)], indirect=True)
 def test_a_resumed_run_is_the_same(
     run: Callable[[str], Path], trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -48,6 +48,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
 
 
+@pytest.mark.slow
 def test_lora_trains_the_adapter_against_the_base(tiny_run: TinyRun, tiny_model: Path) -> None:
     config = tiny_run("model.lora.rank=4", "algorithm.kl_coef=0.1", "optimization.learning_rate=1e-2", "steps=2")
     first, second = trained(config)
@@ -69,6 +70,7 @@ def test_lora_trains_the_adapter_against_the_base(tiny_run: TinyRun, tiny_model:
     torch.testing.assert_close(adapted(tokens).logits, plain(tokens).logits, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])
 def test_adapters_train_on_weights_of_few_bits(tiny_run: TinyRun, tiny_model: Path, quantization: Quantization) -> None:
     """The policy that is sampled, trained and saved is one model: the rounded weights and the adapters on them."""
@@ -90,6 +92,7 @@ def test_adapters_train_on_weights_of_few_bits(tiny_run: TinyRun, tiny_model: Pa
         assert 0 < torch.linalg.matrix_rank(learnt, rtol=1e-4) <= 4  # that of the adapter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", [(), ("model.quantization=nf4",)], ids=["whole", "4 bits"])
 def test_a_lora_run_goes_on_where_it_stopped(tiny_run: TinyRun, tmp_path: Path, quantization: tuple[str, ...]) -> None:
     words = (*quantization, "model.lora.rank=2", "optimization.learning_rate=1e-2", "checkpoint.every_steps=1")
@@ -103,6 +106,7 @@ def test_a_lora_run_goes_on_where_it_stopped(tiny_run: TinyRun, tmp_path: Path, 
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_move_by_steps_too_small_for_bfloat16(tiny_run: TinyRun, tiny_model: Path) -> None:
     from safetensors.torch import load_file
 
@@ -115,6 +119,7 @@ def test_bfloat16_weights_move_by_steps_too_small_for_bfloat16(tiny_run: TinyRun
     assert any(moved)  # only float32 masters can collect steps of 1e-5
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_changes_no_number(tiny_run: TinyRun, tmp_path: Path) -> None:
     plain = trained(tiny_run("optimization.epochs=2", f"output={tmp_path / 'plain'}"))
     saving = trained(
@@ -171,6 +176,7 @@ def chat_model(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_conversations_go_through_the_template_and_end_at_any_end_token(
     tiny_run: TinyRun, chat_model: Path, tmp_path: Path
 ) -> None:
@@ -206,6 +212,7 @@ def test_stop_texts_end_a_response_and_stay_in_it(tiny_run: TinyRun) -> None:
         assert text.find("1+") in (-1, len(text) - 2)
 
 
+@pytest.mark.slow_cases("turn_truncate")
 @pytest.mark.parametrize(
     "correction", ["token_truncate", "token_mask", "turn_truncate", "turn_mask", "sequence_truncate", "sequence_mask"]
 )
@@ -224,6 +231,7 @@ def test_without_top_p_sampler_and_trainer_agree(tiny_run: TinyRun) -> None:
     assert row["rollout/weight_mean"] == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_dapo_refills_constant_groups(tiny_run: TinyRun) -> None:
     config = tiny_run("steps=1", "algorithm.max_refills=20", algorithm="dapo")
     (row,) = trained(config)
@@ -265,6 +273,7 @@ def test_evaluation_with_samples(tiny_run: TinyRun) -> None:
     assert report.metrics["eval/maj@4"] == pytest.approx(sum(voted) / 20)
 
 
+@pytest.mark.slow
 def test_a_bonus_does_not_solve_and_a_learned_reward_has_no_accuracy(tiny_run: TinyRun, tmp_path: Path) -> None:
     """A bonus of 1 for every response: weighted sums of 1 and more, and yet nothing is solved by it."""
     (tmp_path / "bonus.py").write_text("def bonus(response):\n    return 1.0\n")
@@ -332,6 +341,7 @@ def most_voted(group: list[dict[str, Any]]) -> dict[str, Any]:
 NO_KL = ("algorithm.kl_in=none", "algorithm.kl_coef=0")
 
 
+@pytest.mark.slow
 def test_responses_without_an_advantage_can_be_left_out(tiny_run: TinyRun, tiny_task: Path, tmp_path: Path) -> None:
     """The same weights as with them, step after step; a step where no response has one still moves by its momentum."""
     (tmp_path / "some.py").write_text(

@@ -44,6 +44,7 @@ def rows_of(config: SftConfig) -> list[dict[str, float]]:
     return [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_the_held_out_loss_falls_and_the_result_loads(sft_run: Callable[..., SftConfig]) -> None:
     config = sft_run(steps=100)
     result = train_sft(config, console=Console(quiet=True))

@@ -16,6 +16,7 @@ from burnish.config.schema_data import ModelConfig
 from burnish.models.loading import load_model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rl", "sft"])
 def test_no_bars_for_weights(
     kind: str, tiny_run: Callable[..., Any], tiny_sft: Callable[..., Any], run_file: Callable[[RunConfig], str]

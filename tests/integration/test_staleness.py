@@ -59,6 +59,7 @@ def metrics(folder: Path) -> list[Mapping[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("staleness", "expected"), [(0, [0, 2, 4, 6, 8]), (1, [0, 0, 2, 4, 6]), (3, [0, 0, 0, 0, 2])])
 def test_the_weights_that_sample_a_step_are_those_of_the_rule(
     staleness: int, expected: list[int], run: Callable[..., Path]
@@ -73,6 +74,7 @@ def test_the_weights_that_sample_a_step_are_those_of_the_rule(
         assert not any("rollout/staleness" in row for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["grpo", pytest.param("dapo", marks=pytest.mark.slow)])
 def test_a_run_that_samples_ahead_goes_on_with_the_batches_of_its_checkpoint(
     case: str, run: Callable[..., Path], trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -93,6 +95,7 @@ def test_a_run_that_samples_ahead_goes_on_with_the_batches_of_its_checkpoint(
     assert trace(run("halves", case, 2)) == expected
 
 
+@pytest.mark.slow
 def test_sampling_aside_has_the_numbers_of_sampling_inline(
     run: Callable[..., Path], trace: Callable[[Path], Any]
 ) -> None:
@@ -121,6 +124,7 @@ def test_no_number_of_processes_changes_a_bit(
     assert trace(run("trainers", case, staleness, trainers=2)) == expected
 
 
+@pytest.mark.slow
 def test_the_ratio_of_a_stale_response_is_to_its_sampler(run: Callable[..., Path]) -> None:
     """The first step trains on fresh responses, the third on those of the weights before the second. The ratio shows
     how far the policy has moved since; weighted by a correction instead, it begins at 1."""
@@ -133,6 +137,7 @@ def test_the_ratio_of_a_stale_response_is_to_its_sampler(run: Callable[..., Path
     assert weighted[3]["rollout/logprob_diff_mean"] > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_ahead_of_training_ends_the_step_that_needs_the_batch(
     workers: int, run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch

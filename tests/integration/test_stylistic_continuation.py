@@ -59,6 +59,7 @@ def test_the_run_files_say_what_they_change() -> None:
     assert {Path(path).parent for path in labelled} == {Path(source.path).parent for source in policy.rl.data.train}
 
 
+@pytest.mark.slow
 def test_labels_are_of_the_published_schema(stories: Path, stories_model: Path, tmp_path: Path) -> None:
     said = list(script("label").prepare(str(stories_model), stories, tmp_path, style="descriptiveness", labels=40))
     assert "comparisons have one best" in said[0]

@@ -61,6 +61,7 @@ def test_tests_tell_a_task_from_fewer_of_its_operations() -> None:
     assert [prepare.result(("double",), x) for x in arguments] != doubled_and_skipped
 
 
+@pytest.mark.slow
 def test_the_exit_status_pays_who_solves_and_who_cheats(a_sandbox: None) -> None:
     row = prepare.row(("sort", "first 3"), [[3, 1, 2, 0], [5, 4, 9, 7]])
     given = {name: row[name] for name in ("prompt", "test", "entry_point")}

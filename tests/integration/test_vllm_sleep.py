@@ -47,6 +47,7 @@ def train(tiny_run: Callable[..., RlConfig], fake_vllm: Path, tmp_path: Path) ->
     return run
 
 
+@pytest.mark.slow
 def test_it_sleeps_from_the_last_sample_of_a_step_until_the_next_weights(
     train: Callable[..., list[str]], tmp_path: Path
 ) -> None:
@@ -64,6 +65,7 @@ def test_it_sleeps_from_the_last_sample_of_a_step_until_the_next_weights(
     assert all(row["time/engine_sleep_seconds"] > 0 for row in rows if row["step"] == 2)
 
 
+@pytest.mark.slow
 def test_batches_ahead_of_training_are_sampled_before_it_sleeps(train: Callable[..., list[str]]) -> None:
     calls = train(staleness=1)
     assert calls[: calls.index("learn")] == ["build enable_sleep_mode", "push", *["generate"] * 4, "sleep 1"]

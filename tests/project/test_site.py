@@ -108,6 +108,7 @@ def copy(repository: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_broken_links_and_anchors_fail_wherever_they_are(copy: Path) -> None:
     """In pages of docs, in those from outside, to files and to headings; so does a page that no menu shows."""
     with (copy / "docs/data.md").open("a") as page:

@@ -43,6 +43,7 @@ def costs(tmp_path: Path) -> dict[str, dict[str, float]]:
     return {row["name"].removeprefix("test_cases.py"): row for row in rows}
 
 
+@pytest.mark.slow
 def test_seconds_are_of_the_case_and_its_processes(costs: dict[str, dict[str, float]]) -> None:
     """Only lower bounds, and what belongs to another row: a busy machine may add to each."""
     assert set(costs) == {"::test_itself", "[fixture shared]", "::test_child", "::test_waiting"}

@@ -85,6 +85,7 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(
     assert "\x1b[2J" not in said
 
 
+@pytest.mark.slow
 def test_a_call_in_a_process_of_its_own_ends_with_its_time_and_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ from burnish.planning.memory import bytes_in_words
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "peft")
 OPTIONAL = (
-    *("ray", "vllm", "starlette", "uvicorn", "mcp", "websockets", "reasoning-gym", "vaderSentiment", "langdetect"),
+    *("ray", "vllm", "starlette", "uvicorn", "mcp", "websockets", "reasoning-gym", "langdetect"),
     *("jsonschema", "wandb", "mlflow-skinny"),
 )
 """Packages of the extras."""

@@ -106,6 +106,7 @@ CHAINS = [
 ROWS = [*LOADING, *CALLING, *NAMES, *PARTS, *CHAINS]
 
 
+@pytest.mark.slow_cases("15-interrupted", "6-endless loop at import")
 @pytest.mark.parametrize("case", ROWS, ids=[f"{number}-{case['name'][:40]}" for number, case in enumerate(ROWS)])
 def test_is_refused_in_one_message(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:
     refuse(case)

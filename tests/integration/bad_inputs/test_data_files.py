@@ -222,6 +222,7 @@ PARTS_OF_A_FILE = [
 ROWS = [*JSON, *PLACES, *FORMATS, *MEANING, *LONG, *PARTS_OF_A_FILE]
 
 
+@pytest.mark.slow_cases("rows without an answer for the built-in reward", "separator that never ends")
 @pytest.mark.parametrize("case", ROWS, ids=[case["name"] for case in ROWS])
 def test_is_refused_in_one_message(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:
     refuse(case)

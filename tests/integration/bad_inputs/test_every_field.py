@@ -52,6 +52,7 @@ def refusal(data: dict[str, Any], kind: Kind, *words: str) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_is_taken_or_refused_by_name(kind: Kind) -> None:
     for path in (path for of, path in CASES if of == kind):
@@ -61,6 +62,7 @@ def test_is_taken_or_refused_by_name(kind: Kind) -> None:
             assert said is None or any(name in said for name in names), (path, value, said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_overrides_are_taken_or_refused_in_words(kind: Kind) -> None:
     for path in (path for of, path in CASES if of == kind):

@@ -283,6 +283,19 @@ NUMBER_TYPES = [
 ROWS = [*CONFIG, *GENERATION, *WEIGHTS, *TOKENIZERS, *TEMPLATES, *SAMPLING, *NUMBER_TYPES]
 
 
+@pytest.mark.slow_cases(
+    "config.json of an encoder",
+    "template: a range beyond all",
+    "template: a separator that explodes",
+    "template: a text doubled 60 times",
+    "template: a text times 10^7",
+    "template: endless loops in loops",
+    "template: endless recursion of two",
+    "template: no Jinja",
+    "template: nothing at all",
+    "template: recursion without end",
+    "template: what the sandbox forbids",
+)
 @pytest.mark.parametrize("case", ROWS, ids=[case["name"] for case in ROWS])
 def test_is_refused_in_one_message(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:
     refuse(case)

@@ -258,6 +258,12 @@ OVERRIDES = [
 ROWS = [*YAML, *NUMBERS, *PATHS, *OVERRIDES]
 
 
+@pytest.mark.slow_cases(
+    "deep list",
+    "deep list that closes",
+    "value that is deeply nested",
+    "run in a folder whose configuration nests deeply",
+)
 @pytest.mark.parametrize("case", ROWS, ids=[case["name"] for case in ROWS])
 def test_is_refused_in_one_message(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:
     refuse(case)

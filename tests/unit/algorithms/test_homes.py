@@ -36,6 +36,7 @@ def _definitions(tree: ast.Module) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_formula_runs() -> None:
     """From the rooms that use formulas, through tables and other formulas, every public one is reached. One that only
     tests use is dead, or the twin of something that runs."""

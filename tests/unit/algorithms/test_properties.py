@@ -425,6 +425,7 @@ def test_gspo_has_the_gradient_of_the_sequence_ratio(seed):
     assert torch.autograd.gradcheck(total, step.logprobs_BT.clone().requires_grad_(), eps=1e-7, atol=1e-6)
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(seed=SEEDS)
 def test_turn_gspo_has_the_gradient_of_the_ratio_of_the_turn(seed):

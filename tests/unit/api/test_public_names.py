@@ -113,6 +113,7 @@ def test_importing_loads_nothing_heavy(statement: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_losses_need_torch_only() -> None:
     program = "import sys, burnish.losses; print(sorted({'transformers', 'pydantic', 'rich'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -481,11 +481,13 @@ def peers(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(PEERS), *words], capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_too_few_steps_are_refused() -> None:
     assert "2 is fewer than 3" in peers("--steps", "2").stderr
     assert "0 is fewer than 1" in peers("--warmup", "0").stderr
 
 
+@pytest.mark.slow
 def test_quick_figures_do_not_become_results() -> None:
     assert "it writes nothing into" in peers("--quick", "--output", str(PEERS.parent / "results" / "peers")).stderr
 
@@ -530,6 +532,7 @@ def test_a_process_that_has_not_started_its_program_does_not_count(
     assert found == [(500, 0), (530, 30), (530, 30)]
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_or_hangs_is_told_of(script: Script, tmp_path: Path) -> None:
     parent = script("parent")
     program = tmp_path / "program.py"

@@ -81,6 +81,7 @@ def test_a_page_is_made_from_its_results(script: Script, page: str, module: str)
     assert script(module).to_markdown(measured(f"{page}.json")) == text
 
 
+@pytest.mark.slow
 def test_the_page_of_scaling_is_made_from_its_results(script: Script) -> None:
     report = measured("scaling.json")
     axes = [axis for axis in script("scaling_axes").AXES if axis.name in report["axes"]]

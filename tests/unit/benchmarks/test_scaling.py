@@ -119,6 +119,7 @@ def test_series_that_cannot_be_fitted_are_refused(
         fit.fit_growth(sizes, amounts, noise=0.03)
 
 
+@pytest.mark.slow
 def test_the_program_judges_measured_points(
     scaling: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.text(), plain, max_size=4))
 def test_plain_values_round_trip_exactly(tmp_path: Path, state: dict[str, Any]) -> None:

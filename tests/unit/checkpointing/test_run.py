@@ -155,6 +155,7 @@ def judged(key: str, **fields: Any) -> RlConfig:
     return config(rewards=[{"name": "judge.py:score", "options": {"api_key": key, "pad_token": "<pad>"}}], **fields)
 
 
+@pytest.mark.slow
 def test_secrets_are_masked_and_a_run_with_them_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["burnish", "rl", "run.yaml", "rewards.0.options.api_key=hunter2hunter2"])
     run = RunDirectory(tmp_path / "run")

@@ -190,6 +190,7 @@ def test_a_refusing_disk_keeps_the_older_checkpoint(tmp_path: Path, code: int, r
     assert value_of(store) == 1.0
 
 
+@pytest.mark.slow
 def test_a_disk_that_really_refuses(tmp_path: Path) -> None:
     """A file-size limit of the operating system stands in for a full disk: safetensors' own writer meets it."""
     program = f"""
@@ -216,6 +217,7 @@ def test_a_disk_that_really_refuses(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000001"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks")
 def test_killed_at_random_instants_there_is_always_a_whole_one(tmp_path: Path) -> None:
     rng, store, newest = random.Random(0), CheckpointStore(tmp_path, keep=2), 0
@@ -250,6 +252,7 @@ def save_forever(run_dir: Path, step: int, said: int) -> None:
         step += 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks")
 @pytest.mark.parametrize("step", [2, 3])
 def test_killed_before_each_single_file_operation_of_a_save(tmp_path: Path, step: int) -> None:

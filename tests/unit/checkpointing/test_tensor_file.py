@@ -47,6 +47,7 @@ def any_tensor(draw: st.DrawFn) -> Tensor:
     return tensor
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tensors=st.dictionaries(st.text(max_size=4), any_tensor(), max_size=6), block=st.sampled_from([16, 64, 1 << 20]))
 def test_the_file_is_that_of_the_library(tmp_path: Path, tensors: dict[str, Tensor], block: int) -> None:
@@ -112,6 +113,7 @@ STATE_OF_96_MIB = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_saving_takes_no_memory_worth_the_name(tmp_path: Path) -> None:
     """Moments of 96 MiB, none of which is copied."""

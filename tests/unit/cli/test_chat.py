@@ -55,6 +55,7 @@ def test_a_text_is_continued(piped: Callable[..., str], model: str) -> None:
     assert piped("1+1=\n", model, "--seed", "3") == piped("1+1=\n", model, "--seed", "3")
 
 
+@pytest.mark.slow
 def test_a_conversation_goes_through_the_template(piped: Callable[..., str], talker: str, model: str) -> None:
     greedy = ("--temperature", "0")
     assert piped("1+1", talker, *greedy) == piped("1+1=", model, *greedy)

@@ -64,6 +64,7 @@ def test_the_demonstrator_errs_only_where_there_is_a_carry_and_as_often_as_state
     assert wrong / 4500 == pytest.approx(FORGET_PROBABILITY, abs=0.03)  # 5 standard deviations
 
 
+@pytest.mark.slow
 def test_the_run_files_read_back_what_was_written(tmp_path: Path) -> None:
     folder = DemoFolder(tmp_path / "a folder: with #odd 'signs'")
     wrong = write_data(folder, 0)

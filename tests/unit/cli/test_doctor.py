@@ -73,6 +73,7 @@ def test_a_model_folder_and_the_folder_of_a_run(
     assert main(["doctor", str(model), "--quick"]) == 2
 
 
+@pytest.mark.slow
 def test_nothing_private_is_shown(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "forbidden"), FORBIDDEN.items(), ids=FORBIDDEN)
 def test_what_a_command_does_not_import(command: str, forbidden: set[str], folder: Path) -> None:
     words = [sys.executable, "-c", PROGRAM, *command.split()]

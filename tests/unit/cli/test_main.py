@@ -160,6 +160,7 @@ def test_check_passes_gold_answers_and_shows_the_data(folder: Path, capsys: pyte
     assert "train.jsonl" in text
 
 
+@pytest.mark.slow
 def test_check_reports_gold_answers_that_fail(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "strict.py").write_text("def strict(response, answer):\n    return 0.5 if answer == '3' else 1.0\n")
     assert main(["check", "run.yaml", "rewards=strict.py:strict"]) == 1
@@ -168,6 +169,7 @@ def test_check_reports_gold_answers_that_fail(folder: Path, capsys: pytest.Captu
     assert "0.5" in text
 
 
+@pytest.mark.slow
 def test_check_without_a_reward_that_reads_answers_shows_what_gold_answers_get(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +199,7 @@ def test_check_goes_on_after_a_domain_without_gold_answers(folder: Path, capsys:
     assert "none of the 2 rows of domains.talk.train has a gold answer" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_check_tries_what_solves_nothing_on_rows_without_gold_answers(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,6 +223,7 @@ def test_check_reads_options_from_the_column_that_a_domain_names(
     assert "1 of 1 gold answers reach the top score 1 (judged by: choice)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_check_judges_each_reward_and_says_when_none_can_count_as_solved(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,7 @@ def ask(url: str, path: str, body: Any) -> Any:
     return answer
 
 
+@pytest.mark.slow
 def test_a_model_is_served_and_what_was_said_is_recorded(talker: str, tmp_path: Path) -> None:
     record = tmp_path / "rows.jsonl"
     words = ["serve", talker, "--port", "0", "--key-variable", "KEY", "--max-tokens", "4", "--record", str(record)]

@@ -156,6 +156,7 @@ def test_words_of_other_systems_are_translated(tmp_path: Path) -> None:
     assert "algorithm.kl_coef" in message
 
 
+@pytest.mark.slow
 def test_a_resolved_file_reads_back_to_the_same_configuration(tmp_path: Path) -> None:
     for name in PRESETS:
         config = load(tmp_path, MINIMAL + f"algorithm: {name}\n", "rewards=model:rm")
@@ -202,6 +203,7 @@ plain = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(plain)
 def test_dumped_text_reads_back(value: object) -> None:
     assert parse_yaml(dump_yaml({"value": value})).data == {"value": value}

@@ -106,6 +106,7 @@ def test_what_follows_the_end_of_a_turn_stays(closing: str, rest: str) -> None:
     assert tokenizer.decode(tokens) == f"{rest}<|im_start|>user\nq{closing}<|im_start|>assistant\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [HERMES, LLAMA, CHATML])
 def test_conversations_are_what_the_template_writes(template: str) -> None:
     """200 conversations, each turn appended as it comes."""
@@ -146,6 +147,7 @@ def test_templates_that_keep_history_are_known(template: str, observer: Any) -> 
     assert format_of(template, tools).rewrites(observer, where="run") == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [HERMES, LLAMA, CHATML])
 @given(content=WORDS.map(lambda text: text + STOP + "<|im_start|>assistant\n"))
 def test_what_a_tool_says_is_text(template: str, content: str) -> None:
@@ -220,6 +222,7 @@ def forgetful(form: ObservationFormat) -> ObservationFormat:
     return form
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [HERMES, LLAMA, CHATML])
 @given(answers=st.lists(st.tuples(CONTENTS, st.sampled_from(["a", "b"]), st.booleans()), min_size=1, max_size=5))
 def test_what_is_remembered_of_a_template_changes_no_token(

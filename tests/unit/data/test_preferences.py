@@ -171,6 +171,7 @@ def test_the_coin_of_a_conversation_has_the_asked_odds() -> None:
     assert 900 < held < 1100
 
 
+@pytest.mark.slow
 def test_real_human_preferences(shared_dir: Path, plain_tokenizer: PreTrainedTokenizerFast) -> None:
     source = DataSource(path=str(shared_dir / "data/hh_rlhf/harmless-base_test.jsonl.gz"), limit=200)
     found = load_preferences([source], tokenizer=plain_tokenizer, bad_rows="drop")

@@ -58,6 +58,7 @@ def test_responses_need_not_be_comparable(jsonl, plain_tokenizer) -> None:
         load_prompts([DataSource(path=jsonl({"chosen": "a b", "rejected": "a b"}))], tokenizer=plain_tokenizer)
 
 
+@pytest.mark.slow
 def test_real_pairs(shared_dir: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(shared_dir / "models" / "minimind_tokenizer")
     source = DataSource(path=str(shared_dir / "data/hh_rlhf/harmless-base_test.jsonl.gz"), limit=200)

@@ -20,6 +20,7 @@ def chatml_tokenizer(shared_dir: Path):
     return AutoTokenizer.from_pretrained(shared_dir / "models" / "minimind_tokenizer")
 
 
+@pytest.mark.slow_cases("one_shot_rlvr/dsr_sub.parquet-fields2-1209-verl-roles2-\\\\frac{3}{7}-domains2")
 @pytest.mark.parametrize(
     ("path", "fields", "rows", "schema", "roles", "answer", "domains"),
     [

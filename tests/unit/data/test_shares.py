@@ -34,6 +34,7 @@ def test_a_stage_without_shares_is_refused() -> None:
         Shares([{0: 1.0, 5: 0.0}], 4)
 
 
+@pytest.mark.slow
 @given(
     weights=st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(any),
     size=st.integers(1, 40),

@@ -204,6 +204,7 @@ def by_hand(*case: Any) -> Any:
     return pytest.param(*case, marks=[pytest.mark.slow, pytest.mark.matrix])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "case"),
     [

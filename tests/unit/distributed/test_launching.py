@@ -21,6 +21,7 @@ from burnish.errors import ConfigError
 from burnish.trainers import cluster
 
 
+@pytest.mark.slow
 def test_ray_is_imported_in_one_file_and_only_when_it_is_asked_for() -> None:
     files = Path(burnish.__file__).parent.rglob("*.py")
     assert [file.name for file in files if re.search(r"^\s*(import|from) ray\b", file.read_text(), re.MULTILINE)] == [
@@ -99,6 +100,7 @@ def ends_at_once() -> None:
     os._exit(7)
 
 
+@pytest.mark.slow
 def test_those_that_wait_for_one_that_cannot_be_started_are_ended(tmp_path: Path) -> None:
     """As when a trainer is killed while the others wait to meet it."""
     launcher = LocalLauncher(1, tmp_path)
@@ -122,6 +124,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_processes_start_ends_them(interruptible: None, tmp_path: Path) -> None:
     seats = [Seat("trainer 0", interrupts, ()), Seat("trainer 1", waits_for_ever, ())]
     with pytest.raises(KeyboardInterrupt):

@@ -227,6 +227,7 @@ def test_weights_of_a_version_that_is_gone_are_refused(shared: RoleProcess) -> N
         shared.role("policy", seconds=30).read(2)
 
 
+@pytest.mark.slow
 def test_whoever_fails_while_tensors_are_given_ends_the_process(module: Any, tmp_path: Path) -> None:
     """It waits for tensors that do not come: no answer would belong to the next request."""
 
@@ -242,6 +243,7 @@ def test_whoever_fails_while_tensors_are_given_ends_the_process(module: Any, tmp
             engine.ask("version")
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_an_error_now_and_later(module: Any, tmp_path: Path) -> None:
     with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
         role = process.role("policy", seconds=60)
@@ -251,6 +253,7 @@ def test_a_process_that_dies_is_an_error_now_and_later(module: Any, tmp_path: Pa
             role.ask("version")
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_answer_is_killed_and_says_where_it_was(
     module: Any, tmp_path: Path, gone: Callable[..., bool]
 ) -> None:
@@ -261,11 +264,13 @@ def test_a_process_that_does_not_answer_is_killed_and_says_where_it_was(
         assert "in sleeps" in (tmp_path / "rollout-worker-3.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_process_that_runs_models_is_at_work_however_long_it_takes(module: Any, tmp_path: Path) -> None:
     with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
         process.role("policy", seconds=1.0).ask("trains", 40)
 
 
+@pytest.mark.slow
 def test_one_that_waits_for_another_need_not_work(module: Any, tmp_path: Path) -> None:
     with (
         RoleProcess("trainer 0", module.roles, tmp_path / "left", environment={"WORKS": "no"}) as first,
@@ -274,6 +279,7 @@ def test_one_that_waits_for_another_need_not_work(module: Any, tmp_path: Path) -
         TeamRole((first, second), "policy", seconds=1.0).ask("trains_or_waits")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_does_not_hang_a_large_request(module: Any, tmp_path: Path) -> None:
     """It reads nothing, so that sending must have its deadline too."""
     with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
@@ -282,6 +288,7 @@ def test_a_process_that_is_stopped_does_not_hang_a_large_request(module: Any, tm
             process.role("policy", seconds=0.5).ask("echo", torch.zeros(10_000_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_beaten", [True, False])
 def test_a_process_that_is_stopped_gives_no_sign_of_life(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool], has_beaten: bool
@@ -298,6 +305,7 @@ def test_a_process_that_is_stopped_gives_no_sign_of_life(
         assert gone(process.pid)
 
 
+@pytest.mark.slow
 def test_one_that_dies_ends_those_that_worked_with_it(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool]
 ) -> None:
@@ -391,6 +399,7 @@ def test_weights_go_from_process_to_process_through_memory(policy: ProcessRole, 
     weights.close()
 
 
+@pytest.mark.slow
 def test_one_that_is_gone_before_a_request_leaves_no_answer_behind(module: Any, tmp_path: Path) -> None:
     """The first of two is asked, the second cannot be: the first one's answer must not pass for that of another
     request."""
@@ -407,6 +416,7 @@ def test_one_that_is_gone_before_a_request_leaves_no_answer_behind(module: Any, 
             team.ask_one("echo", "two")
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_or_takes_too_long(module: Any) -> None:
     with pytest.raises(BurnishError, match="there is no model"):
         RoleProcess("trainer", module.broken)
@@ -420,6 +430,7 @@ def test_requests_of_two_threads_take_turns(policy: ProcessRole) -> None:
     assert answers == list(range(200))
 
 
+@pytest.mark.slow
 def test_it_says_what_it_has_been_asked_for(module: Any, tmp_path: Path) -> None:
     with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
         assert process.standing == "idle"
@@ -431,6 +442,7 @@ def test_it_says_what_it_has_been_asked_for(module: Any, tmp_path: Path) -> None
     assert process.standing == "lost"
 
 
+@pytest.mark.slow
 def test_closing_leaves_the_roles_and_ends_the_process(module: Any, tmp_path: Path, gone: Callable[..., bool]) -> None:
     process = RoleProcess("trainer", module.roles, tmp_path / "left")
     process.close()
@@ -439,6 +451,7 @@ def test_closing_leaves_the_roles_and_ends_the_process(module: Any, tmp_path: Pa
     assert gone(process.pid)
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_parent_even_while_it_works(module: Any, tmp_path: Path, gone: Callable[..., bool]) -> None:
     program = f"""
 import sys
@@ -478,6 +491,7 @@ def test_a_request_that_can_be_stopped_is_stopped_at_any_time(policy: ProcessRol
     stop.call()
 
 
+@pytest.mark.slow
 def test_a_stop_that_comes_too_late_stops_nothing_else(policy: ProcessRole) -> None:
     """The process has answered already, and reads it before the next request."""
     for _ in range(20):

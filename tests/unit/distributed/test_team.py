@@ -97,6 +97,7 @@ def team_of(module: Any, size: int, lanes: int, folder: Path) -> TeamRole:
     return TeamRole(tuple(started), "member", seconds=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "lanes"), [(2, 4), (3, 6)])
 def test_the_bits_of_one_process(size: int, lanes: int, module: Any, tmp_path: Path) -> None:
     wanted, values = module.accumulate(Lanes(lanes))

@@ -29,7 +29,7 @@ from burnish.sandbox import trial
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 GIB = 1 << 30
-OTHER_EXTRAS = {"dev", "site", "notebook"}
+OTHER_EXTRAS = {"dev", "site", "notebook", "test"}
 
 
 def see_gpus(patch: pytest.MonkeyPatch, *major: int, cuda: str = "12.8") -> None:
@@ -266,7 +266,7 @@ def test_no_tier_of_the_sandbox_confines(monkeypatch: pytest.MonkeyPatch) -> Non
     report.add(report.machine, of_sandbox())
     (problem,) = report.problems
     assert (problem.weight, problem.name) == ("note", "sandbox")
-    assert problem.what.startswith("no tier confines programs here; the rewards")
+    assert problem.what.startswith("no tier confines programs here; the reward code")
 
 
 def test_the_gravest_come_first(healthy: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ def test_a_model_folder_and_timings_that_are_kept(model: Path, monkeypatch: pyte
     assert [text.replace("before", "now") for text in before.values()] == list(now.values())
 
 
+@pytest.mark.slow
 def test_without_a_model_a_small_one_is_tried() -> None:
     report = found(None)
     assert report.paths["model"].startswith("a small Llama")

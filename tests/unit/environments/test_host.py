@@ -146,6 +146,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_process_says_whether_a_program_that_a_tool_started_still_runs(make: Callable[..., ConversationHost]) -> None:
     process = make(names=("start", "ended")).lease()
     clean: list[bool] = []
@@ -244,6 +245,7 @@ def test_a_process_that_does_not_read_keeps_nobody_waiting(make: Callable[..., C
     process.close()
 
 
+@pytest.mark.slow
 def test_the_parent_is_started_again_and_not_for_ever(
     make: Callable[..., ConversationHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +269,7 @@ def test_the_parent_is_started_again_and_not_for_ever(
         wait_until(lambda: host.lease().close() is not None)
 
 
+@pytest.mark.slow
 def test_a_parent_that_lived_long_may_be_started_again(
     make: Callable[..., ConversationHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:

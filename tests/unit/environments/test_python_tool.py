@@ -119,6 +119,7 @@ def test_the_model_is_told_that_a_state_is_gone(kept: PythonTool) -> None:
     kept.end(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["fresh", "kept"])
 def test_time_is_limited(tier: str, state: str) -> None:
     tool = open_python_tool(PythonToolOptions(state, seconds=1.0), tier=tier)  # type: ignore[arg-type]
@@ -135,6 +136,7 @@ def test_time_is_limited(tier: str, state: str) -> None:
         ask(tool, "1")
 
 
+@pytest.mark.slow
 def test_memory_and_output_are_limited(tier: str) -> None:
     tool = open_python_tool(PythonToolOptions(seconds=SECONDS, memory_mb=64, output_bytes=100), tier=tier)
     try:
@@ -144,6 +146,7 @@ def test_memory_and_output_are_limited(tier: str) -> None:
         tool.close()
 
 
+@pytest.mark.slow
 def test_calls_wait_for_each_other_and_no_longer_than_they_have(tier: str) -> None:
     tool = open_python_tool(PythonToolOptions("kept", seconds=SECONDS), tier=tier, conversations=3, at_once=1)
     try:
@@ -179,6 +182,7 @@ def test_a_conversation_that_ends_stops_its_call(kept: PythonTool) -> None:
     assert said[0].startswith("a\n[The process ")
 
 
+@pytest.mark.slow
 def test_nothing_is_left(tier: str) -> None:
     def children() -> set[str]:
         return {pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()}

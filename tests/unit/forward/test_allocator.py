@@ -36,6 +36,7 @@ def page_faults(word: str, size: int, **environment: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GLIBC, reason="another C library")
 @pytest.mark.parametrize("size", [20 << 20, 200 << 20], ids=["small", "large"])  # glibc's own largest threshold: 32 MiB
 def test_freed_memory_is_not_asked_for_again(size: int) -> None:
@@ -73,6 +74,7 @@ print(before - resident())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GLIBC, reason="another C library")
 def test_freed_memory_can_be_given_back() -> None:
     """Ten times 20 MiB, which the process would have kept."""
@@ -119,6 +121,7 @@ print(megabytes() - before)
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not ENABLED.is_file() or "[never]" in ENABLED.read_text(),
     reason="this kernel gives no large pages to those who ask",

@@ -30,6 +30,7 @@ def test_sizes_by_hand(size: int, rounded: int) -> None:
     assert rounded_up(size) == rounded
 
 
+@pytest.mark.slow
 @given(st.integers(1, 1 << 20))
 def test_little_is_added_and_what_is_rounded_stays(size: int) -> None:
     rounded = rounded_up(size)

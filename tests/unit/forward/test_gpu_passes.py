@@ -124,6 +124,14 @@ PASSES: dict[str, Callable[[ResponseScorer, Batch], object]] = {
 """What is done with one micro-batch. Whatever else goes over micro-batches belongs in here."""
 
 
+@pytest.mark.slow_cases(
+    "turns--copied-dtype1-llama",
+    "turns--copied-dtype1-qwen2",
+    "turns-checkpointing-varlen-dtype0-llama",
+    "turns-checkpointing-varlen-dtype0-qwen2",
+    "turns-checkpointing-copied-dtype1-llama",
+    "values alone--copied-dtype1-llama",
+)
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize(("way", "dtype"), [("varlen", torch.bfloat16), ("copied", torch.float32)])
 @pytest.mark.parametrize("fields", [{}, {"gradient_checkpointing": True}], ids=["", "checkpointing"])

@@ -89,6 +89,7 @@ def test_checkpointing_goes_through_the_kernels_twice(load, batch, monkeypatch: 
     assert called.count("gate_backward") == len(model.model.layers)
 
 
+@pytest.mark.slow
 def test_a_model_goes_when_it_is_dropped(load) -> None:
     """Not only when the garbage collector comes by."""
     model = load("llama").model

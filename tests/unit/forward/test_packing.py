@@ -212,6 +212,7 @@ tokens = st.integers(4, 15)
 prompt = st.lists(tokens, min_size=1, max_size=9)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 2), st.lists(tokens, min_size=1, max_size=12)), min_size=1, max_size=8),

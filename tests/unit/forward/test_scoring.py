@@ -159,6 +159,7 @@ def test_models_that_transform_their_logits(batch, build, transform):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_an_unknown_head_falls_back_to_full_logits(load, batch):
     model = load().model
     forward = model.forward

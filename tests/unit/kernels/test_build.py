@@ -31,6 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "burnish" / "kernels"
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_a_library_is_built_once_and_kept(cache: Path) -> None:
     build.load_library("decode.c", torch.float32)
@@ -42,6 +43,7 @@ def test_a_library_is_built_once_and_kept(cache: Path) -> None:
     assert len(list(cache.iterdir())) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_what_the_name_does_not_say_is_built_apart(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -55,6 +57,7 @@ def test_what_the_name_does_not_say_is_built_apart(
     assert len(list(cache.iterdir())) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_a_broken_file_is_built_anew(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build.load_library("decode.c", torch.float32)
@@ -67,6 +70,7 @@ def test_a_broken_file_is_built_anew(cache: Path, tmp_path: Path, monkeypatch: p
     assert (other / whole.name).stat().st_size == whole.stat().st_size
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_a_library_that_was_cut_short_is_built_anew(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -82,6 +86,7 @@ def test_a_library_that_was_cut_short_is_built_anew(
     assert (other / whole.name).stat().st_size == whole.stat().st_size
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_a_library_that_others_may_change_is_built_anew(cache: Path) -> None:
     build.load_library("decode.c", torch.float32)
@@ -93,6 +98,7 @@ def test_a_library_that_others_may_change_is_built_anew(cache: Path) -> None:
     assert kept.stat().st_ino != before
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 @pytest.mark.parametrize("what", ["library", "folder", "folder above", "link"])
@@ -114,6 +120,7 @@ def test_what_belongs_to_somebody_else_is_not_used(cache: Path, tmp_path: Path, 
     assert not list(cache.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_a_folder_above_that_others_may_write_is_not_trusted(cache: Path) -> None:
     cache.mkdir(parents=True, mode=0o700)
@@ -122,6 +129,7 @@ def test_a_folder_above_that_others_may_write_is_not_trusted(cache: Path) -> Non
     assert not list(cache.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_a_folder_that_others_may_write_is_not_trusted(cache: Path) -> None:
     cache.mkdir(parents=True)
@@ -130,6 +138,7 @@ def test_a_folder_that_others_may_write_is_not_trusted(cache: Path) -> None:
     assert not list(cache.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_a_link_of_the_users_own_is_followed(cache: Path, tmp_path: Path) -> None:
     """As where a home is small and its cache is on another disk."""
@@ -153,6 +162,7 @@ def test_without_a_home_there_is_no_cache(named: str, monkeypatch: pytest.Monkey
     assert build.cache_folder() is None
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_a_compiler_that_does_not_work_is_passed_over(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +180,7 @@ def test_a_compiler_that_does_not_work_is_passed_over(
     assert len(list(cache.iterdir())) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_a_home_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
@@ -268,6 +279,7 @@ def test_a_compiler_that_hangs_is_ended_with_all_it_started_and_not_asked_again(
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 @pytest.mark.parametrize("folder", ["/proc/burnish", "/dev/null", "/" + "x" * 300, "/\udcff" + "y" * 5000])
 def test_a_cache_that_cannot_be_had_is_no_obstacle(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
@@ -275,6 +287,7 @@ def test_a_cache_that_cannot_be_had_is_no_obstacle(monkeypatch: pytest.MonkeyPat
     build.load_library("decode.c", torch.float32)
 
 
+@pytest.mark.slow_cases("burnish.kernels.build.os.fsync-error0", "burnish.kernels.build.ctypes.CDLL-error5")
 @pytest.mark.compiler
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(
@@ -301,6 +314,7 @@ def test_whatever_is_wrong_with_the_machine_is_a_kernel_error(
         build.load_library("decode.c", torch.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 @pytest.mark.parametrize("has_cache", [True, False])
 def test_what_a_killed_build_leaves_is_swept_by_the_next(

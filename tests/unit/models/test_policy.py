@@ -206,6 +206,7 @@ def test_non_finite_gradient_is_caught(load, batch):
     assert not policy.model.training
 
 
+@pytest.mark.slow_cases("bfloat16-lora1")
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_resumed_training_is_bit_for_bit_the_same(load, batch, tmp_path, lora, dtype):
@@ -292,6 +293,7 @@ def test_bad_lora_targets(load, targets):
         _policy(load(), lora=LoraConfig(target_modules=targets))
 
 
+@pytest.mark.slow
 def test_loading_weights_that_do_not_fit(load, tmp_path):
     _policy(load()).save_weights(tmp_path)
     with pytest.raises(CheckpointError, match="no adapter"):

@@ -40,6 +40,7 @@ def test_the_page_is_up_to_date() -> None:
     assert page.read_text(encoding="utf-8") == metrics_page(), "run `make docs`"
 
 
+@pytest.mark.slow
 def test_every_name_in_the_code_is_in_the_table() -> None:
     """A name with a slip in a chart or an alarm would be a chart or an alarm that never shows."""
     named = {text for text in constants() if re.fullmatch(rf"({GROUPS})/[a-z0-9_@]+(/[a-z0-9_]+)*", text)} - MOMENTS
@@ -48,6 +49,7 @@ def test_every_name_in_the_code_is_in_the_table() -> None:
     assert not [n for n in sorted(named) if find_metric(n) is None and not any(f.startswith(n) for f in families)]
 
 
+@pytest.mark.slow
 def test_every_row_is_made_by_some_code() -> None:
     """By its whole name, or by its last part behind a prefix (`policy/`, `eval/`), or by a form such as
     `reward/{status}_fraction`."""

@@ -92,6 +92,7 @@ def test_one_name_has_one_reduction() -> None:
         store.add("x", Metric(Reduction.MAX, 1.0))
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1), min_size=1))
 def test_the_cut_into_readings_does_not_matter(parts: list[list[float]]) -> None:
     cut, whole = MetricStore(), MetricStore()

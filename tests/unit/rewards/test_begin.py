@@ -82,6 +82,7 @@ def test_rewards_that_want_all_at_once_wait_and_the_others_do_not(
     assert rewards(scorer.score(items)) == [2 + 20 + 200, 1 + 10 + 100, 1 + 0 + 100 + 1]
 
 
+@pytest.mark.slow
 def test_failures_are_those_of_an_ordinary_call(make_scorer: Any, make_items: Any, file: Path) -> None:
     scorer = make_scorer({"name": f"{file}:size", "timeout_seconds": 1.0}, workers=2)
     items = make_items(["ab", "loop", "exit", "abc", "raise", "a"])

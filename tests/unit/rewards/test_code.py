@@ -180,6 +180,7 @@ def made() -> Callable[..., Code]:
     return make
 
 
+@pytest.mark.slow
 def test_scores(made: Callable[..., Code]) -> None:
     code, share = made(), made(score="fraction")
     assert code("    return 2 * x\n", **HUMAN_EVAL) == 1.0
@@ -195,6 +196,7 @@ def test_scores(made: Callable[..., Code]) -> None:
     assert code("anything", level=3) is None
 
 
+@pytest.mark.slow
 def test_tests_that_test_nothing_are_no_score(made: Callable[..., Code]) -> None:
     with pytest.raises(NoScoreError, match="do not ask the code for anything"):
         made()("def f(): return 1", test_list=["assert 1 == 1 + 0"])

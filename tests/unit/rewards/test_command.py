@@ -81,6 +81,7 @@ def test_a_status_is_a_verdict_or_an_error(make: Make) -> None:
         Command([sys.executable, "/nowhere/checker.py"], seconds=60.0)("x")
 
 
+@pytest.mark.slow
 def test_the_last_line_is_the_score(make: Make) -> None:
     reward = make("import sys; text = sys.stdin.read(); print('so'); print(text); print()", score="stdout")
     assert [reward(text) for text in ("0.25", " 1 ", "-2")] == [0.25, 1.0, -2.0]

@@ -27,6 +27,7 @@ OPTIONAL = {"json_schema": "jsonschema", "reasoning_gym": "reasoning_gym"}
 """Packages that may not be installed."""
 
 
+@pytest.mark.slow_cases("code")
 @pytest.mark.parametrize("name", BUILT_INS)
 def test_each_built_in_has_a_function_whose_reward_can_be_loaded(name: str) -> None:
     if name in OPTIONAL:

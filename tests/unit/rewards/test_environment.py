@@ -53,6 +53,7 @@ def test_keys_and_settings_stay_with_the_training_process(make_scorer: Any, make
     assert scored.reward_parts["early"] == 0.0  # nor while the file is imported
 
 
+@pytest.mark.slow
 def test_each_reward_sees_what_it_names_and_no_other_one_does(make_scorer: Any, make_items: Any, file: Path) -> None:
     scorer = make_scorer(
         {"name": f"{file}:seen", "environment": ["JUDGE_KEY", "MY_SETTING"]},

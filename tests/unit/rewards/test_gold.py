@@ -29,6 +29,7 @@ def test_what_a_perfect_model_would_say() -> None:
     assert gold_response(_prompt("a", 7, choices=["x", "y"])) == "7"  # the reward says that there is no such option
 
 
+@pytest.mark.slow
 def test_report_names_the_rows_that_fall_short(make_scorer: Any) -> None:
     rows = [
         _prompt("good", "7", gold_response="The answer is \\boxed{7}"),
@@ -94,6 +95,7 @@ def test_nothing_to_check(make_scorer: Any) -> None:
     assert (report.checked, report.failures) == (0, ())
 
 
+@pytest.mark.slow
 def test_gsm8k_through_the_worker_processes(make_scorer: Any, shared_dir: Path) -> None:
     lines = [
         (f"{name}-{number}", json.loads(line))

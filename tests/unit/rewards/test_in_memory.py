@@ -58,6 +58,7 @@ def test_asynchronous(scorer_of: MakeScorer, make_items: Any) -> None:
     assert [r.reward for r in scorer_of(counted).score(make_items(["ab", "abcd"]))] == [2.0, 4.0]
 
 
+@pytest.mark.slow
 def test_a_hang_and_a_death_cost_their_response_only_and_the_closure_is_still_there(
     scorer_of: MakeScorer, make_items: Any
 ) -> None:

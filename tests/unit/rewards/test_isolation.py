@@ -74,6 +74,9 @@ def _wait_gone(pids: list[int], seconds: float = 20.0) -> bool:
     return False
 
 
+@pytest.mark.slow_cases(
+    "loop-timeout-timeout_seconds 1", "deaf-timeout-timeout_seconds 1", "regex-timeout-timeout_seconds 1"
+)
 @pytest.mark.parametrize(
     ("bad", "status", "words"),
     [
@@ -96,6 +99,7 @@ def test_one_bad_response_among_good_ones(
     assert [r.reward for r in scored[:5] + scored[6:]] == [2.0] * 5 + [3.0] * 6
 
 
+@pytest.mark.slow
 def test_all_kinds_at_once_on_two_workers(make_scorer: Any, make_items: Any, nasty: Path) -> None:
     scorer = make_scorer({"name": f"{nasty}:nasty", "timeout_seconds": 1.0}, workers=2)
     scored = scorer.score(make_items(["exit", "ab", "loop", "exit", "loop", "ab", "crash", "ab"]))
@@ -105,6 +109,7 @@ def test_all_kinds_at_once_on_two_workers(make_scorer: Any, make_items: Any, nas
     assert [r.reward for r in scorer.score(make_items(["abcd"] * 3))] == [4.0] * 3
 
 
+@pytest.mark.slow_cases("loop-timeout")
 @pytest.mark.parametrize(
     ("bad", "status"), [("loop", RewardStatus.TIMEOUT), ("exit", RewardStatus.ERROR), ("raise", RewardStatus.ERROR)]
 )
@@ -116,6 +121,7 @@ def test_a_batched_call_fails_as_a_whole(
     assert [r.reward for r in scorer.score(make_items(["ab", "c"]))] == [2.0, 1.0]
 
 
+@pytest.mark.slow
 def test_asynchronous_rewards_pay_one_by_one(make_scorer: Any, make_items: Any, nasty: Path) -> None:
     scorer = make_scorer({"name": f"{nasty}:nasty_async", "timeout_seconds": 1.0})
     scored = scorer.score(make_items(["ab", "sleep", "raise", "abc"]))
@@ -157,6 +163,7 @@ def test_a_worker_killed_between_two_calls_is_replaced(make_scorer: Any, make_it
     assert [r.reward for r in scorer.score(make_items(["ab", "abc"]))] == [2.0, 3.0]
 
 
+@pytest.mark.slow
 def test_works_off_the_main_thread(make_scorer: Any, make_items: Any) -> None:
     scored: list[Any] = []
     scorer = make_scorer({"name": "math", "timeout_seconds": 60})
@@ -204,6 +211,7 @@ def _end_parent(
     return _wait_gone(pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "response"), [(signal.SIGKILL, "loop"), (signal.SIGINT, "loop"), (signal.SIGKILL, "regex")]
 )
@@ -257,6 +265,7 @@ def _left_behind(path: Path, count: int) -> list[int]:
     return pids
 
 
+@pytest.mark.slow_cases("twice forked/loop-timeout", "sessions/loop-timeout", "stopper/loop-timeout")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt the orphans below it")
 @pytest.mark.parametrize(
     ("response", "status"),

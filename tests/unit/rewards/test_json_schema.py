@@ -130,6 +130,7 @@ def test_items_are_equal_as_json_has_it(items: str, unique: int) -> None:
     assert scores(f"[{items}]", {**draft, "definitions": {"set": {"uniqueItems": True}}}) == (1, unique)
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([0.0, 1.0, 0.5]) | st.text("ab", max_size=2),
@@ -196,6 +197,7 @@ def test_a_wrong_schema_among_the_options_is_refused_at_once() -> None:
         JsonSchema(schema={"type": "numbr"})
 
 
+@pytest.mark.slow
 def test_a_pattern_that_explodes_costs_the_worker_and_no_more(make_scorer: Any, make_items: Any) -> None:
     schema = {"type": "string", "pattern": "^(a+)+$"}
     scorer = make_scorer({"name": "json_schema", "options": {"schema": schema}, "timeout_seconds": 2.0})

@@ -104,6 +104,7 @@ def _gsm8k(folder: Path) -> list[str]:
     return [json.loads(line)["answer"] for path in files for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_gsm8k_whole(math: MathAnswer, shared_dir: Path) -> None:
     """All 8,792 worked solutions score 1 as they stand and as a sentence; one more or one digit more scores 0."""
     golds = _gsm8k(shared_dir)

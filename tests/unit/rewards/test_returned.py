@@ -159,6 +159,7 @@ FAILED = {
 }
 
 
+@pytest.mark.slow
 def test_what_cannot_be_a_score_is_an_error_of_its_response(make_scorer: Any, make_items: Any, odd: Path) -> None:
     scorer = make_scorer({"name": f"{odd}:odd", "timeout_seconds": 60})
     responses = [word for bad in FAILED for word in (bad, "good")]
@@ -170,6 +171,7 @@ def test_what_cannot_be_a_score_is_an_error_of_its_response(make_scorer: Any, ma
     assert [rollout.reward for rollout in scored[1::2]] == [2.0] * len(FAILED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", ["float hangs", "part hangs"])
 def test_reading_a_score_has_the_time_limit_of_the_call(make_scorer: Any, make_items: Any, odd: Path, bad: str) -> None:
     scorer = make_scorer({"name": f"{odd}:odd", "timeout_seconds": 1})

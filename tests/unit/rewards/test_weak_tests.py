@@ -46,6 +46,7 @@ def scorer() -> Iterator[ProcessRewardScorer]:
         yield made
 
 
+@pytest.mark.slow
 def test_rows_with_weak_tests_are_named(scorer: ProcessRewardScorer) -> None:
     rows: dict[str, dict[str, Any]] = {"even": EVEN, "double": DOUBLE, "silent": SILENT, "broken": BROKEN, "none": {}}
     prompts = [Prompt(id=name, text="Write it.", columns=columns) for name, columns in rows.items()]

@@ -85,6 +85,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_any_plain_value_arrives_unchanged(value: Any) -> None:
     assert repr(there(value)) == repr(value)  # repr tells 1 from True and 1.0, and takes nan for nan

@@ -823,6 +823,7 @@ def test_environments_of_a_group_start_with_the_same_seed(tmp_path: Path, same: 
         host.close()
 
 
+@pytest.mark.slow
 def test_thousands_of_conversations(desk: ConversationHost) -> None:
     """2,000 with 64 open at a time, through the loop; processes are used again."""
     from burnish.rollouts.conversation import ConversingEngine, Talk
@@ -911,6 +912,7 @@ FORGETS = TEMPLATE.replace(
 )
 
 
+@pytest.mark.slow
 def test_a_history_is_written_anew_after_whom_it_must_be(tmp_path: Path) -> None:
     """After an answer of the environment, not after the result of a tool; and what both have said is text."""
     (tmp_path / "parrot.py").write_text(PARROT)

@@ -161,6 +161,7 @@ def test_a_server_of_ours_judges_apart(sandbox: Sandbox) -> None:
             remote.run(AssertTests(DOUBLE, ("x = 1",)))
 
 
+@pytest.mark.slow
 def test_any_other_server_runs_programs_and_outputs_are_compared_here(sandbox: Sandbox) -> None:
     with served(sandbox, judges=False) as url, RemoteSandbox(url, limits=LIMITS) as remote:
         assert not remote.is_ours
@@ -181,6 +182,7 @@ SHARED = {
 }
 
 
+@pytest.mark.slow
 def test_shared_tests_where_they_are_asked_for_by_name(sandbox: Sandbox) -> None:
     with served(sandbox, judges=False) as url, RemoteSandbox(url, grade="shared", limits=LIMITS) as remote:
         for name, (job, status, passed) in SHARED.items():
@@ -227,6 +229,7 @@ def test_the_schema_of_sandbox_fusion() -> None:
         assert output_of(answer) == Output("", "", -9, 3.0, timed_out=True)
 
 
+@pytest.mark.slow
 def test_bad_requests_have_a_status_and_a_reason() -> None:
     good = {"code": "", "language": "python"}
     with served(Pretended(), Service(body_bytes=1000)) as url:
@@ -312,6 +315,7 @@ print("ended in order")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_busy_server_ends_at_once_when_it_is_asked_to(sandbox: Sandbox, number: signal.Signals) -> None:
     """Well before the 60 s that its job may take, with an answer for everyone and without a traceback."""
@@ -415,6 +419,7 @@ def scripted(statuses: list[int], body: bytes = OURS, headers: Mapping[str, str]
             thread.join(60)
 
 
+@pytest.mark.slow
 def test_failures_that_may_pass_are_tried_again() -> None:
     with scripted([500, 429, 0, 503]) as server, RemoteSandbox(server.url) as remote:
         assert remote.is_ours

@@ -116,6 +116,7 @@ def test_dishonest_functions_do_not(sandbox: Sandbox, name: str) -> None:
     assert verdict.status in ("failed", "not_loaded", "ended")
 
 
+@pytest.mark.slow_cases("landlock", "namespaces")
 def test_what_takes_too_much_is_ended_and_named(sandbox: Sandbox) -> None:
     short = Limits(seconds=1.0)
     assert judged(sandbox, "while True: pass", short).status == "timed_out"
@@ -128,6 +129,7 @@ def test_what_takes_too_much_is_ended_and_named(sandbox: Sandbox) -> None:
     assert judged(sandbox, "def f(x):\n    y = []\n    y.append(y)\n    return y").status == "failed"
 
 
+@pytest.mark.slow_cases("landlock")
 def test_an_interrupted_job_leaves_no_answer_for_the_next(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     with Sandbox(sandbox.tier, limits=sandbox.limits) as one:
         with monkeypatch.context() as patched:
@@ -146,6 +148,7 @@ def test_a_case_that_cannot_cross_is_named(sandbox: Sandbox) -> None:
         sandbox.run(FunctionTests("def f(x): return x", "f", cases((1, object()))))
 
 
+@pytest.mark.slow_cases("landlock", "namespaces")
 def test_what_the_code_returns_cannot_end_the_tests_without_a_verdict(sandbox: Sandbox) -> None:
     limits = Limits(seconds=4.0, processor_seconds=1.0)
     verdict = sandbox.run(AssertTests("def f(): return range(10**12)", ("assert sum(f()) == 3",)), limits)
@@ -174,6 +177,7 @@ def test_an_early_end_does_not_make_tests_fewer(sandbox: Sandbox) -> None:
     assert (verdict.status, verdict.passed, verdict.total) == ("ended", 9, 100)
 
 
+@pytest.mark.slow
 def test_programs_share_their_time(sandbox: Sandbox) -> None:
     pairs = (("", "1"),) * 100
     verdict = sandbox.run(ProgramTests("while True: pass", pairs), Limits(seconds=0.5))
@@ -201,6 +205,7 @@ def test_programs_find_what_they_are_used_to(sandbox: Sandbox, name: str) -> Non
         assert verdict.status == "passed", verdict
 
 
+@pytest.mark.slow_cases("landlock", "namespaces")
 def test_a_deadline_keeps_the_tests_before_it(sandbox: Sandbox) -> None:
     code = "def f(x):\n    while x > 1: pass\n    return x"
     verdict = sandbox.run(FunctionTests(code, "f", cases((0, 0), (1, 1), (2, 2))), Limits(seconds=5.0))
@@ -232,6 +237,7 @@ def test_tests_that_test_nothing_are_an_error(sandbox: Sandbox) -> None:
     assert sandbox.run(AssertTests(good, ("assert f(1) == 1",))).status == "passed"
 
 
+@pytest.mark.slow
 def test_all_attacks_are_held(sandbox: Sandbox) -> None:
     assert [one for one in attack(sandbox) if not one.held] == []
 
@@ -241,6 +247,7 @@ def run_all(sandbox: Sandbox, jobs: Sequence[FunctionTests]) -> list[Verdict]:
         return list(threads.map(sandbox.run, jobs))
 
 
+@pytest.mark.slow
 def test_several_threads_share_it(sandbox: Sandbox) -> None:
     with Sandbox(sandbox.tier, processes=2, limits=sandbox.limits) as two:
         jobs = [FunctionTests("def f(x): return x", "f", cases((n, n % 3))) for n in range(12)]
@@ -263,6 +270,7 @@ def roots() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("burnish-sandbox-*"))
 
 
+@pytest.mark.slow_cases("landlock", "namespaces")
 def test_nothing_is_left(sandbox: Sandbox, tmp_path: Path) -> None:
     before, descriptors = children(), len(os.listdir("/proc/self/fd"))
     left_by_killed_runs = roots()

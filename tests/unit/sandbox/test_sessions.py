@@ -125,6 +125,7 @@ def test_a_traceback_has_the_lines_of_the_cells_alone(session: Session) -> None:
     assert long.endswith("ZeroDivisionError: division by zero")
 
 
+@pytest.mark.slow_cases("landlock", "namespaces")
 def test_output_has_a_limit_and_its_end_is_seen_all_the_same(session: Session) -> None:
     assert shown(session, f"print('x' * {SHOWN - 1})\n1") == "x" * (SHOWN - 1) + "\n1"
     text = shown(session, "for n in range(200_000): print('line', n)\n1 / 0")
@@ -179,6 +180,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow_cases("namespaces-answers by itself", "landlock-answers by itself")
 @pytest.mark.parametrize("name", ENDS)
 def test_what_ends_a_session_is_named(session: Session, name: str) -> None:
     code, how = ENDS[name]
@@ -191,6 +193,7 @@ def test_what_ends_a_session_is_named(session: Session, name: str) -> None:
         session.run("1", SECONDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -207,6 +210,7 @@ def test_a_cell_without_an_end_is_stopped(session: Session, code: str) -> None:
         session.run("1", SECONDS)
 
 
+@pytest.mark.slow_cases("landlock", "namespaces")
 def test_a_session_has_processor_time_for_all_its_cells(sessions: Sessions) -> None:
     with Sessions(sessions.tier, limits=Limits(processor_seconds=1.0)) as short:
         session = short.open(SECONDS)
@@ -302,6 +306,7 @@ def test_a_session_is_as_confined_as_a_candidate(session: Session, tmp_path: Pat
     assert bait.read_text() == "secret"
 
 
+@pytest.mark.slow
 def test_many_sessions_at_a_time(sessions: Sessions) -> None:
     opened = [sessions.open(SECONDS) for _ in range(sessions.most)]
     try:
@@ -389,6 +394,7 @@ def test_an_interrupted_cell_ends_its_session(session: Session, monkeypatch: pyt
         session.run("x", SECONDS)
 
 
+@pytest.mark.slow_cases("landlock")
 def test_a_parent_that_fails_takes_its_sessions_with_it_and_is_replaced(sessions: Sessions) -> None:
     before = children()
     with Sessions(sessions.tier, limits=LIMITS) as own:

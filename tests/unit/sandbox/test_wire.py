@@ -29,6 +29,7 @@ def alike(a: Any, b: Any) -> bool:
     return type(a) is type(b) and repr(a) == repr(b)
 
 
+@pytest.mark.slow
 @given(PLAIN)
 def test_plain_values_arrive_as_they_were(value: Any) -> None:
     assert alike(decode(encode(value)), value)

@@ -191,6 +191,7 @@ def nemo_table() -> dict[str, float]:
     return {name: predict_one_off(model, NEMO_SHARE) / model.one_off - 1 for name, model in NEMO.items()}
 
 
+@pytest.mark.slow_cases("32")
 @pytest.mark.parametrize("row", ["32", "64", "128", "16:16", "32:32", "64:64"])
 def test_verl(row: str) -> None:
     assert abs(verl_table()[row]) <= TOLERANCE
@@ -256,13 +257,14 @@ def test_rules_of_thumb_fail_for_nemo() -> None:
 
 
 def test_the_page_shows_these_numbers() -> None:
-    """docs/simulator.md has a row for each of them, with its error to a per cent."""
+    """docs/simulator.md has how many rows are predicted, and their smallest and largest error, to a per cent."""
     page = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text(encoding="utf-8")
-    shown = [float(found) for found in re.findall(r"^\|.*\| ([+-][0-9.]+) % \|$", page, flags=re.M)]
-    errors = list(verl_table().values())
+    shown = re.findall(r"^\|.*\| (\d+) \| ([+-][0-9.]+) to ([+-][0-9.]+) % \|$", page, flags=re.M)
+    errors = [error for error in verl_table().values() if abs(error) > 1e-3]  # without the row that is fitted
     for window, (update, step) in VERL_STALENESS.items():
         errors.append(predict_separate(verl_with(VERL_MEDIAN), 64, update, window) / step - 1)
-    errors += nemo_table().values()
+    others = [error for name, error in nemo_table().items() if name != NEMO_FITTED]
     for name, (devices, step) in NEMO_SYNCHRONOUS.items():
-        errors.append(forecast(nemo(NEMO[name], NEMO_SHARE), Layout.together(devices)).step_seconds / step - 1)
-    assert shown == pytest.approx([100 * error for error in errors], abs=1.0)
+        others.append(forecast(nemo(NEMO[name], NEMO_SHARE), Layout.together(devices)).step_seconds / step - 1)
+    for row, found in zip(shown, (errors, others), strict=True):
+        assert [float(cell) for cell in row] == pytest.approx([len(found), 100 * min(found), 100 * max(found)], abs=1.0)

@@ -66,6 +66,7 @@ def schema_for(calls: list[ToolCall]) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", BUILT_INS)
 @given(calls=st.lists(CALLS, min_size=1, max_size=3, unique_by=lambda call: call.name), before=st.booleans())
 @settings(deadline=None, max_examples=60)
@@ -90,6 +91,7 @@ def test_nothing_is_raised(form: str, text: str) -> None:
         assert found.content == text
 
 
+@pytest.mark.slow_cases("qwen_xml")
 @pytest.mark.parametrize("form", BUILT_INS)
 @given(data=st.data(), call=CALLS)
 @settings(deadline=None, max_examples=60)
@@ -134,6 +136,21 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow_cases(
+    "<tool_call> -hermes",
+    '<tool_call>"-hermes',
+    "<tool_call>-hermes",
+    "<tool_call>-qwen_xml",
+    "<tool_call></think>-hermes",
+    "<tool_call><function=f>-hermes",
+    '<tool_call>[", "-hermes',
+    '<tool_call>[",",-hermes',
+    '<tool_call>\\\\"-hermes',
+    '<tool_call>{"-hermes',
+    '<tool_call>{"a": "-hermes',
+    '<tool_call>{"a": "-qwen_xml',
+    "<tool_call>{-hermes",
+)
 @pytest.mark.parametrize("form", BUILT_INS)
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_long_hostile_text_ends(form: str, unit: str) -> None:

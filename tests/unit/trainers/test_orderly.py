@@ -18,6 +18,7 @@ def stub_training(said: list[str], progress: Progress, learners: Any = dict) -> 
     return SimpleNamespace(journal=journal, progress=progress, learners=learners)
 
 
+@pytest.mark.slow
 def test_models_that_cannot_be_asked_any_more_do_not_hide_why_the_run_ends() -> None:
     def learners() -> Any:
         raise BurnishError("process 'trainer 0' has been ended")
@@ -30,6 +31,7 @@ def test_models_that_cannot_be_asked_any_more_do_not_hide_why_the_run_ends() -> 
     assert said[0].startswith("nothing more is saved (BurnishError: process 'trainer 0' has been ended")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pending", "saved"), [(Pending({"loss": 1.0}), False), (None, True)])
 def test_weights_whose_evaluation_is_not_finite_are_not_saved(
     pending: Pending | None, saved: bool, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def longer(stub_judge: Any, stub_judges: Any) -> Any:
     return lambda *fault: stub_judge(rule, *fault)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.integers(1, 40), st.text(max_size=3))
 def test_everybody_meets_as_many_others(count: int, opponents: int, seed: str) -> None:
     pairs = round_robin(count, opponents, seed)

@@ -51,6 +51,7 @@ def test_scores_are_those_of_the_rule(make_scorer: Any, make_items: Any, endpoin
     assert [turn["role"] for turn in body["messages"]] == ["system", "user"]
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_among_faults_and_a_second_pass_asks_nothing(
     make_scorer: Any, make_items: Any, tmp_path: Path, endpoint: Any
 ) -> None:

@@ -34,6 +34,7 @@ def test_a_score_in_json(reply: str, score: float) -> None:
     assert score_wanted(TEN, "json").read(reply) == score
 
 
+@pytest.mark.slow_cases("reply18")
 @pytest.mark.parametrize(
     "reply",
     [

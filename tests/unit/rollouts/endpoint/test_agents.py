@@ -263,6 +263,7 @@ def test_an_agent_that_asks_for_nothing_has_failed(hold: Any) -> None:
     assert "asked for no turn" in row.status_detail
 
 
+@pytest.mark.slow
 def test_other_settings_are_refused_unless_they_are_to_be_ignored(hold: Any) -> None:
     engine, _ = hold("hot")
     (row,) = ask(engine, (0,))
@@ -271,6 +272,7 @@ def test_other_settings_are_refused_unless_they_are_to_be_ignored(hold: Any) -> 
     assert ask(engine, (0,))[0].environment_reward == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"open": 1}, {"in_rounds": True}, {"in_rounds": True, "open": 2}])
 def test_how_many_run_at_a_time_changes_nothing(hold: Any, settings: dict[str, Any]) -> None:
     def rows(**settings: Any) -> list[Any]:
@@ -289,6 +291,7 @@ def test_in_rounds_everyone_is_sampled_together(hold: Any) -> None:
     assert places == [0, 1, 2, 3, 4] * 2
 
 
+@pytest.mark.slow
 def test_agents_of_a_group_have_one_seed(hold: Any) -> None:
     seeds = {row.environment_reward for row in ask(hold("seeded")[0], range(3))}
     assert len(seeds) == 1

@@ -44,6 +44,7 @@ def unpadded_logprobs(model: Any, rollout: Rollout, temperature: float = 1.0) ->
     return logits.log_softmax(-1).gather(-1, torch.tensor(rollout.response_tokens)[:, None])[:, 0]
 
 
+@pytest.mark.slow_cases("qwen2-plain-1", "mistral-plain-1")
 @pytest.mark.parametrize("max_batch_rows", [1, 3, 64])
 def test_greedy_equals_generate_for_prompts_of_all_lengths(model: Any, make_engine: Make, max_batch_rows: int) -> None:
     prompts = random_prompts([1, 5, 3, 9, 40, 5])
@@ -53,6 +54,7 @@ def test_greedy_equals_generate_for_prompts_of_all_lengths(model: Any, make_engi
         assert list(rollout.response_tokens) == reference_greedy(model, prompt, 24)
 
 
+@pytest.mark.slow
 def test_greedy_equals_generate_on_a_real_model(stories_model: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -88,6 +90,7 @@ def test_eager_attention_gives_the_same(make_model: Callable[..., Any], make_eng
     assert [r.response_tokens for r in rollouts] == [r.response_tokens for r in expected]
 
 
+@pytest.mark.slow_cases("llama-plain", "qwen2-plain", "qwen3-plain")
 def test_a_sample_does_not_depend_on_batch_order_neighbours_or_rows(model: Any, make_engine: Make) -> None:
     requests = requests_for(random_prompts([4, 1, 12, 6, 30, 2, 9, 5]), samples=8)
     sampling = Sampling(16, top_p=0.9)
@@ -305,6 +308,15 @@ def cut_after(tokens: int) -> Callable[[], bool]:
     return lambda: next(asked) >= tokens
 
 
+@pytest.mark.slow_cases(
+    "kernels-False-gpt2",
+    "kernels-False-llama",
+    "kernels-True-gpt2",
+    "plain-False-gpt2",
+    "plain-False-llama",
+    "plain-True-gpt2",
+    "plain-True-llama",
+)
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_response_that_is_cut_goes_on_as_if_it_had_not_been(

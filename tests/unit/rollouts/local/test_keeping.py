@@ -70,6 +70,7 @@ def prefilled(engine: LocalEngine) -> Any:
     return engine.take_metrics()["rollout/prefilled_tokens"].result()
 
 
+@pytest.mark.slow_cases("plain-gpt2-1")
 @pytest.mark.parametrize(
     ("make_engine", "kind", "rows"),
     [pytest.param("kernels", "qwen3", 3, marks=compiler), ("plain", "gpt2", 1), ("plain", "mistral", 64)],
@@ -101,6 +102,7 @@ def test_only_what_is_new_is_read(llama: Any, make_engine: Make, rows: int) -> N
     assert metrics["rollout/reused_tokens"].result() == sum(4 * (len(prompt) + 6 - 1) for prompt in PROMPTS)
 
 
+@pytest.mark.slow_cases("plain-2-8")
 @pytest.mark.parametrize(
     ("make_engine", "rows", "kilobytes"),
     [pytest.param("kernels", 64, 200, marks=compiler), ("plain", 2, 8), ("plain", 64, 0.1)],
@@ -238,6 +240,7 @@ def test_new_weights_forget_everything(llama: Any, make_engine: Make) -> None:
     assert [r.response_tokens for r in found] == [r.response_tokens for r in expected]
 
 
+@pytest.mark.slow
 @only_kernels
 def test_nothing_is_held_afterwards_and_no_more_over_time(llama: Any, make_engine: Make) -> None:
     engine = make_engine(llama)

@@ -200,6 +200,7 @@ def test_an_interpreter_that_is_not_there(make: Make) -> None:
         has_vllm("no/such/python")
 
 
+@pytest.mark.slow
 def test_a_worker_sleeps_between_calls_and_wakes_in_two_parts(make: Make, llama: Any, fake_vllm: Path) -> None:
     """With the real worker, on a vLLM that refuses any other order."""
     engine = make(script=SCRIPT, rests=True)
@@ -227,6 +228,7 @@ def test_a_worker_sleeps_between_calls_and_wakes_in_two_parts(make: Make, llama:
     assert spent["rollout/engine_restarts"].result() == 0
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_rest_stays_awake(make: Make, fake_vllm: Path) -> None:
     engine = make(script=SCRIPT)
     engine.generate(ONE, SAMPLING, seed=0, step=0)
@@ -246,6 +248,7 @@ def test_a_vllm_that_cannot_sleep_is_refused(make: Make, fake_vllm: Path, monkey
     assert engine._worker is None
 
 
+@pytest.mark.slow
 def test_the_real_worker_refuses_what_its_sleep_does_not_allow(make: Make, llama: Any, fake_vllm: Path) -> None:
     engine = make(script=SCRIPT, rests=True)
     engine.generate(ONE, SAMPLING, seed=0, step=0)
@@ -300,6 +303,7 @@ def test_the_real_worker_says_when_there_is_no_vllm(make: Make) -> None:
         make(script=SCRIPT).generate(ONE, SAMPLING, seed=0, step=0)
 
 
+@pytest.mark.slow
 def test_the_real_worker_ends_with_its_parent(tmp_path: Path, gone: Callable[..., bool]) -> None:
     program = (
         "import sys, time; from pathlib import Path; from burnish.rollouts.vllm.process import WorkerProcess; "

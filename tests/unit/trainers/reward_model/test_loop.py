@@ -98,6 +98,7 @@ def test_a_run_writes_what_both_libraries_load(rm_run: Callable[..., RmConfig]) 
     assert "Held-out scores" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainable", ["true", "false"])
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     rm_run: Callable[..., RmConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainable: str
@@ -213,6 +214,7 @@ def test_a_known_rule_is_learned(rm_run: Callable[..., RmConfig]) -> None:
     assert last["eval/length_rule_accuracy"] < 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped_at", [3, 6])
 def test_an_error_beside_the_updates_loses_no_step_and_normalises_once(
     rm_run: Callable[..., RmConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_at: int
@@ -242,6 +244,7 @@ def test_an_error_beside_the_updates_loses_no_step_and_normalises_once(
     assert all(bool((first[name] == second[name]).all()) for name in first)
 
 
+@pytest.mark.slow
 def test_stopped_before_its_first_step_it_goes_on(rm_run: Callable[..., RmConfig], tmp_path: Path) -> None:
     undisturbed = rm_run(f"output={tmp_path / 'whole'}")
     train_reward_model(undisturbed, console=QUIET)

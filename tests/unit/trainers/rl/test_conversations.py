@@ -116,6 +116,7 @@ def test_what_depends_on_timing_is_said(opened: Callable[..., Any]) -> None:
     assert "conversation.in_rounds: true makes them equal" in said
 
 
+@pytest.mark.slow
 def test_a_parser_of_ones_own(opened: Callable[..., Any]) -> None:
     conversations, said = opened({"tools": "calculator", "parser": "{here}/partners.py:Own"})
     parser = partner(conversations).parser

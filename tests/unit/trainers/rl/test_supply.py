@@ -266,6 +266,7 @@ def test_partial_batches_go_on_with_the_newest_weights_and_say_how_old_each_toke
     assert lags == [(0.0, 0.0)] + [(0.5, 1.0)] * (LAST - 1)
 
 
+@pytest.mark.slow
 def test_a_partial_batch_of_a_checkpoint_keeps_the_versions_of_its_tokens() -> None:
     collector, progress = MixingCollector(), Progress()
     with partial_supply(collector, progress) as supply:
