@@ -37,7 +37,7 @@ test-plain-cpu: export CC := no-such
 test-plain-cpu: export BURNISH_WITHOUT := onednn,onednn_bfloat16,medium_float32,bfloat16
 test-plain-cpu: test  ## the default tests with every capability of the processor turned off
 
-test-slow: $(FOR_CHECKS)  ## every case above a CPU second: learning runs, lost processes, kill-and-resume trials
+test-slow: $(FOR_CHECKS)  ## every case above .3 CPU seconds: learning runs, lost processes, kill-and-resume trials
 	$(PYTEST) -m "slow and not matrix" $(ARGS)
 
 test-matrix: $(FOR_CHECKS)  ## the rest of the tables of cases, which no commit has to wait for

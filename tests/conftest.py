@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def mark_slow_cases(items: list[pytest.Item]) -> None:
-    """`slow_cases("ID", ...)` marks these cases of a parametrized test as slow. A guard is in the default run anyway."""
+    """`slow_cases("ID", ...)` marks these cases of a parametrized test as slow. Guards stay in the default run."""
     guards = read_guards()
     for item in items:
         marker = item.get_closest_marker("slow_cases")

@@ -78,6 +78,7 @@ def test_values_stay_zero_past_the_end_and_padding_is_not_read(pair, batch):
     assert torch.equal(critic.values(spoilt), values)
 
 
+@pytest.mark.slow_cases("separate next to LoRA")
 def test_a_value_belongs_to_the_state_before_its_token(pair, batch):
     """Changing response token t changes the values after it, never the one at it or before it."""
     _, critic = pair
@@ -133,6 +134,7 @@ def test_a_step_in_two_parts_is_one_step(pair, new_model, batch, request):
     torch.testing.assert_close(other.values(batch), one.values(batch), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow_cases("separate next to LoRA")
 def test_state_and_weights_make_a_twin(pair, new_model, batch, tmp_path, request):
     policy, critic = pair
     critic.update(batch, LOSS)

@@ -122,7 +122,7 @@ def scorer(reward: RewardConfig) -> Iterator[ProcessRewardScorer]:
         yield made
 
 
-@pytest.mark.slow_cases("code", "command", "judge", "math")
+@pytest.mark.slow_cases("code", "command", "json_schema", "judge", "math")
 def test_contract(reward: RewardConfig, scorer: ProcessRewardScorer) -> None:
     protocol: RewardScorer = scorer
     items = _items()

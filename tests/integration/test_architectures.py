@@ -266,7 +266,7 @@ def check(model: Any, rollouts: list[Rollout], bound: float) -> None:
                 assert (found[row, : len(own)] - own).abs().max() < bound
 
 
-@pytest.mark.slow_cases("bloom", "falcon with alibi", "gpt_neo", "llama4", "mamba", "mixtral", "roberta as a decoder")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in ZOO], ids=str
 )

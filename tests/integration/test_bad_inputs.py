@@ -386,7 +386,24 @@ def refuse(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     return run
 
 
-@pytest.mark.slow_cases("reward that never ends", "reward that kills its worker")
+@pytest.mark.slow_cases(
+    "critic from a language model",
+    "critic from nowhere",
+    "evaluation without held-out data",
+    "every prompt too long",
+    "missing reward file",
+    "over-long prompt as an error",
+    "prompt longer than the context",
+    "reward of the wrong length",
+    "reward that kills its worker",
+    "reward that never ends",
+    "reward that raises",
+    "reward that returns NaN",
+    "reward that returns text",
+    "reward with a syntax error",
+    "reward without parameters",
+    "token that is two",
+)
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_bad_input_is_told_in_one_message(case: Case, refuse: Callable[[Case], str]) -> None:
     message = refuse(case)
@@ -394,6 +411,16 @@ def test_bad_input_is_told_in_one_message(case: Case, refuse: Callable[[Case], s
         assert part in message, message
 
 
+@pytest.mark.slow_cases(
+    "unknown reward",
+    "missing reward file",
+    "missing function",
+    "reward with a syntax error",
+    "reward that imports what is not there",
+    "reward whose neighbour is broken",
+    "reward with an unknown parameter",
+    "reward without parameters",
+)
 @pytest.mark.parametrize("case", PLANNED, ids=[case.name for case in PLANNED])
 def test_a_plan_refuses_what_the_run_would_refuse(case: Case, refuse: Callable[[Case], str]) -> None:
     message = refuse(case)
@@ -459,6 +486,7 @@ def test_a_run_with_another_configuration_is_not_resumed(refuse: Callable[[Case]
     assert (folder / "run.old-1" / "metrics.jsonl").is_file()
 
 
+@pytest.mark.slow
 def test_a_critic_of_another_tokenizer_is_refused(
     refuse: Callable[[Case], str], folder: Path, save_tiny_llama: Callable[..., Path]
 ) -> None:

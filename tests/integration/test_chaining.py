@@ -74,6 +74,7 @@ def test_policy_and_reference_hold_the_chosen_weights(tiny_run: Callable[..., Rl
             assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+@pytest.mark.slow
 def test_the_best_is_that_of_a_metric_among_those_kept(sft_run: Path) -> None:
     """Rewritten losses: step 4 is worse than step 2; an older, better one has no checkpoint any more."""
     rows = [{"step": 0, "eval/loss": 0.5, "eval/token_accuracy": 0.1}]
@@ -92,6 +93,7 @@ def test_the_best_is_that_of_a_metric_among_those_kept(sft_run: Path) -> None:
     assert chosen("best:eval/token_accuracy")[0] == str(policy(sft_run, 4))
 
 
+@pytest.mark.slow_cases("eval/conversation/out_of_turns_fraction-True")
 @pytest.mark.parametrize(
     ("metric", "is_lowest"),
     [
@@ -115,6 +117,7 @@ def test_the_direction_of_a_metric(sft_run: Path, metric: str, is_lowest: bool) 
     assert config.model.path == str(policy(sft_run, 2 if is_lowest else 4))
 
 
+@pytest.mark.slow_cases("@best:eval/los-has not measured 'eval/los'-did you mean 'eval/loss'?")
 @pytest.mark.parametrize(
     ("choice", "message", "remedy"),
     [

@@ -34,6 +34,7 @@ def test_a_command_leaves_imports_out(
     assert int(done.stdout.split()[-1]) > 100_000
 
 
+@pytest.mark.slow
 def test_the_library_leaves_the_collector_alone(tiny_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[bool] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))

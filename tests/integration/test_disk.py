@@ -97,6 +97,7 @@ def test_a_flipped_bit_and_an_empty_folder_are_noticed(
     assert trace(folder) == expected
 
 
+@pytest.mark.slow
 def test_when_no_checkpoint_is_whole_nothing_is_thrown_away(halfway: tuple[Path, Callable[[], str], Any]) -> None:
     folder, finish, _ = halfway
     for checkpoint in (folder / "checkpoints").iterdir():

@@ -312,7 +312,7 @@ def is_metric(name: str, further: Collection[str] = ()) -> bool:
 GROUPS = "reward|groups|advantage|policy|critic|kl|rollout|time|throughput|eval|train|rm"
 
 
-@pytest.mark.slow_cases("CONTRIBUTING.md", "docs/algorithms.md")
+@pytest.mark.slow_cases("CONTRIBUTING.md", "docs/algorithms.md", "docs/cluster.md")
 @every_page
 def test_every_metric_that_is_named_is_written(page: Path) -> None:
     own = set(

@@ -121,6 +121,7 @@ def test_the_comparison_counts_the_values_of_our_example() -> None:
     assert f"| {values(example)} in one YAML file" in row
 
 
+@pytest.mark.slow
 def test_the_table_of_step_ratios_is_made_from_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
     script = importlib.import_module("step_ratios")

@@ -142,6 +142,7 @@ def test_one_domain_has_the_numbers_of_a_run_without_domains(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_a_domain_without_a_share_is_only_evaluated(
     tiny_run: Callable[..., RlConfig], tiny_task: Path, tmp_path: Path
 ) -> None:

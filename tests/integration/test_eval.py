@@ -66,6 +66,7 @@ def rm_config(tiny_model: Path, tmp_path: Path) -> Callable[..., RmConfig]:
     return build
 
 
+@pytest.mark.slow
 def test_an_sft_run_and_another_set(
     tiny_sft: Callable[..., SftConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +91,7 @@ def test_an_sft_run_and_another_set(
     assert metrics(run) == measured  # the first result is as it was
 
 
+@pytest.mark.slow
 def test_a_reward_model_on_its_own_pairs_and_on_others(
     rm_config: Callable[..., RmConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

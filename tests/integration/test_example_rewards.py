@@ -274,6 +274,7 @@ def test_a_query_without_end_is_stopped_and_scores_0(made: Callable[..., Any]) -
         judge("SELECT 1", endless, schema=DATA)
 
 
+@pytest.mark.slow
 def test_made_up_rows_tell_queries_apart_that_are_equal_on_empty_tables(reward: Callable[..., Score]) -> None:
     assert reward("SELECT count(1) FROM head WHERE 57 <= age", COUNT, **CONTEXT).value == 1.0
     for wrong in ("> 57", "< 56", ">= 56", "IS NOT NULL"):
@@ -384,6 +385,7 @@ def test_rows_that_cannot_be_compared(made: Callable[..., Any]) -> None:
     assert made(fill=0, accept_empty=True)("SELECT 1 WHERE 0", nobody, schema=DATA).value == 1.0
 
 
+@pytest.mark.slow
 def test_tables_have_different_numbers_of_rows(reward: Callable[..., Score]) -> None:
     schema = "CREATE TABLE singer (name VARCHAR); CREATE TABLE concert (id INTEGER)"
     gold = "SELECT COUNT(*) FROM singer"

@@ -108,6 +108,7 @@ def test_every_section_but_the_overview_has_code() -> None:
     }
 
 
+@pytest.mark.slow
 def test_estimator(folder: Path, write_run: Callable[..., Path]) -> None:
     path = write_run(**settings("An advantage estimator"))
     assert main(["rl", str(path)]) == 0
@@ -130,6 +131,7 @@ def test_estimator_of_groups_refuses_groups_of_one(
     assert "group_size" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_policy_loss(folder: Path, write_run: Callable[..., Path]) -> None:
     assert main(["rl", str(write_run(**settings("A policy loss")))]) == 0
     assert [row["step"] for row in rows(folder)] == [1, 2]

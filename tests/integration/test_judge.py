@@ -113,6 +113,7 @@ def test_pairwise_scores_center_each_group(run: Callable[..., Path], stub_judges
     assert all(row["judge/inconsistent_fraction"] == 0 for row in rows if "judge/inconsistent_fraction" in row)
 
 
+@pytest.mark.slow
 def test_check_asks_about_labelled_rows_and_nothing_else(
     stub_judge: Any, stub_judges: Any, tiny_run: Any, run_file: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:

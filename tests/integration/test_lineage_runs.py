@@ -42,6 +42,7 @@ def test_prompts_are_queries_cut_from_documents(tiny_run: Callable[..., RlConfig
     assert texts == {"2=3+4=", "9="}
 
 
+@pytest.mark.slow
 def test_a_step_of_fixed_length_scored_up_to_a_token(
     tiny_run: Callable[..., RlConfig], lengths: dict[str, Any]
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_step_of_fixed_length_scored_up_to_a_token(
     assert "rollout/truncated_fraction" not in row  # nothing was cut: no alarm about it
 
 
+@pytest.mark.slow
 def test_the_eos_trick(tiny_run: Callable[..., RlConfig], lengths: dict[str, Any]) -> None:
     config = tiny_run(scoring={"workers": 1, "incomplete_score": -1.0}, rewards=[lengths])
     with open_rl_run(config, QUIET) as run:

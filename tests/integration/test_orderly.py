@@ -198,6 +198,7 @@ def test_a_failure_in_the_first_minibatch_leaves_the_weights_of_the_last_step(
     assert trace(folder) == trace(calm)
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_too_does_not_take_the_place_of_the_error(
     tiny_run: Callable[..., RlConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +212,7 @@ def test_a_save_that_fails_too_does_not_take_the_place_of_the_error(
     assert "there is no checkpoint" in said
 
 
-@pytest.mark.slow_cases("update")
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["update", "evaluation"])
 def test_supervised_fine_tuning_saves_as_well(
     tiny_sft: Callable[..., SftConfig], trace: ReadTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str

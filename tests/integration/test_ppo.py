@@ -77,6 +77,7 @@ def optimizer_steps() -> Iterator[Counter[int]]:
     handle.remove()
 
 
+@pytest.mark.slow
 def test_the_coefficient_reacts_after_the_step_that_used_it(tiny_run: Callable[..., RlConfig]) -> None:
     """16 responses a step of a horizon of 100; the first step has no KL yet, so the error is bounded at -.2."""
     config = tiny_run("steps=2", algorithm={**PPO, "kl_coef": 0.1, "kl_target": 1.0, "kl_horizon": 100})

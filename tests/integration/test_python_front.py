@@ -195,6 +195,7 @@ def test_what_it_raises_ends_the_run_with_the_step_saved(fields: dict[str, Any],
     assert trace(burnish.train(fields, output="run", quiet=True).output) == trace(whole.output)
 
 
+@pytest.mark.slow
 def test_outside_of_the_main_thread_signals_are_left_alone(fields: dict[str, Any]) -> None:
     before, found = signal.getsignal(signal.SIGINT), []
 
@@ -209,6 +210,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone(fields: dict[str, Any
     assert burnish.load_run("run").stopped
 
 
+@pytest.mark.slow
 def test_a_copy_that_fails_leaves_nothing(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -338,6 +340,7 @@ def test_turns_are_read_as_in_data(fields: dict[str, Any]) -> None:
         _prompt([{"role": "assistant", "content": None}])
 
 
+@pytest.mark.slow
 def test_a_plan_makes_nothing(fields: dict[str, Any], tiny_task: Path) -> None:
     found = burnish.plan({**fields, "data": _rows(tiny_task, "train"), "rewards": _digits(2)}, steps=7)
     assert (found.steps, found.optimizer_steps, found.config.output) == (7, 7, "runs/rl-001")

@@ -285,7 +285,7 @@ def test_every_option_makes_a_real_step_with_a_critic(
     assert step_changes_weights(*with_critic, algorithm)["critic/grad_norm"] > 0
 
 
-@pytest.mark.slow_cases("cispo", "gmpo", "sapo", "opo", "gpg", "passk", "oai_2019", "tldr_2020")
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", list(PRESETS))
 def test_every_preset_trains_from_a_run_file(
     tiny_run: Callable[..., RlConfig], for_the_task: Callable[[str], tuple[str, ...]], preset: str

@@ -158,7 +158,7 @@ def test_other_data_is_refused(run: Callable[..., Path], tiny_task: Path, tmp_pa
         replayed(folder, f"data.train={tmp_path / 'train.jsonl'}")
 
 
-@pytest.mark.slow_cases("words1-there is no built-in reward 'none'")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

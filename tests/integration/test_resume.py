@@ -261,7 +261,7 @@ def test_more_steps_go_on_where_a_finished_run_ended(tiny_run: BuildRl, trace: R
     assert trace(folder) == trace(calm)
 
 
-@pytest.mark.slow_cases("rl")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rl", "sft"])
 def test_a_finished_run_started_again_says_so_and_changes_nothing(
     tiny_run: BuildRl, tiny_sft: BuildSft, trace: ReadTrace, kind: str
@@ -300,7 +300,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.slow_cases("data", "reward", "a module that the reward imports", "version")
+@pytest.mark.slow
 @pytest.mark.parametrize("change", list(CHANGES))
 def test_what_the_numbers_depend_on_may_not_change_between_two_starts(
     tiny_run: BuildRl,

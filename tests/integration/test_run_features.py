@@ -133,6 +133,7 @@ def test_gradient_checkpointing_changes_no_number(tiny_run: TinyRun, tmp_path: P
                 assert other[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
 
 
+@pytest.mark.slow
 def test_weighted_sources_show_by_domain(tiny_run: TinyRun, tiny_task: Path) -> None:
     train, held_out = str(tiny_task / "train.jsonl"), str(tiny_task / "eval.jsonl")
     config = tiny_run(
@@ -202,6 +203,7 @@ def test_conversations_go_through_the_template_and_end_at_any_end_token(
     assert not any(text in ("$", ")") for texts in stopped for text in texts[:-1])
 
 
+@pytest.mark.slow
 def test_stop_texts_end_a_response_and_stay_in_it(tiny_run: TinyRun) -> None:
     config = tiny_run("steps=1", rollout={"max_prompt_tokens": 8, "max_response_tokens": 12, "stop": ["7", "1+"]})
     trained(config)
@@ -212,7 +214,7 @@ def test_stop_texts_end_a_response_and_stay_in_it(tiny_run: TinyRun) -> None:
         assert text.find("1+") in (-1, len(text) - 2)
 
 
-@pytest.mark.slow_cases("turn_truncate")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "correction", ["token_truncate", "token_mask", "turn_truncate", "turn_mask", "sequence_truncate", "sequence_mask"]
 )
@@ -225,6 +227,7 @@ def test_top_p_with_a_correction_of_the_mismatch(tiny_run: TinyRun, correction: 
         assert row["policy/grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_without_top_p_sampler_and_trainer_agree(tiny_run: TinyRun) -> None:
     (row,) = trained(tiny_run("steps=1"))
     assert row["rollout/logprob_diff_max"] < 1e-4
@@ -247,6 +250,7 @@ def test_dapo_refills_constant_groups(tiny_run: TinyRun) -> None:
         assert all((line["advantage"] is None) == (number in constant) for line in lines)
 
 
+@pytest.mark.slow
 def test_dapo_says_when_refills_run_out(tiny_run: TinyRun, tmp_path: Path) -> None:
     (tmp_path / "flat.py").write_text("def flat(response):\n    return 1.0\n")
     config = tiny_run("steps=2", "algorithm.max_refills=1", algorithm="dapo", rewards=f"{tmp_path / 'flat.py'}:flat")
@@ -256,6 +260,7 @@ def test_dapo_says_when_refills_run_out(tiny_run: TinyRun, tmp_path: Path) -> No
         assert "policy/grad_norm" not in row  # nothing to learn, and nothing made up
 
 
+@pytest.mark.slow
 def test_evaluation_with_samples(tiny_run: TinyRun) -> None:
     config = tiny_run("evaluation.samples=4", "evaluation.success=digits", "evaluation.success_score=0.5")
     report = evaluate_run(config, console=Console(quiet=True))
@@ -314,6 +319,7 @@ class Lines:
 """
 
 
+@pytest.mark.slow
 def test_estimator_loss_and_sink_from_a_file(tiny_run: TinyRun, tmp_path: Path) -> None:
     (tmp_path / "parts.py").write_text(OWN_PARTS)
     own = f"{tmp_path}/parts.py"
@@ -325,6 +331,7 @@ def test_estimator_loss_and_sink_from_a_file(tiny_run: TinyRun, tmp_path: Path) 
     assert (Path(config.output) / "lines.txt").read_text() == "1\n2\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at_start", "steps_evaluated"), [(None, set()), (True, {0}), (False, set())], ids=["unsaid", "at_start", "not"]
 )
@@ -362,6 +369,7 @@ def test_responses_without_an_advantage_can_be_left_out(tiny_run: TinyRun, tiny_
         torch.testing.assert_close(weights(policy_folder(part_run))[name], weight, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_in_which_no_response_has_an_advantage(tiny_run: TinyRun, tmp_path: Path) -> None:
     (tmp_path / "same.py").write_text("def same(prompt, response, **_):\n    return 1.0\n")
     config = tiny_run(

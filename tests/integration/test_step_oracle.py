@@ -476,6 +476,7 @@ def config_of(tiny_run: Callable[..., RlConfig], case: str) -> RlConfig:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_is_what_the_formulas_say(tiny_run: Callable[..., RlConfig], case: str) -> None:
     config = config_of(tiny_run, case)
@@ -508,7 +509,7 @@ def check_controller(config: RlConfig, run: RlRun, expected: dict[str, float], s
     assert run.kl.coef != algorithm.kl_coef
 
 
-@pytest.mark.slow_cases("top_k")
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{}, {"top_p": 0.8}, {"top_k": 6}], ids=["plain", "top_p", "top_k"])
 def test_one_update_reports_the_kl_of_the_policy_not_of_the_sampler(
     tiny_run: Callable[..., RlConfig], sampling: dict[str, Any]

@@ -13,8 +13,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+pytest.importorskip("mkdocs", reason="make check installs MkDocs")
+
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File
+
+pytestmark = pytest.mark.slow  # building the site takes nine seconds; `make check` builds it too
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

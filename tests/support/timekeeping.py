@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 CASE_LIMIT = 2.0
-"""CPU seconds of one default case. A case is marked `slow` above 1; the other second is for slower machines."""
+"""CPU seconds of one default case. A case is marked `slow` above 0.3; the rest is for slower machines."""
 RUN_LIMIT = 300.0
 """CPU seconds of all default cases together."""
 GUARDS = Path(__file__).parent.parent / "guards.txt"

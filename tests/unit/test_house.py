@@ -16,7 +16,7 @@ from burnish.config.schema import RUN_FILES
 
 MAX_ANY_PER_1000_LINES = 9.2
 """What is reached so far. Lower it whenever there is less; the aim is 6."""
-MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 50_400, 500, 48_800
+MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 50_400, 500, 49_300
 """Without blanks, comments and docstrings. Lines are what is reached so far; the aims are 48,000 and 45,000. Lower them
 whenever there are fewer. A change that adds a capability names its own allowance."""
 MAX_LOOSE_FILES = 7

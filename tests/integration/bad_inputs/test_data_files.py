@@ -222,7 +222,14 @@ PARTS_OF_A_FILE = [
 ROWS = [*JSON, *PLACES, *FORMATS, *MEANING, *LONG, *PARTS_OF_A_FILE]
 
 
-@pytest.mark.slow_cases("rows without an answer for the built-in reward", "separator that never ends")
+@pytest.mark.slow_cases(
+    "conversation of millions of letters",
+    "letters that the tokenizer lacks",
+    "rows without an answer for the built-in reward",
+    "separator that never ends",
+    "text of millions of letters",
+    "the same, to be cut",
+)
 @pytest.mark.parametrize("case", ROWS, ids=[case["name"] for case in ROWS])
 def test_is_refused_in_one_message(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:
     refuse(case)

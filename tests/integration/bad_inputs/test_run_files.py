@@ -261,8 +261,17 @@ ROWS = [*YAML, *NUMBERS, *PATHS, *OVERRIDES]
 @pytest.mark.slow_cases(
     "deep list",
     "deep list that closes",
-    "value that is deeply nested",
+    "model.tokenizer: './nowhere'  (rl)",
+    "model.tokenizer: 'run.yaml'  (rl)",
+    "reward of a folder above",
+    "reward of no file",
+    "rollout.max_response_tokens=1000000000000  (rl)",
+    "rollout.max_response_tokens=64  (rl)",
+    "rollout.max_response_tokens=64 eval run.yaml (rl)",
+    "rollout.stop_token_ids=[99999]  (rl)",
     "run in a folder whose configuration nests deeply",
+    "value that is deeply nested",
+    "values that are a thousand",
 )
 @pytest.mark.parametrize("case", ROWS, ids=[case["name"] for case in ROWS])
 def test_is_refused_in_one_message(case: Row, refuse: Callable[[Mapping[str, Any]], None]) -> None:

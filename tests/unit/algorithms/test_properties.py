@@ -412,6 +412,7 @@ def test_loss_gradients_are_those_of_finite_differences(name, mode, seed):
     assert torch.autograd.gradcheck(total, step.logprobs_BT.clone().requires_grad_(), eps=1e-7, atol=1e-6)
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(seed=SEEDS)
 def test_gspo_has_the_gradient_of_the_sequence_ratio(seed):
@@ -454,6 +455,7 @@ def test_weighted_losses_have_the_gradient_of_their_frozen_weight(name, seed):
     same(gradient * count_sequences(step.mask_BT), expected)
 
 
+@pytest.mark.slow_cases("gae", "gigpo", "reinforce_plus_plus", "remax", "turn_grpo")
 @pytest.mark.parametrize("name", ESTIMATOR_NAMES)
 @examples(5)
 @given(seed=SEEDS)

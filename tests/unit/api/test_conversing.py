@@ -92,6 +92,7 @@ def hold(loaded: LoadedModel, engine: Any, config: RlConfig) -> Any:
     return conversing(loaded, lambda tokens: (engine, 256), config)
 
 
+@pytest.mark.slow
 def test_a_message_follows_what_was_said_token_by_token(loaded: LoadedModel, tmp_path: Path) -> None:
     engine = Says(loaded, CALL, "42", "fine", "again")
     with hold(loaded, engine, config_of(tmp_path, tools="calculator")) as talk:

@@ -505,6 +505,7 @@ open(sys.argv[2], "w").write(json.dumps({{"peak_bytes": 0}}))
 """
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_everything_a_script_starts(script: Script, tmp_path: Path) -> None:
     own, workers = 200 << 20, 100 << 20
     program = tmp_path / "program.py"

@@ -49,6 +49,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return run
 
 
+@pytest.mark.slow
 def test_a_text_is_continued(piped: Callable[..., str], model: str) -> None:
     expected = Policy(model).generate("1+1=", max_response_tokens=4, greedy=True).text
     assert piped("1+1=\n", model, "--temperature", "0").strip() == expected
@@ -63,6 +64,7 @@ def test_a_conversation_goes_through_the_template(piped: Callable[..., str], tal
     assert piped("2", talker, "--system", "1+", *greedy) == piped("1+=2=", model, *greedy)
 
 
+@pytest.mark.slow
 def test_two_models_side_by_side(piped: Callable[..., str], model: str, talker: str) -> None:
     said = piped("1+1=", model, "--compare", talker, "--temperature", "0")
     assert "┃" in said

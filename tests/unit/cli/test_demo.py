@@ -46,6 +46,7 @@ def test_a_problem_its_answer_and_the_forgetful_one(
     assert (problem.prompt, problem.answer, problem.without_carry) == (prompt, answer, without_carry)
 
 
+@pytest.mark.slow
 def test_training_and_held_out_problems_share_nothing_and_are_all_there_is() -> None:
     train, held_out = split_problems(3)
     assert (len(train), len(held_out)) == (10_000 - NUM_HELD_OUT, NUM_HELD_OUT)

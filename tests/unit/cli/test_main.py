@@ -120,6 +120,7 @@ def test_plan_of_rm_counts_what_is_left(folder: Path, rm_model: str, capsys: pyt
     assert "comparisons │ 6 │ data.train" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow_cases("sft")
 @pytest.mark.parametrize("kind", ["rl", "sft", "rm"])
 def test_plan_counts_and_names_prompts_that_come_twice(
     folder: Path, save_tiny_llama: Callable[..., Path], capsys: pytest.CaptureFixture[str], kind: str
@@ -182,6 +183,7 @@ def test_check_without_a_reward_that_reads_answers_shows_what_gold_answers_get(
     assert "0 of 8 gold answers reach the top score 1 (judged by: the total)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_check_goes_on_after_a_domain_without_gold_answers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "talk.jsonl").write_text('{"prompt": "hello"}\n{"prompt": "bye"}\n')
     (folder / "own.py").write_text("def short(response):\n    return 1.0 - 0.25 * len(response)\n")

@@ -27,6 +27,7 @@ def code_outside_of_config() -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in sorted(files))
 
 
+@pytest.mark.slow_cases("RlConfig")
 @pytest.mark.parametrize("section", [RlConfig, SftConfig, RmConfig])
 def test_every_field_of_a_run_file_is_read_by_name(section: type[RunConfig]) -> None:
     code = code_outside_of_config()

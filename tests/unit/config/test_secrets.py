@@ -108,6 +108,7 @@ def test_a_command_line_keeps_what_is_no_secret() -> None:
     assert parse_value(hidden[1].partition("=")[2]) == {"api_key": MASK, "n": 3}
 
 
+@pytest.mark.slow
 def test_a_hashed_mask_knows_its_value_and_no_other() -> None:
     # of letters that no hash has in it
     data = options(api_key="xyz", password=7, n=3)

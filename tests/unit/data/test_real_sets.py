@@ -20,7 +20,12 @@ def chatml_tokenizer(shared_dir: Path):
     return AutoTokenizer.from_pretrained(shared_dir / "models" / "minimind_tokenizer")
 
 
-@pytest.mark.slow_cases("one_shot_rlvr/dsr_sub.parquet-fields2-1209-verl-roles2-\\\\frac{3}{7}-domains2")
+@pytest.mark.slow_cases(
+    "gsm8k/test.jsonl-fields0-1319-prompt-roles0-#### 18-domains0",
+    "math_eval/mawps_test.jsonl-fields4-2065-prompt-roles4-43.0-domains4",
+    "one_shot_rlvr/dsr_sub.parquet-fields2-1209-verl-roles2-\\\\frac{3}{7}-domains2",
+    "roll_math/math_benchmarks.jsonl-fields1-560-roll-roles1-204-domains1",
+)
 @pytest.mark.parametrize(
     ("path", "fields", "rows", "schema", "roles", "answer", "domains"),
     [

@@ -15,6 +15,7 @@ from burnish.errors import DataError
 WEIGHTS = st.lists(st.sampled_from([0.1, 0.25, 0.3, 1.0, 1.5, 2.0, 7.0, 0.123]), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     weights=WEIGHTS,
@@ -45,6 +46,7 @@ def test_every_share_is_kept_to_within_one_at_every_draw(weights, draws) -> None
             assert abs(counts[i] - k * weight / sum(weights)) < 1
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(weights=WEIGHTS, seed=st.integers(0, 3), size=st.integers(1, 7))
 def test_each_source_loses_nothing_across_passes(weights, seed, size) -> None:
@@ -106,6 +108,7 @@ def test_weights_must_be_positive_and_one_a_source() -> None:
 # --- token-budget batches -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=30), budget=st.integers(20, 60), seed=st.integers(0, 3)

@@ -478,6 +478,7 @@ def test_every_wait_of_this_room_has_a_deadline() -> None:
             assert "seconds=None" not in file.read_text()
 
 
+@pytest.mark.slow
 def test_a_request_that_can_be_stopped_is_stopped_at_any_time(policy: ProcessRole) -> None:
     """Before it is made, while it is worked on, and after its end, when nobody is there to be stopped."""
     with Stop() as stop:

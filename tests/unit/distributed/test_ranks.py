@@ -181,7 +181,7 @@ def test_others_say_who_was_lost_first(met: tuple[RankPeer, Rank], tmp_path: Pat
     assert rank.ended == [False]
 
 
-@pytest.mark.slow_cases("near")
+@pytest.mark.slow
 def test_one_that_stalls_says_where(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
     peer, _ = met
     seated(peer, tmp_path)

@@ -48,6 +48,7 @@ def found(about: Trained | Path | None) -> Report:
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_a_model_folder_and_timings_that_are_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BURNISH_TIMING", "on")

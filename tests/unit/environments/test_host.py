@@ -81,6 +81,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_processes_are_used_again(make: Callable[..., ConversationHost]) -> None:
     host = make()
     first, second = host.lease(), host.lease()
@@ -110,6 +111,7 @@ def test_a_process_that_has_ended_is_not_lent(make: Callable[..., ConversationHo
     assert process.fileno() == -1
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_it_is_closed(make: Callable[..., ConversationHost]) -> None:
     before = len(os.listdir("/proc/self/fd"))
     host = make()
@@ -162,6 +164,7 @@ def test_a_process_says_whether_a_program_that_a_tool_started_still_runs(make: C
     assert clean == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["alone", pytest.param("forked", marks=pytest.mark.slow)])
 def test_nothing_outlives_a_training_process_that_is_killed(tmp_path: Path, how: str) -> None:
     """Also if something that it has forked keeps the descriptors open: then it takes a few seconds."""
@@ -206,12 +209,14 @@ def test_a_parent_that_ends_while_it_imports_is_named(make: Callable[..., Conver
         make("import os; os._exit(4)")
 
 
+@pytest.mark.slow
 def test_two_tools_of_one_name(make: Callable[..., ConversationHost], tmp_path: Path) -> None:
     text = TOOLS + '\nclass Desk:\n    def reset(self): ...\n    def pid(self) -> str:\n        """Who."""\n'
     with pytest.raises(ConfigError, match=r"two tools that are called 'pid', one of them the environment's"):
         make(text, environment=f"{tmp_path / 'tools.py'}:Desk")
 
 
+@pytest.mark.slow
 def test_only_named_variables_are_passed_on(
     make: Callable[..., ConversationHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,12 +228,14 @@ def test_only_named_variables_are_passed_on(
     process.close()
 
 
+@pytest.mark.slow
 def test_options_are_not_on_the_command_line(make: Callable[..., ConversationHost], tmp_path: Path) -> None:
     text = "class Desk:\n    def __init__(self, key): ...\n    def reset(self): ...\n"
     host = make(text, names=(), environment=f"{tmp_path / 'tools.py'}:Desk", options={"key": "hush"})
     assert b"hush" not in Path(f"/proc/{host.pid}/cmdline").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_read_keeps_nobody_waiting(make: Callable[..., ConversationHost]) -> None:
     host = make()
     process = host.lease()
@@ -283,6 +290,7 @@ def test_a_parent_that_lived_long_may_be_started_again(
     process.close()
 
 
+@pytest.mark.slow
 def test_without_room_for_a_process_its_conversation_ends(make: Callable[..., ConversationHost]) -> None:
     """The parent goes on: the next one may have room."""
     text = "import os\nfork, count = os.fork, iter(range(100))\n"
@@ -310,6 +318,7 @@ print(no_more_files().message)
 """
 
 
+@pytest.mark.slow
 def test_as_many_connections_as_the_system_allows() -> None:
     """512 are for other files, and a conversation may have five: 200 need 1,512, and 5,000 more than there may be."""
     done = subprocess.run([sys.executable, "-c", LIMITS], capture_output=True, text=True, timeout=60, check=True)

@@ -182,7 +182,7 @@ def test_a_backward_pass_from_the_parts_own_sums_would_be_wrong(monkeypatch: pyt
         assert_right("varlen", packing)
 
 
-@pytest.mark.slow_cases("1")
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 def test_flex_attention_is_dense_attention(key_heads: int) -> None:
@@ -224,7 +224,7 @@ def test_which_ways_are_tried_where(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ways_on(cuda, torch.bfloat16) == ("copied",)
 
 
-@pytest.mark.slow_cases("copied")
+@pytest.mark.slow
 @pytest.mark.parametrize("winner", ["copied", "merged"])
 def test_of_the_ways_that_pass_the_fastest_is_taken(load, monkeypatch: pytest.MonkeyPatch, winner: str) -> None:
     """Both run on a CPU, so that the trial and the timing are the real ones."""

@@ -95,6 +95,7 @@ def fields_of(batch: Batch) -> dict[str, torch.Tensor | None]:
 tokens = st.lists(st.integers(0, 50), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=6), st.data())
 def test_cut_anywhere_and_joined_again_it_is_the_same_batch(
     rows: list[tuple[list[int], list[int]]], data: st.DataObject

@@ -152,6 +152,7 @@ def test_a_way_that_fails_is_left_out_and_told_and_tried_again_next_time() -> No
     assert "began with decoding by kernels" in two.lines()[2]
 
 
+@pytest.mark.slow
 def test_a_bfloat16_model_is_told_where_float32_is_faster(load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BURNISH_WITHOUT", raising=False)
     model = load("llama", dtype="bfloat16").model

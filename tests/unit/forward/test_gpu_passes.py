@@ -124,14 +124,7 @@ PASSES: dict[str, Callable[[ResponseScorer, Batch], object]] = {
 """What is done with one micro-batch. Whatever else goes over micro-batches belongs in here."""
 
 
-@pytest.mark.slow_cases(
-    "turns--copied-dtype1-llama",
-    "turns--copied-dtype1-qwen2",
-    "turns-checkpointing-varlen-dtype0-llama",
-    "turns-checkpointing-varlen-dtype0-qwen2",
-    "turns-checkpointing-copied-dtype1-llama",
-    "values alone--copied-dtype1-llama",
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize(("way", "dtype"), [("varlen", torch.bfloat16), ("copied", torch.float32)])
 @pytest.mark.parametrize("fields", [{}, {"gradient_checkpointing": True}], ids=["", "checkpointing"])
@@ -149,6 +142,7 @@ def test_a_packed_micro_batch_waits_for_nothing(load, batch, gpu, family, way, d
         assert weight.grad is not None, name
 
 
+@pytest.mark.slow
 def test_a_policy_accumulates_without_waiting(load, batch, gpu) -> None:
     """All micro-batches of a minibatch, up to the step itself."""
     loaded = load("llama", kernels="off", dtype="bfloat16")
@@ -162,6 +156,7 @@ def test_a_policy_accumulates_without_waiting(load, batch, gpu) -> None:
     assert "torch_attn::_varlen_attn_backward" in gpu.seen
 
 
+@pytest.mark.slow_cases("gmpo")
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
 def test_objectives_wait_for_nothing(load, batch, gpu, name) -> None:
     scorer = on_pretended_gpu(load, "llama", "varlen", torch.bfloat16)

@@ -39,6 +39,7 @@ def calls_of(model, batch, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return called
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_models_of_llamas_build_take_them_and_others_do_not(load) -> None:
     assert uses_layer_kernels(load("llama").model)

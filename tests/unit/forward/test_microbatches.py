@@ -35,6 +35,7 @@ def test_budget_must_be_positive():
         microbatches_by_tokens([1], 0)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 100))
 def test_every_row_once_and_never_above_the_budget(lengths, budget):
     parts = microbatches_by_tokens(lengths, budget)
@@ -74,6 +75,7 @@ def test_a_group_above_the_budget_is_split_and_pays_its_prompt_again() -> None:
         microbatches_by_groups([1], [1], [[0]], 0)
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20)), min_size=1, max_size=20),
     budget=st.integers(1, 80),

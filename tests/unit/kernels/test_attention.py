@@ -74,7 +74,7 @@ def test_heads_of_all_shapes(heads: tuple[int, int], size: int, dtype: torch.dty
 group = st.lists(st.integers(0, 37), max_size=5).flatmap(lambda rest: st.integers(1, 50).map(lambda one: [one, *rest]))
 
 
-@pytest.mark.slow_cases("native")
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(groups=st.lists(group, min_size=1, max_size=4))
 def test_any_mix_of_groups_and_lengths(groups: list[list[int]]) -> None:

@@ -29,15 +29,7 @@ def test_vectors_are_as_wide_as_registers(instruction_set: str) -> None:
     assert library.vector_lanes() == LANES.get(instruction_set, library.vector_lanes())
 
 
-@pytest.mark.slow_cases(
-    "avx2-attend.c",
-    "avx2-decode.c",
-    "avx2-train.c",
-    "native-attend.c",
-    "native-decode.c",
-    "native-products.c",
-    "native-train.c",
-)
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("objdump"), reason="reads x86-64's assembly")
 @pytest.mark.parametrize("source", ["attend.c", "decode.c", "products.c", "quantized.c", "train.c"])
 def test_sums_stay_in_registers(instruction_set: str, source: str, tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def test_another_tokenizer_is_refused_though_it_is_as_large(load, classifier_fol
     assert "'0' is id 4 here and id 5 there" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_critic_may_know_more_tokens_but_not_fewer(load, classifier_folder):
     larger = character_tokenizer("0123456789,:xyz", bos="S", eos="E", pad="P", unk="U")
     SeparateCritic.from_folder(

@@ -130,6 +130,7 @@ def _exact(*tensors: torch.Tensor) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(4096, 4096), (1 << 24,), (2, (1 << 23) + 77)], ids=["matrix", "vector", "two rows"])
 def test_the_norm_of_a_large_gradient_is_right_on_any_number_of_threads(shape):
     """torch.linalg.vector_norm loses 7e-4 of it on one thread."""

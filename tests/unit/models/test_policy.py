@@ -54,6 +54,7 @@ def _gradients(policy, batch, monkeypatch):
     return caught, len(objective.denominators)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 def test_gradient_of_one_two_or_seven_microbatches(load, batch, family, monkeypatch):
     whole, one = _gradients(_policy(load(family)), batch, monkeypatch)
@@ -88,6 +89,7 @@ def test_the_plain_path_leaves_every_gradient_to_pytorch(load, batch, monkeypatc
         _gradients(_policy(load()), batch, monkeypatch)
 
 
+@pytest.mark.slow
 def test_bfloat16_gradients_are_summed_in_float32(load, batch, monkeypatch):
     """Those of seven micro-batches are the sum of seven that were taken one by one."""
     together, seven = _gradients(_policy(load(dtype="bfloat16"), budget=1), batch, monkeypatch)
@@ -206,7 +208,7 @@ def test_non_finite_gradient_is_caught(load, batch):
     assert not policy.model.training
 
 
-@pytest.mark.slow_cases("bfloat16-lora1")
+@pytest.mark.slow_cases("bfloat16-lora1", "float32-lora1")
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_resumed_training_is_bit_for_bit_the_same(load, batch, tmp_path, lora, dtype):

@@ -135,7 +135,14 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teams, "PIECE_NUMBERS", 3001)
 
 
-@pytest.mark.slow_cases("4-adamw-torch.bfloat16", "4-adam_tf-torch.float32", "4-adam_tf-torch.bfloat16")
+@pytest.mark.slow_cases(
+    "3-adam_tf-torch.bfloat16",
+    "3-adam_tf-torch.float32",
+    "4-adam_tf-torch.bfloat16",
+    "4-adam_tf-torch.float32",
+    "4-adamw-torch.bfloat16",
+    "4-adamw-torch.float32",
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["adamw", "adam_tf"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -183,7 +190,7 @@ def test_no_gradient_has_the_norm_0() -> None:
     assert on_team(2, lambda lanes: float(optimizer_for(weights(), settings(), lanes).grad_norm())) == [0.0, 0.0]
 
 
-@pytest.mark.slow_cases("(4, 3)-torch.bfloat16")
+@pytest.mark.slow_cases("(4, 3)-torch.bfloat16", "(4, 3)-torch.float32")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 4), (4, 3)], ids=str)
 def test_a_state_continues_on_another_number_of_processes(sizes: tuple[int, int], dtype: torch.dtype) -> None:

@@ -49,6 +49,7 @@ def rewards(scored: list[Rollout]) -> list[float | None]:
     return [rollout.reward for rollout in scored]
 
 
+@pytest.mark.slow
 def test_what_was_begun_is_scored_once_and_in_the_order_asked(make_scorer: Any, make_items: Any, file: Path) -> None:
     scorer = make_scorer(f"{file}:size", workers=2)
     items = make_items(["a", "bb", "ccc", "dddd", "eeeee"])
@@ -59,6 +60,7 @@ def test_what_was_begun_is_scored_once_and_in_the_order_asked(make_scorer: Any, 
     assert rewards(scorer.score(list(reversed(items)))) == [5.0, 4.0, 3.0, 2.0, 1.0]  # nothing is left over
 
 
+@pytest.mark.slow
 def test_workers_work_between_the_calls(make_scorer: Any, make_items: Any, file: Path) -> None:
     """Twenty responses of 50 ms: after they were begun and time has passed, there is nothing left to wait for."""
     scorer = make_scorer(f"{file}:slow", workers=2)
@@ -96,6 +98,7 @@ def test_failures_are_those_of_an_ordinary_call(make_scorer: Any, make_items: An
     assert scorer.take_metrics()["reward/failed_fraction"].result() == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_a_broken_contract_stops_and_leaves_nothing(make_scorer: Any, make_items: Any, file: Path) -> None:
     scorer = make_scorer(f"{file}:text")
     items = make_items(["ab", "c"])
@@ -120,6 +123,7 @@ def test_what_was_begun_and_is_not_asked_for_is_dropped(make_scorer: Any, make_i
     assert rewards(scorer.score(items)) == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.slow
 def test_an_asynchronous_reward_awaits_what_arrives_one_by_one_together(
     make_scorer: Any, make_items: Any, tmp_path: Path
 ) -> None:
@@ -156,6 +160,7 @@ async def held(response):
     assert max(rewards(bounded.score(items))) <= 3
 
 
+@pytest.mark.slow
 def test_without_idle_cores_only_rewards_that_wait_begin(make_scorer: Any, make_items: Any, file: Path) -> None:
     scorer = make_scorer(f"{file}:size", f"{file}:distant")
     items = make_items(["ab", "c"])

@@ -166,6 +166,7 @@ def test_rows_that_cannot_be_read_are_an_error(columns: dict[str, Any], answer: 
         question_of_row(columns, answer)
 
 
+@pytest.mark.slow
 @given(st.permutations(range(4)), st.integers(0, 3), st.integers(0, 3), st.sampled_from(["The answer is {}.", "{}"]))
 def test_the_order_of_the_options_changes_no_verdict(order: list[int], gold: int, said: int, form: str) -> None:
     """Stated by text the response stays, stated by label the label moves with its option."""

@@ -57,6 +57,7 @@ def test_what_is_left_of_a_group_was_scored_by_the_same_rewards(answers: list[tu
         assert rewards.parts_BC is not None
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(*[st.sampled_from(sorted(ANSWERS))] * 3), min_size=1, max_size=5), st.randoms())
 def test_the_order_of_the_responses_changes_nothing(answers: list[tuple[str, str, str]], random: object) -> None:
     order = list(range(len(answers)))

@@ -70,6 +70,7 @@ def test_a_response_is_never_an_argument(make: Make) -> None:
         make(code, "{response}")
 
 
+@pytest.mark.slow
 def test_a_status_is_a_verdict_or_an_error(make: Make) -> None:
     reward = make("import sys; sys.exit(int(sys.stdin.read()))", wrong=[1, 3])
     assert [reward(text) for text in ("0", "1", "3")] == [1.0, 0.0, 0.0]

@@ -62,6 +62,7 @@ def test_the_first_token_at_or_after_the_position_ends_it_and_stays() -> None:
     assert end_of((7, 1, 7, 1), 7, 3) is None
 
 
+@pytest.mark.slow
 def test_the_score_is_that_of_the_cut_response_and_the_rollout_stays_whole(score: Any) -> None:
     given = item("a.bc.de")
     (rollout,), _ = score([given], "length", truncate_token=".", truncate_after=2)
@@ -77,6 +78,7 @@ def test_rewards_see_a_response_that_has_ended(score: Any) -> None:
     assert rollout.reward == 3.5
 
 
+@pytest.mark.slow
 def test_a_response_without_the_token_gets_the_score_instead_of_its_own(score: Any) -> None:
     """-1 replaces 4; it is not 4 - 1."""
     options = {"truncate_token": ".", "truncate_after": 3}
@@ -90,6 +92,7 @@ def test_a_response_without_the_token_gets_the_score_instead_of_its_own(score: A
     assert scorer.take_metrics()["reward/incomplete_fraction"].result() == 0.5
 
 
+@pytest.mark.slow
 def test_the_eos_trick_looks_at_how_sampling_ended(score: Any) -> None:
     items = [item("ab", FinishReason.STOP), item("ab", FinishReason.LENGTH)]
     rollouts, _ = score(items, "length", incomplete_score=-1.0)

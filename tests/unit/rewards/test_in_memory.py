@@ -36,6 +36,7 @@ def scorer_of() -> Iterator[MakeScorer]:
         scorer.close()
 
 
+@pytest.mark.slow
 def test_a_closure_and_a_lambda(scorer_of: MakeScorer, make_items: Any) -> None:
     limit = 3
 
@@ -159,6 +160,7 @@ def test_large_products_do_not_hang_after_the_program_has_used_its_threads(
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_next_to_a_reward_in_a_file(scorer_of: MakeScorer, make_items: Any, reward_file: Any) -> None:
     """They do not share a worker: what stands in a file has an interpreter without anything of this program."""
     path = reward_file("import os\ndef parent(response): return float(os.getppid())")

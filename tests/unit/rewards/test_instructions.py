@@ -131,7 +131,9 @@ def test_instructions(name: str, kwargs: dict[str, Any], good: list[str], bad: l
     assert [text for text in bad if parts(text, (name, kwargs))["strict"] == 1.0] == []
 
 
-@pytest.mark.slow_cases("language:response_language-kwargs0-good0-bad0")
+@pytest.mark.slow_cases(
+    "language:response_language-kwargs0-good0-bad0", "language:response_language-kwargs1-good1-bad1"
+)
 @pytest.mark.parametrize(("name", "kwargs", "good", "bad"), LANGUAGES)
 def test_instructions_about_a_language(name: str, kwargs: dict[str, Any], good: list[str], bad: list[str]) -> None:
     pytest.importorskip("langdetect")
@@ -271,6 +273,7 @@ def test_an_end_of_a_sentence_is_found_from_any_of_its_marks(text: str) -> None:
     assert [match.span() for match in _END.finditer(text)] == [match.span() for match in plain.finditer(text)]
 
 
+@pytest.mark.slow_cases("letters")
 @pytest.mark.parametrize(
     "text",
     ["." * 200_000 + "a", "[" * 200_000, "<<" * 200_000, "e.g. " * 40_000],

@@ -75,7 +75,11 @@ def _wait_gone(pids: list[int], seconds: float = 20.0) -> bool:
 
 
 @pytest.mark.slow_cases(
-    "loop-timeout-timeout_seconds 1", "deaf-timeout-timeout_seconds 1", "regex-timeout-timeout_seconds 1"
+    "crash-error-SIGSEGV",
+    "deaf-timeout-timeout_seconds 1",
+    "exit-error-exit status 3",
+    "loop-timeout-timeout_seconds 1",
+    "regex-timeout-timeout_seconds 1",
 )
 @pytest.mark.parametrize(
     ("bad", "status", "words"),
@@ -109,7 +113,7 @@ def test_all_kinds_at_once_on_two_workers(make_scorer: Any, make_items: Any, nas
     assert [r.reward for r in scorer.score(make_items(["abcd"] * 3))] == [4.0] * 3
 
 
-@pytest.mark.slow_cases("loop-timeout")
+@pytest.mark.slow_cases("exit-error", "loop-timeout")
 @pytest.mark.parametrize(
     ("bad", "status"), [("loop", RewardStatus.TIMEOUT), ("exit", RewardStatus.ERROR), ("raise", RewardStatus.ERROR)]
 )
@@ -130,6 +134,7 @@ def test_asynchronous_rewards_pay_one_by_one(make_scorer: Any, make_items: Any, 
     assert [r.status.value for r in scored] == ["timeout", "ok", "error"]
 
 
+@pytest.mark.slow
 def test_closing_ends_the_workers(make_scorer: Any, make_items: Any, nasty: Path) -> None:
     scorer = make_scorer(f"{nasty}:nasty", workers=2)
     scorer.score(make_items(["ab"] * 20))
@@ -140,6 +145,7 @@ def test_closing_ends_the_workers(make_scorer: Any, make_items: Any, nasty: Path
     assert _wait_gone(pids)
 
 
+@pytest.mark.slow
 def test_an_error_leaves_no_worker(make_scorer: Any, make_items: Any, reward_file: Any) -> None:
     path = reward_file("""
         import time
@@ -155,6 +161,7 @@ def test_an_error_leaves_no_worker(make_scorer: Any, make_items: Any, reward_fil
     assert _wait_gone(pids)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_between_two_calls_is_replaced(make_scorer: Any, make_items: Any, nasty: Path) -> None:
     scorer = make_scorer(f"{nasty}:nasty")
     (pid,) = scorer.worker_pids
@@ -265,7 +272,7 @@ def _left_behind(path: Path, count: int) -> list[int]:
     return pids
 
 
-@pytest.mark.slow_cases("twice forked/loop-timeout", "sessions/loop-timeout", "stopper/loop-timeout")
+@pytest.mark.slow_cases("sessions/-ok", "sessions/loop-timeout", "stopper/loop-timeout", "twice forked/loop-timeout")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt the orphans below it")
 @pytest.mark.parametrize(
     ("response", "status"),
@@ -293,6 +300,7 @@ def test_what_leaves_its_session_ends_with_its_worker(
     assert not any(_alive(pid) for pid in pids)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt the orphans below it")
 def test_what_leaves_its_session_ends_with_a_killed_training_process(reward_file: Any) -> None:
     path = reward_file(DAEMONS)
@@ -326,6 +334,7 @@ TALKERS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", ["garbage", "partial", "no answer", "another task", "ready again", "endless"])
 def test_nonsense_on_the_socket_costs_one_response(
     make_scorer: Any, make_items: Any, reward_file: Any, bad: str
@@ -337,6 +346,7 @@ def test_nonsense_on_the_socket_costs_one_response(
     assert [scored[index].reward for index in (0, 2, 3)] == [2.0, 3.0, 5.0]
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_is_killed_takes_its_worker_along(
     make_scorer: Any, make_items: Any, reward_file: Any
 ) -> None:
@@ -367,6 +377,7 @@ def test_a_worker_that_cannot_be_started_is_one_clear_error(
         make_scorer(f"{nasty}:nasty")
 
 
+@pytest.mark.slow
 def test_large_arguments_do_not_wait_for_a_worker_that_does_not_read(
     make_scorer: Any, make_items: Any, reward_file: Any
 ) -> None:

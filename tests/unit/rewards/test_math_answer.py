@@ -69,11 +69,13 @@ WRONG: list[tuple[str, Any]] = [
 ]
 
 
+@pytest.mark.slow_cases("\\\\boxed{x^2+2x+1}-(x+1)^2")
 @pytest.mark.parametrize(("response", "answer"), RIGHT)
 def test_right_answers(math: MathAnswer, response: str, answer: Any) -> None:
     assert math(response, answer) == 1.0
 
 
+@pytest.mark.slow_cases("1 2 3 4 5 6 7 8-7")
 @pytest.mark.parametrize(("response", "answer"), WRONG)
 def test_wrong_answers(math: MathAnswer, response: str, answer: Any) -> None:
     assert math(response, answer) == 0.0
@@ -134,6 +136,7 @@ def _golds(folder: Path, name: str) -> list[Any]:
     return [json.loads(line)[column] for line in (folder / "data" / file).read_text().splitlines()]
 
 
+@pytest.mark.slow_cases("mawps-2065-0", "one_shot_rlvr-1209-1")
 @pytest.mark.parametrize(
     ("name", "rows", "empty"),
     [("svamp", 1000, 0), ("mawps", 2065, 0), ("math500", 500, 0), ("roll", 560, 0), ("one_shot_rlvr", 1209, 1)],

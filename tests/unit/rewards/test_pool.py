@@ -45,6 +45,7 @@ def file(reward_file: Any) -> Path:
     return reward_file(REWARDS)
 
 
+@pytest.mark.slow
 def test_all_responses_of_an_asynchronous_reward_are_awaited_at_once(
     make_scorer: Any, make_items: Any, file: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_no_worker_is_started_for_what_the_limit_forbids(
     assert len(scorer.worker_pids) == 1
 
 
+@pytest.mark.slow
 def test_a_reward_without_room_does_not_hold_up_another(make_scorer: Any, make_items: Any, file: Path) -> None:
     """The only place of `slow` is taken until the test lets it go on; `first` goes past its queue."""
     slow = {"name": f"{file}:slow", "concurrency": 1, "timeout_seconds": 60}
@@ -86,6 +88,7 @@ def test_the_oldest_task_is_next_whichever_reward_it_is_for(make_scorer: Any, ma
     assert (file.parent / "begun").read_text().split() == ["a1", "b1", "a2", "b2", "a3", "b3"]
 
 
+@pytest.mark.slow
 def test_a_death_among_joined_responses_costs_one(make_scorer: Any, make_items: Any, file: Path) -> None:
     scorer = make_scorer(f"{file}:odd", workers=2)
     items = make_items(["a", "exit", "bb", "a", "bb", "ccc"])

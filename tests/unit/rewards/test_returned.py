@@ -179,12 +179,14 @@ def test_reading_a_score_has_the_time_limit_of_the_call(make_scorer: Any, make_i
     assert statuses == [RewardStatus.TIMEOUT, RewardStatus.OK]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", ["huge", "float raises", "interrupt", "cancelled", "mute", "float exits"])
 def test_asynchronous_rewards_are_guarded_alike(make_scorer: Any, make_items: Any, odd: Path, bad: str) -> None:
     scored = make_scorer(f"{odd}:odd_async").score(make_items([bad, "good"]))
     assert [rollout.status for rollout in scored] == [RewardStatus.ERROR, RewardStatus.OK]
 
 
+@pytest.mark.slow
 def test_odd_habits_that_harm_nobody(make_scorer: Any, make_items: Any, odd: Path) -> None:
     fine = ["fork", "thread exits", "prints", "writes low descriptors", "handlers", "elsewhere", "int", "numpy"]
     fine += ["fraction", "subclass", "coroutine", "no streams", "good"]
@@ -195,6 +197,15 @@ def test_odd_habits_that_harm_nobody(make_scorer: Any, make_items: Any, odd: Pat
     assert all(type(name) is str for name in scored[fine.index("subclass")].reward_parts)
 
 
+@pytest.mark.slow_cases(
+    "generator-returned generator",
+    "poison-returned Poison",
+    "parts list-parts are list",
+    "part names-name is int",
+    "part poison-part 'a' Poison",
+    "value-NoneType",
+    "tokens-token_rewards of type float",
+)
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
@@ -221,6 +232,7 @@ def test_a_broken_contract_is_named_and_no_code_runs_here(
     assert not odd.with_name(odd.name + ".pwned").exists()
 
 
+@pytest.mark.slow_cases("batch endless-more than 1 scores for 1", "batch number-returned float")
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
@@ -237,6 +249,7 @@ def test_a_batch_that_is_no_list_of_scores(make_scorer: Any, make_items: Any, od
         make_scorer(f"{odd}:odd_batch").score(make_items([bad]))
 
 
+@pytest.mark.slow
 def test_a_batch_whose_reading_raises(make_scorer: Any, make_items: Any, odd: Path) -> None:
     scorer = make_scorer(f"{odd}:odd_batch")
     for bad, words in (("batch raises", "out of numbers"), ("batch float raises", "no number today")):

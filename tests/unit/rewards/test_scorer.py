@@ -96,6 +96,7 @@ def test_failed_responses_are_excluded_by_default(make_scorer: Any, make_items: 
     assert scored[1].reward_parts == {"exact": 0.0}
 
 
+@pytest.mark.slow
 def test_a_reward_that_returns_none_is_not_for_a_response_that_another_scores(
     make_scorer: Any, make_items: Any, file: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_an_audit_that_fails_is_counted_and_told_once(make_scorer: Any, make_ite
         assert words in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["text", "text_async", "batch_long", "batch_number", "raises"])
 def test_an_audit_that_breaks_its_contract_ends_no_run(
     make_scorer: Any, make_items: Any, file: Path, function: str
@@ -236,6 +238,7 @@ def test_answer_labels(make_scorer: Any, file: Path) -> None:
     assert make_scorer("exact", f"{file}:size").answer_labels == ("exact",)
 
 
+@pytest.mark.slow
 def test_no_items_and_close_twice(make_scorer: Any, make_items: Any, file: Path) -> None:
     scorer = make_scorer(f"{file}:size")
     assert scorer.score([]) == []
@@ -317,6 +320,7 @@ def test_a_column_that_cannot_travel(make_scorer: Any, make_items: Any, file: Pa
         make_scorer(f"{file}:size").score(make_items(["a"], columns={"what": lambda: None}))
 
 
+@pytest.mark.slow
 def test_batched_none_and_dense_nan(make_scorer: Any, make_items: Any, file: Path) -> None:
     scored = make_scorer(f"{file}:batch_none").score(make_items(["a", "?"]))
     assert [r.status for r in scored] == [RewardStatus.OK, RewardStatus.MISSING]

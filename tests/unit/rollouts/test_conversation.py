@@ -426,9 +426,7 @@ def test_what_the_policy_said() -> None:
     assert replace(single, response_tokens=()).last_sampled == -1
 
 
-@pytest.mark.slow_cases(
-    "gpt2-kernels-1", "gpt2-kernels-3", "gpt2-plain-1", "gpt2-plain-64", "qwen2-plain-1", "qwen3-plain-1"
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3, 64])
 def test_samples_do_not_depend_on_what_is_sampled_together(model: Any, make_engine: Any, rows: int) -> None:
     def conversations(rows: int, slow: tuple[int, ...], open: int) -> list[tuple[Any, ...]]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ def test_known_outputs_of_splitmix64() -> None:
     ]
 
 
+@pytest.mark.slow
 @given(key=st.integers(-(1 << 63), (1 << 63) - 1), position=st.integers(0, 1 << 40))
 @settings(max_examples=200, deadline=None)
 def test_tensor_arithmetic_wraps_as_unsigned_integers_do(key: int, position: int) -> None:

@@ -562,6 +562,7 @@ def test_a_result_that_comes_twice_serves_nobody_else(tools: ConversationHost) -
         assert results(talker.say(call("add", a=1, b=1))[0]) == ["2"]
 
 
+@pytest.mark.slow
 def test_the_parent_is_started_again(tmp_path: Path) -> None:
     host = host_of(tmp_path, TOOLS, ["end", "add"])
     try:
@@ -805,6 +806,7 @@ def test_an_environment_that_dies_between_turns_is_noticed(desk: ConversationHos
 # ---- seeds, numbers, resources
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same", [True, False])
 def test_environments_of_a_group_start_with_the_same_seed(tmp_path: Path, same: bool) -> None:
     (tmp_path / "seeds.py").write_text(
@@ -859,6 +861,7 @@ def test_thousands_of_conversations(desk: ConversationHost) -> None:
     assert descriptors() <= before + 64
 
 
+@pytest.mark.slow
 def test_more_descriptors_than_select_can_take(tools: ConversationHost, tmp_path: Path) -> None:
     import resource
 

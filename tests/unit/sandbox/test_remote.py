@@ -205,6 +205,7 @@ def post(url: str, asked: object, **more: Any) -> httpx2.Response:
     return httpx2.post(url, content=content, headers=headers, timeout=60, trust_env=False)
 
 
+@pytest.mark.slow
 def test_the_schema_of_sandbox_fusion() -> None:
     pretended = Pretended()
     with served(pretended, Service(name="pod")) as url:

@@ -129,7 +129,7 @@ def test_what_takes_too_much_is_ended_and_named(sandbox: Sandbox) -> None:
     assert judged(sandbox, "def f(x):\n    y = []\n    y.append(y)\n    return y").status == "failed"
 
 
-@pytest.mark.slow_cases("landlock")
+@pytest.mark.slow
 def test_an_interrupted_job_leaves_no_answer_for_the_next(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     with Sandbox(sandbox.tier, limits=sandbox.limits) as one:
         with monkeypatch.context() as patched:
@@ -254,6 +254,7 @@ def test_several_threads_share_it(sandbox: Sandbox) -> None:
         assert [verdict.status == "passed" for verdict in run_all(two, jobs)] == [n < 3 for n in range(12)]
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_named_and_replaced(sandbox: Sandbox) -> None:
     with Sandbox(sandbox.tier, limits=sandbox.limits) as one:
         parent = one._idle.queue[0]
@@ -314,6 +315,7 @@ def test_a_thousand_programs_of_which_a_hundred_hang(sandbox: Sandbox) -> None:
     assert children() <= before
 
 
+@pytest.mark.slow
 def test_a_sandbox_that_closes_ends_the_jobs_that_run(sandbox: Sandbox) -> None:
     before, said = children(), []
     one = Sandbox(sandbox.tier, processes=2, limits=sandbox.limits)

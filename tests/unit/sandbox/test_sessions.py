@@ -364,6 +364,7 @@ def settle(sessions: Sessions) -> None:
     wait_for(lambda: len(os.listdir(held)) <= 5)
 
 
+@pytest.mark.slow_cases("landlock")
 def test_closing_ends_cells_that_run(sessions: Sessions) -> None:
     before, descriptors, said = children(), len(os.listdir("/proc/self/fd")), []
     several = Sessions(sessions.tier, limits=LIMITS)
@@ -394,7 +395,7 @@ def test_an_interrupted_cell_ends_its_session(session: Session, monkeypatch: pyt
         session.run("x", SECONDS)
 
 
-@pytest.mark.slow_cases("landlock")
+@pytest.mark.slow
 def test_a_parent_that_fails_takes_its_sessions_with_it_and_is_replaced(sessions: Sessions) -> None:
     before = children()
     with Sessions(sessions.tier, limits=LIMITS) as own:

@@ -191,7 +191,7 @@ def nemo_table() -> dict[str, float]:
     return {name: predict_one_off(model, NEMO_SHARE) / model.one_off - 1 for name, model in NEMO.items()}
 
 
-@pytest.mark.slow_cases("32")
+@pytest.mark.slow_cases("32", "64")
 @pytest.mark.parametrize("row", ["32", "64", "128", "16:16", "32:32", "64:64"])
 def test_verl(row: str) -> None:
     assert abs(verl_table()[row]) <= TOLERANCE
@@ -229,11 +229,13 @@ def test_rules_of_thumb_fail_on_the_same_rows() -> None:
     assert abs((VERL_STALENESS[0][0] + other) / VERL_STALENESS[0][1] - 1) > TOLERANCE
 
 
+@pytest.mark.slow_cases("DeepSeek-V3")
 @pytest.mark.parametrize("model", NEMO)
 def test_nemo(model: str) -> None:
     assert abs(nemo_table()[model]) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_nemo_fits_the_pair_that_it_is_fitted_to() -> None:
     """No share comes nearer than a few per cent; other ones are further off."""
     model, best = NEMO[NEMO_FITTED], abs(nemo_table()[NEMO_FITTED])
@@ -256,6 +258,7 @@ def test_rules_of_thumb_fail_for_nemo() -> None:
     assert model.step * model.devices / (model.one_off_devices // 2) / 2 / model.one_off - 1 > TOLERANCE
 
 
+@pytest.mark.slow
 def test_the_page_shows_these_numbers() -> None:
     """docs/simulator.md has how many rows are predicted, and their smallest and largest error, to a per cent."""
     page = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text(encoding="utf-8")

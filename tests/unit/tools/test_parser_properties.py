@@ -91,7 +91,7 @@ def test_nothing_is_raised(form: str, text: str) -> None:
         assert found.content == text
 
 
-@pytest.mark.slow_cases("qwen_xml")
+@pytest.mark.slow
 @pytest.mark.parametrize("form", BUILT_INS)
 @given(data=st.data(), call=CALLS)
 @settings(deadline=None, max_examples=60)
@@ -138,18 +138,29 @@ HOSTILE = [
 
 @pytest.mark.slow_cases(
     "<tool_call> -hermes",
+    "<tool_call> -qwen_xml",
     '<tool_call>"-hermes',
+    '<tool_call>"-qwen_xml',
     "<tool_call>-hermes",
     "<tool_call>-qwen_xml",
     "<tool_call></think>-hermes",
+    "<tool_call></think>-qwen_xml",
     "<tool_call><function=f>-hermes",
+    "<tool_call><function=f>-qwen_xml",
+    "<tool_call><function=f><parameter=a>-hermes",
+    "<tool_call><function=f><parameter=a></parameter>-hermes",
     '<tool_call>[", "-hermes',
+    '<tool_call>[", "-qwen_xml',
     '<tool_call>[",",-hermes',
+    '<tool_call>[",",-qwen_xml',
     '<tool_call>\\\\"-hermes',
+    '<tool_call>\\\\"-qwen_xml',
     '<tool_call>{"-hermes',
+    '<tool_call>{"-qwen_xml',
     '<tool_call>{"a": "-hermes',
     '<tool_call>{"a": "-qwen_xml',
     "<tool_call>{-hermes",
+    "<tool_call>{-qwen_xml",
 )
 @pytest.mark.parametrize("form", BUILT_INS)
 @pytest.mark.parametrize("unit", HOSTILE)

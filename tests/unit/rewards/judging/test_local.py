@@ -95,6 +95,7 @@ def folder(save_tiny_llama: Callable[..., Path]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_loaded_model_answers_the_same_alone_and_among_others(folder: Path) -> None:
     from burnish.rollouts.answering import open_model
 

@@ -117,6 +117,7 @@ def test_equal_responses_are_asked_about_once(endpoint: Any, ask: Any) -> None:
     assert stub.requests == 1
 
 
+@pytest.mark.slow
 def test_another_model_prompt_or_sampling_is_not_found_in_the_cache(tmp_path: Path, endpoint: Any, ask: Any) -> None:
     stub = endpoint()
     cache = {"cache": str(tmp_path)}

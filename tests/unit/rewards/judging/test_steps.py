@@ -68,6 +68,7 @@ def judge(stub_judge: Any) -> dict[str, Any]:
     return {"name": "judge", "options": options, "timeout_seconds": 60}
 
 
+@pytest.mark.slow
 def test_token_rewards_sum_to_the_mean_of_the_steps(judge: Any, make_scorer: Any, make_items: Any) -> None:
     texts = ["one 1", "\n\n", "two", "\n\n", "three 3", "<end>"]
     tokenizer = Pieces(*[text.encode() for text in texts])

@@ -169,6 +169,7 @@ def read(engine: AgentEngine) -> dict[str, float | None]:
     return {name: metric.result() for name, metric in engine.take_metrics().items()}
 
 
+@pytest.mark.slow
 def test_agents_are_given_their_row_and_pay_for_it(hold: Any) -> None:
     engine, script = hold("run", rows=[{}, {"answer": "no", "turns": 1}])
     rows = ask(engine, (0, 1), (0,))
@@ -191,6 +192,7 @@ def test_agents_are_given_their_row_and_pay_for_it(hold: Any) -> None:
     assert read(engine) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("agent", "reward"), [("waits", 1.0), ("pays_by_call", 0.25), ("too_many", -1.0)])
 def test_rewards_come_in_several_ways(hold: Any, agent: str, reward: float) -> None:
     engine, _ = hold(agent)
@@ -216,6 +218,7 @@ def test_what_an_agent_has_started_ends_with_it(hold: Any) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 def test_a_command_is_an_agent(hold: Any, agents_file: Path) -> None:
     import sys
 
@@ -224,6 +227,7 @@ def test_a_command_is_an_agent(hold: Any, agents_file: Path) -> None:
     assert row.environment_reward == 0.75
 
 
+@pytest.mark.slow
 def test_branches_are_rows_except_in_evaluations(hold: Any) -> None:
     engine, _ = hold("branches")
     assert [row.sample_index for row in ask(engine, (4, 5))] == [4, 4 + BRANCH_STRIDE, 5, 5 + BRANCH_STRIDE]
@@ -233,6 +237,7 @@ def test_branches_are_rows_except_in_evaluations(hold: Any) -> None:
     assert [row.sample_index for row in ask(engine, (-1,), sampling=greedy)] == [-1]
 
 
+@pytest.mark.slow
 def test_an_agent_that_fails_fails_alone(hold: Any) -> None:
     kinds = ["fine", "raises", "dies", "returns text", "returns nan", "hangs later", "hangs"]
     engine, _ = hold("by_row", rows=[{"kind": kind} for kind in kinds], call_seconds=1.0, open_seconds=2.0)
@@ -256,6 +261,7 @@ def test_an_agent_that_fails_fails_alone(hold: Any) -> None:
     assert metrics["agent/timed_out_fraction"] == pytest.approx(2 / 7)
 
 
+@pytest.mark.slow
 def test_an_agent_that_asks_for_nothing_has_failed(hold: Any) -> None:
     engine, _ = hold("silent")
     (row,) = ask(engine, (0,))
@@ -284,6 +290,7 @@ def test_how_many_run_at_a_time_changes_nothing(hold: Any, settings: dict[str, A
     assert rows(**settings) == rows()
 
 
+@pytest.mark.slow
 def test_in_rounds_everyone_is_sampled_together(hold: Any) -> None:
     engine, script = hold("run", in_rounds=True)
     ask(engine, range(5))
@@ -298,6 +305,7 @@ def test_agents_of_a_group_have_one_seed(hold: Any) -> None:
     assert len({row.environment_reward for row in ask(hold("seeded", same_start=False)[0], range(3))}) == 3
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails_ends_the_call(hold: Any) -> None:
     engine, script = hold("run")
 
@@ -311,11 +319,13 @@ def test_an_engine_that_fails_ends_the_call(hold: Any) -> None:
     assert ask(engine, (0,))[0].environment_reward == 1.0
 
 
+@pytest.mark.slow
 def test_a_row_without_what_the_agent_wants_fails_with_its_name(hold: Any) -> None:
     (row,) = ask(hold("needs")[0], (0,))
     assert "wants 'colour', which the row does not have" in row.status_detail
 
 
+@pytest.mark.slow_cases("needs-options2-cannot be called with the options")
 @pytest.mark.parametrize(
     ("agent", "options", "wrong"),
     [
@@ -335,6 +345,7 @@ def test_agents_that_cannot_be_used_are_refused_at_the_start(
     assert caught.value.message.startswith("conversation.agent is ")
 
 
+@pytest.mark.slow
 def test_rows_are_plain_data(hold: Any) -> None:
     (row,) = ask(hold("run")[0], (0,))
     assert Rollout.from_dict(json.loads(json.dumps(row.to_dict()))) == row

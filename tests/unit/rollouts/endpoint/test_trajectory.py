@@ -375,6 +375,7 @@ def test_a_failure_leaves_all_branches_without_a_reward() -> None:
 TEXTS = st.text(string.ascii_letters + " <>[]{}\n", max_size=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.lists(TEXTS, min_size=1, max_size=6))
 def test_random_agents_record_what_the_engine_saw(seed: int, texts: list[str]) -> None:

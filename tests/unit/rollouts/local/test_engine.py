@@ -44,7 +44,7 @@ def unpadded_logprobs(model: Any, rollout: Rollout, temperature: float = 1.0) ->
     return logits.log_softmax(-1).gather(-1, torch.tensor(rollout.response_tokens)[:, None])[:, 0]
 
 
-@pytest.mark.slow_cases("qwen2-plain-1", "mistral-plain-1")
+@pytest.mark.slow
 @pytest.mark.parametrize("max_batch_rows", [1, 3, 64])
 def test_greedy_equals_generate_for_prompts_of_all_lengths(model: Any, make_engine: Make, max_batch_rows: int) -> None:
     prompts = random_prompts([1, 5, 3, 9, 40, 5])
@@ -72,6 +72,7 @@ def test_greedy_equals_generate_on_a_real_model(stories_model: Path) -> None:
         assert rollout.response == tokenizer.decode([t for t in expected if t != 2], skip_special_tokens=False)
 
 
+@pytest.mark.slow_cases("gpt2-kernels-1.0")
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_the_unpadded_ones(model: Any, make_engine: Make, temperature: float) -> None:
     requests = requests_for(random_prompts([1, 7, 20, 3]), samples=3)
@@ -90,7 +91,7 @@ def test_eager_attention_gives_the_same(make_model: Callable[..., Any], make_eng
     assert [r.response_tokens for r in rollouts] == [r.response_tokens for r in expected]
 
 
-@pytest.mark.slow_cases("llama-plain", "qwen2-plain", "qwen3-plain")
+@pytest.mark.slow
 def test_a_sample_does_not_depend_on_batch_order_neighbours_or_rows(model: Any, make_engine: Make) -> None:
     requests = requests_for(random_prompts([4, 1, 12, 6, 30, 2, 9, 5]), samples=8)
     sampling = Sampling(16, top_p=0.9)
@@ -273,6 +274,7 @@ def test_a_peft_model_samples_with_its_adapter(llama: Any, make_engine: Make) ->
         assert torch.allclose(torch.tensor(rollout.rollout_logprobs), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_cache_grows_past_its_first_size(llama: Any, make_engine: Make) -> None:
     prompt = random_prompts([50])[0]
     rollout = make_engine(llama, eos=()).generate(requests_for([prompt]), Sampling(78, greedy=True), seed=0, step=0)[0]
@@ -308,15 +310,7 @@ def cut_after(tokens: int) -> Callable[[], bool]:
     return lambda: next(asked) >= tokens
 
 
-@pytest.mark.slow_cases(
-    "kernels-False-gpt2",
-    "kernels-False-llama",
-    "kernels-True-gpt2",
-    "plain-False-gpt2",
-    "plain-False-llama",
-    "plain-True-gpt2",
-    "plain-True-llama",
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_response_that_is_cut_goes_on_as_if_it_had_not_been(

@@ -102,7 +102,7 @@ def test_only_what_is_new_is_read(llama: Any, make_engine: Make, rows: int) -> N
     assert metrics["rollout/reused_tokens"].result() == sum(4 * (len(prompt) + 6 - 1) for prompt in PROMPTS)
 
 
-@pytest.mark.slow_cases("plain-2-8")
+@pytest.mark.slow_cases("plain-2-8", "plain-64-0.1")
 @pytest.mark.parametrize(
     ("make_engine", "rows", "kilobytes"),
     [pytest.param("kernels", 64, 200, marks=compiler), ("plain", 2, 8), ("plain", 64, 0.1)],
@@ -150,6 +150,7 @@ def test_learned_positions_have_no_room_beyond_the_context(make_model: Callable[
     assert [r.response_tokens for r in results[0]] == [r.response_tokens for r in results[1]]
 
 
+@pytest.mark.slow_cases("plain")
 def test_many_rows_are_read_on_in_several_passes(
     llama: Any, make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +372,7 @@ class Guesser:
         return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make_engine", "rows", "slow"),
     [pytest.param("kernels", 3, True, marks=compiler), ("plain", 64, False)],

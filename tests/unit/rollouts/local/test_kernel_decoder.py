@@ -86,6 +86,7 @@ def test_weights_in_few_bits_decode_with_adapters_beside_them(
         assert decodes_alike(model, MAKE)
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_kernels_and_plain_engines_sample_the_same(make_model: Callable[..., Any], tokenizer: Any) -> None:
     """Ends at different times, fewer places than samples, prompts of different lengths, one of a single token."""

@@ -132,6 +132,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     assert all((whole.weights / name).read_text() == (again.weights / name).read_text() for name in names)
 
 
+@pytest.mark.slow_cases("policy")
 @pytest.mark.parametrize("on", ["policy", "references"])
 def test_normalisation_ends_at_mean_0(on: str, rm_run: Callable[..., RmConfig]) -> None:
     config = rm_run(
@@ -257,6 +258,7 @@ def test_stopped_before_its_first_step_it_goes_on(rm_run: Callable[..., RmConfig
     assert rows_of(config) == rows_of(undisturbed)
 
 
+@pytest.mark.slow
 def test_what_normalises_is_looked_at_before_the_first_step(
     rm_run: Callable[..., RmConfig], model: Path, save_tiny_llama: Callable[..., Path], tmp_path: Path
 ) -> None:

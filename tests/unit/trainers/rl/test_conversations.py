@@ -170,6 +170,7 @@ FORGETS = PYTHONIC.replace(
 KNOWN = FORGETS.replace("not loop.last and ", "")
 
 
+@pytest.mark.slow_cases("template2-set conversation.trajectory: fork, which gives each history a row of its own")
 @pytest.mark.parametrize(
     ("template", "remedy"),
     [
@@ -184,6 +185,7 @@ def test_what_can_be_done_about_a_template_that_forgets(opened: Callable[..., An
     assert str(caught.value.remedy).startswith(remedy)
 
 
+@pytest.mark.slow
 def test_that_template_with_its_thinking_kept_can_be_used(opened: Callable[..., Any]) -> None:
     conversations, said = opened({"environment": "{here}/partners.py:Game"}, keep_thinking(KNOWN))
     assert partner(conversations).rewriting == frozenset()
@@ -198,6 +200,7 @@ def test_a_template_that_forgets_can_be_used_with_forks(opened: Callable[..., An
     assert "after messages of the role user the chat template writes earlier turns anew" in said
 
 
+@pytest.mark.slow
 def test_forks_are_not_made_without_need(opened: Callable[..., Any]) -> None:
     conversations, said = opened({"tools": "calculator", "trajectory": "fork"})
     assert partner(conversations).rewriting == frozenset()

@@ -67,7 +67,7 @@ def test_equal_scores_become_zero() -> None:
     assert normalized(credit_of(a={"normalize": "domain"}), rows_of(("a", (2.0, 2.0)))) == [0, 0]
 
 
-@pytest.mark.slow_cases("domain")
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["group", "domain", "running"])
 @given(score=st.floats(-1e6, 1e6, width=32), greedy=st.floats(-10, 10, width=32), count=st.integers(1, 5))
 def test_equal_scores_are_shifted_and_not_scaled(over: str, score: float, greedy: float, count: int) -> None:

@@ -177,6 +177,7 @@ def test_the_likelihood_of_trained_tokens() -> None:
     assert numbers(value)["train/loss"] == pytest.approx(3.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(["ppo_clip", "reinforce", "gspo", "gmpo", "cispo", "sapo", "kimi", "topr"]), st.data())
 def test_parts_add_up_to_the_whole_with_the_whole_steps_denominators(loss: str, data: st.DataObject) -> None:
