@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from timekeeping import read_guards
 
 # The same examples on every run and machine: a test that fails can be run again and fails again.
 settings.register_profile("steady", derandomize=True, deadline=None)
@@ -39,6 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def mark_slow_cases(items: list[pytest.Item]) -> None:
     """`slow_cases("ID", ...)` marks these cases of a parametrized test as slow. Guards stay in the default run."""
+    from timekeeping import read_guards  # not above: pytest rewrites the assertions of a plugin before its first import
+
     guards = read_guards()
     for item in items:
         marker = item.get_closest_marker("slow_cases")

@@ -19,10 +19,13 @@ while sleep 1 && kill -0 "$pip" 2>/dev/null; do
   spent=$((SECONDS - began))
   ((spent % 5 == 0)) || continue
   packages=$(grep --count '^Collecting ' "$log" || true)
+  latest=$(sed -n 's/^Collecting \([A-Za-z0-9._-]*[A-Za-z0-9]\).*/\1/p' "$log" | tail -n 1)
   if grep --quiet '^Installing collected packages' "$log"; then
-    state="unpacking $packages packages"
+    state="unpacking"
+  elif ((packages == 0)); then
+    state="looking for packages"
   else
-    state="$packages packages found, the last of them $(sed -n 's/^Collecting \([A-Za-z0-9._-]*[A-Za-z0-9]\).*/\1/p' "$log" | tail -n 1)"
+    state="$packages packages fetched, now $latest"
   fi
   printf '  %3d s: %s\n' "$spent" "$state"
 done

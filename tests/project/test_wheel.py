@@ -16,6 +16,8 @@ import pytest
 
 import burnish
 
+pytestmark = pytest.mark.slow  # building it takes seconds
+
 
 @pytest.fixture(scope="module")
 def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
