@@ -1,4 +1,4 @@
-"""What the commands that train have in common: `burnish rl`, `sft` and `rm`."""
+"""Steps shared by the commands that train: `burnish rl`, `sft` and `rm`."""
 
 from __future__ import annotations
 
