@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +59,7 @@ def folder(tmp_path: Path, tiny_model: Path, tiny_task: Path, monkeypatch: pytes
     for name, content in FILES.items():
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])  # to which a command adds its working folder, for good
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -69,8 +69,17 @@ CALLING = [
     ),
 ]
 NAMES = [
-    row(f"reward named {name}", words=[f"rewards={json.dumps(name)}"])
-    for name in (":", "..:f", "reward.py:", "a b:c", ".:f", "1:f", "reward.py:digits:x", "reward.py: digits")
+    row(f"reward named {name}", *says, words=[f"rewards={json.dumps(name)}"])
+    for name, *says in (
+        (":",),
+        ("..:f",),
+        ("reward.py:",),
+        ("a b:c",),
+        (".:f",),
+        ("1:f",),
+        ("reward.py:digits:x", "'reward.py:digits' is neither a module nor a file", "one colon"),
+        ("reward.py: digits", "digits"),
+    )
 ]
 PARTS = [
     row(
