@@ -30,7 +30,7 @@ from burnish.outside.reading import read_json
 from burnish.types import Json
 
 FINGERPRINT_FILE = "fingerprints.json"
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "jinja2", "peft", "math-verify")
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "jinja2", "peft", "mpmath")
 
 _PIECE_BYTES, _LEAST_BYTES = 16 << 20, 1 << 16
 """Read and hashed at a time: after each piece a thread may have to wait some milliseconds for Python."""

@@ -84,7 +84,7 @@ _PACKAGES = (
     "numpy",
     "pydantic",
     "datasets",
-    "math-verify",
+    "mpmath",
     "peft",
     "tensorboard",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -165,7 +165,7 @@ def _check_gold(
             scorer,
             top_score=-math.inf if top_score is None else top_score,  # if nothing judges, any score passes
             labels=scorer.answer_labels,
-            response=partial(gold_response, options_column=_options_column(rewards)),
+            response=partial(gold_response, options_column=_options_column(rewards), state=_statement(rewards)),
             encode=_token_encoder(config, scorer, console),
             judge=judge,
             success=success,
@@ -255,6 +255,16 @@ def _token_encoder(config: RlConfig, scorer: ProcessRewardScorer, console: Conso
         return tokens if end is None or tokens[-1:] == (end,) else (*tokens, end)
 
     return encode
+
+
+def _statement(rewards: Sequence[RewardConfig]) -> Callable[[str], str]:
+    """How a response would state an answer: for the reward `math` where it reads it, such as in a box."""
+    for reward in rewards:
+        if reward.name == "math":
+            from burnish.rewards.builtins.math_answer import MathAnswer
+
+            return MathAnswer(**reward.options).state
+    return str
 
 
 def _options_column(rewards: Sequence[RewardConfig]) -> str | None:

@@ -63,22 +63,21 @@ def _holds_tests(answer: object) -> bool:
     return isinstance(answer, Mapping) and ({"inputs", "outputs"} <= answer.keys() or "assert_case" in answer)
 
 
-def gold_response(prompt: Prompt, options_column: str | None = None) -> str | None:
+def gold_response(prompt: Prompt, options_column: str | None = None, state: Callable[[str], str] = str) -> str | None:
     """What a perfect model would respond: the column `gold_response`, else `completion`, else the answer unchanged (in
     GSM8K this is the whole worked solution), else the solution of a programming task (`canonical_solution` in
     HumanEval, `code` in MBPP). None if the row has none of them.
 
     An answer that is the position of an option becomes the option's label. options_column: the one with the options,
-    as the reward `choice` takes it.
+    as the reward `choice` takes it. state: says an answer as the reward reads it, such as in a box.
     """
     columns = prompt.columns
     solution = columns.get("code") if "test_list" in columns else columns.get("canonical_solution")
     answer = _label_of_answer(prompt, options_column) or (None if _holds_tests(prompt.answer) else prompt.answer)
     for value in (columns.get("gold_response"), columns.get("completion"), answer, solution):
-        if isinstance(value, (list, tuple)):
-            value = value[0] if value else None
-        if value is not None and str(value).strip():
-            return str(value)
+        first = next(iter(value), None) if isinstance(value, (list, tuple)) else value
+        if first is not None and str(first).strip():
+            return state(str(first)) if value is answer else str(first)
     return None
 
 

@@ -11,7 +11,9 @@ import pytest
 
 from burnish.errors import ConfigError
 from burnish.rewards.builtins import extraction
+from burnish.rewards.builtins.extraction import Statement
 from burnish.rewards.builtins.math_answer import MathAnswer
+from burnish.rewards.builtins.reading_rows import NoScoreError
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,122 @@ RIGHT: list[tuple[str, Any]] = [
     ("\\boxed{(3, \\pi/2)}", "\\left( 3, \\frac{\\pi}{2} \\right)"),
     ("The answer is 42\nHuman: what is 43?", 42),
     ("\\boxed{8}", ["7", "8"]),
+    ("The answer is 5 or 6.", "5,6"),
+    ("The answer is 5, not 6.", "5"),
+    ("The answer is 4. I do not think the answer is 5.", "4"),
+    ("The answer is 5. Therefore the answer is", "5"),
+    ("The answer is approximately 3.14.", "3.14"),
+    ("The answer is about 5", "5"),
+    ("The answer is 5 cm^2.", "5"),
+    ("The answer is 5 m/s.", "5"),
+    ("The answer is 5 meters per second.", "5 m/s"),
+    ("The answer is 5 PM", "5 PM"),
+    ("The answer is $x=5$.", "5"),
+    ("The answer is 3 million.", "3000000"),
+    ("The answer is 3 million dollars.", "3000000"),
+    ("The answer is $3 million.", "\\$3,000,000"),
+    ("She needs 2 dozen eggs. The answer is 2 dozen.", "24"),
+    ("The answer is 50%.", "50"),
+    ("The answer is 50%.", "0.5"),
+    ("The answer is \\(90^\\circ\\)", "90"),
+    ("The answer is 90 degrees.", "90^\\circ"),
+    ("Answer: 7 km/h", "7"),
+    ("Answer: 1.5 hours", "90 minutes"),
+    ("The answer is $18.50 per hour.", "18.5"),
+    ("The answer is 12 in.", "12"),
+    ("The answer is 3 + 4 = 7 apples.", "7"),
+    ("The answer is 3 + 4.", "7"),
+    ("the answer is 2 × 3 = 6", "6"),
+    ("The answer is $2+3=5$ dollars", "5"),
+    ("The answer is 12/4 = 3", "3"),
+    ("The answer is -3.", "-3"),
+    ("The answer is - 3", "-3"),
+    ("The answer is 5^2 = 25 square units.", "25"),
+    ("The answer is xy - 1.", "xy-1"),
+    ("The answer is 2 \\sqrt{3} cm.", "2\\sqrt{3}"),
+    ("The answer is \\frac{3}{4}.", "0.75"),
+    ("The answer is 3/4 of a cup.", "3/4"),
+    ("The answer is 1,234,567.", "1234567"),
+    ("The answer is 1e5.", "100000"),
+    ("The answer is 3.5e-4", "0.00035"),
+    ("The answer is 5!", "120"),
+    ("The answer is (3, 4).", "(3,4)"),
+    ("The answer is [0, 1).", "[0,1)"),
+    ("The answers are 1, 2, and 3.", "1,2,3"),
+    ("The solutions are x = 2 and x = 3, so the answer is x = 2 and x = 3.", "2,3"),
+    ("The answer is the number 5.", "5"),
+    ("The answer is: **72**", "72"),
+    ("**Answer: 72**", "72"),
+    ("**The answer is $72$.**", "72"),
+    ("The final answer is: $\\boxed{72}$. I hope it is correct.", "72"),
+    ("The answer to the question is 72", "72"),
+    ("The answer is Evelyn.", "\\text{Evelyn}"),
+    ("Evelyn", "\\text{Evelyn}"),
+    ("Yes", "Yes"),
+    ("Yes.", "yes"),
+    ("The answer is yes.", "Yes"),
+    ("True", "True"),
+    ("MN", "MN"),
+    ("The answer is B.", "\\text{(B)}"),
+    ("The answer is (B).", "B"),
+    ("The answer is the total, 72.", "72"),
+    ("The answer is that John has 5 more apples", "5"),
+    ("Die Antwort ist 8.", "8"),
+    ("Die Antwort lautet 8,", "8"),
+    ("Antwort: 8", "8"),
+    ("La réponse est 8.", "8"),
+    ("Réponse : 8", "8"),
+    ("La respuesta final es 8.", "8"),
+    ("Respuesta: 8 manzanas", "8"),
+    ("A resposta é 8.", "8"),
+    ("답은 8입니다.", "8"),
+    ("정답: 8", "8"),
+    ("答えは8です。", "8"),
+    ("答えは 8 個です。", "8"),
+    ("الجواب هو 8.", "8"),
+    ("الإجابة: 8", "8"),
+    ("Ответ: 8 яблок.", "8"),
+    ("Ответ равен 8.", "8"),
+    ("答案为\\boxed{8}。", "8"),
+    ("最终答案是：$8$。", "8"),
+    ("所以小明有8个苹果。", "8"),
+    ("答：8", "8"),
+    ("答：一共有8个苹果。", "8"),
+    ("<think>5</think><answer>6</answer>", "6"),
+    ("<answer>\\boxed{6}</answer> <answer>", "6"),
+    ("<answer>7</answer>", "7"),
+    ("\\boxed{\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}}", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}"),
+    (
+        "\\boxed{\\begin{bmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{bmatrix}}",
+        "\\begin{pmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{pmatrix}",
+    ),
+    (
+        "\\boxed{\\left(\\begin{array}{c} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{array}\\right)}",
+        "\\begin{pmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{pmatrix}",
+    ),
+    (
+        "\\boxed{\\begin{pmatrix} -\\tfrac13 \\\\[2pt] \\tfrac23 \\\\[2pt] \\tfrac53 \\end{pmatrix}}",
+        "\\begin{pmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{pmatrix}",
+    ),
+    (
+        "\\boxed{-\\frac13\\begin{pmatrix} 1 \\\\ -2 \\\\ -5 \\end{pmatrix}}",
+        "\\begin{pmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{pmatrix}",
+    ),
+    ("\\boxed{\\langle 1, 2 \\rangle}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
+    ("\\boxed{\\mathbf{v} = \\begin{pmatrix}1\\\\2\\end{pmatrix}}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
+    ("\\boxed{\\dfrac{1}{2}}", "\\frac12"),
+    ("\\boxed{1{,}000}", "1000"),
+    ("\\boxed{1\\,000}", "1000"),
+    ("\\boxed{\\text{5}}", "5"),
+    ("\\boxed{\\frac{\\sqrt{3}}{3}}", "\\frac{1}{\\sqrt{3}}"),
+    ("\\boxed{\\mathrm{e}^2}", "e^2"),
+    ("\\boxed{x \\in \\{1,2\\}}", "1,2"),
+    ("\\boxed{\\mathbb{R}}", "\\mathbb{R}"),
+    ("\\boxed{10\\ \\text{cm}}", "10"),
+    ("\\boxed{10~cm}", "10"),
+    ("\\boxed{3} ... \\boxed{4", "3"),
+    ("\\boxed{9^{9^{9}}}", "9^{9^9}"),
+    ("\\boxed{\\sqrt[1000]{2^{4000}}}", "16"),
 ]
 WRONG: list[tuple[str, Any]] = [
     ("", "5"),
@@ -66,16 +184,65 @@ WRONG: list[tuple[str, Any]] = [
     ("\\boxed{(1001)_2, (3021)_4, 5 | B}", "5"),
     ("5", "(1001)_2, (3021)_4, 5 | B"),
     ("The answer is ", "5"),
+    ("The answer is not 3.", "3"),
+    ("The answer is between 3 and 4.", "3"),
+    ("The answer is between 3 and 4.", "4"),
+    ("The answer is 3 or maybe 4.", "3"),
+    ("The answer is 3 or maybe 4.", "4"),
+    ("\\boxed{5 \\approx 6}", "6"),
+    ("\\boxed{5 \\approx 6}", "5"),
+    ("The answer is at least 5.", "5"),
+    ("The answer is more than 5", "5"),
+    ("The answer is either 5 or 6.", "5"),
+    ("The answer is 5 or 6.", "5"),
+    ("The answer is 5 or 6.", "6"),
+    ("The answer is 5, not 6.", "6"),
+    ("I don't think the answer is 5.", "5"),
+    ("The answer isn't 5.", "5"),
+    ("The answer is 5 to 6.", "5"),
+    ("The answer is 5-6 hours", "5"),
+    ("The answer could be 5 or could be 6", "5"),
+    ("The answer is 5 PM.", "5 AM"),
+    ("The answer is 5 apples and 6 pears", "5"),
+    ("The answer is 3 + 4 = 7 apples.", "3"),
+    ("The answer is 100!", "100"),
+    ("The answer is (3, 4).", "3"),
+    ("The answers are 1, 2, and 3.", "3"),
+    ("True", "False"),
+    ("The answer is (B).", "\\text{(C)}"),
+    ("答案是 3 或 4。", "3"),
+    ("答案不是 8。", "8"),
+    ("答案是 8，不是 9。", "9"),
+    ("A resposta é 3 ou 4.", "3"),
+    ("La respuesta es 3 o 4.", "3"),
+    ("Die Antwort ist 3 oder 4.", "3"),
+    ("<think>5</think><answer>6</answer>", "5"),
+    (
+        "\\boxed{\\begin{pmatrix} 2/3 \\\\ -1/3 \\\\ 5/3 \\end{pmatrix}}",
+        "\\begin{pmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{pmatrix}",
+    ),
+    (
+        "\\boxed{\\begin{pmatrix} -1/3 & 2/3 & 5/3 \\end{pmatrix}}",
+        "\\begin{pmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{pmatrix}",
+    ),
+    ("\\boxed{-I}", "\\begin{pmatrix} -1 & 0 \\\\ 0 & -1 \\end{pmatrix}"),
+    ("\\boxed{5", "5"),
+    ("\\boxed{2025^{2025^{2025}}}", "1"),
+    (
+        "\\boxed{((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((2))))))))))))))))))))))))))))))))))))))))))))))))))))))))))))))))))))))))))))))))}",
+        "1",
+    ),
+    ("\\boxed{\\sin(10^{10^{10}})}", "1"),
+    ("\\boxed{5!!!!}", "1"),
+    ("\\boxed{(1+x)^{5000}(1-x)^{5000}}", "x"),
 ]
 
 
-@pytest.mark.slow_cases("\\\\boxed{x^2+2x+1}-(x+1)^2")
 @pytest.mark.parametrize(("response", "answer"), RIGHT)
 def test_right_answers(math: MathAnswer, response: str, answer: Any) -> None:
     assert math(response, answer) == 1.0
 
 
-@pytest.mark.slow_cases("1 2 3 4 5 6 7 8-7")
 @pytest.mark.parametrize(("response", "answer"), WRONG)
 def test_wrong_answers(math: MathAnswer, response: str, answer: Any) -> None:
     assert math(response, answer) == 0.0
@@ -95,10 +262,39 @@ def test_the_answer_must_stand_where_required() -> None:
 
 
 def test_boxed_balances_braces() -> None:
-    assert extraction.boxed("a \\boxed{\\frac{1}{\\sqrt{2}}} b") == "\\frac{1}{\\sqrt{2}}"
-    assert extraction.boxed("\\boxed{\\{1, 2\\}}") == "\\{1, 2\\}"
-    assert extraction.boxed("cut \\boxed{12") == "12"
+    assert extraction.boxed("a \\boxed{\\frac{1}{\\sqrt{2}}} b") == Statement("\\frac{1}{\\sqrt{2}}")
+    assert extraction.boxed("\\boxed{\\{1, 2\\}}") == Statement("\\{1, 2\\}")
+    assert extraction.boxed("\\boxed{3}, no: cut \\boxed{12") == Statement("3")
     assert extraction.boxed("nothing") is None
+
+
+LONG = [
+    "answer is " * 3000,
+    "The answer is " + "(" * 2000,
+    "$" * 3000,
+    "\\boxed{" * 2000,
+    "{" * 5000,
+    "a" * 20000,
+    "The answer is " + "5 apples and " * 500,
+    "\\boxed{" + "1," * 900 + "1}",
+]
+
+
+@pytest.mark.parametrize("response", LONG, ids=[text[:15] for text in LONG])
+def test_no_response_takes_long_to_read(math: MathAnswer, response: str) -> None:
+    assert math(response, "1") == 0.0
+
+
+def test_a_gold_answer_is_stated_where_it_is_read() -> None:
+    assert MathAnswer().state("72") == "72"
+    assert MathAnswer().state("x is even, y is odd") == "\\boxed{x is even, y is odd}"
+    assert MathAnswer(require="boxed").state("6 * 7\n#### 42") == "\\boxed{42}"
+    assert MathAnswer(require="phrase").state("42") == "The answer is $42$."
+
+
+def test_an_object_as_gold_answer_is_refused(math: MathAnswer) -> None:
+    with pytest.raises(NoScoreError, match="is an object"):
+        math("5", {"value": 5})
 
 
 def _gsm8k(folder: Path) -> list[str]:

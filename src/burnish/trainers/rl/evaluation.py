@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,11 +41,22 @@ EVALUATION_STEP = -1
 
 
 @dataclass(frozen=True, slots=True)
+class Votes:
+    """How samples vote for an answer (maj@k). answer: what a sample votes for; None if it abstains. same: whether two
+    answers are one."""
+
+    answer: Callable[[Rollout], str | None]
+    same: Callable[[str, str], bool]
+
+
+BY_TEXT = Votes(lambda rollout: rollout.response.strip(), operator.eq)
+
+
+@dataclass(frozen=True, slots=True)
 class HeldOut:
     """The held-out prompts of one domain, and how they are measured.
 
-    success: what counts as solved; without it accuracy, pass@k and maj@k are not measured. vote_key: what counts as the
-    same answer for maj@k.
+    success: what counts as solved; without it accuracy, pass@k and maj@k are not measured. votes: for maj@k.
     """
 
     prompts: Sequence[EncodedPrompt]
@@ -52,7 +64,7 @@ class HeldOut:
     samples: int
     temperature: float
     success: Success | None
-    vote_key: Callable[[Rollout], str]
+    votes: Votes
 
 
 _SPENT = frozenset(
@@ -169,7 +181,7 @@ class Evaluator:
                 solved = [part.success.solved(rollout) for rollout in group.rollouts]
                 if len(solved) == samples and None not in solved:
                     verdicts.append(solved.count(True))
-                    winners.append(bool(part.success.solved(majority(group.rollouts, part.vote_key))))
+                    winners.append(bool(part.success.solved(majority(group.rollouts, part.votes))))
         if all(self.part_of(group).success is None for group in groups):
             return metrics
         for k in powers_up_to(samples):
@@ -178,12 +190,18 @@ class Evaluator:
         return metrics
 
 
-def majority(rollouts: Sequence[Rollout], vote_key: Callable[[Rollout], str]) -> Rollout:
+def majority(rollouts: Sequence[Rollout], votes: Votes) -> Rollout:
     """A response of the largest set with the same answer; of sets of equal size, the one seen first."""
-    votes: dict[str, list[Rollout]] = {}
+    ballots: list[tuple[str | None, list[Rollout]]] = []
     for rollout in rollouts:
-        votes.setdefault(vote_key(rollout), []).append(rollout)
-    return max(votes.values(), key=len)[0]
+        answer = votes.answer(rollout)
+        for known, voters in ballots:
+            if answer is not None and known is not None and votes.same(known, answer):
+                voters.append(rollout)
+                break
+        else:
+            ballots.append((answer, [rollout]))
+    return max((voters for _, voters in ballots), key=len)[0]
 
 
 def powers_up_to(limit: int) -> list[int]:
@@ -273,19 +291,17 @@ def build_held_out(
         samples=settings.samples,
         temperature=settings.temperature,
         success=success,
-        vote_key=vote_key(domain.rewards) if settings.samples else _by_text,
+        votes=votes_of(domain.rewards) if settings.samples else BY_TEXT,
     )
 
 
-def vote_key(rewards: Sequence[RewardConfig]) -> Callable[[Rollout], str]:
-    """What counts as the same answer for maj@k: the extracted answer if a reward is `math`, else the text."""
-    if not any(reward.name == "math" for reward in rewards):
-        return _by_text
-    from burnish.rewards.builtins.math_answer import MathAnswer, canonical  # slow to import, so only when needed
+def votes_of(rewards: Sequence[RewardConfig]) -> Votes:
+    """Votes by what the reward `math` reads and holds to be equal, if it is one of the rewards; else by the text."""
+    chosen = next((reward for reward in rewards if reward.name == "math"), None)
+    if chosen is None:
+        return BY_TEXT
+    from burnish.rewards.builtins.equality import equal
+    from burnish.rewards.builtins.math_answer import MathAnswer
 
-    reader = MathAnswer()
-    return lambda rollout: canonical(reader.extract(rollout.response) or rollout.response)
-
-
-def _by_text(rollout: Rollout) -> str:
-    return rollout.response.strip()
+    reader = MathAnswer(**chosen.options)
+    return Votes(lambda rollout: reader.extract(rollout.response), equal)

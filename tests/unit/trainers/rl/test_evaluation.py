@@ -10,9 +10,10 @@ import pytest
 from plain_samples import plain_rollout
 
 from burnish.config.domains import ALL
+from burnish.config.schema import RewardConfig
 from burnish.rewards.success import Success
 from burnish.rollouts.engine import Sampling
-from burnish.trainers.rl.evaluation import Evaluator, HeldOut, majority, powers_up_to
+from burnish.trainers.rl.evaluation import BY_TEXT, Evaluator, HeldOut, majority, powers_up_to, votes_of
 from burnish.types import FinishReason, Metric, Prompt, Reduction, Rollout, RolloutGroup
 
 
@@ -21,12 +22,17 @@ def answer(text: str, index: int) -> Rollout:
 
 
 def test_the_largest_set_wins_and_the_first_seen_among_equals() -> None:
-    def by_text(rollout: Rollout) -> str:
-        return rollout.response
-
     rollouts = [answer(text, i) for i, text in enumerate(["a", "b", "b", "c"])]
-    assert majority(rollouts, by_text).sample_index == 1
-    assert majority(rollouts[:2], by_text).sample_index == 0
+    assert majority(rollouts, BY_TEXT).sample_index == 1
+    assert majority(rollouts[:2], BY_TEXT).sample_index == 0
+
+
+def test_samples_vote_by_what_the_reward_math_holds_to_be_equal() -> None:
+    votes = votes_of([RewardConfig(name="exact"), RewardConfig(name="math")])
+    texts = ["\\boxed{7}", "no answer at all", "The answer is 1000.", "\\boxed{1,000}", "\\boxed{7}", "it is $1000.0$"]
+    assert majority([answer(text, i) for i, text in enumerate(texts)], votes).sample_index == 2
+    silent = [answer(text, i) for i, text in enumerate(["none", "none", "\\boxed{7}"])]
+    assert majority(silent, votes).sample_index == 0  # whoever says nothing votes for nobody
 
 
 def test_k_runs_over_powers_of_two_up_to_the_number_of_samples() -> None:
@@ -57,7 +63,7 @@ def described(groups: list[RolloutGroup], samples: int = 0, success: Success | N
         samples=samples,
         temperature=1.0,
         success=success,
-        vote_key=lambda rollout: rollout.response,
+        votes=BY_TEXT,
     )
     engine: Any = None
     scorer: Any = None

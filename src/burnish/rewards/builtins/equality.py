@@ -1,0 +1,451 @@
+"""Whether two answers say the same: numbers, formulas, units, lists, points, intervals, sets, matrices, words.
+
+`equal` reads both texts into values of these kinds and compares values of the same kind. What cannot be read is equal
+only to the same spelling.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeVar
+
+from burnish.rewards.builtins.expressions import (
+    IMAGINARY,
+    MATH_WORDS,
+    Expression,
+    UnreadableError,
+    close,
+    proportional,
+    read_expression,
+    same,
+)
+from burnish.rewards.builtins.typography import spelling, tidy
+from burnish.rewards.builtins.units import Unit, split_unit
+
+_T = TypeVar("_T")
+
+MAX_CHARACTERS = 2000
+MAX_ITEMS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    expression: Expression
+    unit: Unit | None
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """`x = value`."""
+
+    name: str
+    value: Value
+    equation: Equation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """Two sides, of which `difference` is left - right."""
+
+    difference: Expression
+    last: Value | None
+    """The last side, if the others have no letters: `2 + 3 = 5` says 5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """`left < right` or `left <= right` in a chain that is no interval."""
+
+    sides: tuple[Value, ...]
+    signs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Values of which the order does not count: `1, 2`, `{1, 2}` (braces), `1 or 2`, a union of intervals (union)."""
+
+    values: tuple[Value, ...]
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """A point, an interval or a vector, with its brackets."""
+
+    opening: str
+    values: tuple[Value, ...]
+    closing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    rows: tuple[tuple[Value, ...], ...]
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    minutes: int
+    half: str
+
+
+Value = Words | Quantity | Named | Equation | Relation | Several | Ordered | Matrix | Clock
+
+_MATRIX = re.compile(
+    r"(?P<factor>.*?)\\begin\s*\{(?P<kind>[pbBvV]|small)?(?:matrix|array)\}(?:\{[^{}]*\})?(?P<rows>.*)"
+    r"\\end\s*\{(?:[pbBvV]|small)?(?:matrix|array)\}",
+    re.DOTALL,
+)
+_BUILDER = re.compile(r"\\\{\s*[A-Za-z]\s*(?:\\mid|:|\|)\s*(.*)\\\}", re.DOTALL)
+_CLOCK = re.compile(r'^(\d{1,2})(?::(\d{2}))?\s*"?\s*([ap])\.?\s?m\.?\s*"?$', re.IGNORECASE)
+_RATIO = re.compile(r"(?<![:\d])\d+(?:\s*:\s*\d+)+$")
+_JOINED = re.compile(r"\s*[,;]\s*(?:and|or)\b|\s*[,;]|\s+(?:and|or)\s+|\s*\\(?:land|lor|text|vee|wedge)\b")
+_NAME = re.compile(r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?|\"[^\"]+\")$")
+_NAME_IN = re.compile(r"^(\\?[A-Za-z](?:_\{?\w+\}?)?)\s*\\in\s*")
+_ORDER = re.compile(r"(\\leq|\\geq|<|>)")
+_FLIPPED = {">": "<", "\\geq": "\\leq"}
+_REFUSED = re.compile(r"\\approx|\\neq|\\sim\b|\?|\\to\b|\\implies|\\dots|\\ldots|\\cdots")
+_NUMBER_WORDS = {
+    word: number
+    for number, word in enumerate(
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+    )
+}
+
+
+def equal(gold: str, answer: str) -> bool:
+    """Whether an answer says the same as the gold one."""
+    if max(len(gold), len(answer)) > MAX_CHARACTERS:
+        return gold.strip() == answer.strip()
+    gold, answer = tidy(gold), tidy(answer)
+    if spelling(gold) == spelling(answer) != "":
+        return True
+    try:
+        return _same(read_value(gold), read_value(answer))
+    except (UnreadableError, RecursionError):
+        return False
+
+
+def read_value(text: str) -> Value:
+    """The value that a tidy text says. UnreadableError if it says none."""
+    text = text.strip().strip(",;").strip()
+    if not text:
+        raise UnreadableError("empty")
+    if text.lower() in _NUMBER_WORDS:
+        return Quantity(read_expression(str(_NUMBER_WORDS[text.lower()])), None)
+    words = _words(text)
+    if words is not None:
+        return words
+    clock = _CLOCK.match(text)
+    if clock is not None:
+        return Clock(int(clock[1]) % 12 * 60 + int(clock[2] or 0), clock[3].lower())
+    text = _NAME_IN.sub("", re.sub(r"^\\approx\s*", "", text))
+    if text.startswith("{") and _closes(text, 1):
+        text = f"\\{text[:-1]}\\}}" if len(_split(text[1:-1], _JOINED)) > 1 else text[1:-1]
+    found = _of_brackets(text) or _several(text) or _stated(text)
+    if found is not None:
+        return found
+    return _both_signs(text) if "\\pm" in text or "\\mp" in text else _quantity(text)
+
+
+def _words(text: str) -> Words | None:
+    """Words alone, such as a name or `yes`."""
+    bare = re.sub(r'[\s"]+', " ", text).strip()
+    if bare in MATH_WORDS or re.search(r"[\d\\^_=+*/<>{}|]", bare) or re.search(r"[^\W\d_]{2}", bare) is None:
+        return None
+    if '"' not in text and "(" in text and "," in text:
+        return None
+    return Words(re.sub(r"[\s.,;:!'-]+", " ", bare).strip().casefold()) if _is_prose(bare, text) else None
+
+
+def _is_prose(bare: str, text: str) -> bool:
+    return '"' in text or re.fullmatch(r"[^\W\d_]{2,}(?:[\s.,;:!'-]+[^\W\d_]+)*[.!]?", bare) is not None
+
+
+def _both_signs(text: str) -> Several:
+    plus = text.replace("\\pm", "+").replace("\\mp", "-")
+    minus = text.replace("\\pm", "-").replace("\\mp", "+")
+    return Several((_quantity(plus), _quantity(minus)), "list")
+
+
+def _of_brackets(text: str) -> Value | None:
+    """A matrix, a union, a point, an interval or a set; None for anything else."""
+    if "\\begin" in text:
+        return _matrix(text)
+    parts = _split(text, re.compile(r"\s*\\cup\s*"))
+    if len(parts) > 1:
+        return Several(tuple(map(read_value, parts)), "union")
+    if text == "\\emptyset" or re.fullmatch(r"\\\{\s*\\\}", text):
+        return Several((), "set")
+    builder = _BUILDER.fullmatch(text)
+    if builder is not None:
+        return read_value(builder[1])
+    if text.startswith("\\{") and _closes(text, 2):
+        items = _split(text[2:-2], _JOINED)
+        return Several(_read_all(items), "set")
+    if text[0] in "([" and text[-1] in ")]" and _closes(text, 1):
+        items = _split(text[1:-1], re.compile(r"\s*[,;]\s*"))
+        if len(items) > 1:
+            return Ordered(text[0], _read_all(items), text[-1])
+    return None
+
+
+def _matrix(text: str) -> Value | None:
+    """A matrix, or a number times a matrix; None for a matrix within something else."""
+    match = _MATRIX.fullmatch(text)
+    if match is None:
+        return None
+    factor = match["factor"].strip().removesuffix("\\cdot").strip()
+    if "=" in factor or "," in factor or "\\begin" in match["rows"]:
+        return None
+    kind = {"v": "determinant", "V": "norm"}.get(match["kind"] or "", "matrix")
+    rows = [row for row in re.split(r"\\\\", match["rows"].replace("\\hline", "")) if row.strip()]
+    if not rows or len(rows) > MAX_ITEMS:
+        raise UnreadableError("a matrix of an unusual size")
+    if factor:
+        factor = "-1" if factor == "-" else factor
+        rows = ["&".join(f"({factor})({entry})" for entry in row.split("&")) for row in rows]
+    return Matrix(tuple(_read_all(row.split("&")) for row in rows), kind)
+
+
+def _several(text: str) -> Several | None:
+    items = [item for item in _split(text, _JOINED) if item.strip()]
+    if len(items) < 2:
+        return None
+    return Several(_read_all(items), "list")
+
+
+def _stated(text: str) -> Value | None:
+    """A relation (as an interval where it is one), an equation, or `name = value`; None without such a sign."""
+    if _REFUSED.search(text):
+        named = re.fullmatch(r"(\\?[A-Za-z](?:_\w)?)\s*\\approx\s*([^\\]*)", text)
+        if named is None:
+            raise UnreadableError("it says no value")
+        return read_value(named[2])
+    sides = _ORDER.split(text)
+    if len(sides) > 1:
+        return _relation(sides)
+    parts = [part.strip() for part in text.split("=")]
+    if len(parts) == 1:
+        return None
+    if not all(parts):
+        raise UnreadableError("an equation without a side")
+    parts[0] = re.sub(r"^\{([A-Za-z])\}$", r"\1", parts[0])
+    if _NAME.match(parts[0]):
+        name = re.sub(r"\(.*|[{}\"]", "", parts[0])
+        return Named(name, read_value(parts[-1]), _equation(parts))
+    found = _equation(parts)
+    if found is None:
+        raise UnreadableError("an equation that cannot be read")
+    return found
+
+
+def _equation(parts: Sequence[str]) -> Equation | None:
+    try:
+        difference = read_expression(f"({parts[-2]})-({parts[-1]})")
+    except UnreadableError:
+        difference = None
+    letters = any(
+        re.search(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", re.sub(r'"[^"]*"', "", part)) for part in parts[:-1]
+    )
+    last = None if letters else read_value(parts[-1])
+    if difference is None:
+        difference = read_expression("0") if last is not None else None
+    return None if difference is None else Equation(difference, last)
+
+
+def _relation(sides: Sequence[str]) -> Value:
+    values, signs = list(sides[::2]), list(sides[1::2])
+    if all(sign in _FLIPPED for sign in signs):
+        values, signs = values[::-1], [_FLIPPED[sign] for sign in signs[::-1]]
+    if any(sign in _FLIPPED for sign in signs):
+        raise UnreadableError("signs of both directions")
+    name = [bool(_NAME.match(value.strip())) and value.strip() != "\\infty" for value in values]
+    brackets = {"<": ("(", ")"), "\\leq": ("[", "]")}
+    if len(values) == 2 and name[0] != name[1]:
+        infinity = read_value("\\infty") if name[0] is False else read_value("-\\infty")
+        edge = read_value(values[name.index(False)])
+        if name[0]:
+            return Ordered("(", (infinity, edge), brackets[signs[0]][1])
+        return Ordered(brackets[signs[0]][0], (edge, infinity), ")")
+    if len(values) == 3 and name == [False, True, False]:
+        ends = (read_value(values[0]), read_value(values[2]))
+        return Ordered(brackets[signs[0]][0], ends, brackets[signs[1]][1])
+    return Relation(tuple(map(read_value, values)), tuple(signs))
+
+
+def _quantity(text: str) -> Quantity:
+    if re.fullmatch(r"[-+]?\s*\\infty", text):
+        return Quantity(read_expression("-alpha_{infinity}" if "-" in text else "alpha_{infinity}"), None)
+    if _RATIO.fullmatch(text):
+        raise UnreadableError("a ratio, which is compared as it is written")
+    value, unit = split_unit(text)
+    value = (
+        re.sub(r"(?<=\d) (?=\d{3}(?: \d{3})*(?!\d))", "", value)
+        if re.fullmatch(r"-?\d{1,3}( \d{3})+", value)
+        else value
+    )
+    return Quantity(read_expression(value.replace('"', "")) if '"' not in value else _unread(value), unit)
+
+
+def _unread(text: str) -> Expression:
+    raise UnreadableError(f"words in {text!r}")
+
+
+def _read_all(items: Sequence[str]) -> tuple[Value, ...]:
+    if len(items) > MAX_ITEMS:
+        raise UnreadableError("too many values")
+    found: list[Value] = []
+    for value in map(read_value, items):
+        found += value.values if isinstance(value, Several) and value.kind == "list" else [value]
+    return tuple(found)
+
+
+def _split(text: str, separator: re.Pattern[str]) -> list[str]:
+    """The parts between separators that are in no bracket. Thousands (`1,000`) are no separators at the top."""
+    parts, depth, start, position = [], 0, 0, 0
+    while position < len(text):
+        letter = text[position]
+        if letter == "\\" and text[position + 1 : position + 2] in ("{", "}"):
+            depth += 1 if text[position + 1] == "{" else -1
+            position += 2
+            continue
+        if letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+        found = separator.match(text, position) if depth == 0 and letter not in "([{)]}" else None
+        if found is not None and found.end() > position and not _is_thousands(text, position):
+            parts.append(text[start:position])
+            position = start = found.end()
+        else:
+            position += 1
+    return [*parts, text[start:]]
+
+
+def _is_thousands(text: str, comma: int) -> bool:
+    """Whether a comma stands in `1,000`, with no space behind it and groups of three digits."""
+    if text[comma] != ",":
+        return False
+    before = re.search(r"(?<![\d.,])\d{1,3}(?:,\d{3})*$", text[:comma])
+    return before is not None and re.match(r",\d{3}(?!\d)", text[comma:]) is not None
+
+
+def _closes(text: str, width: int) -> bool:
+    """Whether the bracket at the beginning ends at the end, and not before."""
+    depth = 0
+    for position, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth == 0 and position >= width:
+            return position == len(text) - 1
+    return False
+
+
+def _same(gold: Value, answer: Value) -> bool:
+    """Whether two values are the same. A name may be missing on one side."""
+    if isinstance(gold, Equation) and gold.last is not None:
+        gold = gold.last
+    if isinstance(answer, Equation) and answer.last is not None and not isinstance(gold, Equation):
+        answer = answer.last
+    match gold, answer:
+        case Named(), Named():
+            if gold.name.casefold() != answer.name.casefold() and len(gold.name) == len(answer.name) == 1:
+                return _same_equation(gold.equation, answer.equation)
+            return _same(gold.value, answer.value) or _same_equation(gold.equation, answer.equation)
+        case Named(), Equation():
+            return _same_equation(gold.equation, answer)
+        case Equation(), Named():
+            return _same_equation(gold, answer.equation)
+        case Named(), _:
+            return _same(gold.value, answer)
+        case _, Named():
+            return _same(gold, answer.value)
+        case Equation(), Equation():
+            return _same_equation(gold, answer)
+        case Words(), Words():
+            return gold.text == answer.text
+        case Clock(), Clock():
+            return gold == answer
+        case Quantity(), Quantity():
+            return _same_quantity(gold, answer)
+        case Matrix(), Matrix():
+            return gold.kind == answer.kind and _all_same(gold.rows, answer.rows, _same_rows)
+        case Ordered(), Ordered():
+            brackets = (gold.opening, gold.closing) == (answer.opening, answer.closing)
+            return brackets and _all_same(gold.values, answer.values, _same)
+        case Several(), Several():
+            kinds = {gold.kind, answer.kind}
+            return (len(kinds) == 1 or kinds == {"list", "set"}) and _same_unordered(gold.values, answer.values)
+        case Relation(), Relation():
+            return gold.signs == answer.signs and _all_same(gold.sides, answer.sides, _same)
+        case Matrix(), Ordered():
+            column = tuple(row[0] for row in gold.rows if len(row) == 1)
+            return len(column) == len(gold.rows) and answer.opening == "(" and _all_same(column, answer.values, _same)
+        case Several(values=(only,)), _:
+            return gold.kind == "set" and isinstance(answer, Several) and _same(only, answer)
+    return False
+
+
+def _same_equation(gold: Equation | None, answer: Equation | None) -> bool:
+    return gold is not None and answer is not None and proportional(gold.difference, answer.difference)
+
+
+def _same_rows(gold: tuple[Value, ...], answer: tuple[Value, ...]) -> bool:
+    return _all_same(gold, answer, _same)
+
+
+def _all_same(gold: Sequence[_T], answer: Sequence[_T], alike: Callable[[_T, _T], bool]) -> bool:
+    return len(gold) == len(answer) and all(map(alike, gold, answer))
+
+
+def _same_unordered(gold: Sequence[Value], answer: Sequence[Value]) -> bool:
+    if len(gold) != len(answer):
+        return False
+    left = list(answer)
+    for value in gold:
+        found = next((index for index, other in enumerate(left) if _same(value, other)), None)
+        if found is None:
+            return False
+        del left[found]
+    return True
+
+
+def _same_quantity(gold: Quantity, answer: Quantity) -> bool:
+    """In the same unit where both have one that can be converted. A percent sign may be missing on one side, and 5% may
+    be written as 0.05."""
+    mine, theirs = gold.unit or Unit(), answer.unit or Unit()
+    if mine.dimensions and theirs.dimensions:
+        if mine.dimensions != theirs.dimensions:
+            return False
+        return _close(gold.expression, answer.expression, mine.scale * mine.factor, theirs.scale * theirs.factor)
+    if _close(gold.expression, answer.expression, Fraction(mine.scale), Fraction(theirs.scale)):
+        return True
+    if mine.percent != theirs.percent:
+        hundredth = Fraction(1, 100)
+        first, second = (hundredth if mine.percent else Fraction(1)), (hundredth if theirs.percent else Fraction(1))
+        return _close(gold.expression, answer.expression, first, second)
+    return False
+
+
+def _close(gold: Expression, answer: Expression, mine: Fraction, theirs: Fraction) -> bool:
+    if mine == theirs:
+        return same(gold, answer)
+    if (gold.names | answer.names) - {IMAGINARY}:
+        return same(_times(gold, mine), _times(answer, theirs))
+    rounded = gold.rounded or answer.rounded
+    return close(gold.constant() * mine, answer.constant() * theirs, rounded=rounded)
+
+
+def _times(expression: Expression, factor: Fraction) -> Expression:
+    evaluate = expression.evaluate
+    number = read_expression(f"{factor.numerator}/{factor.denominator}")
+    product = number.evaluate
+    return Expression(lambda values: evaluate(values) * product(values), expression.names, expression.rounded)

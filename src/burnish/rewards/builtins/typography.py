@@ -1,0 +1,162 @@
+"""One spelling for what only looks different: signs, spaces, sizes, colours and delimiters of LaTeX and Unicode.
+
+Words in a formula (`\\text{ cm}`) become words in double quotes, so that they cannot be taken for products of letters.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_SIGNS = {
+    **dict.fromkeys("−–—‐‑‒", "-"),
+    **{"×": r"\times ", "✕": r"\times ", "·": r"\cdot ", "∙": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "∗": "*"},
+    **{"√": r"\sqrt ", "∞": r"\infty ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in "},
+    **{"≤": r"\leq ", "≥": r"\geq ", "≠": r"\neq ", "≈": r"\approx ", "∅": r"\emptyset ", "°": r"^\circ "},
+    **{"⟨": "(", "⟩": ")", "′": "'", "“": '"', "”": '"', "，": ",", "：": ":", "；": ";", "。": ".", "\u2044": "/"},
+}
+_GREEK = dict(
+    zip(
+        "αβγδεζηθκλμνξπρστφχψωΔΓΘΛΣΦΩ",
+        [
+            "alpha",
+            "beta",
+            "gamma",
+            "delta",
+            "epsilon",
+            "zeta",
+            "eta",
+            "theta",
+            "kappa",
+            "lambda",
+            "mu",
+            "nu",
+            "xi",
+            "pi",
+            "rho",
+            "sigma",
+            "tau",
+            "phi",
+            "chi",
+            "psi",
+            "omega",
+            "Delta",
+            "Gamma",
+            "Theta",
+            "Lambda",
+            "Sigma",
+            "Phi",
+            "Omega",
+        ],
+        strict=True,
+    )
+)
+_RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
+_LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+_SHIFTED = re.compile(f"([{''.join(_RAISED)}]+)|([{''.join(_LOWERED)}]+)")
+
+_SAME = {
+    **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "frac"),
+    **{"varnothing": "emptyset", "le": "leq", "leqslant": "leq", "ge": "geq", "geqslant": "geq", "ne": "neq"},
+    **{"lbrace": "{", "rbrace": "}", "varepsilon": "epsilon", "varphi": "phi", "rightarrow": "to", "simeq": "approx"},
+}
+_AS_SIGNS = {
+    **{"lt": "<", "gt": ">", "lvert": "|", "rvert": "|", "vert": "|", "langle": "(", "rangle": ")"},
+    **{"lparen": "(", "rparen": ")", "lbrack": "[", "rbrack": "]", "colon": ":", "degree": r"^\circ ", "ast": "*"},
+}
+_INVISIBLE = (
+    r"left|right|(?:big|Big|bigg|Bigg)[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|tiny|small|normalsize|"
+    r"large|Large|LARGE|huge|Huge|bf|it|rm|boldmath|mathop|mathstrut|nonumber"
+)
+_BOXES = r"mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|underline|underbrace|emph|mathbb|mathcal|boxed|fbox"
+_WORDS = re.compile(
+    r"\\(?:text|mbox|hbox|textbf|textrm|textit|textsf|mathrm|operatorname\*?|textnormal)\s*\{([^{}]*)\}"
+)
+_SPACES = re.compile(r"\\\\|\\[,;: ]|~|\\q?quad\b|\\[hv]space\*?\{[^{}]*\}|\\phantom\{[^{}]*\}")
+_THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{,\}|,?\s*\\[!,;]\s*,?)\s*(?=\d{3}(?!\d))")
+_CHOICE = re.compile(r'\s*"?\s*\(?\s*"?\s*\(?([A-Z])\)?\s*"?\s*\)?\s*"?\s*')
+_DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+
+
+def tidy(text: str) -> str:
+    """The answer in one spelling, still as LaTeX."""
+    text = _from_unicode(without_delimiters(text))
+    if len(re.findall(r"(?<!\\)\$", text)) % 2 == 0:  # formulas inside of a text; a single one is money
+        text = re.sub(r"(?<!\\)\$", " ", text)
+    text = _THOUSANDS.sub("", text)
+    text = re.sub(r"\\!", "", text)
+    text = re.sub(r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}", "", text)
+    text = re.sub(rf"\\(?:{_INVISIBLE})(?![A-Za-z])\.?", "", text)
+    text = re.sub(rf"\\(?:{_BOXES})\s*(?=\{{)", "", text)
+    text = _WORDS.sub(_quoted, text)
+    text = _SPACES.sub(lambda found: found[0] if found[0] == r"\\" else " ", text)
+    text = re.sub(r"\\([A-Za-z]+)", _command, text)
+    text = re.sub(r"\\([%$€£#&])", r"\1", text)
+    text = re.sub(r"\^\s*\{\s*(\\circ)\s*\}", r"^\1 ", text)
+    text = re.sub(r"\\\\\s*\[[^\[\]]*(?:pt|em|ex|mm|cm)\]", r"\\\\", text)  # a distance between rows
+    text = re.sub(r"[(\[]\s*(\\begin\{(?:array|matrix)\}.*\\end\{(?:array|matrix)\})\s*[)\]]", r"\1", text)
+    text = re.sub(r"\s+", " ", text).strip().rstrip(".").strip()
+    choice = _CHOICE.fullmatch(text)
+    return text if choice is None else choice[1]
+
+
+def without_delimiters(text: str) -> str:
+    """Without what puts a whole text in bold or sets it as a formula."""
+    text = text.strip()
+    while True:
+        before = text
+        text = text.strip("*`").strip()
+        for left, right in _DELIMITERS:
+            inner = text[len(left) : -len(right)] if len(text) > len(left) + len(right) else ""
+            if text.startswith(left) and text.endswith(right) and left not in inner and inner.strip():
+                text = inner.strip()
+        if text == before:
+            return text
+
+
+def spelling(text: str) -> str:
+    """Letters and signs of a tidy text without spaces, quotes and needless braces; words in small letters."""
+    text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\{([^{}]|\\[a-z]+)\}(?!\{)", r"\1", text) if "\\frac" not in text else text
+    bare = re.sub(r'[\s"]+', "", text).rstrip(".")
+    is_words = re.fullmatch(r"[^\W\d_]{3,}", bare) is not None or '"' in text
+    return bare.casefold() if is_words else bare
+
+
+def _from_unicode(text: str) -> str:
+    text = _SHIFTED.sub(_raised_or_lowered, text)
+    text = "".join(map(_sign, text))
+    return unicodedata.normalize("NFKC", text)
+
+
+def _sign(letter: str) -> str:
+    if letter in _SIGNS:
+        return _SIGNS[letter]
+    if letter in _GREEK:
+        return f"\\{_GREEK[letter]} "
+    kind = unicodedata.decomposition(letter)
+    if kind.startswith("<fraction>"):  # the sign for a half and its kin
+        return f" {unicodedata.normalize('NFKC', letter)}".replace("\u2044", "/")
+    return letter
+
+
+def _raised_or_lowered(found: re.Match[str]) -> str:
+    if found[1]:
+        return "^{" + "".join(_RAISED[letter] for letter in found[1]) + "}"
+    return "_{" + "".join(_LOWERED[letter] for letter in found[2]) + "}"
+
+
+def _quoted(found: re.Match[str]) -> str:
+    words = found[1].replace("~", " ").strip()
+    if re.fullmatch(r"and|or|,|", words, re.IGNORECASE):
+        return f" {words.lower()} "
+    if re.fullmatch(r"[ie]|[-+]?[\d.,]+|\(?[A-Z]\)?|[a-z]*(?:sin|cos|tan|log|ln|exp|sqrt)h?", words):
+        return f" {words.strip('()') if words.endswith(')') else words} "
+    return f' "{words}" '.replace('""', "")
+
+
+def _command(found: re.Match[str]) -> str:
+    name = found[1]
+    if name in _AS_SIGNS:
+        return _AS_SIGNS[name]
+    return f"\\{_SAME.get(name, name)}"
