@@ -284,7 +284,7 @@ def _relation(sides: Sequence[str]) -> Value:
 
 def _quantity(text: str) -> Quantity:
     if re.fullmatch(r"[-+]?\s*\\infty", text):
-        return Quantity(read_expression("-alpha_{infinity}" if "-" in text else "alpha_{infinity}"), None)
+        return Quantity(read_expression("-\\alpha_{infinity}" if "-" in text else "\\alpha_{infinity}"), None)
     if _RATIO.fullmatch(text):
         raise UnreadableError("a ratio, which is compared as it is written")
     value, unit = split_unit(text)

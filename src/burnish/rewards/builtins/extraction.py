@@ -218,7 +218,7 @@ def _one(text: str, start: int, end: int) -> tuple[str, int] | None:
     """An answer at a place of a sentence: a formula or an expression, with its unit; and where it ends."""
     space = len(text[start:]) - len(text[start:].lstrip())
     formula = _FORMULA.match(text, start + space)
-    if formula is not None and not _PROSE.search(_WORDS_IN_FORMULA.sub("", _content(formula))):
+    if formula is not None and not _has_prose(_content(formula)):
         said, position = _content(formula), formula.end()
     else:
         length = _expression_end(text[start:end], end - start)
@@ -315,8 +315,7 @@ def whole(text: str) -> Statement | None:
     text = text.strip()
     if not text or len(text) > SHORT_ANSWER or "\n" in text:
         return None
-    bare = _LIST_SIGN.sub(", ", _WORDS_IN_FORMULA.sub("", text))
-    if not _PROSE.search(bare):
+    if not _has_prose(text):
         return Statement(text)
     is_name = re.fullmatch(r"[^\W\d_]+(?:[ -][^\W\d_]+){0,2}\.?", text) is not None
     return (
@@ -352,6 +351,10 @@ def said(response: str) -> str:
     text = after_thoughts(response)
     tagged = _ANSWER_TAGS.findall(text)
     return tagged[-1].strip() if tagged else text
+
+
+def _has_prose(text: str) -> bool:
+    return _PROSE.search(_LIST_SIGN.sub(", ", _WORDS_IN_FORMULA.sub("", text))) is not None
 
 
 def _number(match: re.Match[str]) -> str:
