@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
 
 from burnish.cli.arguments import secret_in
 from burnish.errors import ConfigError, RolloutError
@@ -72,7 +73,6 @@ def serve(
     burnish serve runs/first@best
     burnish serve Qwen/Qwen2.5-0.5B-Instruct --record rollouts.jsonl
     """
-    from rich.console import Console
 
     from burnish.cli.speakers import policy_named
     from burnish.rollouts.endpoint.server import ServerThread, Service, check_address

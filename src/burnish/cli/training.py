@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from burnish.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from burnish.config.loading import LoadedConfig
     from burnish.config.schema import Kind
     from burnish.trainers.result import RunResult
