@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -103,22 +103,9 @@ def count_comparisons(
     sources: Sequence[DataSource], *, candidates: int | None = None, ties: Ties = "error", bad_rows: BadRows = "error"
 ) -> int:
     """Number of comparisons that `load_preferences` would find, and its errors, as far as that needs no tokenizer."""
-    count = 0
-    for loaded in load_sources(sources, "preferences"):
-        rules = RowRules(candidates=candidates)
-        for row_id, row in loaded.rows_with_ids():
-            try:
-                read = read_row(loaded, row_id, row, rules)
-            except BadRow:
-                if bad_rows == "error":
-                    raise
-                continue
-            rules = rules.after(read)
-            if read.tie and ties != "half":
-                _check_tie(read, ties)
-                continue
-            count += 1
-    return count
+    rules, skipped = RowRules(candidates=candidates), Counter[str]()
+    found = (_comparisons(one, rules, ties, bad_rows, skipped) for one in load_sources(sources, "preferences"))
+    return sum(1 for rows in found for _ in rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +125,8 @@ def _source_examples(
     kept: list[PreferenceExample] = []
     skipped: Counter[str] = Counter()
     changed: Counter[str] = Counter()
-    for row_id, row in loaded.rows_with_ids():
-        try:
-            with reading_row(row.where):
-                read = read_row(loaded, row_id, row, rules)
-        except BadRow as error:
-            if limits.bad_rows == "error":
-                raise
-            skipped[error.reason] += 1
-            continue
-        rules = rules.after(read)
-        if read.tie and limits.ties != "half":
-            _check_tie(read, limits.ties)
-            skipped["tied"] += 1
-            continue
-        with reading_row(row.where):
+    for read in _comparisons(loaded, rules, limits.ties, limits.bad_rows, skipped):
+        with reading_row(read.where):
             example = encode_preference(read, limits.tokenizer, limits.chat, append_eos=limits.append_eos)
         fitting = _fit(example, read, limits, skipped, changed)
         if fitting is not None:
@@ -161,12 +135,29 @@ def _source_examples(
     return kept, loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
 
 
-def _check_tie(read: PreferenceRow, ties: Ties) -> None:
-    if ties == "error":
-        raise DataError(
-            f"{read.where}: the responses are tied, so none is the best",
-            remedy="set ties: drop to leave such rows out, or ties: half to train on them as half a win for each",
-        )
+def _comparisons(
+    loaded: LoadedSource, rules: RowRules, ties: Ties, bad_rows: BadRows, skipped: Counter[str]
+) -> Iterator[PreferenceRow]:
+    """The rows to learn from. Those that are left out are counted in `skipped`."""
+    for row_id, row in loaded.rows_with_ids():
+        try:
+            with reading_row(row.where):
+                read = read_row(loaded, row_id, row, rules)
+        except BadRow as error:
+            if bad_rows == "error":
+                raise
+            skipped[error.reason] += 1
+            continue
+        rules = rules.after(read)
+        if read.tie and ties == "error":
+            raise DataError(
+                f"{read.where}: the responses are tied, so none is the best",
+                remedy="set ties: drop to leave such rows out, or ties: half to train on them as half a win for each",
+            )
+        if read.tie and ties == "drop":
+            skipped["tied"] += 1
+            continue
+        yield read
 
 
 def _fit(
