@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from burnish.cli.arguments import AnswerSeed, ModelOrRun
 from burnish.errors import BurnishError
 from burnish.types import FinishReason, Rollout, Turn
 
@@ -21,12 +22,6 @@ if TYPE_CHECKING:
     from burnish.api.conversing import Conversed
     from burnish.cli.speakers import Answer, SamplingWords
 
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL|RUN", help="Model folder, hub name or run (runs/first@500, @best).", show_default=False
-    ),
-]
 Compare = Annotated[str | None, typer.Option(help="A second model or run, whose answers stand next to the first's.")]
 Logprobs = Annotated[bool, typer.Option("--logprobs", help="Tint each token by its log-probability, and list it.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Continue the text as it is, also where there is a template.")]
@@ -42,11 +37,10 @@ MaxTokens = Annotated[
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0.0)]
 TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is off.", min=0)]
 TopP = Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this mass; 1 is off.")]
-Seed = Annotated[int, typer.Option(help="Another seed gives other answers.", min=0)]
 
 
 def chat(
-    target: Target,
+    target: ModelOrRun,
     compare: Compare = None,
     logprobs: Logprobs = False,
     plain: Plain = False,
@@ -59,7 +53,7 @@ def chat(
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
-    seed: Seed = 0,
+    seed: AnswerSeed = 0,
 ) -> None:
     """Talk to a model or to a checkpoint of a run.
 
