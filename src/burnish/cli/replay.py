@@ -68,9 +68,9 @@ def replay(
 def recorded_steps(folder: Path, steps: Sequence[int]) -> list[Path]:
     """The files of these training steps, or of the last one. DataError, with the steps that there are, if one is
     missing."""
-    from burnish.observability.recorder import recorded_files, step_of
+    from burnish.observability.recorder import recorded_files
 
-    files = {step_of(path): path for path in recorded_files(folder / "rollouts") if path.name.startswith("step-")}
+    files = recorded_files(folder / "rollouts")
     missing = [step for step in steps if step not in files]
     if missing or not files:
         known = f"{len(files):,}, from {min(files):,} to {max(files):,}" if files else "none"
