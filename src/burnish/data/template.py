@@ -188,7 +188,7 @@ def check_options(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
         if name not in takes:
             raise DataError(
                 f"{where}: data.template_options sets {name!r}, which the chat template does not read",
-                remedy=f"{did_you_mean(name, takes)} it takes {', '.join(takes) or 'no option at all'}".lstrip(),
+                remedy=did_you_mean(name, takes, f"it takes {', '.join(takes) or 'no option at all'}"),
             )
 
 
