@@ -164,14 +164,8 @@ def _note_fields(note: RolloutNote | None, rollout: Rollout) -> dict[str, Json]:
     if note is None:
         note = RolloutNote(kept=False, dropped_because=_why_dropped(rollout))
     fields: dict[str, Json] = {"kept": note.kept, "dropped_because": note.dropped_because, "advantage": note.advantage}
-    per_token = {
-        "token_advantages": note.token_advantages,
-        "old_logprobs": note.old_logprobs,
-        "ref_logprobs": note.ref_logprobs,
-        "token_values": note.token_values,
-        "token_returns": note.token_returns,
-    }
-    for name, values in per_token.items():
+    for name in ("token_advantages", "old_logprobs", "ref_logprobs", "token_values", "token_returns"):
+        values: Sequence[float] | None = getattr(note, name)
         if values is None:
             continue
         if len(values) != len(rollout.response_tokens):
