@@ -13,13 +13,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return folded[near[0]] if near else None
 
 
-def did_you_mean(word: str, known: Iterable[str], *, before: str = "") -> str:
-    """`did you mean 'x'?` with the nearest known word, or an empty string if none is near.
+def did_you_mean(word: str, known: Iterable[str], then: str = "", *, before: str = "") -> str:
+    """`did you mean 'x'?` with the nearest known word, if one is near, and `then`.
 
     `before` is put in front of the word, such as the folder of a file name.
     """
     near = nearest(word, known)
-    return f"did you mean {before + near!r}?" if near else ""
+    return f"did you mean {before + near!r}? {then}".rstrip() if near else then
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -27,4 +27,4 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     names = list(known)
     if not names:
         return "there is nothing to choose from; remove it"
-    return f"{did_you_mean(word, names)} known: {', '.join(names)}".lstrip()
+    return did_you_mean(word, names, f"known: {', '.join(names)}")

@@ -84,7 +84,13 @@ class Policy:
 
     def loaded(self) -> LoadedModel:
         """The model with its tokenizer."""
-        return self._load()
+        if self._loaded is None:
+            from burnish.models.loading import load_model
+            from burnish.trainers.chaining import with_weights
+
+            with without_loading_bars():
+                self._loaded = load_model(with_weights(self._model, str(self.folder)))
+        return self._loaded
 
     @property
     def template_options(self) -> Mapping[str, Any]:
@@ -94,7 +100,7 @@ class Policy:
     @property
     def has_chat_template(self) -> bool:
         """Whether `generate` can take conversations."""
-        return bool(self._load().tokenizer.chat_template)
+        return bool(self.loaded().tokenizer.chat_template)
 
     def generate(
         self,
@@ -120,7 +126,7 @@ class Policy:
         from burnish.forward.precision import without_autocast
         from burnish.rollouts.engine import Sampling
 
-        loaded = self._load()
+        loaded = self.loaded()
         tokens = encode_prompt(_prompt(prompt), loaded.tokenizer, ChatFormat.of(self._data))
         sampling = Sampling(
             max_response_tokens=max_response_tokens,
@@ -151,7 +157,7 @@ class Policy:
         from burnish.api.conversing import conversing
         from burnish.forward.precision import without_autocast
 
-        loaded = self._load()
+        loaded = self.loaded()
 
         def engine_for(num_tokens: int) -> tuple[LocalEngine, int]:
             return self._engine_for(loaded, num_tokens), self._engine_tokens
@@ -159,31 +165,13 @@ class Policy:
         with without_autocast(), conversing(loaded, engine_for, config, domain) as conversation:
             yield conversation
 
-    def _load(self) -> LoadedModel:
-        if self._loaded is None:
-            from burnish.models.loading import load_model
-            from burnish.trainers.chaining import with_weights
-
-            with without_loading_bars():
-                self._loaded = load_model(with_weights(self._model, str(self.folder)))
-        return self._loaded
-
     def _engine_for(self, loaded: LoadedModel, num_tokens: int) -> LocalEngine:
         """An engine for texts of this many tokens, kept until a longer text comes."""
         if self._engine is None or num_tokens > self._engine_tokens:
             from burnish.rollouts.local.engine import LocalEngine
 
             self._engine_tokens = min(loaded.context_length, max(2 * num_tokens, _LEAST_CONTEXT))
-            self._engine = LocalEngine(
-                loaded.model,
-                tokenizer=loaded.tokenizer,
-                eos_token_ids=loaded.eos_token_ids,
-                pad_token_id=loaded.pad_token_id,
-                context_length=self._engine_tokens,
-                max_batch_rows=1,
-                kernels=loaded.kernels,
-                paths=loaded.paths,
-            )
+            self._engine = LocalEngine.of(loaded, context_length=self._engine_tokens, max_batch_rows=1)
         return self._engine
 
 

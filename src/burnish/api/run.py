@@ -23,7 +23,7 @@ from burnish.config.schema import RunConfig
 from burnish.config.yaml_text import parse_value
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError
 from burnish.observability.history import read_rows
-from burnish.observability.recorder import recorded_files, step_of
+from burnish.observability.recorder import recorded_files
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -125,8 +125,7 @@ class Run:
     def rollouts(self, step: int | None = None, *, evaluation: bool = False) -> list[RecordedRollout]:
         """What was sampled in a step (None: the last one), or in its evaluation. DataError for a step without rollouts,
         which names those that have some."""
-        kind = "eval-" if evaluation else "step-"
-        files = {step_of(path): path for path in recorded_files(self.output / "rollouts") if path.name.startswith(kind)}
+        files = recorded_files(self.output / "rollouts", evaluation=evaluation)
         if not files or (step is not None and step not in files):
             steps = ", ".join(map(str, files)) or "none"
             raise DataError(

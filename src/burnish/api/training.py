@@ -17,7 +17,7 @@ from burnish.checkpointing.run import move_run_aside
 from burnish.checkpointing.sources import check_output
 from burnish.checkpointing.store import CheckpointStore
 from burnish.config.loading import LoadedConfig
-from burnish.config.schema import Kind
+from burnish.config.schema import Kind, RlConfig, SftConfig
 from burnish.machine.collecting import uncollected
 from burnish.models.loading_bars import without_loading_bars
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from burnish.trainers.interrupt import StopRequest, Watcher
+    from burnish.trainers.result import RunResult
 
 OnStep = Callable[[Run, Mapping[str, float]], None]
 """Called after each step with the run and the step's metrics. It may call `run.stop()`. If it raises, the run saves its
@@ -105,9 +106,7 @@ def _train(
         output = Path(call.loaded.config.output)
         check_output(call.loaded.config)
         if fresh:
-            aside = move_run_aside(output)
-            if aside is not None:
-                console.print(f"moved the earlier run to {aside}", markup=False)
+            move_aside(output, console)
         _write_inputs(call.inputs, output, accept_changes=accept_changes)
         run = Run(output, stop=stop)
         watchers: tuple[Watcher, ...] = () if on_step is None else (lambda _, row: on_step(run, row),)
@@ -120,6 +119,13 @@ def _train(
 _NAMES = {"rl": "train", "sft": "sft", "rm": "reward_model"}
 
 
+def move_aside(output: Path, console: Console) -> None:
+    """Rename the folder of an earlier run, so that a new run can start. CheckpointError if that run is still active."""
+    aside = move_run_aside(output)
+    if aside is not None:
+        console.print(f"moved the earlier run to {aside}", markup=False)
+
+
 def _write_inputs(inputs: Inputs, output: Path, *, accept_changes: bool) -> None:
     """Write the inputs with the run's folder locked, so that a run that another process is writing is not touched. They
     may change until there is a checkpoint, because nothing depends on them before."""
@@ -129,23 +135,26 @@ def _write_inputs(inputs: Inputs, output: Path, *, accept_changes: bool) -> None
             inputs.write(may_change=accept_changes or not CheckpointStore(output).steps())
 
 
-def _run_trainer(loaded: LoadedConfig, console: Console, stop: StopRequest, *, accept_changes: bool) -> None:
-    from burnish.config.schema import RlConfig, RmConfig, SftConfig
-
-    with uncollected():
-        from burnish.forward.precision import without_autocast
-        from burnish.trainers.cluster import train_rl
+def trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool, lasting: bool = False) -> RunResult:
+    """Train as the run file says. Only what this kind of training needs is imported; lasting: see `uncollected`."""
+    config = loaded.config
+    if isinstance(config, RlConfig):
+        with uncollected(lasting=lasting):
+            from burnish.trainers.cluster import train_rl
+        return train_rl(config, console=console, accept_changes=accept_changes)
+    with uncollected(lasting=lasting):
         from burnish.trainers.learning_cluster import train_reward_model, train_sft
+    if isinstance(config, SftConfig):
+        return train_sft(config, console=console, accept_changes=accept_changes)
+    return train_reward_model(loaded.rm, console=console, accept_changes=accept_changes)
+
+
+def _run_trainer(loaded: LoadedConfig, console: Console, stop: StopRequest, *, accept_changes: bool) -> None:
+    from burnish.forward.precision import without_autocast
 
     def call() -> None:
         with without_autocast():
-            match loaded.config:
-                case RlConfig():
-                    train_rl(loaded.config, console=console, accept_changes=accept_changes)
-                case SftConfig():
-                    train_sft(loaded.config, console=console, accept_changes=accept_changes)
-                case RmConfig():
-                    train_reward_model(loaded.config, console=console, accept_changes=accept_changes)
+            trained(loaded, console, accept_changes=accept_changes)
 
     if console.is_jupyter:
         _in_a_thread(call, stop, console)

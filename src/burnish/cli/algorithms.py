@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from burnish.config import names
 from burnish.config.presets import PRESETS, RM_PRESETS, Preset
@@ -12,8 +14,6 @@ from burnish.errors import ConfigError
 from burnish.words import suggestion
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from burnish.algorithms.registry import Row
 
 Name = Annotated[
@@ -29,8 +29,6 @@ def show_algorithms(name: Name = None) -> None:
     burnish algorithms dapo
     burnish algorithms cispo
     """
-    from rich.console import Console
-
     console = Console()
     if name is None:
         return _table(console)
@@ -47,8 +45,6 @@ def show_algorithms(name: Name = None) -> None:
 
 
 def _table(console: Console) -> None:
-    from rich.table import Table
-
     table = Table("preset", "estimator", "loss", "aggregation", "KL", "what it is")
     for preset in PRESETS.values():
         estimator, loss, aggregation = (value(preset, word) for word in ("estimator", "loss", "aggregation"))
@@ -76,8 +72,6 @@ def _preset(preset: Preset, console: Console) -> None:
 
 
 def _values(preset: Preset, title: str, console: Console) -> None:
-    from rich.table import Table
-
     table = Table("field", "value", title=title, title_justify="left")
     for field, number in preset.values.items():
         table.add_row(field, str(number))

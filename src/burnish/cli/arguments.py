@@ -18,6 +18,13 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+ModelOrRun = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|RUN", help="Model folder, hub name or run (runs/first@500, @best).", show_default=False
+    ),
+]
+AnswerSeed = Annotated[int, typer.Option(help="Another seed gives other answers.", min=0)]
 _SECRET_CHARACTERS = 16
 
 

@@ -10,23 +10,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
+from burnish.cli.arguments import AnswerSeed, ModelOrRun
 from burnish.errors import BurnishError
 from burnish.types import FinishReason, Rollout, Turn
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.text import Text
-
     from burnish.api.conversing import Conversed
     from burnish.cli.speakers import Answer, SamplingWords
 
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL|RUN", help="Model folder, hub name or run (runs/first@500, @best).", show_default=False
-    ),
-]
 Compare = Annotated[str | None, typer.Option(help="A second model or run, whose answers stand next to the first's.")]
 Logprobs = Annotated[bool, typer.Option("--logprobs", help="Tint each token by its log-probability, and list it.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Continue the text as it is, also where there is a template.")]
@@ -42,11 +37,10 @@ MaxTokens = Annotated[
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0.0)]
 TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is off.", min=0)]
 TopP = Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this mass; 1 is off.")]
-Seed = Annotated[int, typer.Option(help="Another seed gives other answers.", min=0)]
 
 
 def chat(
-    target: Target,
+    target: ModelOrRun,
     compare: Compare = None,
     logprobs: Logprobs = False,
     plain: Plain = False,
@@ -59,7 +53,7 @@ def chat(
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
-    seed: Seed = 0,
+    seed: AnswerSeed = 0,
 ) -> None:
     """Talk to a model or to a checkpoint of a run.
 
@@ -78,7 +72,6 @@ def chat(
     burnish chat runs/guess --play
     echo "47+85=" | burnish chat runs/demo/rl --logprobs --temperature 0
     """
-    from rich.console import Console
 
     from burnish.cli.speakers import Answering, Playing, Speaker, conversing_config, conversing_speaker, policy_named
 
@@ -120,8 +113,6 @@ def chat(
 
 def side_by_side(names: list[str], answers: list[Answer], *, tinted: bool) -> RenderableType:
     """One answer as it is, two in columns under the names of their models."""
-    from rich.table import Table
-
     shown = [tinted_text(answer) if tinted else plain_text(answer) for answer in answers]
     if len(shown) == 1:
         return shown[0]
@@ -132,7 +123,6 @@ def side_by_side(names: list[str], answers: list[Answer], *, tinted: bool) -> Re
 
 def plain_text(answer: Answer) -> Text:
     """The answer, never read as markup."""
-    from rich.text import Text
 
     from burnish.api.policy import Response
 
@@ -142,7 +132,6 @@ def plain_text(answer: Answer) -> Text:
 def turns_text(answer: Conversed, *, tinted: bool = False) -> Text:
     """A response turn by turn; calls, results and what an environment says are dim. tinted: the policy's tokens instead
     of its text."""
-    from rich.text import Text
 
     rollout, text = answer.rollout, Text()
     tokens = list(zip(answer.texts, rollout.rollout_logprobs, strict=True))
@@ -164,7 +153,6 @@ def turns_text(answer: Conversed, *, tinted: bool = False) -> Text:
 
 def turn_text(turn: Turn) -> Text:
     """What was said in a turn, a line for each message and call."""
-    from rich.text import Text
 
     from burnish.api.rollouts import call_text
 
@@ -196,7 +184,6 @@ def how_it_ended(rollout: Rollout) -> Iterator[str]:
 
 def tinted_text(answer: Answer) -> Text:
     """Each token the redder the less likely it was, and below them a list of all with their log-probabilities."""
-    from rich.text import Text
 
     from burnish.api.policy import Response
 
@@ -207,7 +194,6 @@ def tinted_text(answer: Answer) -> Text:
 
 
 def _tinted(tokens: Sequence[tuple[str, float]]) -> Text:
-    from rich.text import Text
 
     from burnish.api.pictures import surprise
 
@@ -215,8 +201,6 @@ def _tinted(tokens: Sequence[tuple[str, float]]) -> Text:
 
 
 def _listed(tokens: Sequence[tuple[str, float]]) -> Text:
-    from rich.text import Text
-
     return Text.assemble(*((f"{value:9.3f}  {token!r}\n", "dim") for token, value in tokens))
 
 

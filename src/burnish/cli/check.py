@@ -9,13 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from burnish.cli.arguments import Overrides
 from burnish.errors import ConfigError, DataError, ModelError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from burnish.config.domains import DomainSettings, Split
     from burnish.config.schema import RewardConfig, RlConfig
     from burnish.config.schema_evaluation import RlEvaluationConfig
@@ -57,7 +58,6 @@ def check_rewards(
     burnish check run.yaml data.train.0.limit=200 --show 3
     burnish check --list
     """
-    from rich.console import Console
 
     from burnish.config.loading import load_run_file
 
@@ -195,8 +195,6 @@ def _check_gold(
 
 def _show_weak_tests(weak: Sequence[WeakTests], show: int, console: Console) -> None:
     """Print the rows that would pay for responses that do nothing."""
-    from rich.table import Table
-
     rows = len({found.prompt_id for found in weak})
     line = f"rows that pay for responses that solve nothing, which the policy would learn to write: {rows:,}"
     console.print(line if weak else "no row pays for a response that solves nothing", soft_wrap=True)
@@ -278,8 +276,6 @@ def _columns(prompts: Sequence[Prompt]) -> set[str]:
 
 
 def _show_report(report: GoldReport, judge: Success | None, labels: Sequence[str], show: int, console: Console) -> None:
-    from rich.table import Table
-
     judged = ", ".join(labels) or "the total"
     passed = f"{report.checked - len(report.failures):,} of {report.checked:,} gold answers"
     if judge is not None:
@@ -309,15 +305,11 @@ def _show_report(report: GoldReport, judge: Success | None, labels: Sequence[str
 
 
 def _short(text: str, width: int = 80) -> str:
-    from rich.markup import escape
-
     line = " ".join(text.split())
     return escape(line if len(line) <= width else f"... {line[-width:]}")
 
 
 def _list_rewards(console: Console) -> None:
-    from rich.markup import escape
-    from rich.table import Table
 
     from burnish.rewards import BUILT_INS
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from burnish.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from burnish.demo import DemoFolder
 
 Output = Annotated[str, typer.Option(help="Folder for everything that the demo writes.")]

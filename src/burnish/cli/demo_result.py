@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from burnish.demo import RL_STEPS, DemoFolder
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+from burnish.observability.history import read_history
+from burnish.observability.recorder import read_rollouts
+from burnish.report.report import write_report
 
 ACCURACY = "eval/accuracy"
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -44,9 +46,6 @@ class Attempt:
 
 def show(folder: DemoFolder, console: Console) -> None:
     """Show the results of a finished demo."""
-    from burnish.observability.history import read_history
-    from burnish.report.report import write_report
-
     steps, accuracies = read_history(folder.rl_run)[ACCURACY]
     attempts = read_attempts(folder, steps[0], steps[-1])
     page = write_report(folder.rl_run)
@@ -61,8 +60,6 @@ def show(folder: DemoFolder, console: Console) -> None:
 
 def read_attempts(folder: DemoFolder, first_step: int, last_step: int) -> list[Attempt]:
     """The greedy answers to the held-out problems at two evaluations of the RL run."""
-    from burnish.observability.recorder import read_rollouts
-
     before, after = (
         {entry["prompt"]: entry for entry in read_rollouts(folder.rl_run / "rollouts" / f"eval-{step:06d}.jsonl")}
         for step in (first_step, last_step)
@@ -82,21 +79,15 @@ def chosen(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 def attempts_table(attempts: Sequence[Attempt]) -> Table:
     """The chosen problems, with the digits of the answers reversed into the usual order."""
-    from rich.table import Table
-
     table = Table("problem", "right answer", "before GRPO", "after", title="answers, reversed for reading")
     for attempt in chosen(attempts):
-        table.add_row(attempt.prompt, *(_marked(text, attempt.answer) for text in _texts(attempt)))
+        table.add_row(
+            attempt.prompt, *(_marked(text, attempt.answer) for text in (attempt.answer, attempt.before, attempt.after))
+        )
     return table
 
 
-def _texts(attempt: Attempt) -> tuple[str, str, str]:
-    return attempt.answer, attempt.before, attempt.after
-
-
 def _marked(text: str, answer: str) -> str:
-    from rich.markup import escape
-
     colour = "green" if text == answer else "red"
     return f"[{colour}]{escape(text[::-1])}[/]"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from burnish.errors import ConfigError
 
@@ -87,8 +88,6 @@ def _about(given: str) -> Trained | Path:
 
 def _show(report: Report) -> None:
     """Titles stand out on a terminal; elsewhere the text is plain. Its width is made for being pasted into an issue."""
-    from rich.console import Console
-
     console = Console(soft_wrap=True, highlight=False)
     for title in ("versions", "machine", "paths of a run"):
         rows = {"versions": report.versions, "machine": report.machine}.get(title, report.paths)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from burnish.cli.arguments import Overrides
 from burnish.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 Target = Annotated[str, typer.Argument(metavar="FILE|RUN", help="Run file, or folder of a run.", show_default=False)]
 Step = Annotated[int | None, typer.Option(help="Evaluate the checkpoint of this step (default: the newest).")]
@@ -34,7 +32,6 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     burnish eval runs/first@best evaluation.max_prompts=null
     burnish eval runs/rm --step 50 data.eval=other_pairs.jsonl
     """
-    from rich.console import Console
 
     from burnish.api.evaluating import measured
     from burnish.api.run import run_config, with_saved_tokenizer
@@ -70,7 +67,6 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:
     """One row per metric, with a column for all prompts and one for each domain."""
-    from rich.table import Table
 
     columns: dict[str, dict[str, float]] = {"all": {}}
     for name, value in metrics.items():

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from burnish.cli.arguments import Overrides, RunFile
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from burnish.config.loading import LoadedConfig
     from burnish.planning.plan import Plan
 
@@ -60,7 +61,6 @@ def show_plan(
     burnish plan run.yaml --all
     burnish plan run.yaml --simulate --from runs/short --devices 8,64
     """
-    from rich.console import Console
 
     from burnish.cli.run_files import load_any_run_file
     from burnish.cli.simulated_plan import SimulationOptions, show_simulation
@@ -83,12 +83,10 @@ def show_plan(
     _show_seats(plan, console)
     _show_values(loaded, console, all_values)
     for warning in (*plan.warnings, *notes):
-        console.print(f"[yellow]note[/] {_escaped(warning)}", soft_wrap=True)
+        console.print(f"[yellow]note[/] {escape(warning)}", soft_wrap=True)
 
 
 def _show_lines(plan: Plan, console: Console) -> None:
-    from rich.table import Table
-
     for topic in dict.fromkeys(line.topic for line in plan.lines):
         table = Table("what", "how many", "because", title=topic, title_justify="left", expand=False)
         for line in plan.lines:
@@ -98,7 +96,6 @@ def _show_lines(plan: Plan, console: Console) -> None:
 
 
 def _show_models(plan: Plan, loaded: LoadedConfig, console: Console) -> None:
-    from rich.table import Table
 
     from burnish.planning.memory import bytes_in_words
 
@@ -117,7 +114,6 @@ def _show_models(plan: Plan, loaded: LoadedConfig, console: Console) -> None:
 
 
 def _show_seats(plan: Plan, console: Console) -> None:
-    from rich.table import Table
 
     from burnish.planning.memory import bytes_in_words
 
@@ -131,12 +127,10 @@ def _show_seats(plan: Plan, console: Console) -> None:
 
 
 def _show_values(loaded: LoadedConfig, console: Console, all_values: bool) -> None:
-    from rich.table import Table
-
     table = Table("value", "", "from", title="configuration", title_justify="left")
     for path, value, origin in _values(loaded):
         if all_values or origin != "default":
-            table.add_row(path, _escaped(value), origin)
+            table.add_row(path, escape(value), origin)
     console.print(table)
 
 
@@ -147,9 +141,3 @@ def _values(loaded: LoadedConfig) -> Iterable[tuple[str, str, str]]:
     values = flat_values(loaded.config)
     for path, origin in loaded.provenance.items():
         yield path, str(masked(values[path], place=path)), origin
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

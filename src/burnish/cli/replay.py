@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from burnish.cli.arguments import Overrides
 from burnish.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from burnish.trainers.rl.replay import Replayed
     from burnish.trainers.rl.replay_result import ReplaySummary
 
@@ -40,7 +41,6 @@ def replay(
     burnish replay runs/first --step 100 --step 200 rewards.0.weight=2
     burnish replay runs/first --keep-scores algorithm.preset=rloo
     """
-    from rich.console import Console
 
     from burnish.api.run import run_config
     from burnish.cli.silence import silence_transformers
@@ -68,9 +68,9 @@ def replay(
 def recorded_steps(folder: Path, steps: Sequence[int]) -> list[Path]:
     """The files of these training steps, or of the last one. DataError, with the steps that there are, if one is
     missing."""
-    from burnish.observability.recorder import recorded_files, step_of
+    from burnish.observability.recorder import recorded_files
 
-    files = {step_of(path): path for path in recorded_files(folder / "rollouts") if path.name.startswith("step-")}
+    files = recorded_files(folder / "rollouts")
     missing = [step for step in steps if step not in files]
     if missing or not files:
         known = f"{len(files):,}, from {min(files):,} to {max(files):,}" if files else "none"
@@ -83,8 +83,6 @@ def recorded_steps(folder: Path, steps: Sequence[int]) -> list[Path]:
 
 def summary_table(found: ReplaySummary) -> Table:
     """Before and after, and what has changed."""
-    from rich.table import Table
-
     table = Table("", "recorded", "replayed", title=f"{found.responses:,} responses")
     before, after = found.before, found.after
     table.add_row("with a score", f"{before.scored:,}", f"{after.scored:,}")
@@ -103,9 +101,6 @@ def summary_table(found: ReplaySummary) -> Table:
 
 def changes_table(rows: Sequence[Replayed]) -> Table:
     """A row for each response: its score and its advantage, before and after."""
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table("step", "prompt", "sample", "score", "advantage", "response", title="what changes most")
     for row in rows:
         before, after = row.before, row.after

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from burnish.errors import BurnishError
 
@@ -29,7 +30,6 @@ def write_report(runs: Runs, out: Out = None) -> None:
     burnish report runs/first --out first.html
     burnish report runs/grpo runs/rloo
     """
-    from rich.console import Console
 
     from burnish.outside.reading import file_problem, reading
     from burnish.report import report

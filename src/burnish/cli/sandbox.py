@@ -6,6 +6,8 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from burnish.cli.arguments import secret_in
 
@@ -45,8 +47,6 @@ def try_sandbox(context: typer.Context) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from rich.console import Console
-    from rich.table import Table
 
     from burnish.sandbox.confinement import TIERS
 
@@ -87,7 +87,6 @@ def serve_sandbox(
     burnish sandbox serve --processes 8
     SECRET=... burnish sandbox serve --host 0.0.0.0 --token-variable SECRET
     """
-    from rich.console import Console
 
     from burnish.outside.listening import listening, url_of
     from burnish.sandbox.job import Limits

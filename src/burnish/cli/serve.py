@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
 
-from burnish.cli.arguments import secret_in
+from burnish.cli.arguments import AnswerSeed, ModelOrRun, secret_in
 from burnish.errors import ConfigError, RolloutError
 
 if TYPE_CHECKING:
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
     from burnish.rollouts.endpoint.standing import Standing
     from burnish.rollouts.engine import Sampling
 
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL|RUN", help="Model folder, hub name or run (runs/first@500, @best).", show_default=False
-    ),
-]
 _MOST_TURNS = 1_000
 """Of one trajectory."""
 Host = Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a key.")]
@@ -44,11 +39,10 @@ MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest turn, in t
 Rows = Annotated[int, typer.Option(help="Turns that are sampled at the same time.", min=1)]
 Temperature = Annotated[float, typer.Option(help="Of requests that name none; 0 takes the likeliest token.", min=0.0)]
 Parser = Annotated[str, typer.Option(help="How the model writes calls of tools; see conversation.parser.")]
-Seed = Annotated[int, typer.Option(help="Another seed gives other answers.", min=0)]
 
 
 def serve(
-    target: Target,
+    target: ModelOrRun,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     key_variable: KeyVariable = None,
@@ -60,7 +54,7 @@ def serve(
     rows: Rows = 32,
     temperature: Temperature = 1.0,
     parser: Parser = "auto",
-    seed: Seed = 0,
+    seed: AnswerSeed = 0,
 ) -> None:
     """Serve a model or a checkpoint of a run to OpenAI's clients.
 
@@ -72,7 +66,6 @@ def serve(
     burnish serve runs/first@best
     burnish serve Qwen/Qwen2.5-0.5B-Instruct --record rollouts.jsonl
     """
-    from rich.console import Console
 
     from burnish.cli.speakers import policy_named
     from burnish.rollouts.endpoint.server import ServerThread, Service, check_address
@@ -123,16 +116,7 @@ def _standing(
             f"the model has a context of {loaded.context_length:,} tokens, and {context:,} are asked for",
             remedy="lower --context, or leave it out",
         )
-    engine = LocalEngine(
-        loaded.model,
-        tokenizer=loaded.tokenizer,
-        eos_token_ids=loaded.eos_token_ids,
-        pad_token_id=loaded.pad_token_id,
-        context_length=context,
-        max_batch_rows=rows,
-        kernels=loaded.kernels,
-        paths=loaded.paths,
-    )
+    engine = LocalEngine.of(loaded, context_length=context, max_batch_rows=rows)
     ends = (*loaded.eos_token_ids, *sampling.stop_token_ids)
     speech = Speech.of(loaded.tokenizer, ends, policy.template_options, parser=parser)
     room = Room(_MOST_TURNS, min(sampling.max_response_tokens, context), context, context)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from burnish.config.schema import RlConfig
 from burnish.errors import BurnishError, ConfigError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from burnish.config.schema import RlConfig
-    from burnish.simulation.forecast import Forecast
-    from burnish.simulation.recorded import Recording
-    from burnish.simulation.settings import SimulationSettings
+from burnish.observability.atomic import disk_remedy, write_text_atomically
+from burnish.simulation.forecast import Forecast, best_split, forecast, knee, least_step_seconds, synchronous
+from burnish.simulation.gantt import page, seconds_in_words
+from burnish.simulation.numbers import read_numbers, simulation_settings
+from burnish.simulation.recorded import METRICS_FILE, Recording, read_recording
+from burnish.simulation.settings import Failures, Layout, SimulationSettings
 
 DEVICES = "8,64,1024,10000"
 _MAX_DEVICES = 1_000_000
@@ -45,8 +47,6 @@ class SimulationOptions:
 
 def show_simulation(config: RlConfig, options: SimulationOptions, console: Console) -> None:
     """Simulate and print. Raises ConfigError and DataError for options, folders and files that cannot be used."""
-    from burnish.simulation.forecast import knee
-
     counts = _device_counts(options.devices or DEVICES)
     recordings = _recordings(config, options)
     settings = _settings(config, recordings, options)
@@ -73,8 +73,6 @@ def _device_counts(text: str) -> list[int]:
 
 def _recordings(config: RlConfig, options: SimulationOptions) -> list[Recording]:
     """The runs that were named, or the run file's own if it has begun and no numbers were given."""
-    from burnish.simulation.recorded import METRICS_FILE, read_recording
-
     folders = [Path(folder) for folder in options.recorded]
     if not folders and options.numbers is None and (Path(config.output) / METRICS_FILE).is_file():
         folders = [Path(config.output)]
@@ -82,9 +80,6 @@ def _recordings(config: RlConfig, options: SimulationOptions) -> list[Recording]
 
 
 def _settings(config: RlConfig, recordings: Sequence[Recording], options: SimulationOptions) -> SimulationSettings:
-    from burnish.simulation.numbers import read_numbers, simulation_settings
-    from burnish.simulation.settings import Failures
-
     typed = {} if options.numbers is None else read_numbers(Path(options.numbers))
     settings = simulation_settings(config, recordings, typed)
     if options.steps is not None:
@@ -100,9 +95,6 @@ def _settings(config: RlConfig, recordings: Sequence[Recording], options: Simula
 
 def _forecasts(settings: SimulationSettings, devices: int) -> Iterator[Forecast]:
     """Synchronous on all devices, and two pools split best; only what these devices can hold."""
-    from burnish.simulation.forecast import best_split, forecast, synchronous
-    from burnish.simulation.settings import Layout
-
     yield forecast(synchronous(settings), Layout.together(devices))
     overlaps = settings.max_staleness or settings.window or settings.partial
     if devices > settings.devices_per_engine:
@@ -112,10 +104,6 @@ def _forecasts(settings: SimulationSettings, devices: int) -> Iterator[Forecast]
 def _show_sources(
     settings: SimulationSettings, recordings: Sequence[Recording], options: SimulationOptions, console: Console
 ) -> None:
-    from rich.table import Table
-
-    from burnish.simulation.gantt import seconds_in_words
-
     decoding, lengths = settings.decoding, settings.lengths
     table = Table("what", "value", title="simulated from", title_justify="left")
     for recording in recordings:
@@ -143,11 +131,6 @@ def _show_sources(
 
 
 def _show_forecasts(settings: SimulationSettings, forecasts: Sequence[Forecast], console: Console) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from burnish.simulation.gantt import seconds_in_words
-
     table = Table("devices", "sample+train", "step", "wait", "tail", "idle", "tok/s/dev", "hours", box=SIMPLE_HEAD)
     if settings.price_per_device_hour is not None:
         table.add_column("cost")
@@ -175,8 +158,6 @@ def _show_forecasts(settings: SimulationSettings, forecasts: Sequence[Forecast],
 
 
 def _show_failures(settings: SimulationSettings, forecasts: Sequence[Forecast], console: Console) -> None:
-    from rich.table import Table
-
     if settings.failures is None:
         return
     table = Table("devices", "sample+train", "goodput", "best checkpoint.every_steps")
@@ -198,9 +179,6 @@ def _show_staleness(forecasts: Sequence[Forecast], console: Console) -> None:
 
 
 def _show_knee(settings: SimulationSettings, at: Forecast, console: Console) -> None:
-    from burnish.simulation.forecast import least_step_seconds
-    from burnish.simulation.gantt import seconds_in_words
-
     least = seconds_in_words(least_step_seconds(settings))
     console.print(
         f"knee: beyond {at.layout.devices:,} devices ({seconds_in_words(at.step_seconds)} a step), twice as many make "
@@ -216,9 +194,6 @@ def _show_knee(settings: SimulationSettings, at: Forecast, console: Console) -> 
 
 
 def _write_page(path: Path, config: RlConfig, settings: SimulationSettings, forecasts: Sequence[Forecast]) -> None:
-    from burnish.observability.atomic import disk_remedy, write_text_atomically
-    from burnish.simulation.gantt import page
-
     try:
         write_text_atomically(path, page(f"Plan of {config.output}", settings, forecasts))
     except OSError as error:

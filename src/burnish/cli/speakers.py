@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import NotRequired, Protocol, TypeAlias, TypedDict
+from typing import NotRequired, TypeAlias, TypedDict
 
 from burnish.api.conversing import Conversed, Conversing, TypeTurn
 from burnish.api.policy import Policy, Response
@@ -31,18 +31,6 @@ class SamplingWords(TypedDict):
 Answer: TypeAlias = "Response | Conversed"
 
 
-class Speaker(Protocol):
-    """One model, and the conversation with it."""
-
-    def begin_anew(self) -> None:
-        """Forget what was said."""
-        ...
-
-    def answer(self, said: str, sampling: SamplingWords, *, seed: int) -> Answer:
-        """What it answers."""
-        ...
-
-
 class Answering:
     """`Speaker` without tools. It converses if there is a chat template."""
 
@@ -55,7 +43,7 @@ class Answering:
         self._turns: tuple[Message, ...] = self._start
 
     def begin_anew(self) -> None:
-        """See `Speaker`."""
+        """Forget what was said."""
         self._turns = self._start
 
     def answer(self, said: str, sampling: SamplingWords, *, seed: int) -> Response:
@@ -76,11 +64,11 @@ class Calling:
         self._system = system
 
     def begin_anew(self) -> None:
-        """See `Speaker`."""
+        """Forget what was said."""
         self._conversing.begin_anew()
 
     def answer(self, said: str, sampling: SamplingWords, *, seed: int) -> Conversed:
-        """See `Speaker`."""
+        """Continue the conversation."""
         settings = _settings(sampling, self._conversing)
         return self._conversing.ask(said, settings, seed=seed, system=self._system)
 
@@ -109,6 +97,10 @@ class Playing:
             self._rows = iter(self._conversing.rows())
             row = next(self._rows)
         return row
+
+
+Speaker: TypeAlias = Answering | Calling | Playing
+"""One model, and the conversation with it."""
 
 
 def conversing_speaker(conversing: Conversing, system: str | None, typed: TypeTurn | None) -> Speaker:

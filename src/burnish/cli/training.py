@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from burnish.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from burnish.config.loading import LoadedConfig
     from burnish.config.schema import Kind
     from burnish.trainers.result import RunResult
 
 
 def train_from_file(kind: Kind, file: str, overrides: Sequence[str], *, fresh: bool, accept_changes: bool) -> None:
     """Train as the run file says, and print where the results are. A process of torchrun that only serves does so."""
+    from burnish.api.training import move_aside, trained
     from burnish.checkpointing.sources import check_output
     from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
@@ -29,27 +29,9 @@ def train_from_file(kind: Kind, file: str, overrides: Sequence[str], *, fresh: b
     console = training_console()
     if fresh:
         check_output(loaded.config)
-        move_aside(loaded.config.output, console)
+        move_aside(Path(loaded.config.output), console)
     silence_transformers()
-    show_result(_trained(loaded, console, accept_changes=accept_changes), console)
-
-
-def _trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool) -> RunResult:
-    """Only what this kind of training needs is imported."""
-    from burnish.config.schema import RlConfig, SftConfig
-    from burnish.machine.collecting import uncollected
-
-    config = loaded.config
-    with uncollected(lasting=True):
-        if isinstance(config, RlConfig):
-            from burnish.trainers.cluster import train_rl
-        else:
-            from burnish.trainers.learning_cluster import train_reward_model, train_sft
-    if isinstance(config, RlConfig):
-        return train_rl(config, console=console, accept_changes=accept_changes)
-    if isinstance(config, SftConfig):
-        return train_sft(config, console=console, accept_changes=accept_changes)
-    return train_reward_model(loaded.rm, console=console, accept_changes=accept_changes)
+    show_result(trained(loaded, console, accept_changes=accept_changes, lasting=True), console)
 
 
 def served_as_rank(*, fresh: bool) -> bool:
@@ -74,15 +56,6 @@ def served_as_rank(*, fresh: bool) -> bool:
 
     serve_rank(here)
     return True
-
-
-def move_aside(output: str, console: Console) -> None:
-    """Rename the folder of an earlier run, so that a new run can start. CheckpointError if that run is still active."""
-    from burnish.checkpointing.run import move_run_aside
-
-    aside = move_run_aside(Path(output))
-    if aside is not None:
-        console.print(f"moved the earlier run to {aside}", markup=False)
 
 
 def show_result(result: RunResult, console: Console) -> None:

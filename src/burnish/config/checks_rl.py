@@ -57,13 +57,10 @@ def check_rl(config: RlFields) -> list[Problem]:
 
 
 def _sampling(config: RlFields) -> Iterator[Problem]:
-    rollout = config.rollout
-    filters = {"top_k": rollout.top_k != 0, "top_p": rollout.top_p < 1, "min_p": rollout.min_p > 0}
-    if config.algorithm.mismatch_correction != "none":
-        return
-    for field in (name for name, is_on in filters.items() if is_on):
-        value = {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}[field]
-        off = {"top_k": "0", "top_p": "1", "min_p": "0"}[field]
+    for field, off in {"top_k": 0, "top_p": 1, "min_p": 0}.items():
+        value = getattr(config.rollout, field)
+        if value == off or config.algorithm.mismatch_correction != "none":
+            continue
         message = f"is {value:g}: it truncates the sampled distribution but not the trained one, so updates are biased"
         remedy = f"set it to {off}, or set algorithm.mismatch_correction (token_truncate is a good start)"
         yield Problem(f"rollout.{field}", message, remedy)

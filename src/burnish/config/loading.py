@@ -7,7 +7,7 @@ the command line, are relative to the folder in which the command is started. No
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -148,7 +148,7 @@ def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: Kind, *, source: s
     given = _Layers(kind)
     given.add(fields.expand_section(layers.section, parsed.data), FILE)
     for override in overrides:
-        _apply_override(given, layers.places, override)
+        given.problems += _apply_override(given, layers.places, override)
     _add_preset(layers, given.data)
     _merge(layers.data, given.data)
     for path, origin in given.provenance.items():
@@ -167,33 +167,29 @@ def _add_preset(layers: _Layers, given: Mapping[str, Json]) -> None:
     layers.add(nested, f"preset {preset.name}")
 
 
-def _apply_override(given: _Layers, places: dict[str, str], override: str) -> None:
+def _apply_override(given: _Layers, places: dict[str, str], override: str) -> Iterator[Problem]:
     key, equals, text = override.partition("=")
     key = key.strip().lstrip("-")
     parts = key.split(".")
     if not equals or len(parts) > _MAX_PARTS or not all(part and part == part.strip() for part in parts):
         message = f"{override!r:.200} is not of the form key.path=value"
-        given.problems.append(Problem("", message, "for example rollout.group_size=4", COMMAND_LINE))
+        yield Problem("", message, "for example rollout.group_size=4", COMMAND_LINE)
         return
     if places.get(key, "").startswith(f"{COMMAND_LINE} ({key}="):
         message = f"{key} is given twice on the command line: {places[key].removeprefix(COMMAND_LINE)} and ({override})"
-        given.problems.append(Problem("", message, "keep one of the two", COMMAND_LINE))
+        yield Problem("", message, "keep one of the two", COMMAND_LINE)
         return
     try:
         value = parse_value(text)
     except yaml.YAMLError as error:
         message = f"{override!r:.200}: the value is not readable as YAML: {error}"
-        given.problems.append(
-            Problem("", message, "quote the value for YAML, for example 'output=\"my: run\"'", COMMAND_LINE)
-        )
+        yield Problem("", message, "quote the value for YAML, for example 'output=\"my: run\"'", COMMAND_LINE)
         return
     annotation = fields.annotation_at(given.section, key)
     value = value if annotation is None else fields.expand(annotation, value)
     wrong = _put(given.data, key.split("."), value)
     if wrong is not None:
-        given.problems.append(
-            Problem("", f"{override!r:.200}: {wrong}", "give the whole list, or an index in it", COMMAND_LINE)
-        )
+        yield Problem("", f"{override!r:.200}: {wrong}", "give the whole list, or an index in it", COMMAND_LINE)
         return
     given.set_by(COMMAND_LINE, _flat(value, key))
     place = f"{COMMAND_LINE} ({override:.200})"

@@ -142,13 +142,5 @@ def _preset_table(presets: Mapping[str, Preset]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    """Write the page to the file named on the command line, or to standard output."""
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(reference_page(), encoding="utf-8")
-    else:
-        sys.stdout.write(reference_page())
-
-
 if __name__ == "__main__":
-    main()
+    Path(sys.argv[1]).write_text(reference_page(), encoding="utf-8")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from burnish.config import names
-from burnish.config.section import Count, PathText, Seconds, Section, as_list, name_shorthand
+from burnish.config.section import Count, PathText, Seconds, Section, as_list, shorthand
 
 VariableName = Annotated[str, Field(pattern=r"^[^=\s\x00]+$")]
 
@@ -67,4 +67,4 @@ class RewardConfig(Section):
         return RewardConfig.model_validate({**self.model_dump(exclude_unset=True), "weight": weight})
 
 
-Reward = Annotated[RewardConfig, BeforeValidator(name_shorthand)]
+Reward = Annotated[RewardConfig, shorthand("name")]

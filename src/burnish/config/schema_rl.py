@@ -26,7 +26,7 @@ from burnish.config.section import (
     Section,
     Temperature,
     as_list,
-    preset_shorthand,
+    shorthand,
 )
 
 
@@ -297,7 +297,7 @@ class RlFields(RunConfig):
     """Tools and environments, for responses of several turns. `null`: a response is one turn."""
     scoring: ScoringConfig = ScoringConfig()
     sandbox: SandboxConfig = SandboxConfig()
-    algorithm: Annotated[AlgorithmConfig, BeforeValidator(preset_shorthand)] = AlgorithmConfig()
+    algorithm: Annotated[AlgorithmConfig, shorthand("preset")] = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     cluster: ClusterConfig = ClusterConfig()
     critic: CriticConfig = CriticConfig()

@@ -11,7 +11,7 @@ from burnish.config.schema_cluster import TrainersConfig
 from burnish.config.schema_data import DataConfig, DataSource, ModelConfig
 from burnish.config.schema_evaluation import EvaluationConfig
 from burnish.config.schema_optimization import SftOptimizationConfig
-from burnish.config.section import NonNegativeInt, OutputPath, PositiveInt, Section, as_list, path_shorthand
+from burnish.config.section import NonNegativeInt, OutputPath, PositiveInt, Section, as_list, shorthand
 
 
 class CheckpointConfig(Section):
@@ -61,7 +61,7 @@ class RunConfig(Section):
     """Folder of the run. Starting again in the same folder resumes the run."""
     seed: NonNegativeInt = 0
     """Seed for everything random in the run."""
-    model: Annotated[ModelConfig, BeforeValidator(path_shorthand)]
+    model: Annotated[ModelConfig, shorthand("path")]
     data: DataConfig = DataConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from burnish.config import fields
@@ -116,13 +116,6 @@ def as_list(value: object) -> object:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
-def path_shorthand(value: object) -> object:
-    return {"path": value} if isinstance(value, str) else value
-
-
-def name_shorthand(value: object) -> object:
-    return {"name": value} if isinstance(value, str) else value
-
-
-def preset_shorthand(value: object) -> object:
-    return {"preset": value} if isinstance(value, str) else value
+def shorthand(field: str) -> BeforeValidator:
+    """Text in place of a section is the value of this field."""
+    return BeforeValidator(lambda value: {field: value} if isinstance(value, str) else value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from burnish.data.prompts import PromptSet
 from burnish.data.samplers import PromptSampler
@@ -25,19 +24,9 @@ class EncodedPrompt:
     tokens: tuple[int, ...]
 
 
-class PromptFeed(Protocol):
-    """Endless prompts, a pure function of the position."""
-
-    def take(self, count: int, position: int) -> list[EncodedPrompt]: ...
-
-    def __len__(self) -> int:
-        """Prompts in one pass."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class SampledPrompts:
-    """Endless draws from a prompt set. Their position is one integer, which the loop keeps."""
+    """Endless draws from a prompt set, a pure function of the position, which the loop keeps. Its length: one pass."""
 
     prompts: PromptSet
     sampler: PromptSampler
@@ -69,7 +58,7 @@ class DomainFeeds:
     no feed."""
 
     names: Sequence[str]
-    by_name: Mapping[str, PromptFeed]
+    by_name: Mapping[str, SampledPrompts]
     shares: Shares
 
     def counts(self, step: int) -> dict[str, int]:

@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import json
-import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from burnish.data.rows import describe
 from burnish.data.text_documents import split_documents
 from burnish.errors import DataError
-from burnish.outside.reading import file_problem, read_at_most, reading, reason_of
+from burnish.outside.reading import file_problem, read_at_most, reading, reason_of, strict_json
 from burnish.words import nearest
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".txt")
@@ -144,9 +143,7 @@ def parse_json(text: str, where: str) -> Any:
     repeated keys, NaN, numbers that overflow, extreme nesting, lone surrogates.
     """
     try:
-        values = json.loads(
-            text, parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_unique_keys
-        )
+        values = strict_json(text)
         if "\\u" in text:  # only an escape can give a lone surrogate, which fails to encode
             json.dumps(values, ensure_ascii=False).encode()
     except json.JSONDecodeError:
@@ -163,25 +160,6 @@ def parse_json(text: str, where: str) -> Any:
         ) from error
     except ValueError as error:
         raise DataError(f"{where}: malformed JSON: {error}", remedy="fix or remove it") from error
-    return values
-
-
-def _refuse_constant(word: str) -> Any:
-    raise ValueError(f"{word} is not a JSON number (write null for a missing one)")
-
-
-def _finite_float(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"{digits:.60} is too large for a float")
-    return number
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} appears twice")
     return values
 
 

@@ -72,18 +72,11 @@ class HistoryEncoder:
 
         marked = write(_changed(messages, heard, between))
         if marked.replace(begin, "").replace(end, "") == written:
-            return self._apart(marked, begin, end)
+            return self._plain.encode_pieces(pieces(marked, begin, end))
         raise DataError(
             f"{where}: the chat template changes what tools or environments say",
             remedy="set model.chat_template to one that writes the contents of messages as they are",
         )
-
-    def _apart(self, marked: str, begin: str, end: str) -> tuple[int, ...]:
-        """The tokens where what was heard has what looks like control tokens: it is encoded apart from the rest."""
-        tokens: list[int] = []
-        for piece, was_heard in pieces(marked, begin, end):
-            tokens += self._plain.encode(piece) if was_heard else encode_bare(piece, self.tokenizer)
-        return tuple(tokens)
 
 
 def _changed(messages: Sequence[Message], heard: Heard, change: Callable[[str], str]) -> tuple[Message, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from burnish.config.schema_data import DataSource
@@ -19,38 +19,34 @@ OverLong = Literal["drop", "truncate", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Understanding:
-    """How one source was read. `roles` maps role to column; `skipped` and `changed` count rows by reason."""
+    """How one source was read. `skipped` and `changed` count rows by reason."""
 
-    path: str
-    name: str
+    source: DataSource
+    reading: Reading
     rows: int
     kept: int
-    schema: str
-    roles: Mapping[str, str]
-    domain: str | None = None
-    prompt_template: str | None = None
-    system_prompt: str | None = None
-    limit: int | None = None
-    share: float | None = None
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    changed: Mapping[str, int] = field(default_factory=dict)
-    columns_left_out: tuple[str, ...] = ()
+    domain: str | None
+    share: float | None
+    skipped: Mapping[str, int]
+    changed: Mapping[str, int]
+    columns_left_out: tuple[str, ...]
     query: str | None = None
 
     def lines(self) -> list[str]:
         """The description as lines of text. The first one names the source."""
-        head = f"{self.path}: {self.kept:,} of {self.rows:,} rows used" if self.kept != self.rows else ""
-        lines = [(head or f"{self.path}: {self.rows:,} rows") + f", layout {self.schema}"]
-        lines.append("  " + ", ".join(f"{role} <- {column}" for role, column in self.roles.items()))
+        source, reading = self.source, self.reading
+        used = f"{self.kept:,} of {self.rows:,} rows used" if self.kept != self.rows else f"{self.rows:,} rows"
+        lines = [f"{source.path}: {used}, layout {reading.schema}"]
+        lines.append("  " + ", ".join(f"{role} <- {column}" for role, column in reading.roles.items()))
         if self.domain is not None:
             lines.append(f"  domain: {self.domain}")
-        for label, value in (("prompt template", self.prompt_template), ("system prompt", self.system_prompt)):
+        for label, value in (("prompt template", source.prompt_template), ("system prompt", source.system_prompt)):
             if value is not None:
                 lines.append(f"  {label}: {value!r}")
         if self.query is not None:
             lines.append(f"  prompts are queries cut from the documents, {self.query}")
-        if self.limit is not None:
-            lines.append(f"  limited to the first {self.limit:,} rows")
+        if source.limit is not None:
+            lines.append(f"  limited to the first {source.limit:,} rows")
         if self.share is not None:
             lines.append(f"  share of the mixture: {self.share:.1%}")
         lines += [f"  left out: {count:,} {reason}" for reason, count in self.skipped.items() if count]
@@ -77,16 +73,11 @@ class LoadedSource:
 
     def understanding(self, *, kept: int, skipped: Counter[str], changed: Counter[str]) -> Understanding:
         return Understanding(
-            path=self.source.path,
-            name=self.name,
+            self.source,
+            self.reading,
             rows=len(self.table.rows),
             kept=kept,
-            schema=self.reading.schema,
-            roles=self.reading.roles,
             domain=self.fixed_domain(),
-            prompt_template=self.source.prompt_template,
-            system_prompt=self.source.system_prompt,
-            limit=self.source.limit,
             share=self.share,
             skipped=dict(skipped),
             changed=dict(changed),

@@ -84,9 +84,7 @@ class ObservationFormat:
         frame = self._frame(shape, messages, calls)
         contents = None if frame is None else self._written_in(frame, messages, where)
         if frame is None or contents is None:
-            for text, is_content in self._pieces(messages, calls, where):
-                tokens += self._plain.encode(text) if is_content else encode_bare(text, self._tokenizer)
-            return tuple(tokens)
+            return (*tokens, *self._plain.encode_pieces(self._pieces(messages, calls, where)))
         for around, content in zip(frame.tokens, (*contents, ""), strict=True):
             tokens += around
             tokens += self._plain.encode(content)
@@ -167,23 +165,17 @@ class ObservationFormat:
         """The text that the template writes for the messages, and whether a piece of it is their content."""
         begin, end = marks(messages)
         marked = [replace(message, content=begin + message.content + end) for message in messages]
-        text = self._after(marked, calls, where)
-        plain = self._after(messages, calls, where)
+        text, plain = self._turn(marked, calls, where)[2], self._turn(messages, calls, where)[2]
         if text.replace(begin, "").replace(end, "") != plain:
             # Most templates that change a content remove the white space around it.
             marked = [replace(message, content=begin + message.content.strip() + end) for message in messages]
-            text = self._after(marked, calls, where)
+            text = self._turn(marked, calls, where)[2]
             if text.replace(begin, "").replace(end, "") != plain:
                 raise DataError(
                     f"{where}: the chat template changes what tools or environments answer",
                     remedy="set model.chat_template to one that writes the contents of messages as they are",
                 )
         return pieces(text, begin, end)
-
-    def _after(self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str) -> str:
-        """What the template writes for the messages after a turn with such calls, and for the beginning of the next."""
-        # With calls, some templates leave the content out, others write turns without one differently.
-        return self._turn(messages, calls, where)[2]
 
     def _turn(
         self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str

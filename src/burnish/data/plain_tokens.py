@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from burnish.data.chat import encode_bare
@@ -40,6 +40,11 @@ class PlainEncoder:
             encode_bare(text, self._tokenizer) if self._backend is None else self._encode_backend(text)
         )
         return tuple(token for token in tokens if token not in self._control)
+
+    def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> tuple[int, ...]:
+        """Tokens of a text in pieces, as `pieces` gives them: those between marks are from outside."""
+        encoded = (self.encode(text) if is_plain else encode_bare(text, self._tokenizer) for text, is_plain in pieces)
+        return tuple(token for tokens in encoded for token in tokens)
 
     def control_tokens(self, tokens: Sequence[int]) -> list[int]:
         """Those of these tokens that are control tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from burnish.data.assistant_turns import encode_with_turns
 from burnish.data.chat import PLAIN, asked_prompt, encode_continuation, encode_prompt, plain_text, turns_of
@@ -53,7 +53,7 @@ def encode_preference(
     are unchanged. Raises BadRow if different responses become the same tokens.
     """
     if row.is_tokens:
-        prompt, responses = _token_parts(row)
+        prompt, responses = cast("tuple[Tokens, tuple[Tokens, ...]]", (row.prompt, row.responses))
         conversation = " ".join(map(str, prompt))
     else:
         prompt, responses = _encode_texts(row, tokenizer, chat, append_eos)
@@ -80,14 +80,10 @@ def fitted(example: PreferenceExample, limit: int, *, bos_token_id: int | None) 
     )
 
 
-def _token_parts(row: PreferenceRow) -> tuple[Tokens, tuple[Tokens, ...]]:
-    return row.prompt, row.responses  # type: ignore[return-value]
-
-
 def _encode_texts(
     row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, append_eos: bool
 ) -> tuple[Tokens, tuple[Tokens, ...]]:
-    prompt, responses = _text_parts(row)
+    prompt, responses = cast("tuple[Text, tuple[Text, ...]]", (row.prompt, row.responses))
     conversational = not isinstance(prompt, str) or any(not isinstance(r, str) for r in responses)
     if chat.chat == "always" or (chat.chat == "auto" and conversational):
         return _by_template(row.where, prompt, responses, Template(tokenizer, chat.options, row.tools))
@@ -95,10 +91,6 @@ def _encode_texts(
     before = encode_prompt(asked, tokenizer, PLAIN)
     texts = [plain_response(response, row.where) for response in responses]
     return before, tuple(_encode_plain(plain_text(asked), before, text, tokenizer, append_eos) for text in texts)
-
-
-def _text_parts(row: PreferenceRow) -> tuple[Text, tuple[Text, ...]]:
-    return row.prompt, row.responses  # type: ignore[return-value]
 
 
 def _encode_plain(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from burnish.config.schema_data import DataSource
-from burnish.data.chat import AUTO
-from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
+from burnish.data.loaded_sources import LoadedSource, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, PreferenceRow, RowRules, read_row
 from burnish.data.preference_tokens import PreferenceExample, encode_preference, fitted
@@ -21,8 +20,7 @@ from burnish.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Ties = Literal["error", "drop", "half"]
-BadRows = Literal["error", "drop"]
+    from burnish.config.schema import RmConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,29 +66,19 @@ def is_held_out(conversation: str, fraction: float, *, seed: int) -> bool:
 
 
 def load_preferences(
-    sources: Sequence[DataSource],
-    *,
-    tokenizer: PreTrainedTokenizerBase,
-    max_tokens: int | None = None,
-    over_long: OverLong = "drop",
-    chat: ChatFormat = AUTO,
-    candidates: int | None = None,
-    ties: Ties = "error",
-    bad_rows: BadRows = "error",
-    append_eos: bool = True,
-    label_pad_token_id: int | None = None,
+    sources: Sequence[DataSource], config: RmConfig, *, tokenizer: PreTrainedTokenizerBase, max_tokens: int
 ) -> PreferenceSet:
-    """Comparisons of all sources, encoded.
+    """Comparisons of all sources, read and encoded as the run file says.
 
     max_tokens: limit on a prompt together with its longest response. Longer comparisons are dropped, truncated or an
-    error (`over_long`), and counted. Truncation removes the beginning of the prompt first (except a leading BOS), then
-    the end of the responses.
-    candidates: number of responses that each row must have (None: as many as the first row of its source).
-    bad_rows: whether rows with equal or empty responses raise DataError with file and line, or are dropped and counted.
+    error (`data.over_long`), and counted. Truncation removes the beginning of the prompt first (except a leading BOS),
+    then the end of the responses.
     """
-    rules = RowRules(candidates=candidates, tokenizer=tokenizer, label_pad_token_id=label_pad_token_id)
-    limits = _Limits(tokenizer, max_tokens, over_long, chat, ties, bad_rows, append_eos)
-    parts = [_source_examples(loaded, rules, limits) for loaded in load_sources(sources, "preferences")]
+    rules = RowRules(config.candidates, tokenizer, config.label_pad_token_id)
+    parts = [
+        _source_examples(loaded, rules, config, tokenizer, max_tokens)
+        for loaded in load_sources(sources, "preferences")
+    ]
     return PreferenceSet(
         examples=tuple(example for part in parts for example in part[0]),
         source_sizes=tuple(len(part[0]) for part in parts),
@@ -99,99 +87,64 @@ def load_preferences(
     )
 
 
-def count_comparisons(
-    sources: Sequence[DataSource], *, candidates: int | None = None, ties: Ties = "error", bad_rows: BadRows = "error"
-) -> int:
+def count_comparisons(sources: Sequence[DataSource], config: RmConfig) -> int:
     """Number of comparisons that `load_preferences` would find, and its errors, as far as that needs no tokenizer."""
-    count = 0
-    for loaded in load_sources(sources, "preferences"):
-        rules = RowRules(candidates=candidates)
-        for row_id, row in loaded.rows_with_ids():
-            try:
-                read = read_row(loaded, row_id, row, rules)
-            except BadRow:
-                if bad_rows == "error":
-                    raise
-                continue
-            rules = rules.after(read)
-            if read.tie and ties != "half":
-                _check_tie(read, ties)
-                continue
-            count += 1
-    return count
-
-
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    tokenizer: PreTrainedTokenizerBase
-    max_tokens: int | None
-    over_long: OverLong
-    chat: ChatFormat
-    ties: Ties
-    bad_rows: BadRows
-    append_eos: bool
+    rules, skipped = RowRules(config.candidates), Counter[str]()
+    found = (_comparisons(one, rules, config, skipped) for one in load_sources(sources, "preferences"))
+    return sum(1 for rows in found for _ in rows)
 
 
 def _source_examples(
-    loaded: LoadedSource, rules: RowRules, limits: _Limits
+    loaded: LoadedSource, rules: RowRules, config: RmConfig, tokenizer: PreTrainedTokenizerBase, max_tokens: int
 ) -> tuple[list[PreferenceExample], Understanding]:
     kept: list[PreferenceExample] = []
     skipped: Counter[str] = Counter()
     changed: Counter[str] = Counter()
+    chat, over_long = ChatFormat.of(config.data), config.data.over_long
+    reason = f"comparisons over max_tokens ({max_tokens:,})"
+    for read in _comparisons(loaded, rules, config, skipped):
+        with reading_row(read.where):
+            example = encode_preference(read, tokenizer, chat, append_eos=config.append_eos)
+        longest = example.longest()
+        if longest > max_tokens:
+            if over_long == "error":
+                raise DataError(
+                    f"{read.where}: prompt and response have {longest:,} tokens, over max_tokens {max_tokens:,}",
+                    remedy="raise max_tokens, or set data.over_long to drop or truncate",
+                )
+            if over_long == "drop":
+                skipped[reason] += 1
+                continue
+            example = fitted(example, max_tokens, bos_token_id=tokenizer.bos_token_id)
+            if len(set(example.responses_tokens)) < len(example.responses_tokens):
+                skipped[f"{reason}, equal before the cut"] += 1
+                continue
+            changed[f"{reason}, cut at the beginning of the prompt"] += 1
+        kept.append(example)
+    require_rows(kept, loaded, skipped)
+    return kept, loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
+
+
+def _comparisons(
+    loaded: LoadedSource, rules: RowRules, config: RmConfig, skipped: Counter[str]
+) -> Iterator[PreferenceRow]:
+    """The rows to learn from. Those that are left out are counted in `skipped`."""
     for row_id, row in loaded.rows_with_ids():
         try:
             with reading_row(row.where):
                 read = read_row(loaded, row_id, row, rules)
         except BadRow as error:
-            if limits.bad_rows == "error":
+            if config.bad_rows == "error":
                 raise
             skipped[error.reason] += 1
             continue
         rules = rules.after(read)
-        if read.tie and limits.ties != "half":
-            _check_tie(read, limits.ties)
+        if read.tie and config.ties == "error":
+            raise DataError(
+                f"{read.where}: the responses are tied, so none is the best",
+                remedy="set ties: drop to leave such rows out, or ties: half to train on them as half a win for each",
+            )
+        if read.tie and config.ties == "drop":
             skipped["tied"] += 1
             continue
-        with reading_row(row.where):
-            example = encode_preference(read, limits.tokenizer, limits.chat, append_eos=limits.append_eos)
-        fitting = _fit(example, read, limits, skipped, changed)
-        if fitting is not None:
-            kept.append(fitting)
-    require_rows(kept, loaded, skipped)
-    return kept, loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
-
-
-def _check_tie(read: PreferenceRow, ties: Ties) -> None:
-    if ties == "error":
-        raise DataError(
-            f"{read.where}: the responses are tied, so none is the best",
-            remedy="set ties: drop to leave such rows out, or ties: half to train on them as half a win for each",
-        )
-
-
-def _fit(
-    example: PreferenceExample,
-    read: PreferenceRow,
-    limits: _Limits,
-    skipped: Counter[str],
-    changed: Counter[str],
-) -> PreferenceExample | None:
-    """The example within the limit, or None if it is dropped."""
-    limit = limits.max_tokens
-    if limit is None or example.longest() <= limit:
-        return example
-    reason = f"comparisons over max_tokens ({limit:,})"
-    if limits.over_long == "error":
-        raise DataError(
-            f"{read.where}: prompt and response have {example.longest():,} tokens, over max_tokens {limit:,}",
-            remedy="raise max_tokens, or set data.over_long to drop or truncate",
-        )
-    if limits.over_long == "drop":
-        skipped[reason] += 1
-        return None
-    cut = fitted(example, limit, bos_token_id=limits.tokenizer.bos_token_id)
-    if len(set(cut.responses_tokens)) < len(cut.responses_tokens):
-        skipped[f"{reason}, equal before the cut"] += 1
-        return None
-    changed[f"{reason}, cut at the beginning of the prompt"] += 1
-    return cut
+        yield read

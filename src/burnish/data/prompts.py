@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from burnish.config.domains import ALL, DomainSettings, Split
 from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.config.schema_rl import RlFields
-from burnish.data.chat import AUTO, encode_prompt, turns_of, uses_template
+from burnish.data.chat import AUTO, asked_prompt, encode_prompt, turns_of, uses_template
 from burnish.data.conversations import prompt_of, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
@@ -198,23 +198,19 @@ def _cut_description(query: QueryConfig) -> str:
 
 
 def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str], chat: ChatFormat) -> Prompt:
-    with reading_row(row.where):
-        return _read_prompt(loaded, row_id, row, changed, chat)
-
-
-def _read_prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str], chat: ChatFormat) -> Prompt:
     roles = loaded.reading.roles
-    asked = _prompt_of_row(loaded, row, changed, chat)
-    answer = value_at(row, roles["answer"], role="answer") if "answer" in roles else None
-    domain, tools = loaded.domain_of(row), tools_at(row, roles)
-    if isinstance(asked, str):
-        return Prompt(row_id, text=asked, answer=answer, domain=domain, columns=row.values, tools=tools)
-    messages = without_last_answer(asked)
-    if not any(message.role != "system" for message in messages):
-        raise DataError(f"{row.where}: the conversation asks nothing", remedy="it needs a user turn")
-    if len(messages) != len(asked):
-        changed[_ANSWER_CUT] += 1
-    return Prompt(row_id, messages=messages, answer=answer, domain=domain, columns=row.values, tools=tools)
+    with reading_row(row.where):
+        asked = _prompt_of_row(loaded, row, changed, chat)
+        answer = value_at(row, roles["answer"], role="answer") if "answer" in roles else None
+        domain, tools = loaded.domain_of(row), tools_at(row, roles)
+        if not isinstance(asked, str):
+            messages = without_last_answer(asked)
+            if not any(message.role != "system" for message in messages):
+                raise DataError(f"{row.where}: the conversation asks nothing", remedy="it needs a user turn")
+            if len(messages) != len(asked):
+                changed[_ANSWER_CUT] += 1
+            asked = messages
+        return replace(asked_prompt(row_id, asked, tools), answer=answer, domain=domain, columns=row.values)
 
 
 def _prompt_of_row(

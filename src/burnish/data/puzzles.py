@@ -139,11 +139,11 @@ def _data_set(name: str, given: Mapping[str, Any], *, size: int, seed: int) -> P
     takes = [field.name for field in fields(config) if field.init and field.name not in _OWN]
     for key in parameters:
         if key not in takes:
-            hint = did_you_mean(key, ("weight", *takes))
+            takes = ["weight", *takes]
             own = "it belongs to the source, next to reasoning_gym" if key in _OWN else ""
             raise DataError(
                 f"task {name!r} of reasoning_gym has no parameter {key!r}",
-                remedy=own or f"{hint} it has weight, {', '.join(takes)}".strip(),
+                remedy=own or did_you_mean(key, takes, f"it has {', '.join(takes)}"),
             )
     with _quiet(f"task {name!r} of reasoning_gym refuses its parameters"):
         data_set: ProceduralDataset = kind(config(**parameters, size=size, seed=seed))

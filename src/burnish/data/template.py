@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import jinja2
@@ -69,30 +69,21 @@ class Template:
         """
         source = self.source(where)
         check_options(self.options, self.tokenizer, where=where)
-        text = self._apply(messages, where, add_generation_prompt)
+        text = self.write(messages, where=where, add_generation_prompt=add_generation_prompt)
         self._check_read(messages, source, where)
         self._check_written(messages, text, where)
         return text
 
     def write(self, messages: Sequence[Message], *, where: str, add_generation_prompt: bool) -> str:
         """The same without the checks, for a caller that knows what the text must be."""
-        return self._apply(messages, where, add_generation_prompt)
+        text = str(self._apply(messages, where, tokenize=False, add_generation_prompt=add_generation_prompt))
+        check_length(text)
+        return text
 
     def tokens_and_marks(self, messages: Sequence[Message], *, where: str) -> tuple[list[int], list[bool]]:
         """Tokens, and for each token whether it is inside a `{% generation %}` block."""
         self.render(messages, where=where, add_generation_prompt=False)  # only for its checks
-        turns = [message.to_dict() for message in messages]
-        encoding = _call_template(
-            where,
-            lambda: self.tokenizer.apply_chat_template(
-                turns,
-                tools=self._tools(),
-                tokenize=True,
-                return_dict=True,
-                return_assistant_tokens_mask=True,
-                **self.options,
-            ),
-        )
+        encoding = self._apply(messages, where, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
         return list(encoding["input_ids"]), [bool(flag) for flag in encoding["assistant_masks"]]
 
     @property
@@ -114,20 +105,10 @@ class Template:
     def _tools(self) -> list[dict[str, Any]] | None:
         return [dict(tool) for tool in self.tools] or None
 
-    def _apply(self, messages: Sequence[Message], where: str, add_generation_prompt: bool) -> str:
-        turns = [message.to_dict() for message in messages]
-        written = _call_template(
-            where,
-            lambda: self.tokenizer.apply_chat_template(
-                turns,
-                tools=self._tools(),
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **self.options,
-            ),
-        )
-        check_length(str(written))
-        return str(written)
+    def _apply(self, messages: Sequence[Message], where: str, **wanted: bool) -> Any:
+        turns, tools = [message.to_dict() for message in messages], self._tools()
+        apply = partial(self.tokenizer.apply_chat_template, turns, tools=tools, **wanted, **self.options)
+        return _call_template(where, apply)
 
     def _check_read(self, messages: Sequence[Message], source: str, where: str) -> None:
         reads = template_reads(source)
@@ -154,7 +135,8 @@ class Template:
         changed = list(messages)
         changed[number] = replace(messages[number], content=messages[number].content + _PROBE)
         try:
-            return self._apply(changed, where, False) == self._apply(messages, where, False)
+            before, after = (self.write(some, where=where, add_generation_prompt=False) for some in (messages, changed))
+            return before == after
         except DataError:
             return False  # the template refused the changed content, so it does read it
 
@@ -206,7 +188,7 @@ def check_options(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
         if name not in takes:
             raise DataError(
                 f"{where}: data.template_options sets {name!r}, which the chat template does not read",
-                remedy=f"{did_you_mean(name, takes)} it takes {', '.join(takes) or 'no option at all'}".lstrip(),
+                remedy=did_you_mean(name, takes, f"it takes {', '.join(takes) or 'no option at all'}"),
             )
 
 

@@ -67,7 +67,7 @@ class RoleProcess(MemoryPeer):
         self.name = name
         self._stacks = stacks
         self._pulse = Pulse.new()
-        self._watch = PulseWatch(self._pulse)
+        self._watch = PulseWatch(self._pulse.read)
         ours, theirs = socket.socketpair()
         with theirs, holding_back_stop_signals():
             self._process = subprocess.Popen(

@@ -11,21 +11,13 @@ import mmap
 import os
 import struct
 import time
-from typing import Protocol
+from collections.abc import Callable
 
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 12.0
 """Without a beat for this long a process counts as hung. A busy one beats on: PyTorch lets other threads run."""
 
 _COUNTERS = struct.Struct("=QQ")
-
-
-class Counters(Protocol):
-    """What a `PulseWatch` looks at."""
-
-    def read(self) -> tuple[int, int]:
-        """Beats so far, and pieces of work done so far."""
-        ...
 
 
 class Pulse:
@@ -64,17 +56,17 @@ class Pulse:
 
 
 class PulseWatch:
-    """Looks at a pulse now and then, and says for how long each counter has stood still."""
+    """Looks at a pulse now and then (`read`), and says for how long each counter has stood still."""
 
-    def __init__(self, pulse: Counters) -> None:
-        self._pulse = pulse
-        self._seen = pulse.read()
+    def __init__(self, read: Callable[[], tuple[int, int]]) -> None:
+        self._read = read
+        self._seen = read()
         self._begun = False
         self._beat_at = self._progress_at = time.monotonic()
 
     def look(self) -> None:
         """Note what has changed since the last look."""
-        beats, done = self._pulse.read()
+        beats, done = self._read()
         if beats != self._seen[0]:
             self._beat_at = time.monotonic()
         if done != self._seen[1]:
@@ -87,7 +79,7 @@ class PulseWatch:
 
     def restart(self) -> None:
         """Count from now on: something new is asked for."""
-        self._seen = self._pulse.read()
+        self._seen = self._read()
         self._beat_at = self._progress_at = time.monotonic()
 
     @property

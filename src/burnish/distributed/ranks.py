@@ -72,7 +72,7 @@ class RankPeer(MemoryPeer):
         self._requests = lines.requests
         self._channel = Channel(lines.requests)
         self._pulse = DistantPulse(lines.beats)
-        self._watch = PulseWatch(self._pulse)
+        self._watch = PulseWatch(self._pulse.read)
 
     @property
     def near(self) -> bool:

@@ -110,7 +110,7 @@ class RayProcess(Peer):
             ) from error
         self._channel = Channel(lines.requests)
         self._pulse = DistantPulse(lines.beats)
-        self._watch = PulseWatch(self._pulse)
+        self._watch = PulseWatch(self._pulse.read)
 
     def load(self, role: str, shared: SealedWeights, *, what: str, seconds: float) -> None:
         """See `Peer`."""

@@ -113,10 +113,9 @@ def reset_arguments(
         offered.setdefault("seed", seed)
     for parameter in named.values():
         if parameter.default is parameter.empty and parameter.name not in offered:
-            hint = did_you_mean(parameter.name, row)
             raise EnvironmentFailedError(
                 f"{what} {name} wants {parameter.name!r}, which the row does not have",
-                remedy=f"{hint} columns of the row: {', '.join(row) or 'none'}".lstrip(),
+                remedy=did_you_mean(parameter.name, row, f"columns of the row: {', '.join(row) or 'none'}"),
             )
     return {column: value for column, value in offered.items() if takes_all or column in named}
 

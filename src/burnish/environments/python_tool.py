@@ -53,8 +53,8 @@ class PythonToolOptions:
 
     def __post_init__(self) -> None:
         if self.state not in _STATES:
-            hint = did_you_mean(str(self.state), _STATES)
-            raise ConfigError(f"the tool python has state {self.state!r}", remedy=f"{hint} use fresh or kept".lstrip())
+            remedy = did_you_mean(str(self.state), _STATES, "use fresh or kept")
+            raise ConfigError(f"the tool python has state {self.state!r}", remedy=remedy)
         limits = {"seconds": self.seconds, "memory_mb": self.memory_mb, "output_bytes": self.output_bytes}
         for name, limit in limits.items():
             if limit <= 0:
@@ -125,11 +125,22 @@ class _Fresh(PythonTool):
     def __init__(self, options: PythonToolOptions, sessions: Sessions, at_once: int) -> None:
         super().__init__(options)
         self._sessions = sessions
-        self._turns = _Turns(at_once)
+        self._at_once = at_once
+        self._free = threading.BoundedSemaphore(at_once)
+
+    @contextmanager
+    def _turn(self, deadline: float) -> Iterator[None]:
+        """Among the calls that run at a time."""
+        if not self._free.acquire(timeout=_left(deadline)):
+            raise TimeoutError(f"{self._at_once} other calls of the tool python were running all the time")
+        try:
+            yield
+        finally:
+            self._free.release()
 
     def _run(self, conversation: Hashable, code: str, deadline: float) -> str:
         seconds = self._options.seconds
-        with self._turns.until(deadline):
+        with self._turn(deadline):
             session = self._sessions.open(_left(deadline))
             try:
                 given = min(seconds, _left(deadline))
@@ -152,7 +163,7 @@ class _Kept(_Fresh):
 
     def _run(self, conversation: Hashable, code: str, deadline: float) -> str:
         seconds = self._options.seconds
-        with self._turns.until(deadline):
+        with self._turn(deadline):
             session, lost = self._session(conversation, deadline)
             given = min(seconds, _left(deadline))
             output = session.run(code, given)
@@ -201,23 +212,6 @@ class _Remote(PythonTool):
 
     def close(self) -> None:
         self._sandbox.close()
-
-
-class _Turns:
-    """Lets so many calls run at a time."""
-
-    def __init__(self, count: int) -> None:
-        self._free = threading.BoundedSemaphore(count)
-        self._count = count
-
-    @contextmanager
-    def until(self, deadline: float) -> Iterator[None]:
-        if not self._free.acquire(timeout=_left(deadline)):
-            raise TimeoutError(f"{self._count} other calls of the tool python were running all the time")
-        try:
-            yield
-        finally:
-            self._free.release()
 
 
 def as_program(code: str, shown_bytes: int) -> str:

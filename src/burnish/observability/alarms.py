@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 Row = Mapping[str, float]
@@ -361,10 +361,7 @@ class AlarmBell:
 
     def state(self) -> dict[str, dict[str, float]]:
         """Plain values for a checkpoint."""
-        return {
-            name: {"streak": m.streak, "readings": m.readings, "start_sum": m.start_sum, "fired": m.fired}
-            for name, m in self.memories.items()
-        }
+        return {name: asdict(memory) for name, memory in self.memories.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Carry on from a checkpoint."""

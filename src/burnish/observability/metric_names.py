@@ -298,13 +298,5 @@ def metrics_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def main() -> None:
-    """Write the page to the file named on the command line, or to standard output."""
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(metrics_page(), encoding="utf-8")
-    else:
-        sys.stdout.write(metrics_page())
-
-
 if __name__ == "__main__":
-    main()
+    Path(sys.argv[1]).write_text(metrics_page(), encoding="utf-8")

@@ -66,8 +66,8 @@ class RolloutRecorder:
 
     def discard_after(self, step: int) -> None:
         """Remove files of later steps, which a killed run wrote after the checkpoint that it resumes from."""
-        for path in recorded_files(self._folder):
-            if step_of(path) > step:
+        for path in self._folder.glob("*.jsonl"):
+            if _NAME.fullmatch(path.name) and step_of(path) > step:
                 try:
                     path.unlink()
                 except OSError as error:
@@ -110,10 +110,10 @@ class RolloutRecorder:
         return entry
 
 
-def recorded_files(folder: Path) -> list[Path]:
-    """The rollout files of a run, training before evaluation, each in the order of steps. Other files are ignored."""
-    found = [path for path in folder.glob("*.jsonl") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: (not path.name.startswith("step-"), step_of(path)))
+def recorded_files(folder: Path, *, evaluation: bool = False) -> dict[int, Path]:
+    """The files with a run's rollouts of training, or of evaluation, by step and in order. Others are ignored."""
+    found = folder.glob("eval-*.jsonl" if evaluation else "step-*.jsonl")
+    return dict(sorted((step_of(path), path) for path in found if _NAME.fullmatch(path.name)))
 
 
 def step_of(path: Path) -> int:
@@ -164,14 +164,8 @@ def _note_fields(note: RolloutNote | None, rollout: Rollout) -> dict[str, Json]:
     if note is None:
         note = RolloutNote(kept=False, dropped_because=_why_dropped(rollout))
     fields: dict[str, Json] = {"kept": note.kept, "dropped_because": note.dropped_because, "advantage": note.advantage}
-    per_token = {
-        "token_advantages": note.token_advantages,
-        "old_logprobs": note.old_logprobs,
-        "ref_logprobs": note.ref_logprobs,
-        "token_values": note.token_values,
-        "token_returns": note.token_returns,
-    }
-    for name, values in per_token.items():
+    for name in ("token_advantages", "old_logprobs", "ref_logprobs", "token_values", "token_returns"):
+        values: Sequence[float] | None = getattr(note, name)
         if values is None:
             continue
         if len(values) != len(rollout.response_tokens):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase
@@ -75,6 +77,32 @@ def file_problem(path: Path) -> str | None:
 
 class UnreadableError(Exception):
     """A file cannot be used. The message is meant to follow the file's name."""
+
+
+def strict_json(text: str) -> Any:
+    """The value of a JSON text, as RFC 8259 has it: without NaN and Infinity, numbers that are read as infinity
+    (`1e999`) included. ValueError for any other text, and for an object that has a name twice, since readers disagree
+    on which one counts; JSONDecodeError for malformed text, RecursionError for extreme nesting."""
+    return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_unique_keys)
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not a JSON number (write null for a missing one)")
+
+
+def _finite_float(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits:.60} is too large for a float")
+    return number
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        raise ValueError(f"the key {twice!r} appears twice")
+    return values
 
 
 def read_json(path: Path) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, TypeVar
 
 from burnish.observability.console import duration
 from burnish.observability.history import columns
 from burnish.observability.metric_names import explain
 
+T = TypeVar("T")
 Column = tuple[list[int], list[float]]
 
 
@@ -279,13 +280,13 @@ def headline(rows: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
     return tiles
 
 
-def evenly(count: int, limit: int) -> list[int]:
-    """At most `limit` of the numbers 0 .. count-1, evenly spread, including the first and the last."""
-    if count <= limit:
-        return list(range(count))
+def evenly(items: Sequence[T], limit: int) -> list[T]:
+    """At most `limit` of them, evenly spread, including the first and the last; of several, the last stands alone."""
+    if len(items) <= limit:
+        return list(items)
     if limit == 1:
-        return [count - 1]
-    return [round(i * (count - 1) / (limit - 1)) for i in range(limit)]
+        return [items[-1]]
+    return [items[round(i * (len(items) - 1) / (limit - 1))] for i in range(limit)]
 
 
 def _chart(
@@ -317,7 +318,7 @@ def peaks(values: Sequence[float], limit: int) -> list[int]:
     in one step is still seen."""
     if len(values) <= limit:
         return list(range(len(values)))
-    bounds = evenly(len(values) + 1, limit // 4 + 1)
+    bounds = evenly(range(len(values) + 1), limit // 4 + 1)
     stretches = [range(start, stop) for start, stop in pairwise(bounds)]
     return sorted(
         {i for r in stretches for i in (r[0], min(r, key=values.__getitem__), max(r, key=values.__getitem__), r[-1])}
@@ -329,7 +330,7 @@ def _means(label: str, column: Column) -> Series:
     steps, values = column
     if len(steps) <= MAX_POINTS:
         return _series(label, column)
-    stretches = [*pairwise(evenly(len(steps) + 1, MAX_POINTS + 1))]
+    stretches = [*pairwise(evenly(range(len(steps) + 1), MAX_POINTS + 1))]
     means = [float(f"{sum(values[start:stop]) / (stop - start):.6g}") for start, stop in stretches]
     return {"label": label, "x": [steps[start] for start, _ in stretches], "y": means}
 

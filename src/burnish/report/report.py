@@ -30,6 +30,7 @@ from burnish.observability.sinks import METRICS_FILE
 from burnish.report.charts import MAX_POINTS, ChartData, build_charts, headline, histogram_chart, overlay
 from burnish.report.rollout_charts import score_charts, value_charts
 from burnish.report.samples import Limits, Samples, sample_rollouts
+from burnish.report.turns import as_text
 from burnish.types import Json
 
 HISTOGRAM_FILE = "score_histogram.json"
@@ -150,9 +151,9 @@ def configuration_table(pages: Sequence[RunPage]) -> list[ConfigurationRow]:
             found.setdefault(departure.path, {})[page.name] = departure
     table: list[ConfigurationRow] = []
     for path, by_run in found.items():
-        values = [_value_text(page.values[path]) if path in page.values else "" for page in pages]
+        values = [as_text(page.values[path]) if path in page.values else "" for page in pages]
         own = {value for page, value in zip(pages, values, strict=True) if page.name not in by_run and value}
-        own |= {_value_text(departure.default) for departure in by_run.values()}
+        own |= {as_text(departure.default) for departure in by_run.values()}
         default = own.pop() if len(own) == 1 else "by preset"
         if any(departure.required for departure in by_run.values()):
             default = ""
@@ -241,10 +242,6 @@ def _rollouts(pages: Sequence[RunPage]) -> dict[str, object]:
 def _resolved(config: str | None) -> dict[str, Json] | None:
     data = None if config is None else parse_yaml(config).data
     return data if isinstance(data, dict) else None
-
-
-def _value_text(value: Json) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _value_charts(run_dir: Path, rows: Sequence[Mapping[str, float]]) -> list[ChartData]:

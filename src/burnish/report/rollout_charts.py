@@ -12,14 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from burnish.observability.recorder import (
-    RecordedLine,
-    each_rollout,
-    num_sampled,
-    recorded_files,
-    sampled_mask,
-    step_of,
-)
+from burnish.observability.recorder import RecordedLine, each_rollout, num_sampled, recorded_files, sampled_mask
 from burnish.report.charts import ChartData, Series, evenly
 from burnish.report.samples import reading_recorded
 
@@ -59,16 +52,15 @@ MEASURES: Mapping[str, tuple[str, Callable[[RecordedLine], float]]] = {
 
 def score_charts(folder: Path) -> list[ChartData]:
     """A chart for each measure over at most `MAX_STEPS` training steps; empty where rewards never differ."""
-    files = _training_files(folder)
     means: list[tuple[int, Mapping[str, tuple[float, float]]]] = []
-    for path in (files[index] for index in evenly(len(files), MAX_STEPS)):
+    for step, path in evenly([*recorded_files(folder).items()], MAX_STEPS):
         with reading_recorded(path):
             scored = [line for line in each_rollout(path) if not line["greedy"] and line["reward"] is not None]
             lines = [line for line in scored if not isinstance(line["reward"], str)]  # text is of a number not finite
         best, worst = extreme_thirds([line for line in lines if line.get("ends_in") is None])
         if best:
             measured = {t: (_mean_of(measure, best), _mean_of(measure, worst)) for t, (_, measure) in MEASURES.items()}
-            means.append((step_of(path), measured))
+            means.append((step, measured))
     return [_score_chart(title, about, means) for title, (about, _) in MEASURES.items()] if means else []
 
 
@@ -104,12 +96,12 @@ def _score_chart(title: str, about: str, means: Sequence[tuple[int, Mapping[str,
 
 def value_charts(folder: Path) -> list[ChartData]:
     """The chart of the newest training step that recorded values and returns; empty if no step did."""
-    for path in reversed(_training_files(folder)):
+    for step, path in reversed(recorded_files(folder).items()):
         lines = [line for line in each_rollout(path) if line.get("kept") and "token_returns" in line]
         firsts = [point for line in lines for point in _points(line)[:1]]
         later = [point for line in lines for point in _points(line)[1:]]
         if firsts:
-            return [_value_chart(step_of(path), firsts, later)]
+            return [_value_chart(step, firsts, later)]
     return []
 
 
@@ -122,8 +114,8 @@ def _points(line: RecordedLine) -> list[Point]:
 
 def _value_chart(step: int, firsts: Sequence[Point], later: Sequence[Point]) -> ChartData:
     series = [
-        _value_series("later tokens", "dots", _thin(later, MAX_DOTS)),
-        _value_series("first token", "dots", _thin(firsts, MAX_DOTS // 2)),
+        _value_series("later tokens", "dots", evenly(later, MAX_DOTS)),
+        _value_series("first token", "dots", evenly(firsts, MAX_DOTS // 2)),
         _value_series("mean return", "line", mean_by_value([*firsts, *later])),
     ]
     return {
@@ -150,14 +142,6 @@ def mean_by_value(points: Sequence[Point]) -> list[Point]:
     return [(sum(v for v, _ in part) / len(part), sum(r for _, r in part) / len(part)) for part in parts]
 
 
-def _thin(points: Sequence[Point], limit: int) -> list[Point]:
-    return [points[i] for i in evenly(len(points), limit)]
-
-
 def _value_series(label: str, mark: str, points: Sequence[Point]) -> Series:
     x, y = ([float(f"{point[i]:.5g}") for point in points] for i in (0, 1))
     return {"label": label, "mark": mark, "x": x, "y": y}
-
-
-def _training_files(folder: Path) -> list[Path]:
-    return [path for path in recorded_files(folder) if path.name.startswith("step-")]

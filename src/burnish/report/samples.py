@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from burnish.errors import DataError
-from burnish.observability.recorder import (
-    RecordedLine,
-    each_rollout,
-    num_sampled,
-    recorded_files,
-    sampled_mask,
-    step_of,
-)
+from burnish.observability.recorder import RecordedLine, each_rollout, num_sampled, recorded_files, sampled_mask
 from burnish.report.charts import evenly
 from burnish.report.turns import ShownTurn, by_text, cut_turns, shortened, shown_turns, spoken
 from burnish.types import Json
@@ -105,26 +98,18 @@ class Samples(TypedDict):
 
 def sample_rollouts(folder: Path, limits: Limits) -> Samples:
     """The rollouts that fit on the page; no files if nothing was recorded."""
-    every = recorded_files(folder)
-    chosen = [path for kind in ("step-", "eval-") for path in _spread(_of_kind(every, kind), limits.steps)]
+    every = [[*recorded_files(folder, evaluation=evaluation).items()] for evaluation in (False, True)]
+    chosen = [file for files in every for file in evenly(files, limits.steps)]
     shown: list[Recorded] = []
     dropped_prompts, dropped_responses = 0, 0
-    for path in chosen:
+    for step, path in chosen:
         groups = _read_groups(path)
         kept = _fit(groups, limits, limits.total_bytes // len(chosen))
         dropped_prompts += len(groups) - len(kept)
         dropped_responses += sum(group["left_out"] for group in kept)
-        shown.append({"kind": path.name.split("-")[0], "step": step_of(path), "groups": kept})
-    note = _left_out_note(len(chosen), len(every), dropped_prompts, dropped_responses)
+        shown.append({"kind": path.name.split("-")[0], "step": step, "groups": kept})
+    note = _left_out_note(len(chosen), sum(map(len, every)), dropped_prompts, dropped_responses)
     return {"files": shown, "note": note}
-
-
-def _of_kind(paths: Sequence[Path], kind: str) -> list[Path]:
-    return [path for path in paths if path.name.startswith(kind)]
-
-
-def _spread(paths: Sequence[Path], limit: int) -> list[Path]:
-    return [paths[i] for i in evenly(len(paths), limit)]
 
 
 def _read_groups(path: Path) -> list[Group]:
@@ -215,7 +200,7 @@ def _fit(groups: list[Group], limits: Limits, budget: int) -> list[Group]:
     groups = [_fewer(group, limits.responses_per_prompt) for group in groups]
     sizes = [_size(group) for group in groups]
     for count in range(min(len(groups), limits.prompts_per_step), 0, -1):
-        picked = evenly(len(groups), count)
+        picked = evenly(range(len(groups)), count)
         if sum(sizes[i] for i in picked) <= budget:
             return [groups[i] for i in picked]
     return [_shrink(groups[0], budget)] if groups else []
@@ -235,10 +220,8 @@ def _shrink(group: Group, budget: int) -> Group:
 
 
 def _fewer(group: Group, count: int) -> Group:
-    responses = group["responses"]
-    picked = evenly(len(responses), count)
-    left_out = group["left_out"] + len(responses) - len(picked)
-    return {**group, "responses": [responses[i] for i in picked], "left_out": left_out}
+    picked = evenly(group["responses"], count)
+    return {**group, "responses": picked, "left_out": group["left_out"] + len(group["responses"]) - len(picked)}
 
 
 def _cut(response: Response, share: float) -> Response:

@@ -104,11 +104,11 @@ def _shown(turn: Mapping[str, Any]) -> ShownTurn:
 
 def _call(call: Mapping[str, Any]) -> ShownCall:
     function = call["function"]
-    arguments = [(str(name), shortened(_value(value))) for name, value in function["arguments"].items()]
+    arguments = [(str(name), shortened(as_text(value))) for name, value in function["arguments"].items()]
     return {"name": str(function["name"]), "arguments": arguments}
 
 
-def _value(value: object) -> str:
+def as_text(value: object) -> str:
     """Text as it is, because programs have lines; other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 

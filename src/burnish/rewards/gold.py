@@ -113,14 +113,13 @@ def check_gold(
 
     Give the scorer a `max_failure_fraction` of 1. Otherwise it stops at the first bad batch instead of reporting all.
     """
+    answered = [(prompt, response(prompt)) for prompt in prompts]
+    golds = [(prompt, gold) for prompt, gold in answered if gold is not None]
     failures: list[GoldFailure] = []
-    without: list[str] = []
     readings: dict[str, list[float]] = {}
-    batch: list[tuple[Prompt, str]] = []
-    checked = solved = 0
-
-    def flush() -> None:
-        nonlocal solved
+    solved = 0
+    for start in range(0, len(golds), BATCH_SIZE):
+        batch = golds[start : start + BATCH_SIZE]
         scored = scorer.score([(prompt, as_rollout(prompt, gold, encode)) for prompt, gold in batch])
         for (prompt, gold), rollout in zip(batch, scored, strict=True):
             _record_scores(rollout, readings)
@@ -130,20 +129,9 @@ def check_gold(
             if not passed:
                 detail = rollout.status_detail or ("" if judge is None else "; ".join(judge.shortfalls(rollout)))
                 failures.append(GoldFailure(prompt.id, prompt.domain, gold, score, rollout.status, detail))
-        batch.clear()
-
-    for prompt in prompts:
-        gold = response(prompt)
-        if gold is None:
-            without.append(prompt.id)
-            continue
-        checked += 1
-        batch.append((prompt, gold))
-        if len(batch) == BATCH_SIZE:
-            flush()
-    flush()
+    without = tuple(prompt.id for prompt, gold in answered if gold is None)
     parts = tuple(GoldPart(name, sum(v) / len(v), min(v), len(v)) for name, v in sorted(readings.items()))
-    return GoldReport(checked, top_score, tuple(failures), tuple(without), parts, solved)
+    return GoldReport(len(golds), top_score, tuple(failures), without, parts, solved)
 
 
 def _record_scores(rollout: Rollout, readings: dict[str, list[float]]) -> None:

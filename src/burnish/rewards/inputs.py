@@ -100,11 +100,9 @@ class Signature:
 
     def _remedy(self, name: str, columns: Collection[str]) -> str:
         rows = [plural if self.batched else singular for singular, (plural, _) in ROW_VALUES.items()]
-        near = did_you_mean(name, [*rows, *columns])
-        return (
-            f"{near} set it under options, give it a default, or use one of {', '.join(rows)}"
-            f" or the columns {', '.join(sorted(columns)) or '(none)'}"
-        ).lstrip()
+        ways = f"set it under options, give it a default, or use one of {', '.join(rows)}"
+        ways += f" or the columns {', '.join(sorted(columns)) or '(none)'}"
+        return did_you_mean(name, [*rows, *columns], ways)
 
     def arguments(self, item: Item) -> dict[str, Any]:
         """Keyword arguments for one response."""
@@ -175,7 +173,7 @@ def check_options(target: Callable[..., Any], label: str, options: Collection[st
     allowed = named if inspect.isclass(target) else [n for n in named if n not in ROW_VALUES and n not in _SINGULAR]
     for name in options:
         if name not in allowed:
-            remedy = f"{did_you_mean(name, allowed)} its options are {', '.join(allowed) or '(none)'}".lstrip()
+            remedy = did_you_mean(name, allowed, f"its options are {', '.join(allowed) or '(none)'}")
             raise ConfigError(f"reward {label!r} has no option {name!r}", remedy=remedy)
 
 

@@ -87,9 +87,7 @@ def find_reward(name: str) -> Callable[..., Any]:
     if not separator or not place or not attribute:
         known = f"use one of {', '.join(BUILT_INS)}, path/to/file.py:function or package.module:function"
         known += " (examples/rewards has sql and sentiment)"
-        raise RewardError(
-            f"there is no built-in reward {name!r}", remedy=f"{did_you_mean(name, BUILT_INS)} {known}".lstrip()
-        )
+        raise RewardError(f"there is no built-in reward {name!r}", remedy=did_you_mean(name, BUILT_INS, known))
     try:
         module = import_place(place, f"a reward is {name!r}")
     except ConfigError as error:

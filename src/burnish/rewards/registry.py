@@ -13,15 +13,15 @@ from typing import Any, Literal
 class BuiltIn:
     """One built-in reward.
 
-    `target` is `module:attribute`. `runs` says whether it may run in the training process, because it is cheap and
-    cannot hang, or needs a killable worker; a `service` only waits for others, on a thread of the training process, and
-    its target are its options. `top_score` is its highest score, None if others set it.
+    `target` is `module:attribute`. `runs` says whether it needs a killable worker, as most do, or may run in the
+    training process, because it is cheap and cannot hang; a `service` only waits for others, on a thread of the
+    training process, and its target are its options. `top_score` is its highest score, None if others set it.
     """
 
     target: str
     summary: str
-    runs: Literal["inline", "process", "service"]
-    top_score: float | None
+    runs: Literal["inline", "process", "service"] = "process"
+    top_score: float | None = 1.0
 
     def load(self) -> Callable[..., Any]:
         """Import the class."""
@@ -57,93 +57,65 @@ _HERE = "burnish.rewards.builtins"
 
 BUILT_INS: dict[str, BuiltIn] = {
     "math": BuiltIn(
-        target=f"{_HERE}.math_answer:MathAnswer",
-        summary="1 when the final answer equals the gold answer mathematically, else 0",
-        runs="process",
-        top_score=1.0,
+        f"{_HERE}.math_answer:MathAnswer", "1 when the final answer equals the gold answer mathematically, else 0"
     ),
-    "exact": BuiltIn(
-        target=f"{_HERE}.text:Exact",
-        summary="1 when the response equals the answer as text, else 0",
-        runs="inline",
-        top_score=1.0,
-    ),
-    "regex": BuiltIn(
-        target=f"{_HERE}.text:Regex",
-        summary="1 when the pattern is found in the response, else 0",
-        runs="process",
-        top_score=1.0,
-    ),
+    "exact": BuiltIn(f"{_HERE}.text:Exact", "1 when the response equals the answer as text, else 0", runs="inline"),
+    "regex": BuiltIn(f"{_HERE}.text:Regex", "1 when the pattern is found in the response, else 0"),
     "format": BuiltIn(
-        target=f"{_HERE}.text:Format",
-        summary="1 when the response consists of the tags in order, each exactly once and not empty, else 0",
+        f"{_HERE}.text:Format",
+        "1 when the response consists of the tags in order, each exactly once and not empty, else 0",
         runs="inline",
-        top_score=1.0,
     ),
     "length": BuiltIn(
-        target=f"{_HERE}.text:Length",
-        summary="closeness to a target length (1 at it, 0 at zero or twice of it), or 1 up to a maximum, else 0",
+        f"{_HERE}.text:Length",
+        "closeness to a target length (1 at it, 0 at zero or twice of it), or 1 up to a maximum, else 0",
         runs="inline",
-        top_score=1.0,
     ),
     "overlong": BuiltIn(
-        target=f"{_HERE}.text:Overlong",
-        summary="soft over-long penalty: 0 up to max_tokens - buffer_tokens, linear down to -1 at max_tokens",
+        f"{_HERE}.text:Overlong",
+        "soft over-long penalty: 0 up to max_tokens - buffer_tokens, linear down to -1 at max_tokens",
         runs="inline",
         top_score=0.0,
     ),
     "repetition": BuiltIn(
-        target=f"{_HERE}.text:Repetition",
-        summary="minus the fraction of n-grams that repeat an earlier one: 0 without repeats, towards -1 for a loop",
+        f"{_HERE}.text:Repetition",
+        "minus the fraction of n-grams that repeat an earlier one: 0 without repeats, towards -1 for a loop",
         runs="inline",
         top_score=0.0,
     ),
     "environment": BuiltIn(
-        target=f"{_HERE}.environment:Environment",
-        summary="what the environment of a conversation paid for it",
+        f"{_HERE}.environment:Environment",
+        "what the environment of a conversation paid for it",
         runs="inline",
         top_score=None,
     ),
     "code": BuiltIn(
-        target=f"{_HERE}.code:Code",
-        summary="1 when the program in the response passes all tests of its row, run in the sandbox, else 0",
-        runs="process",
-        top_score=1.0,
+        f"{_HERE}.code:Code",
+        "1 when the program in the response passes all tests of its row, run in the sandbox, else 0",
     ),
     "reasoning_gym": BuiltIn(
-        target=f"{_HERE}.reasoning_gym:ReasoningGym",
-        summary="what the task of reasoning-gym that made the row gives for the answer in the response, 0 to 1",
-        runs="process",
-        top_score=1.0,
+        f"{_HERE}.reasoning_gym:ReasoningGym",
+        "what the task of reasoning-gym that made the row gives for the answer in the response, 0 to 1",
     ),
     "choice": BuiltIn(
-        target=f"{_HERE}.choice:Choice",
-        summary="1 when the option that the response states last, by label or text, is the right one, else 0",
-        runs="process",
-        top_score=1.0,
+        f"{_HERE}.choice:Choice",
+        "1 when the option that the response states last, by label or text, is the right one, else 0",
     ),
     "instructions": BuiltIn(
-        target=f"{_HERE}.instructions:Instructions",
-        summary="1 when the response follows all verifiable instructions of its row, as IFEval has them, else 0",
-        runs="process",
-        top_score=1.0,
+        f"{_HERE}.instructions:Instructions",
+        "1 when the response follows all verifiable instructions of its row, as IFEval has them, else 0",
     ),
     "json_schema": BuiltIn(
-        target=f"{_HERE}.json_schema:JsonSchema",
-        summary="1 when the JSON of the response is valid against the JSON Schema of its row, else 0",
-        runs="process",
-        top_score=1.0,
+        f"{_HERE}.json_schema:JsonSchema",
+        "1 when the JSON of the response is valid against the JSON Schema of its row, else 0",
     ),
     "command": BuiltIn(
-        target=f"{_HERE}.command:Command",
-        summary="what a program of yours says of the response: 1 for exit status 0, 0 for others that you name",
-        runs="process",
-        top_score=1.0,
+        f"{_HERE}.command:Command",
+        "what a program of yours says of the response: 1 for exit status 0, 0 for others that you name",
     ),
     "judge": BuiltIn(
-        target="burnish.rewards.judging.options:JudgeOptions",
-        summary="what another language model says of the response, from 0 to 1 (docs/judge.md)",
+        "burnish.rewards.judging.options:JudgeOptions",
+        "what another language model says of the response, from 0 to 1 (docs/judge.md)",
         runs="service",
-        top_score=1.0,
     ),
 }

@@ -75,10 +75,9 @@ def find_engine(name: str) -> type:
         return VllmEngine
     module_name, colon, class_name = name.rpartition(":")
     if not (colon and module_name and class_name):
-        near = did_you_mean(name, [_LOCAL, _VLLM])
+        ways = f"use {_LOCAL!r}, {_VLLM!r}, 'package.module:Class' or 'path/to/file.py:Class'"
         raise ConfigError(
-            f"{_FIELD} is {name!r}, which is not an engine",
-            remedy=f"{near} use {_LOCAL!r}, {_VLLM!r}, 'package.module:Class' or 'path/to/file.py:Class'",
+            f"{_FIELD} is {name!r}, which is not an engine", remedy=did_you_mean(name, [_LOCAL, _VLLM], ways)
         )
     found: Any = find_class(
         name,

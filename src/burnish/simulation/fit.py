@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+import numpy as np
+
 from burnish.errors import DataError
 from burnish.simulation.settings import Decoding, Phase
 
-_SINGULAR = 1e-9
-"""Pivot, relative to the column's own square, below which columns count as the same."""
+_SINGULAR = 3e-5
+"""Smallest singular value of columns of length 1, relative to the largest, below which they count as the same."""
 _AS_GOOD = 1.0001
 """A fit with fewer terms is preferred if its error is at most this factor of the best."""
 
@@ -97,20 +99,8 @@ def nonnegative_least_squares(table: Sequence[Sequence[float]], targets: Sequenc
 
 def _solve(rows: Sequence[Sequence[float]]) -> list[float] | None:
     """Least-squares coefficients for targets of 1; None if the columns depend on each other."""
-    width = len(rows[0]) if rows else 0
-    sizes = [sum(row[i] ** 2 for row in rows) ** 0.5 for i in range(width)]
-    if not rows or min(sizes) == 0:
+    sizes = np.linalg.norm(rows, axis=0) if rows else np.zeros(1)
+    if sizes.min() == 0:
         return None
-    unit = [[value / size for value, size in zip(row, sizes, strict=True)] for row in rows]
-    system = [[sum(r[i] * r[j] for r in unit) for j in range(width)] + [sum(r[i] for r in unit)] for i in range(width)]
-    for i in range(width):
-        if system[i][i] < _SINGULAR:
-            return None
-        for k in range(i + 1, width):
-            factor = system[k][i] / system[i][i]
-            system[k] = [a - factor * b for a, b in zip(system[k], system[i], strict=True)]
-    solution = [0.0] * width
-    for i in reversed(range(width)):
-        rest = sum(system[i][j] * solution[j] for j in range(i + 1, width))
-        solution[i] = (system[i][width] - rest) / system[i][i]
-    return [value / size for value, size in zip(solution, sizes, strict=True)]
+    found, _, rank, _ = np.linalg.lstsq(np.asarray(rows) / sizes, np.ones(len(rows)), rcond=_SINGULAR)
+    return (found / sizes).tolist() if rank == len(sizes) else None

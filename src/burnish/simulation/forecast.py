@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from burnish.errors import ConfigError
@@ -163,16 +164,8 @@ def _idle_fraction(settings: SimulationSettings, timeline: Timeline, layout: Lay
 
 
 def _staleness(steps: Sequence[PlayedStep]) -> dict[int, float]:
-    counts: dict[int, int] = {}
-    for behind, number in _pairs(steps):
-        counts[behind] = counts.get(behind, 0) + number
-    total = sum(counts.values())
-    return {behind: counts[behind] / total for behind in sorted(counts)}
-
-
-def _pairs(steps: Sequence[PlayedStep]) -> Iterator[tuple[int, int]]:
-    for step in steps:
-        yield from step.staleness.items()
+    counts = sum((step.staleness for step in steps), Counter[int]())
+    return {behind: counts[behind] / counts.total() for behind in sorted(counts)}
 
 
 def _mean(values: Sequence[float]) -> float:

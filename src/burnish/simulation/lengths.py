@@ -7,26 +7,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Protocol
+from typing import TypeAlias
 
 from burnish.errors import ConfigError
 
 _NORMAL = NormalDist()
 _BISECTIONS = 60
-
-
-class Lengths(Protocol):
-    """A distribution of response lengths in tokens."""
-
-    @property
-    def mean(self) -> float: ...
-
-    @property
-    def longest(self) -> int: ...
-
-    def quantile(self, part: float) -> int:
-        """The length that this part (0 to 1) of all responses does not exceed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +38,7 @@ class RecordedLengths:
         return self.values[-1]
 
     def quantile(self, part: float) -> int:
+        """The length that this part (0 to 1) of all responses does not exceed."""
         return self.values[min(int(part * len(self.values)), len(self.values) - 1)]
 
 
@@ -96,9 +83,14 @@ class LogNormalLengths:
         return below + self.longest * (1 - _NORMAL.cdf((cut - mu) / self.sigma))
 
     def quantile(self, part: float) -> int:
+        """The length that this part (0 to 1) of all responses does not exceed."""
         inside = min(max(part, 1e-12), 1 - 1e-12)
         tokens = self.median * math.exp(self.sigma * _NORMAL.inv_cdf(inside))
         return max(1, min(round(tokens), self.longest))
+
+
+Lengths: TypeAlias = RecordedLengths | LogNormalLengths
+"""A distribution of response lengths in tokens."""
 
 
 def draw(lengths: Lengths, count: int, dice: random.Random, *, stands_for: int = 1) -> list[int]:

@@ -10,7 +10,7 @@ from burnish.algorithms.dealing import deal
 from burnish.config.yaml_text import parse_yaml
 from burnish.errors import DataError
 from burnish.observability.history import read_rows
-from burnish.observability.recorder import RecordedLine, num_sampled, read_rollouts, recorded_files, step_of
+from burnish.observability.recorder import RecordedLine, num_sampled, read_rollouts, recorded_files
 from burnish.outside.reading import reading
 from burnish.simulation.fit import DecodedStep, decoded_step
 
@@ -79,7 +79,7 @@ def read_recording(folder: Path) -> Recording:
     """
     with reading(f"run folder {folder}: reading its metrics and rollouts"):
         rows = {int(row["step"]): row for row in read_rows(folder / METRICS_FILE)}
-        files = {step_of(path): path for path in recorded_files(folder / "rollouts") if path.name.startswith("step-")}
+        files = recorded_files(folder / "rollouts")
         both = sorted(rows.keys() & files.keys())
         if not both:
             raise DataError(f"{folder} has no step with both metrics and rollouts", remedy=_REMEDY)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from typing import Literal
@@ -51,7 +51,7 @@ class PlayedStep:
     began: float
     """The trainers took the batch, or its first part."""
     updated: float
-    staleness: dict[int, int]
+    staleness: Counter[int]
     """Steps between the weights of a response's first token and those that learn from it -> number of responses."""
     waited: float
     """Time for which the trainers had nothing to do before it."""
@@ -76,16 +76,11 @@ class Timeline:
 
 
 def play(settings: SimulationSettings, layout: Layout, num_steps: int) -> Timeline:
-    """Play so many steps on these devices. Raises ConfigError if they cannot hold one engine or the rules clash."""
+    """Play so many steps on these devices. Raises ConfigError if they cannot hold one engine."""
     if layout.samplers < settings.devices_per_engine:
         raise ConfigError(
             f"{layout.samplers} sampling devices cannot hold an engine of {settings.devices_per_engine}",
             remedy="give more devices, or lower devices_per_engine",
-        )
-    if layout.colocated and (settings.max_staleness or settings.partial or settings.window):
-        raise ConfigError(
-            "colocated devices sample and train in turn, so max_staleness, window and partial mean nothing there",
-            remedy="use separate pools, or leave them out",
         )
     return _Play(settings, layout, num_steps).run()
 
@@ -116,7 +111,7 @@ class _Part:
     groups: int = 0
     began: float | None = None
     waited: float = 0.0
-    staleness: dict[int, int] = field(default_factory=dict)
+    staleness: Counter[int] = field(default_factory=Counter)
 
 
 class _Play:
@@ -256,9 +251,8 @@ class _Play:
         part, settings = self.part, self.settings
         part.groups += len(taken)
         part.waited += max(0.0, now - self.free_since)
-        for version in [version for index in taken for version in self.groups.pop(index).versions]:
-            behind = len(self.steps) - version
-            part.staleness[behind] = part.staleness.get(behind, 0) + 1
+        for index in taken:
+            part.staleness.update(len(self.steps) - version for version in self.groups.pop(index).versions)
         part.began = now if part.began is None else part.began
         seconds = settings.training_seconds(self.layout.trainers) * len(taken) / self.prompts
         self.training = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from burnish.errors import ConfigError
 from burnish.simulation.lengths import Lengths
@@ -67,7 +67,7 @@ class Failures:
 class SimulationSettings:
     """Everything but the devices. Seconds are wall-clock, tokens are of responses unless said otherwise.
 
-    Raises ConfigError, naming the field, for numbers out of range.
+    Numbers from files are checked where they are read. Raises ConfigError, naming the field, for the others.
     """
 
     prompts_per_step: int
@@ -106,22 +106,15 @@ class SimulationSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("prompts_per_step", "group_size", "steps", "devices_per_engine", "rows_per_engine", "stream"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("max_staleness", "window", "other_seconds", "prompt_tokens", "prefill_seconds", "reward_seconds"):
-            _at_least(name, getattr(self, name), 0)
-        for part in ("decoding", "update", "logprobs", "push", "failures"):
-            section = getattr(self, part)
-            for field in fields(section) if section is not None else ():
-                _at_least(f"{part}.{field.name}", getattr(section, field.name), 0)
         if self.decoding.base_seconds + self.decoding.row_seconds <= 0:
             raise ConfigError("decoding takes no time at all", remedy="give decoding.base_seconds or row_seconds")
-        if self.failures is not None and self.failures.mtbf_hours <= 0:
-            raise ConfigError("failures.mtbf_hours is 0", remedy="give the mean hours between failures of one device")
+        if self.failures is not None:
+            _check_finite("failures.mtbf_hours", self.failures.mtbf_hours)
+            if self.failures.mtbf_hours == 0:
+                remedy = "give the mean hours between failures of one device"
+                raise ConfigError("failures.mtbf_hours is 0", remedy=remedy)
         if self.price_per_device_hour is not None:
-            _at_least("price_per_device_hour", self.price_per_device_hour, 0)
-        if self.checkpoint_every_steps is not None:
-            _at_least("checkpoint_every_steps", self.checkpoint_every_steps, 1)
+            _check_finite("price_per_device_hour", self.price_per_device_hour)
 
     @property
     def responses_per_step(self) -> int:
@@ -144,15 +137,6 @@ class Layout:
     trainers: int
     colocated: bool = False
 
-    def __post_init__(self) -> None:
-        _at_least("sampling devices", self.samplers, 1)
-        _at_least("training devices", self.trainers, 1)
-        if self.colocated and self.samplers != self.trainers:
-            raise ConfigError(
-                f"colocated devices do both: {self.samplers} cannot sample while {self.trainers} train",
-                remedy="give the same number, or separate pools",
-            )
-
     @classmethod
     def together(cls, devices: int) -> Layout:
         return cls(devices, devices, colocated=True)
@@ -165,6 +149,7 @@ class Layout:
         return "colocated" if self.colocated else f"{self.samplers} sample, {self.trainers} train"
 
 
-def _at_least(name: str, value: float, least: int) -> None:
-    if not (math.isfinite(value) and value >= least):
-        raise ConfigError(f"{name} is {value:g}", remedy=f"give a number of at least {least}")
+def _check_finite(name: str, value: float) -> None:
+    """Of a number on the command line, which is at least 0 or none at all."""
+    if not math.isfinite(value):
+        raise ConfigError(f"{name} is {value:g}", remedy="give a number of at least 0")

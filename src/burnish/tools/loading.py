@@ -51,10 +51,9 @@ def _load(entry: str, where: str) -> LoadedTool:
     elif is_outside(entry) and place and name:
         function = _function(place, name, f"{where} has {entry!r}")
     else:
-        hint = did_you_mean(entry, BUILT_INS)
+        ways = f"use {', '.join(BUILT_INS)}, path/to/file.py:function or module:function"
         raise ConfigError(
-            f"{where} has {entry!r}, which is not a built-in tool",
-            remedy=f"{hint} use {', '.join(BUILT_INS)}, path/to/file.py:function or module:function".lstrip(),
+            f"{where} has {entry!r}, which is not a built-in tool", remedy=did_you_mean(entry, BUILT_INS, ways)
         )
     return LoadedTool(name, schema_of(function, name=name), function)
 
@@ -63,9 +62,8 @@ def _function(place: str, name: str, wanted: str) -> Callable[..., object]:
     members = vars(import_place(place, wanted))
     functions = [key for key, value in members.items() if inspect.isfunction(value) and not key.startswith("_")]
     if name not in members:
-        hint = did_you_mean(name, functions)
         listed = f"functions in it: {', '.join(functions) or 'none'}"
-        raise ConfigError(f"{wanted}, but {place} has no {name}", remedy=f"{hint} {listed}".lstrip())
+        raise ConfigError(f"{wanted}, but {place} has no {name}", remedy=did_you_mean(name, functions, listed))
     found = members[name]
     if not inspect.isfunction(found):
         kind = "class" if inspect.isclass(found) else type(found).__name__

@@ -190,7 +190,7 @@ def _check_documented(documented: dict[str, str], known: Sequence[str], name: st
         if word not in known:
             raise ConfigError(
                 f"the docstring of the tool {name!r} describes {word!r}, which is not one of its parameters",
-                remedy=f"{did_you_mean(word, known)} parameters: {', '.join(known) or 'none'}".lstrip(),
+                remedy=did_you_mean(word, known, f"parameters: {', '.join(known) or 'none'}"),
             )
 
 

@@ -91,7 +91,7 @@ def _check_settings(config: RunConfig) -> None:
 def _count(config: RmConfig, sources: Sequence[DataSource]) -> int:
     if not sources:
         return 0
-    return count_comparisons(sources, candidates=config.candidates, ties=config.ties, bad_rows=config.bad_rows)
+    return count_comparisons(sources, config)
 
 
 def _unknown(sources: Sequence[DataSource], what: str) -> list[str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from burnish.api.training import move_aside
 from burnish.cli import main
 from burnish.cli.eval import metrics_table
-from burnish.cli.training import move_aside
 from burnish.config.presets import PRESETS
 
 RUN = "model: m\ndata: {train: train.jsonl}\nrewards: exact\nsteps: 4\nrollout: {prompts_per_step: 2, group_size: 3}\n"
@@ -317,11 +317,11 @@ def test_an_earlier_run_is_moved_aside_and_nothing_is_lost(tmp_path: Path) -> No
     for content in ("first", "second"):
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "metrics.jsonl").write_text(content)
-        move_aside(str(tmp_path / "run"), console)
+        move_aside(tmp_path / "run", console)
     assert not (tmp_path / "run").exists()
     kept = [(tmp_path / f"run.old-{n}" / "metrics.jsonl").read_text() for n in (1, 2)]
     assert kept == ["first", "second"]
-    move_aside(str(tmp_path / "run"), console)
+    move_aside(tmp_path / "run", console)
 
 
 def test_evaluation_table_has_a_column_for_each_domain() -> None:

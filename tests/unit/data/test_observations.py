@@ -242,13 +242,13 @@ def test_what_is_remembered_of_a_template_changes_no_token(
 def counted_renderings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the template is asked to write from now on."""
     written: list[str] = []
-    write = Template._apply
+    write = Template.write
 
-    def watched(template: Template, messages: Any, *given: Any) -> str:
+    def watched(template: Template, messages: Any, **given: Any) -> str:
         written.append(messages[-1].content)
-        return write(template, messages, *given)
+        return write(template, messages, **given)
 
-    monkeypatch.setattr(Template, "_apply", watched)
+    monkeypatch.setattr(Template, "write", watched)
     return written
 
 

@@ -8,18 +8,22 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from burnish.config.schema import RmConfig
 from burnish.config.schema_data import DataSource
 from burnish.data.preference_rows import transcript_messages
 from burnish.data.preferences import PreferenceSet, is_held_out, load_preferences
-from burnish.data.template import ChatFormat
 from burnish.errors import DataError
 
 Jsonl = Callable[..., str]
 HUMAN = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: How are you?\n\nAssistant:"
 
 
-def load(path: str, tokenizer: PreTrainedTokenizerFast, **options: object) -> PreferenceSet:
-    return load_preferences([DataSource(path=path)], tokenizer=tokenizer, **options)  # type: ignore[arg-type]
+def load(source: str | DataSource, tokenizer: PreTrainedTokenizerFast, **options: object) -> PreferenceSet:
+    """With the options of a run file; those of `data` are named `data_chat` and so on."""
+    data = {key.removeprefix("data_"): options.pop(key) for key in [*options] if key.startswith("data_")}
+    config = RmConfig.model_validate({"model": "m", "data": {"train": [], **data}, "max_tokens": 100_000, **options})
+    sources = [DataSource(path=source) if isinstance(source, str) else source]
+    return load_preferences(sources, config, tokenizer=tokenizer, max_tokens=config.max_tokens)
 
 
 def decoded(found: PreferenceSet, tokenizer: PreTrainedTokenizerFast, row: int = 0) -> tuple[str, list[str]]:
@@ -41,7 +45,7 @@ def test_transcripts_become_turns_where_the_chat_template_is_asked_for(
     jsonl: Jsonl, chat_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     path = jsonl({"chosen": HUMAN + " Fine.", "rejected": HUMAN + " Bad."})
-    prompt, responses = decoded(load(path, chat_tokenizer, chat=ChatFormat("always")), chat_tokenizer)
+    prompt, responses = decoded(load(path, chat_tokenizer, data_chat="always"), chat_tokenizer)
     assert prompt.endswith("<|im_start|>assistant\n")
     assert "How are you?<|im_end|>" in prompt
     assert responses == ["Fine.<|im_end|>", "Bad.<|im_end|>"]
@@ -145,12 +149,12 @@ def test_ties_are_kept_where_asked_for(jsonl: Jsonl, plain_tokenizer: PreTrained
 
 def test_truncation_cuts_the_prompt_first(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
     path = jsonl({"prompt": "0123456789", "chosen": "abc", "rejected": "de"})
-    found = load(path, plain_tokenizer, max_tokens=8, over_long="truncate")
+    found = load(path, plain_tokenizer, max_tokens=8, data_over_long="truncate")
     assert decoded(found, plain_tokenizer) == ("6789", ["abc</s>", "de</s>"])
     with pytest.raises(DataError, match=r"rows.jsonl:1: prompt and response have 14 tokens, over max_tokens 8"):
-        load(path, plain_tokenizer, max_tokens=8, over_long="error")
+        load(path, plain_tokenizer, max_tokens=8, data_over_long="error")
     with pytest.raises(DataError, match="none of 1 rows can be used"):
-        load(path, plain_tokenizer, max_tokens=8, over_long="drop")
+        load(path, plain_tokenizer, max_tokens=8, data_over_long="drop")
 
 
 def test_a_split_keeps_conversations_together(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
@@ -174,8 +178,8 @@ def test_the_coin_of_a_conversation_has_the_asked_odds() -> None:
 @pytest.mark.slow
 def test_real_human_preferences(shared_dir: Path, plain_tokenizer: PreTrainedTokenizerFast) -> None:
     source = DataSource(path=str(shared_dir / "data/hh_rlhf/harmless-base_test.jsonl.gz"), limit=200)
-    found = load_preferences([source], tokenizer=plain_tokenizer, bad_rows="drop")
+    found = load(source, plain_tokenizer, bad_rows="drop")
     assert len(found) == 199
     assert all(plain_tokenizer.decode(e.prompt_tokens).endswith("\n\nAssistant:") for e in found.examples[:20])
     with pytest.raises(DataError, match=r"jsonl.gz:87: the chosen response is empty"):
-        load_preferences([source], tokenizer=plain_tokenizer)
+        load(source, plain_tokenizer)

@@ -63,7 +63,7 @@ def test_known_layouts(load, row: dict, schema: str, asked: object, answer: obje
     assert (prompt.text or prompt.messages) == expected
     assert (prompt.answer, prompt.domain, prompt.id) == (answer, domain, "rows:0")
     assert dict(prompt.columns) == row
-    assert loaded.understandings[0].schema == schema
+    assert loaded.understandings[0].reading.schema == schema
 
 
 def test_columns_by_name_reach_into_nested_values(load) -> None:
@@ -71,7 +71,11 @@ def test_columns_by_name_reach_into_nested_values(load) -> None:
     loaded = load(row, columns={"prompt": "task.ask", "answer": "task.meta.gold", "domain": "kind"})
     (prompt,) = loaded.prompts
     assert (prompt.text, prompt.answer, prompt.domain) == ("Q", 7, "k")
-    assert loaded.understandings[0].roles == {"prompt": "task.ask", "answer": "task.meta.gold", "domain": "kind"}
+    assert loaded.understandings[0].reading.roles == {
+        "prompt": "task.ask",
+        "answer": "task.meta.gold",
+        "domain": "kind",
+    }
 
 
 def test_naming_one_column_leaves_the_rest_of_the_layout(load) -> None:

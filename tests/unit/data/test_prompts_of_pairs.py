@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from burnish.config.schema import RmConfig
 from burnish.config.schema_data import DataSource
-from burnish.data.preferences import load_preferences
+from burnish.data.preferences import PreferenceSet, load_preferences
 from burnish.data.prompts import load_prompts, read_prompts
 from burnish.data.template import ChatFormat
 from burnish.errors import DataError
@@ -31,6 +32,11 @@ def test_the_shared_beginning_of_transcripts_is_the_prompt(jsonl, plain_tokenize
     assert prompt.text == ASKED
 
 
+def load_pairs(source: DataSource, tokenizer: PreTrainedTokenizerFast, chat: str) -> PreferenceSet:
+    config = RmConfig.model_validate({"model": "m", "data": {"train": [], "chat": chat}, "bad_rows": "drop"})
+    return load_preferences([source], config, tokenizer=tokenizer, max_tokens=100_000)
+
+
 @pytest.mark.parametrize(
     "row",
     [
@@ -45,7 +51,7 @@ def test_the_shared_beginning_of_transcripts_is_the_prompt(jsonl, plain_tokenize
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_rl_asks_what_rm_takes_for_the_prompt(jsonl, chat_tokenizer, row, chat, system) -> None:
     source = DataSource(path=jsonl(row), system_prompt=system)
-    pairs = load_preferences([source], tokenizer=chat_tokenizer, chat=ChatFormat(chat))
+    pairs = load_pairs(source, chat_tokenizer, chat)
     prompts = load_prompts([source], tokenizer=chat_tokenizer, chat=ChatFormat(chat))
     assert prompts.prompt_tokens[0] == pairs.examples[0].prompt_tokens
 
@@ -63,7 +69,7 @@ def test_real_pairs(shared_dir: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(shared_dir / "models" / "minimind_tokenizer")
     source = DataSource(path=str(shared_dir / "data/hh_rlhf/harmless-base_test.jsonl.gz"), limit=200)
     for chat in ("auto", "always"):
-        pairs = load_preferences([source], tokenizer=tokenizer, chat=ChatFormat(chat), bad_rows="drop")
+        pairs = load_pairs(source, tokenizer, chat)
         prompts = load_prompts([source], tokenizer=tokenizer, chat=ChatFormat(chat))
         asked = {p.id: tokens for p, tokens in zip(prompts.prompts, prompts.prompt_tokens, strict=True)}
         assert len(asked) == 200

@@ -83,8 +83,8 @@ def test_prompts(shared_dir, chatml_tokenizer, path, fields, rows, schema, roles
     source = DataSource(path=str(shared_dir / "data" / path), **fields)
     loaded = load_prompts([source], tokenizer=chatml_tokenizer)
     (understanding,) = loaded.understandings
-    assert (len(loaded), understanding.rows, understanding.schema) == (rows, rows, schema)
-    assert roles is None or understanding.roles == roles
+    assert (len(loaded), understanding.rows, understanding.reading.schema) == (rows, rows, schema)
+    assert roles is None or understanding.reading.roles == roles
     assert str(loaded.prompts[0].answer).endswith(answer)
     assert {prompt.domain for prompt in loaded.prompts} == domains
     assert len({prompt.id for prompt in loaded.prompts}) == rows

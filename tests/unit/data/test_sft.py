@@ -54,7 +54,7 @@ def test_an_eos_in_the_completion_is_not_doubled(load, plain_tokenizer) -> None:
 def test_question_and_answer_rows_are_prompt_completion(load, plain_tokenizer) -> None:
     loaded = load({"question": "Q", "answer": "A"}, tokenizer=plain_tokenizer, prompt_template="{prompt}\n")
     assert pieces(loaded.examples[0], plain_tokenizer) == [(False, "Q\n"), (True, "A</s>")]
-    assert loaded.understandings[0].roles["completion"] == "answer"
+    assert loaded.understandings[0].reading.roles["completion"] == "answer"
 
 
 def test_plain_text_trains_all_but_the_first_token(load, new_tokenizer) -> None:

@@ -7,6 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from burnish.config.schema import RmConfig
 from burnish.config.schema_data import DataSource
 from burnish.data.chat import encode_prompt
 from burnish.data.preferences import load_preferences
@@ -110,8 +111,9 @@ def test_what_a_template_does_not_read_is_refused(jsonl, chat_tokenizer, row: di
     assert words in str(caught.value)
     (chosen, rejected) = row["messages"], [USER, {"role": "assistant", "content": "no"}]
     pair = jsonl({"chosen": chosen, "rejected": rejected, "tools": row.get("tools")}, name="pairs.jsonl")
+    config = RmConfig.model_validate({"model": "m", "data": {"train": pair}})
     with pytest.raises(DataError, match="leaves it out"):
-        load_preferences([DataSource(path=pair)], tokenizer=chat_tokenizer)
+        load_preferences(config.data.train, config, tokenizer=chat_tokenizer, max_tokens=100)
 
 
 def test_a_turn_whose_role_the_template_skips_is_refused(new_tokenizer) -> None:

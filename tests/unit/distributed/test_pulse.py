@@ -15,7 +15,7 @@ def test_beats_and_progress_are_seen_by_the_other_side(monkeypatch: pytest.Monke
     monkeypatch.setattr(pulse.time, "monotonic", lambda: now)
     ours = Pulse.new()
     theirs = Pulse(os.dup(ours.descriptor))
-    watch = PulseWatch(ours)
+    watch = PulseWatch(ours.read)
     now = 200.0
     watch.look()
     assert watch.silent_seconds == 0.0  # it has not begun to beat: it may still be importing
@@ -38,7 +38,7 @@ def test_silence_before_the_first_beat_counts_once_there_was_an_answer(monkeypat
     now = 100.0
     monkeypatch.setattr(pulse.time, "monotonic", lambda: now)
     ours = Pulse.new()
-    watch = PulseWatch(ours)
+    watch = PulseWatch(ours.read)
     now = 200.0
     watch.look()
     assert watch.silent_seconds == 0.0

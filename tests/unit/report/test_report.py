@@ -149,9 +149,9 @@ def test_long_curves_are_thinned_evenly_with_both_ends_and_all_that_stands_out()
     assert (xs[0], xs[-1]) == (0, 4999)
     assert list(xs) == sorted(set(xs))
     assert (xs[ys.index(99.0)], xs[ys.index(-99.0)]) == (1234, 4321)
-    assert evenly(5, 3) == [0, 2, 4]
-    assert evenly(2, 3) == [0, 1]
-    assert evenly(9, 1) == [8]
+    assert evenly(range(5), 3) == [0, 2, 4]
+    assert evenly(range(2), 3) == [0, 1]
+    assert evenly(range(9), 1) == [8]
 
 
 def test_parts_and_domains_share_a_chart() -> None:

@@ -13,7 +13,7 @@ from burnish.errors import ConfigError
 from burnish.simulation.engine import Engine, Response
 from burnish.simulation.lengths import LogNormalLengths, RecordedLengths
 from burnish.simulation.schedule import play
-from burnish.simulation.settings import Decoding, Layout, Phase, SimulationSettings
+from burnish.simulation.settings import Decoding, Failures, Layout, Phase, SimulationSettings
 
 TEN_TOKENS = RecordedLengths((10,))
 PLAIN = SimulationSettings(
@@ -169,15 +169,16 @@ def test_the_same_seed_gives_the_same_play() -> None:
 def test_layouts_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="cannot hold an engine of 4"):
         play(replace(PLAIN, devices_per_engine=4), Layout(2, 2), 1)
-    with pytest.raises(ConfigError, match="in turn"):
-        play(replace(PLAIN, max_staleness=1), Layout.together(2), 1)
-    with pytest.raises(ConfigError, match="do both"):
-        Layout(2, 1, colocated=True)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("prompts_per_step", 0), ("reward_seconds", -1.0), ("update", Phase(-1.0)), ("decoding", Decoding(0.0))],
+    [
+        ("decoding", Decoding(0.0)),
+        ("failures", Failures(0.0)),
+        ("failures", Failures(float("inf"))),
+        ("price_per_device_hour", float("nan")),
+    ],
 )
 def test_settings_out_of_range(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):

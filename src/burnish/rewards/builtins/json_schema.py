@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 from burnish.errors import ConfigError, RewardError
+from burnish.outside.reading import strict_json
 from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, last_block, parsed
 from burnish.types import Score
 
@@ -68,11 +68,9 @@ class JsonSchema:
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text, as RFC 8259 has it: without NaN and Infinity, numbers that are read as infinity
-    (`1e999`) included. ValueError for any other text, for an object that has a name twice, since readers disagree on
-    which one counts, and for more than `MAX_DEPTH` levels."""
+    """The value of a JSON text, as `strict_json` reads it. ValueError, too, for more than `MAX_DEPTH` levels."""
     try:
-        value = json.loads(text, parse_constant=_refuse, parse_float=_finite_number, object_pairs_hook=_without_doubles)
+        value = strict_json(text)
     except RecursionError:
         raise ValueError("too deep") from None
     level = [value]
@@ -87,24 +85,6 @@ def _inside(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         return iter(value.values())
     return iter(value if isinstance(value, list) else ())
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite_number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        _refuse(text)
-    return value
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object has a name twice")
-    return found
 
 
 def _canonical(schema: Any, column: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from burnish.errors import ConfigError
-from burnish.words import nearest
+from burnish.words import did_you_mean
 
 _END_OF_THOUGHTS = "</think>"
 # At the beginning of a line: a program or a text may mention the tag.
@@ -28,9 +28,8 @@ class NoScoreError(Exception):
 def check_word(reward: str, option: str, value: str, known: Sequence[str]) -> None:
     """ConfigError for a value of an option that is none of these words."""
     if value not in known:
-        near = nearest(str(value), known)
-        hint = f"did you mean {near!r}? " if near else ""
-        raise ConfigError(f"option {option} of reward {reward!r} is {value!r}", remedy=f"{hint}use {', '.join(known)}")
+        remedy = did_you_mean(str(value), known, f"use {', '.join(known)}")
+        raise ConfigError(f"option {option} of reward {reward!r} is {value!r}", remedy=remedy)
 
 
 def check_positive(reward: str, **amounts: float) -> None:

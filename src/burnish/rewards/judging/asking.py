@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from burnish.rewards.judging.cache import VerdictCache, cache_key
-from burnish.rewards.judging.client import Endpoint, NoVerdictError, Patience
+from burnish.rewards.judging.client import ChatClient, NoVerdictError, Patience
+from burnish.rewards.judging.local import LocalChat
 from burnish.rewards.judging.prompts import Messages, repair
 from burnish.rewards.judging.tally import Tally
 from burnish.rewards.judging.verdicts import UnreadableVerdictError, Wanted
@@ -16,6 +17,8 @@ SHOWN_OF_REPLY = 200
 """Characters of the end of an answer in the detail of a failure."""
 
 T = TypeVar("T")
+Endpoint: TypeAlias = ChatClient | LocalChat
+"""What answers conversations."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Protocol
+from typing import Any
 
 import httpx2
 
@@ -57,24 +57,6 @@ class Patience:
         await asyncio.sleep(seconds)
 
 
-class Endpoint(Protocol):
-    """Something that answers conversations."""
-
-    name: str
-    """What the cache calls the model."""
-
-    @property
-    def sampling(self) -> Mapping[str, Any]:
-        """All else that an answer depends on, for the cache."""
-        ...
-
-    async def reply(self, messages: Messages, patience: Patience) -> str:
-        """The answer. NoVerdictError if there is none, RewardError if there will be none for any prompt."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Trouble:
     """Why a request has no answer, and how long the endpoint wants us to wait before the next one."""
@@ -99,6 +81,7 @@ class ChatClient:
 
     def __init__(self, options: JudgeOptions, gate: Gate, tally: Tally) -> None:
         self.name = options.model or ""
+        """What the cache calls the model."""
         self._options, self._gate, self._tally = options, gate, tally
         self._key = read_key(options)
         self._address = f"{(options.url or '').rstrip('/')}/chat/completions"
@@ -116,9 +99,11 @@ class ChatClient:
 
     @property
     def sampling(self) -> Mapping[str, Any]:
+        """All else that an answer depends on, for the cache."""
         return self._fields
 
     async def reply(self, messages: Messages, patience: Patience) -> str:
+        """The answer. NoVerdictError if there is none, RewardError if there will be none for any prompt."""
         body = {"model": self.name, "messages": list(messages), **self._fields}
         tokens = self._estimate(body)
         tries = 0

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -42,6 +42,8 @@ from burnish.types import Begun, Metric, Reduction, Rollout, RolloutRequest, Use
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from burnish.models.loading import LoadedModel
 
 _ADMISSION_FRACTION = 0.125
 """Waiting rows join when this fraction of the places is free, so that prompts are prefilled several at a time."""
@@ -127,6 +129,21 @@ class LocalEngine(StoppableEngine, KeepingEngine):
         self._goes_on: bool | None = None  # whether kept rows can; not tried yet
         self._session: _Session | None = None
         self._spent = _Seconds()
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, *, context_length: int, max_batch_rows: int) -> Self:
+        """An engine for a model as it was loaded."""
+        return cls(
+            loaded.model,
+            tokenizer=loaded.tokenizer,
+            eos_token_ids=loaded.eos_token_ids,
+            pad_token_id=loaded.pad_token_id,
+            context_length=context_length,
+            max_batch_rows=max_batch_rows,
+            plain=loaded.plain,
+            kernels=loaded.kernels,
+            paths=loaded.paths,
+        )
 
     @contextmanager
     def keeping(self) -> Iterator[None]:

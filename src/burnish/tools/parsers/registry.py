@@ -59,10 +59,10 @@ def find_parser(name: str) -> ToolParser:
         return BUILT_INS[name]
     place, _, class_name = name.rpartition(":")
     if not (is_outside(name) and place and class_name):
+        known = [AUTO, *BUILT_INS]
+        ways = f"use {', '.join(known)}, path/to/file.py:Class or package.module:Class"
         raise ConfigError(
-            f"{FIELD} is {name!r}, which is not a parser of tool calls",
-            remedy=f"{did_you_mean(name, [AUTO, *BUILT_INS])} use {AUTO}, {', '.join(BUILT_INS)}, "
-            "path/to/file.py:Class or package.module:Class".lstrip(),
+            f"{FIELD} is {name!r}, which is not a parser of tool calls", remedy=did_you_mean(name, known, ways)
         )
     found = find_class(name, field=FIELD, methods=("parse",), protocol="burnish.tools.parsers.protocol.ToolParser")
     with calling_outside(f"{FIELD} {name!r}, its constructor", ConfigError):

@@ -22,7 +22,6 @@ from burnish.data.overlap import find_overlap
 from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet, load_preferences
 from burnish.data.samplers import PromptSampler
-from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError, DataError, DivergenceError
 from burnish.forward.allocator import keep_freed_memory
 from burnish.forward.fast_paths import FastPaths
@@ -299,18 +298,7 @@ def load_set(
     config: RmConfig, sources: Sources, tokenizer: PreTrainedTokenizerBase, max_tokens: int, console: Console
 ) -> PreferenceSet:
     """The comparisons of some sources, read as the run file says. DataError or ConfigError if one does not fit."""
-    found = load_preferences(
-        sources,
-        tokenizer=tokenizer,
-        max_tokens=max_tokens,
-        over_long=config.data.over_long,
-        chat=ChatFormat.of(config.data),
-        candidates=config.candidates,
-        ties=config.ties,
-        bad_rows=config.bad_rows,
-        append_eos=config.append_eos,
-        label_pad_token_id=config.label_pad_token_id,
-    )
+    found = load_preferences(sources, config, tokenizer=tokenizer, max_tokens=max_tokens)
     say(console, found.lines())
     _check_fits_loss(config, found)
     return found

@@ -325,6 +325,6 @@ def _options(kind: Callable[..., Options], given: dict[str, Any], what: str) -> 
     known: Sequence[str] = list(inspect.signature(kind).parameters)
     for name in given:
         if name not in known:
-            hint = did_you_mean(name, known)
-            raise ConfigError(f"{what} has no option {name!r}", remedy=f"{hint} options: {', '.join(known)}".lstrip())
+            remedy = did_you_mean(name, known, f"options: {', '.join(known)}")
+            raise ConfigError(f"{what} has no option {name!r}", remedy=remedy)
     return kind(**given)

@@ -170,7 +170,7 @@ class Filter:
 def recorded_files_of(folder: str, field: str) -> list[Path]:
     """The training rollouts of another run, oldest first. ConfigError if `field`, which names it, names none."""
     path = Path(folder).expanduser()
-    files = [file for file in recorded_files(path / "rollouts") if file.name.startswith("step-")]
+    files = [*recorded_files(path / "rollouts").values()]
     if not is_run(path) or not files:
         lacks = "has no recorded training rollouts" if is_run(path) else "is not the folder of a run"
         raise ConfigError(
