@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -83,17 +84,19 @@ class Judges:
     def begin_early(self, label: str, items: Sequence[Item]) -> None:
         """Ask about these responses now, while others are still being sampled, if this judge needs no others."""
         bench = self._benches[label]
-        for item in items if bench.judges_alone else ():
-            self._early[_sample(label, item[1])] = (item[1], self._begin(bench, [item]))
+        if bench.judges_alone:
+            for item, future in zip(items, self._begin(bench, [[item] for item in items]), strict=True):
+                self._early[_sample(label, item[1])] = (item[1], future)
 
     def begin(self, label: str, items: Sequence[Item]) -> Callable[[], list[Outcome]]:
         """Ask about these responses, as far as that has not begun. What is returned waits for the outcomes, in order.
         It raises RewardError if the endpoint refuses to answer at all."""
         bench = self._benches[label]
-        if bench.is_pairwise:
-            return partial(_outcomes, label, self._begin_groups(bench, items))
-        futures = [self._begun_early(label, item) or self._begin(bench, [item]) for item in items]
-        return partial(_outcomes, label, [([position], future) for position, future in enumerate(futures)])
+        groups = _groups(items) if bench.is_pairwise else [([place], [item]) for place, item in enumerate(items)]
+        early = [self._begun_early(label, group[0]) for _, group in groups]
+        rest = iter(self._begin(bench, [group for (_, group), begun in zip(groups, early, strict=True) if not begun]))
+        begun = [(places, future or next(rest)) for (places, _), future in zip(groups, early, strict=True)]
+        return partial(_outcomes, label, begun)
 
     def take_metrics(self) -> dict[str, Metric]:
         """What the judges have done since the last call, all together; empty if none was asked."""
@@ -140,28 +143,34 @@ class Judges:
             )
         return gate
 
-    def _begin(self, bench: Bench, group: Sequence[Item]) -> Future[list[Found]]:
+    def _begin(self, bench: Bench, groups: Sequence[Sequence[Item]]) -> list[Future[list[Found]]]:
         if self._portal is None:
             self._portal = self._thread.enter_context(start_blocking_portal(name="burnish-judges"))
-        return self._portal.start_task_soon(_judged, bench, group)
+        return self._portal.call(_start, bench, groups)
 
     def _begun_early(self, label: str, item: Item) -> Future[list[Found]] | None:
         """Another response of that name is judged anew: the one that was begun came from a step that was cut short."""
         rollout, future = self._early.pop(_sample(label, item[1]), (None, None))
         return future if rollout == item[1] else None
 
-    def _begin_groups(self, bench: Bench, items: Sequence[Item]) -> Begun:
-        numbered = sorted(enumerate(items), key=lambda entry: entry[1][1].group_id)
-        begun = []
-        for _, members in groupby(numbered, key=lambda entry: entry[1][1].group_id):
-            positions, group = zip(*members, strict=True)
-            begun.append((positions, self._begin(bench, group)))
-        return begun
-
 
 def read_options(spec: RewardSpec) -> JudgeOptions:
     """The options of a judge. ConfigError for one that it does not have, or that is out of range."""
     return checked(JudgeOptions, spec.label, spec.options)
+
+
+def _groups(items: Sequence[Item]) -> list[tuple[Sequence[int], Sequence[Item]]]:
+    """The responses that are compared with each other, and their positions."""
+    numbered = sorted(enumerate(items), key=lambda entry: entry[1][1].group_id)
+    members = groupby(numbered, key=lambda entry: entry[1][1].group_id)
+    return [tuple(zip(*group, strict=True)) for _, group in members]  # type: ignore[misc]
+
+
+def _start(bench: Bench, groups: Sequence[Sequence[Item]]) -> list[Future[list[Found]]]:
+    """Runs on the event loop, so that none of them is asked before all are there: equal ones are asked once, and a
+    model of this process answers them in one batch, however slow the machine is."""
+    loop = asyncio.get_running_loop()
+    return [asyncio.run_coroutine_threadsafe(_judged(bench, group), loop) for group in groups]
 
 
 async def _judged(bench: Bench, group: Sequence[Item]) -> list[Found]:
