@@ -20,7 +20,8 @@ from burnish.distributed.handover import Layout, SealedWeights, SharedWeights
 from burnish.distributed.peers import END_SECONDS, START_SECONDS, BuildRoles, Peer
 from burnish.distributed.pulse import Pulse, PulseWatch
 from burnish.distributed.server import STACKS_SIGNAL
-from burnish.outside.plugins import describe_exit, holding_back_stop_signals
+from burnish.outside.plugins import describe_exit
+from burnish.outside.supervise import holding_back_stop_signals
 
 _STACKS_SECONDS = 0.5
 

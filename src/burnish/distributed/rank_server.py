@@ -19,7 +19,7 @@ from burnish.distributed.pulse import Pulse
 from burnish.distributed.rank_store import RankStore
 from burnish.distributed.server import MemoryGate, serve
 from burnish.errors import BurnishError
-from burnish.outside.plugins import STOP_SIGNALS
+from burnish.outside.supervise import STOP_SIGNALS
 
 
 class RankChannel(Channel):

@@ -54,7 +54,7 @@ from burnish.distributed.pulse import BEAT_SECONDS, Pulse
 from burnish.errors import RolloutError
 from burnish.models.roles import Policy
 from burnish.models.weights import Weights
-from burnish.outside.plugins import STOP_SIGNALS
+from burnish.outside.supervise import STOP_SIGNALS
 from burnish.rollouts.engine import RolloutEngine
 from burnish.types import Rollout
 

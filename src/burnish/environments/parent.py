@@ -30,7 +30,7 @@ from burnish.environments.loading import find_environment
 from burnish.environments.protocol import EnvironmentSource
 from burnish.environments.session import Session
 from burnish.errors import BurnishError
-from burnish.outside.plugins import STOP_SIGNALS
+from burnish.outside.supervise import STOP_SIGNALS
 from burnish.tools.loading import LoadedTool, load_tools
 
 PR_SET_PDEATHSIG = 1

@@ -23,7 +23,8 @@ from typing import Any
 from burnish.environments.parent import SIZE_BYTES, WORD_BYTES
 from burnish.environments.process import ConversationProcess
 from burnish.errors import ConfigError, RolloutError
-from burnish.outside.plugins import describe_exit, holding_back_stop_signals
+from burnish.outside.plugins import describe_exit
+from burnish.outside.supervise import holding_back_stop_signals
 from burnish.outside.user_processes import forward, worker_environment
 from burnish.types import Json
 

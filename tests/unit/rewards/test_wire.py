@@ -21,12 +21,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burnish.outside.frames import FrameReader, GarbledError
 from burnish.rewards.inputs import Signature
 from burnish.rewards.messages import Idle, Judged, Ready, Refused, Violation, read_answer
 from burnish.rewards.outcome import Outcome
 from burnish.rewards.wire import (
-    FrameReader,
-    GarbledError,
+    MAX_ANSWER_BYTES,
     UnsendableError,
     decode_answer,
     decode_request,
@@ -154,7 +154,7 @@ def test_garbage_is_refused(data: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_no_bytes_do_anything_but_be_refused(data: bytes) -> None:
-    reader = FrameReader()
+    reader = FrameReader(MAX_ANSWER_BYTES)
     reader.feed(data)
     try:
         for frame in reader.frames():
@@ -165,7 +165,7 @@ def test_no_bytes_do_anything_but_be_refused(data: bytes) -> None:
 
 def test_frames_come_in_any_pieces_and_have_a_limit() -> None:
     frames = encode_answer(["idle", 1]) + encode_answer(["idle", 2])
-    reader, found = FrameReader(), []
+    reader, found = FrameReader(MAX_ANSWER_BYTES), []
     for byte in frames:
         reader.feed(bytes([byte]))
         found += [json.loads(frame) for frame in reader.frames()]

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from burnish.errors import RolloutError
-from burnish.outside.plugins import describe_exit, holding_back_stop_signals
+from burnish.outside.plugins import describe_exit
+from burnish.outside.supervise import holding_back_stop_signals
 
 SCRIPT = Path(__file__).with_name("worker.py")
 Message = dict[str, Any]
