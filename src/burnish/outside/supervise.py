@@ -117,7 +117,8 @@ def end_children(known: Collection[int] = ()) -> dict[int, int]:
         # What a child that has just ended leaves behind is listed next time; a list read meanwhile may be incomplete.
         if not left and not found and (known or not has_children or not _LINUX):
             break
-        time.sleep(0.001)
+        if not found:
+            time.sleep(0.0005)
     return ended
 
 
@@ -130,6 +131,11 @@ def reap() -> tuple[dict[int, int], bool]:
     except ChildProcessError:
         return ended, False
     return ended, True
+
+
+def has_children() -> bool:
+    """Whether anything that was started here still runs. What has ended is collected first."""
+    return reap()[1]
 
 
 def _children() -> list[int]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime
 import enum
-import json
 import math
-import struct
 import uuid
 from collections import OrderedDict
 from decimal import Decimal
@@ -161,16 +159,3 @@ def test_no_bytes_do_anything_but_be_refused(data: bytes) -> None:
             read_answer(decode_answer(frame))
     except GarbledError:
         pass
-
-
-def test_frames_come_in_any_pieces_and_have_a_limit() -> None:
-    frames = encode_answer(["idle", 1]) + encode_answer(["idle", 2])
-    reader, found = FrameReader(MAX_ANSWER_BYTES), []
-    for byte in frames:
-        reader.feed(bytes([byte]))
-        found += [json.loads(frame) for frame in reader.frames()]
-    assert found == [["idle", 1], ["idle", 2]]
-    reader = FrameReader(max_bytes=10)
-    reader.feed(struct.pack(">I", 11))
-    with pytest.raises(GarbledError):
-        list(reader.frames())
