@@ -1,4 +1,4 @@
-"""Messages between this program and processes that run a user's code: a length, then so many bytes, over a socket.
+"""Messages between this program and processes that it has started: a length, then so many bytes, over a socket.
 
 What the bytes mean is a matter of those who talk. What arrives is not trusted: a length has a limit, and one of them
 that is impossible raises GarbledError before anything is read.
