@@ -26,7 +26,7 @@ _LINUX = sys.platform == "linux"
 _LISTED = Path("/proc/thread-self/children")  # not in every kernel
 _END_SECONDS = 10.0
 _OOM_SCORE = "600"
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from {module} import {name}; {name}(*map(int, sys.argv[1:]))"
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from {module} import {name}; {name}(*{arguments!r})"
 
 
 @contextlib.contextmanager
@@ -53,18 +53,18 @@ def ignore_stop_signals() -> None:
 
 def start_interpreter(
     function: str,
-    *arguments: int,
+    *arguments: int | str,
     descriptors: Collection[int],
     output: int | None,
     environment: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
-    """A new interpreter that calls `module:function` with these numbers, in its own session, so that Ctrl-C in the
+    """A new interpreter that calls `module:function` with these arguments, in its own session, so that Ctrl-C in the
     terminal does not reach it, and with the stop signals blocked. OSError if it cannot be started."""
     module, _, name = function.partition(":")
-    program = _PROGRAM.format(path=sys.path, module=module, name=name)
+    program = _PROGRAM.format(path=sys.path, module=module, name=name, arguments=arguments)
     with holding_back_stop_signals():
         return subprocess.Popen(
-            [sys.executable, "-c", program, *map(str, arguments)],
+            [sys.executable, "-c", program],
             pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             stdout=output,
