@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from burnish.outside.frames import Correspondent, FrameReader, GarbledError, frame, read_frame_by
+from burnish.outside.frames import Correspondent, FrameReader, GarbledError, frame, read_frame, until
 
 MESSAGES = [b"one", b"", b"three\n" * 1000]
 
@@ -36,11 +36,11 @@ def test_a_message_has_a_deadline_and_an_end() -> None:
     with ours:
         with theirs:
             theirs.sendall(frame(b"whole") + frame(b"half")[:-1])
-            assert read_frame_by(time.monotonic() + 10, ours) == b"whole"
+            assert read_frame(until(time.monotonic() + 10, ours)) == b"whole"
             with pytest.raises(TimeoutError):
-                read_frame_by(time.monotonic() + 0.01, ours)
+                read_frame(until(time.monotonic() + 0.01, ours))
         with pytest.raises(EOFError):
-            read_frame_by(time.monotonic() + 10, ours)
+            read_frame(until(time.monotonic() + 10, ours))
 
 
 def test_a_process_that_does_not_read_keeps_nobody_waiting() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from burnish.environments.parent import WORD_BYTES
 from burnish.environments.process import ConversationProcess
 from burnish.errors import ConfigError, RolloutError
-from burnish.outside.frames import frame, read_frame_by
+from burnish.outside.frames import frame, read_frame, until
 from burnish.outside.plugins import describe_exit
 from burnish.outside.supervise import start_interpreter
 from burnish.outside.user_processes import forward, worker_environment
@@ -91,7 +91,7 @@ class WarmParent:
                 environment=worker_environment(self._variables, {**os.environ, **self._variables}),
             )
         self._started = time.monotonic()
-        self._output = threading.Thread(target=_forward_all, args=(reading,), daemon=True)
+        self._output = threading.Thread(target=forward, args=(reading,), daemon=True)
         self._output.start()
         try:
             return self._description()
@@ -169,7 +169,7 @@ class WarmParent:
         self._control.settimeout(self.wanted.start_seconds)
         try:
             self._control.sendall(frame(self._wanted_text))
-            answer: dict[str, Any] = json.loads(read_frame_by(deadline, self._control))
+            answer: dict[str, Any] = json.loads(read_frame(until(deadline, self._control)))
         except TimeoutError:
             raise ConfigError(
                 f"{self.wanted.where}: tools and environment were not imported within {self.wanted.start_seconds:g} s",
@@ -213,11 +213,3 @@ def _as_text(wanted: Wanted) -> bytes:
 
 def _word(sign: str, number: int) -> bytes:
     return f"{sign}{number:0{WORD_BYTES - 1}}".encode()
-
-
-def _forward_all(reading: int) -> None:
-    """A thread: what tools and environments print goes to standard error."""
-    try:
-        forward(reading)
-    finally:
-        os.close(reading)

@@ -29,22 +29,22 @@ def frame(data: bytes) -> bytes:
 
 def read_frame(read: Callable[[int], bytes]) -> bytes:
     """The next message of a blocking source. `read(n)` returns at most n bytes, and none at the end (then EOFError)."""
-    (length,) = LENGTH.unpack(_exactly(read, LENGTH.size))
-    return _exactly(read, length)
+    (length,) = LENGTH.unpack(exactly(read, LENGTH.size))
+    return exactly(read, length)
 
 
-def read_frame_by(deadline: float, channel: socket.socket) -> bytes:
-    """The next message, or TimeoutError when it is not whole by then, as `time.monotonic` tells it. EOFError at the
-    end."""
+def until(deadline: float, channel: socket.socket) -> Callable[[int], bytes]:
+    """A blocking source that raises TimeoutError from then on, as `time.monotonic` tells it."""
 
     def read(count: int) -> bytes:
         channel.settimeout(max(deadline - time.monotonic(), 1e-3))
         return channel.recv(count)
 
-    return read_frame(read)
+    return read
 
 
-def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
+def exactly(read: Callable[[int], bytes], count: int) -> bytes:
+    """So many bytes of a blocking source. EOFError if it ends before."""
     parts = []
     while count:
         part = read(min(count, 1 << 20))
@@ -53,6 +53,13 @@ def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
+
+
+def can_be_read(descriptor: int, seconds: float) -> bool:
+    """Whether it can be read within this time, or has been closed. (`select` takes no descriptor above 1,023.)"""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 class FrameReader:
@@ -136,8 +143,4 @@ class Correspondent:
 
     def has_said_anything(self) -> bool:
         """Whether there is anything to receive, which of an idle process is its end."""
-        if self._channel.fileno() < 0:
-            return True
-        poller = select.poll()
-        poller.register(self._channel, select.POLLIN)
-        return bool(poller.poll(0))
+        return self._channel.fileno() < 0 or can_be_read(self._channel.fileno(), 0.0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import select
 import signal
 import socket
 import subprocess
@@ -15,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from burnish.errors import RewardError
-from burnish.outside.frames import Correspondent
+from burnish.outside.frames import Correspondent, read_frame, until
 from burnish.outside.supervise import end_group, start_interpreter
 from burnish.rewards.forking import ForkedProcess, fork_supervisor
 from burnish.rewards.loading import RewardSpec
@@ -24,6 +22,7 @@ from burnish.rewards.wire import MAX_ANSWER_BYTES, UnsendableError, decode_answe
 
 _END_SECONDS = 15.0  # the supervisor usually takes milliseconds, and at most 11 seconds
 _GONE = -signal.SIGKILL
+_PID, _STATUS = 0, 1  # what the supervisor reports, in this order
 
 
 class WorkerProcess(Correspondent):
@@ -44,7 +43,7 @@ class WorkerProcess(Correspondent):
                 remedy="lower scoring.workers, end other processes, or raise the limits of processes, open files and "
                 "memory (ulimit -u, ulimit -n, ulimit -v)",
             ) from error
-        self._reports = ""  # from the supervisor: lines "pid N", "status N"
+        self._reports: list[int] = []  # of the supervisor: the worker's process id, then its exit status
         self._status: int | None = None
         self.post(first)
 
@@ -87,7 +86,7 @@ class WorkerProcess(Correspondent):
     @property
     def pid(self) -> int:
         """Process id of the worker itself. RewardError if its supervisor does not report it."""
-        pid = self._reported("pid", _END_SECONDS)
+        pid = self._reported(_PID, _END_SECONDS)
         if pid is None:
             raise RewardError("a worker process for rewards did not start", remedy="look at its output")
         return pid
@@ -109,31 +108,25 @@ class WorkerProcess(Correspondent):
 
     def exit_status(self) -> int:
         """Exit status of a worker that has closed its end. Processes that it left behind are killed."""
-        self._reported("status", 1.0)
+        self._reported(_STATUS, 1.0)
         return self.kill()
 
     def _end(self) -> int:
-        status = self._reported("status", _END_SECONDS)
+        status = self._reported(_STATUS, _END_SECONDS)
         if status is None:  # the supervisor itself was killed: its worker dies with it, its process group here
-            pid = self._reported("pid", 0.0)
+            pid = self._reported(_PID, 0.0)
             end_group(self._process.pid if pid is None else pid)
             self._process.kill()
         self._process.wait()
         return _GONE if status is None else status
 
-    def _reported(self, word: str, seconds: float) -> int | None:
-        """The number that the supervisor has reported under this word: waits until it does or ends, and at most so
-        many seconds. None if there is none."""
-        deadline = time.monotonic() + seconds
-        poller = select.poll()
-        poller.register(self._control, select.POLLIN)
-        while (found := re.search(rf"^{word} (-?\d+)\n", self._reports, re.MULTILINE)) is None:
-            left = deadline - time.monotonic()
-            data = self._control.recv(4096) if left > 0 and poller.poll(1000 * left) else b""
-            if not data:
-                return None
-            self._reports += data.decode()
-        return int(found[1])
+    def _reported(self, report: int, seconds: float) -> int | None:
+        """A report of the supervisor: waits until it is there, and at most so many seconds. None if there is none."""
+        source = until(time.monotonic() + seconds, self._control)
+        with contextlib.suppress(TimeoutError, EOFError):
+            while len(self._reports) <= report:
+                self._reports.append(int(read_frame(source)))
+        return self._reports[report] if report < len(self._reports) else None
 
 
 def _request(message: Any) -> bytes:

@@ -17,6 +17,7 @@ import traceback
 from types import FrameType
 from typing import NoReturn
 
+from burnish.outside.frames import frame
 from burnish.outside.supervise import (
     STOP_SIGNALS,
     adopt_orphans,
@@ -52,14 +53,14 @@ def supervise(control: int, channel: int, trainer: int) -> NoReturn:
     os.close(output_write)
     forwarding = threading.Thread(target=forward, args=(output_read,), daemon=True)
     forwarding.start()
-    _report(control, f"pid {worker}\n")
+    _report(control, worker)
     status = _watch(control, worker, trainer)
     end_group(worker)
     ended = end_children()
     if status is None:
         status = ended.get(worker, -signal.SIGKILL)
     forwarding.join(_OUTPUT_SECONDS)
-    _report(control, f"status {status}\n")
+    _report(control, status)
     os._exit(0)
 
 
@@ -135,6 +136,6 @@ def _watch(control: int, worker: int, trainer: int) -> int | None:
             os.read(wake_read, 4096)
 
 
-def _report(control: int, line: str) -> None:
+def _report(control: int, number: int) -> None:
     with contextlib.suppress(OSError):  # the training process is gone
-        os.write(control, line.encode())
+        os.write(control, frame(b"%d" % number))

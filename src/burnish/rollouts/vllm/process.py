@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from burnish.errors import RolloutError
-from burnish.outside.frames import frame, read_frame_by
+from burnish.outside.frames import frame, read_frame, until
 from burnish.outside.plugins import describe_exit
 from burnish.outside.supervise import end_group, holding_back_stop_signals
 
@@ -89,7 +89,7 @@ class WorkerProcess:
         try:
             self._socket.settimeout(seconds)
             self._socket.sendall(frame(json.dumps(message).encode()))
-            answer = json.loads(read_frame_by(deadline, self._socket))
+            answer = json.loads(read_frame(until(deadline, self._socket)))
         except TimeoutError as error:
             raise WorkerLost(f"did not answer {message['kind']!r} within {seconds:g} seconds") from error
         except (EOFError, ConnectionError) as error:
