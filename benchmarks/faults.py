@@ -187,12 +187,12 @@ def processes_of(controller: int) -> dict[int, str]:
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            words = (folder / "cmdline").read_bytes().decode().split("\0")
+            command = (folder / "cmdline").read_bytes().decode()
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):  # it has ended
             continue
-        if parent == controller and "burnish.distributed.server" in words:
-            found[int(folder.name)] = Path(words[-2]).name
+        if parent == controller and "burnish.distributed.server" in command:
+            found[int(folder.name)] = Path(command.rpartition("'")[0]).name
     return found
 
 

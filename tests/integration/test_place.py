@@ -203,10 +203,10 @@ def test_nobody_else_may_change_what_a_run_writes(commands: Any, words: tuple[st
 
 REFUSE_PROCESSES = """
 import errno, os
-import burnish.rewards.process as process
+import burnish.outside.supervise as supervise
 def refuse(*arguments, **named):
     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-process.subprocess.Popen = refuse
+supervise.subprocess.Popen = refuse
 """
 
 

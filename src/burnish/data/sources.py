@@ -6,10 +6,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +19,7 @@ from burnish.config.schema_data import DataSource
 from burnish.data.files import RawRow, data_stem, data_suffix, missing_file, read_file
 from burnish.data.rows import Row, hint, plain_row, reading_row
 from burnish.errors import DataError
+from burnish.outside.frames import can_be_read
 from burnish.outside.reading import reading
 
 SILENCE_SECONDS = 300.0
@@ -249,10 +248,9 @@ def _lines(asked: str) -> Iterator[bytes]:
 
 
 def _part(descriptor: int) -> bytes:
-    began = time.monotonic()
-    if not select.select([descriptor], [], [], SILENCE_SECONDS)[0]:
+    if not can_be_read(descriptor, SILENCE_SECONDS):
         raise DataError(
-            f"reasoning_gym has made no row for {time.monotonic() - began:.0f} seconds",
+            f"reasoning_gym has made no row for {SILENCE_SECONDS:.0f} seconds",
             remedy="choose easier parameters, or remove the task that takes so long",
         )
     return os.read(descriptor, 1 << 20)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from burnish.distributed.pulse import BEAT_SECONDS, Pulse
+from burnish.outside.frames import exactly, until
 
 TOKEN_BYTES = 32
 _REQUESTS, _BEATS = b"r", b"b"
@@ -104,15 +105,9 @@ def _connection(address: Address, seconds: float) -> socket.socket:
 
 def _greeting(stream: socket.socket, token: bytes) -> bytes:
     """Which connection this is to be; nothing from somebody who does not know the token."""
-    deadline = time.monotonic() + _GREETING_SECONDS
     said = b""
-    with contextlib.suppress(OSError):
-        while len(said) < TOKEN_BYTES + 1:
-            stream.settimeout(max(deadline - time.monotonic(), 1e-3))
-            more = stream.recv(TOKEN_BYTES + 1 - len(said))
-            if not more:
-                break
-            said += more
+    with contextlib.suppress(OSError, EOFError):
+        said = exactly(until(time.monotonic() + _GREETING_SECONDS, stream), TOKEN_BYTES + 1)
     stream.settimeout(_GREETING_SECONDS)
     return said[TOKEN_BYTES:] if hmac.compare_digest(said[:TOKEN_BYTES], token) else b""
 

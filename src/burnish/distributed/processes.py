@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -15,12 +13,13 @@ from pathlib import Path
 
 import torch
 
-from burnish.distributed.channel import Channel, pickled
+from burnish.distributed.channel import Channel
 from burnish.distributed.handover import Layout, SealedWeights, SharedWeights
 from burnish.distributed.peers import END_SECONDS, START_SECONDS, BuildRoles, Peer
 from burnish.distributed.pulse import Pulse, PulseWatch
 from burnish.distributed.server import STACKS_SIGNAL
-from burnish.outside.plugins import describe_exit, holding_back_stop_signals
+from burnish.outside.plugins import describe_exit
+from burnish.outside.supervise import end_group, start_interpreter
 
 _STACKS_SECONDS = 0.5
 
@@ -69,22 +68,19 @@ class RoleProcess(MemoryPeer):
         self._pulse = Pulse.new()
         self._watch = PulseWatch(self._pulse.read)
         ours, theirs = socket.socketpair()
-        with theirs, holding_back_stop_signals():
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    *("-m", "burnish.distributed.server"),
-                    *map(str, (theirs.fileno(), self._pulse.descriptor, os.getpid())),
-                    *(() if stacks is None else (str(stacks / f"{name.replace(' ', '-')}.txt"),)),
-                ],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), self._pulse.descriptor),
-                start_new_session=True,
-                env={**os.environ, **(environment or {})},
+        with theirs:
+            descriptors = theirs.fileno(), self._pulse.descriptor
+            self._process = start_interpreter(
+                "burnish.distributed.server:main",
+                *descriptors,
+                os.getpid(),
+                *(() if stacks is None else (str(stacks / f"{name.replace(' ', '-')}.txt"),)),
+                descriptors=descriptors,
+                output=None,
+                environment={**os.environ, **(environment or {})},
             )
         self._channel = Channel(ours)
         try:
-            self._channel.send(pickled((sys.path,)), seconds=seconds)
             count = threads or torch.get_num_threads()
             self._build(build, arguments, count, seconds=seconds, given_up=given_up)
         except BaseException:
@@ -111,8 +107,7 @@ class RoleProcess(MemoryPeer):
 
     def _end(self) -> None:
         """See `Peer`."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        end_group(self._process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):  # one stuck in the kernel ends when the kernel lets it
             self._process.wait(timeout=END_SECONDS)
         self._pulse.close()

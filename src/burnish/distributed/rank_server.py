@@ -19,7 +19,7 @@ from burnish.distributed.pulse import Pulse
 from burnish.distributed.rank_store import RankStore
 from burnish.distributed.server import MemoryGate, serve
 from burnish.errors import BurnishError
-from burnish.outside.plugins import STOP_SIGNALS
+from burnish.outside.supervise import ignore_stop_signals
 
 
 class RankChannel(Channel):
@@ -48,8 +48,7 @@ def serve_rank(here: TorchrunRank) -> None:
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu_number(here.local_rank)
     lines = RankStore.joined(here).await_call()
-    for number in STOP_SIGNALS:  # the controller handles them, and needs this process to finish its step
-        signal.signal(number, signal.SIG_IGN)
+    ignore_stop_signals()
     pulse, channel = Pulse.new(), RankChannel(lines.requests)
     beating = threading.Thread(
         target=live_with, args=(lines.beats, pulse, channel, _end_at_once), name="beats", daemon=True

@@ -3,13 +3,8 @@
 On one machine it is a process of its own; on Ray a thread of an actor (`burnish.distributed.ray_workers`); under
 torchrun one of its processes (`burnish.distributed.ranks`).
 
-    python -m burnish.distributed.server SOCKET PULSE PARENT [STACKS]
+Messages are tuples, one at a time:
 
-SOCKET is the descriptor of a stream socket, PULSE that of a `burnish.distributed.pulse`, PARENT the id of the process
-that asks, STACKS the file in which a process that stalls says where its threads are. Messages are tuples, one
-at a time:
-
-    (paths,)                               sys.path; comes first, to a process of one machine
     ("check", expected)                    what this machine lacks (`nodes.problems_here`); before what follows
     (build, arguments, threads)            build(*arguments) is a context manager that gives the roles by name
     ("call", role, method, args, named)    a method of a role, or a property, which counts as alive with every layer of
@@ -35,7 +30,6 @@ import os
 import pickle
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -54,7 +48,7 @@ from burnish.distributed.pulse import BEAT_SECONDS, Pulse
 from burnish.errors import RolloutError
 from burnish.models.roles import Policy
 from burnish.models.weights import Weights
-from burnish.outside.plugins import STOP_SIGNALS
+from burnish.outside.supervise import ignore_stop_signals
 from burnish.rollouts.engine import RolloutEngine
 from burnish.types import Rollout
 
@@ -243,20 +237,13 @@ def _live_with(parent: int, pulse: Pulse) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def main() -> None:
-    """Serve the socket that the command line names."""
-    for number in STOP_SIGNALS:  # the parent handles them, and needs this process to finish its step
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    descriptor, shared, parent = map(int, sys.argv[1:4])
-    pulse = Pulse(shared)
+def main(descriptor: int, pulse_descriptor: int, parent: int, stacks: str | None = None) -> None:
+    """Serve a stream socket. The descriptors are of that and of a `burnish.distributed.pulse`; parent: the id of the
+    process that asks; stacks: the file in which a process that stalls says where its threads are."""
+    ignore_stop_signals()
+    pulse = Pulse(pulse_descriptor)
     threading.Thread(target=_live_with, args=(parent, pulse), daemon=True).start()
-    for stacks in sys.argv[4:]:
+    if stacks is not None:
         faulthandler.register(STACKS_SIGNAL, file=open(stacks, "a", encoding="utf-8"), all_threads=True)  # noqa: SIM115
     channel = Channel(socket.socket(fileno=descriptor))
-    (sys.path[:],) = channel.receive(seconds=None)
     serve(channel, pulse, MemoryGate(channel))
-
-
-if __name__ == "__main__":
-    main()

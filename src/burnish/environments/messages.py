@@ -1,4 +1,4 @@
-"""What training process and conversation processes say to each other: lines of JSON over a socket.
+"""What training process and conversation processes say to each other: objects of JSON, each in a frame.
 
 To a process: `open`, `calls`, `step`, `reward` (see `session.py`). Its answers are plain values, which are checked here
 before anything uses them. `failed` in an answer means that the environment is of no use any more.
@@ -9,55 +9,33 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from burnish.outside.frames import GarbledError, frame
 from burnish.types import Json
 
-MAX_LINE_BYTES = 32 << 20
-"""Longest line. Texts for the model are cut before they are sent, so only what goes wrong is longer."""
+MAX_ANSWER_BYTES = 32 << 20
+"""Longest answer. Texts for the model are cut before they are sent, so only what goes wrong is longer."""
 _ROLE = re.compile(r"\w{1,32}")
 _SHOWN = 60
 """Characters of a wrong value in a message."""
 
 
-class GarbledError(Exception):
-    """A process sent something that is not an answer. The message says what."""
-
-
 def encode(message: Mapping[str, Any]) -> bytes:
-    """One line. Values that JSON does not have (dates and the like in a row of data) become texts."""
-    return json.dumps(message, default=str).encode() + b"\n"
+    """One frame. Values that JSON does not have (dates and the like in a row of data) become texts."""
+    return frame(json.dumps(message, default=str).encode())
 
 
-class LineReader:
-    """Collects bytes as they arrive, and yields whole messages."""
-
-    def __init__(self) -> None:
-        self._lines: list[bytes] = []
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        """Take what has arrived. GarbledError for a line that is too long."""
-        first, *others = data.split(b"\n")
-        self._rest += first
-        for other in others:
-            self._lines.append(bytes(self._rest))
-            self._rest = bytearray(other)
-        if len(self._rest) > MAX_LINE_BYTES:
-            raise GarbledError(f"a line of more than {MAX_LINE_BYTES:,} bytes")
-
-    def messages(self) -> Iterator[dict[str, Any]]:
-        """The complete messages so far. GarbledError for anything else."""
-        lines, self._lines = self._lines, []
-        for line in lines:
-            try:
-                message = json.loads(line)
-            except (ValueError, RecursionError):
-                raise GarbledError(f"{line[:_SHOWN]!r}, which is not JSON") from None
-            if not isinstance(message, dict):
-                raise GarbledError(f"{line[:_SHOWN]!r}, which is not an object")
-            yield message
+def decode(data: bytes) -> dict[str, Any]:
+    """The message in a frame. GarbledError for anything else."""
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError):
+        raise GarbledError(f"{data[:_SHOWN]!r}, which is not JSON") from None
+    if not isinstance(message, dict):
+        raise GarbledError(f"{data[:_SHOWN]!r}, which is not an object")
+    return message
 
 
 def number(message: Mapping[str, Any], name: str) -> float | None:

@@ -8,7 +8,7 @@ other conversations says whether it can (`clean`): not if programs that it start
 from __future__ import annotations
 
 import contextlib
-import os
+import json
 import random
 import socket
 import threading
@@ -20,17 +20,18 @@ from typing import Any
 import numpy as np
 
 from burnish.environments.awaiting import OwnLoop
-from burnish.environments.messages import LineReader, encode
+from burnish.environments.messages import encode
 from burnish.environments.protocol import Environment, EnvironmentSource, Step
 from burnish.errors import BurnishError, EnvironmentFailedError
+from burnish.outside.frames import read_frame
 from burnish.outside.plugins import describe_failure
+from burnish.outside.supervise import has_children
 from burnish.tools.loading import LoadedTool
 from burnish.tools.results import ToolResult, error_of, result_of
 from burnish.types import Json
 
 Send = Callable[..., None]
 """Sends messages, all of them at once."""
-_RECEIVE_BYTES = 1 << 16
 _MOST_THREADS = 32
 """For the calls of one turn; a turn may have hundreds."""
 _CLOSE_SECONDS = 2.0
@@ -49,12 +50,12 @@ class Session:
 
     def serve(self, channel: socket.socket) -> None:
         """Answer requests until the other end is closed."""
-        reader = LineReader()
         try:
-            while data := channel.recv(_RECEIVE_BYTES):
-                reader.feed(data)
-                for request in reader.messages():
-                    self._answer(request, lambda *messages: self._send(channel, *messages))
+            while True:
+                request = json.loads(read_frame(channel.recv))
+                self._answer(request, lambda *messages: self._send(channel, *messages))
+        except EOFError:
+            pass  # nobody asks any more
         finally:
             self._close()
 
@@ -88,7 +89,7 @@ class Session:
                     assert self.environment is not None
                     reward = self.environment.reward()
                     self._close()
-                    send({"reward": reward, "clean": not _has_children()})
+                    send({"reward": reward, "clean": not has_children()})
         except BaseException as error:  # noqa: BLE001  boundary: an environment of the user's may raise anything
             why = f"{request['do']}: {_described(error)}"
             closing = threading.Thread(target=self._close_failed, daemon=True)
@@ -123,7 +124,7 @@ class Session:
         rewards = [step.reward for step in steps if step.reward is not None]
         ended = any(step.ended for step in steps) or (self.environment is not None and self.environment.ended())
         reward = sum(rewards) if rewards else None
-        clean = self.environment is None and not _has_children()  # an environment wants to hear how its programs end
+        clean = self.environment is None and not has_children()  # an environment wants to hear how its programs end
         send(*last, {"called": True, "ended": ended, "reward": reward, "clean": clean})
 
     def _call_several(self, calls: Sequence[Any], limit: int, steps: list[Step], send: Send) -> None:
@@ -176,15 +177,6 @@ def _whole(text: str) -> str:
 def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
-
-
-def _has_children() -> bool:
-    """Whether anything that was started here still runs. What has ended is collected first."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-        return True
-    return False
 
 
 def _described(error: BaseException) -> str:

@@ -9,10 +9,8 @@ import contextlib
 import itertools
 import json
 import os
-import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,14 +18,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from burnish.environments.parent import SIZE_BYTES, WORD_BYTES
+from burnish.environments.parent import WORD_BYTES
 from burnish.environments.process import ConversationProcess
 from burnish.errors import ConfigError, RolloutError
-from burnish.outside.plugins import describe_exit, holding_back_stop_signals
+from burnish.outside.frames import frame, read_frame, until
+from burnish.outside.plugins import describe_exit
+from burnish.outside.supervise import start_interpreter
 from burnish.outside.user_processes import forward, worker_environment
 from burnish.types import Json
 
-_BOOT = "import sys; sys.path[:] = {path!r}; from burnish.environments.parent import main; main(int(sys.argv[1]))"
 _END_SECONDS = 15.0
 _CONTROL_SECONDS = 30.0
 """For the warm parent to take a word."""
@@ -82,20 +81,17 @@ class WarmParent:
     def _start(self) -> dict[str, Any]:
         """Start it; what it says of tools and environment."""
         self._control, theirs = socket.socketpair()
-        self._control.settimeout(_CONTROL_SECONDS)
         reading, writing = os.pipe()
-        with theirs, os.fdopen(writing, "wb"), holding_back_stop_signals():
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT.format(path=sys.path), str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
-                env=worker_environment(self._variables, {**os.environ, **self._variables}),
-                start_new_session=True,
+        with theirs, os.fdopen(writing, "wb"):
+            self._process = start_interpreter(
+                "burnish.environments.parent:main",
+                theirs.fileno(),
+                descriptors=(theirs.fileno(),),
+                output=writing,
+                environment=worker_environment(self._variables, {**os.environ, **self._variables}),
             )
         self._started = time.monotonic()
-        self._output = threading.Thread(target=_forward_all, args=(reading,), daemon=True)
+        self._output = threading.Thread(target=forward, args=(reading,), daemon=True)
         self._output.start()
         try:
             return self._description()
@@ -170,32 +166,21 @@ class WarmParent:
 
     def _description(self) -> dict[str, Any]:
         deadline = time.monotonic() + self.wanted.start_seconds
+        self._control.settimeout(self.wanted.start_seconds)
         try:
-            self._control.sendall(len(self._wanted_text).to_bytes(SIZE_BYTES, "big") + self._wanted_text)
-        except OSError as error:
+            self._control.sendall(frame(self._wanted_text))
+            answer: dict[str, Any] = json.loads(read_frame(until(deadline, self._control)))
+        except TimeoutError:
+            raise ConfigError(
+                f"{self.wanted.where}: tools and environment were not imported within {self.wanted.start_seconds:g} s",
+                remedy=f"raise {self.wanted.where}.start_timeout_seconds, or import less",
+            ) from None
+        except (OSError, EOFError) as error:
             raise self._broken() from error
-        size = int.from_bytes(self._receive(SIZE_BYTES, deadline), "big")
-        answer: dict[str, Any] = json.loads(self._receive(size, deadline))
+        self._control.settimeout(_CONTROL_SECONDS)
         if "refused" in answer:
             raise ConfigError(answer["refused"], remedy=answer["remedy"])
         return answer
-
-    def _receive(self, count: int, deadline: float) -> bytes:
-        data = b""
-        poller = select.poll()
-        poller.register(self._control, select.POLLIN)
-        while len(data) < count:
-            if not poller.poll(1000 * max(deadline - time.monotonic(), 0.0)):
-                raise ConfigError(
-                    f"{self.wanted.where}: tools and environment were not imported within "
-                    f"{self.wanted.start_seconds:g} s",
-                    remedy=f"raise {self.wanted.where}.start_timeout_seconds, or import less",
-                )
-            part = self._control.recv(count - len(data))
-            if not part:
-                raise self._broken()
-            data += part
-        return data
 
     def _broken(self) -> RolloutError:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -228,11 +213,3 @@ def _as_text(wanted: Wanted) -> bytes:
 
 def _word(sign: str, number: int) -> bytes:
     return f"{sign}{number:0{WORD_BYTES - 1}}".encode()
-
-
-def _forward_all(reading: int) -> None:
-    """A thread: what tools and environments print goes to standard error."""
-    try:
-        forward(reading)
-    finally:
-        os.close(reading)

@@ -13,7 +13,6 @@ import os
 import platform
 import shlex
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import torch
 
 from burnish.errors import KernelError
 from burnish.kernels.private_folders import check_owner, private_folder, temporary_folder
+from burnish.outside.supervise import end_group
 
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 """Supported types of states and weights -> value of the macro BFLOAT16."""
@@ -202,8 +202,7 @@ def _run(command: list[str], *, folder: int | None = None) -> bytes:
             try:
                 output, errors = process.communicate(timeout=seconds)
             except BaseException:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # including the processes that it has started
+                end_group(process.pid)  # including the processes that it has started
                 raise
     except subprocess.TimeoutExpired as error:
         _hanging[command[0]] = f"{shlex.join(command)} did not finish within {seconds} seconds"

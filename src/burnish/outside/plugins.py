@@ -52,24 +52,6 @@ def describe_exit(status: int) -> str:
         return f"killed by signal {-status}"
 
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask a run to stop. A scheduler sends them to every process of a job, a terminal to its whole group."""
-
-
-@contextmanager
-def holding_back_stop_signals() -> Iterator[None]:
-    """Block the stop signals while a process is started that must survive them.
-
-    The child inherits the block, so it can set up its own handling before it unblocks them. A signal that reaches this
-    process in the meantime is handled at the end of the block.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def import_named(module_name: str, wanted: str) -> ModuleType:
     """The module. Raises ConfigError, beginning with `wanted`, if it does not exist or fails to import."""
     try:

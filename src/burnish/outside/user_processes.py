@@ -50,23 +50,24 @@ def worker_environment(named: Iterable[str], ours: Mapping[str, str]) -> dict[st
     return {**_UNLESS_SET, **found}
 
 
-def forward(source: int, target: int = 2) -> None:
-    """Copy `source` to `target` until it ends: up to 1 MiB at once, then 64 KiB per second.
+def forward(source: int) -> None:
+    """Copy `source` to standard error until it ends, then close it: up to 1 MiB at once, then 64 KiB per second.
 
     Anything beyond that is read and dropped, so that the writer never blocks. A note in the output says how much.
     """
     allowance, left_out, last = float(BURST_BYTES), 0, time.monotonic()
-    while data := os.read(source, _CHUNK):
-        now = time.monotonic()
-        allowance = min(BURST_BYTES, allowance + (now - last) * BYTES_PER_SECOND)
-        last = now
-        if len(data) > allowance:
-            left_out += len(data)
-            continue
-        allowance -= len(data)
-        _write(target, _omission(left_out) + data)
-        left_out = 0
-    _write(target, _omission(left_out))
+    with open(source, "rb", buffering=0) as output:
+        while data := output.read(_CHUNK):
+            now = time.monotonic()
+            allowance = min(BURST_BYTES, allowance + (now - last) * BYTES_PER_SECOND)
+            last = now
+            if len(data) > allowance:
+                left_out += len(data)
+                continue
+            allowance -= len(data)
+            _write(_omission(left_out) + data)
+            left_out = 0
+    _write(_omission(left_out))
 
 
 def _omission(left_out: int) -> bytes:
@@ -75,10 +76,10 @@ def _omission(left_out: int) -> bytes:
     return f"\n[burnish: {left_out:,} bytes that were printed are left out here]\n".encode()
 
 
-def _write(target: int, data: bytes) -> None:
+def _write(data: bytes) -> None:
     with contextlib.suppress(OSError):  # nobody reads the output any more, which must not affect who prints
         while data:
-            data = data[os.write(target, data) :]
+            data = data[os.write(2, data) :]
 
 
 def call_in_own_process(function: str, request: dict[str, Any], *, seconds: int, max_bytes: int | None = None) -> Any:

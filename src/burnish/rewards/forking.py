@@ -14,8 +14,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 
-from burnish.errors import RewardError
-from burnish.outside.plugins import STOP_SIGNALS
+from burnish.outside.supervise import STOP_SIGNALS, holding_back_stop_signals
 from burnish.rewards.supervisor import supervise
 
 
@@ -37,24 +36,19 @@ class ForkedProcess:
 
 
 def fork_supervisor(control: int, channel: int, environment: Mapping[str, str]) -> ForkedProcess:
-    """Fork a supervisor, which forks the worker. Call it with the stop signals held back. RewardError where the system
-    cannot fork."""
-    if sys.platform == "win32":
-        raise RewardError(
-            "a reward that is a function in memory needs a system that can fork processes",
-            remedy="write it into a file, and name it as path/to/file.py:function",
-        )
+    """Fork a supervisor, which forks the worker."""
     trainer = os.getpid()
-    pid = os.fork()
-    if pid:
-        return ForkedProcess(pid)
-    try:
-        _leave_the_program(control, channel, environment)
-        supervise(control, channel, trainer)
-    except BaseException:  # noqa: BLE001  boundary: the fork must never go on as a second copy of the program
-        traceback.print_exc()
-    finally:
-        os._exit(1)
+    with holding_back_stop_signals():
+        pid = os.fork()
+        if pid:
+            return ForkedProcess(pid)
+        try:
+            _leave_the_program(control, channel, environment)
+            supervise(control, channel, trainer)
+        except BaseException:  # noqa: BLE001  boundary: the fork must never go on as a second copy of the program
+            traceback.print_exc()
+        finally:
+            os._exit(1)
 
 
 def _leave_the_program(control: int, channel: int, environment: Mapping[str, str]) -> None:

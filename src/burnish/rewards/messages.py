@@ -10,9 +10,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from burnish.outside.frames import GarbledError
 from burnish.rewards.inputs import Signature
 from burnish.rewards.outcome import Outcome
-from burnish.rewards.wire import GarbledError
 from burnish.types import RewardStatus, Score
 
 _ENDINGS = {status.value: status for status in RewardStatus if status is not RewardStatus.PENDING}

@@ -18,6 +18,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 
 from burnish.errors import ConfigError, RewardError
+from burnish.outside.frames import GarbledError
 from burnish.outside.plugins import describe_exit
 from burnish.outside.user_processes import worker_environment
 from burnish.rewards.calling import TracebackInWorkerError, timeout_detail
@@ -27,7 +28,6 @@ from burnish.rewards.messages import Answer, Idle, Judged, Ready, Refused, Viola
 from burnish.rewards.outcome import Outcome, failure
 from burnish.rewards.process import WorkerProcess
 from burnish.rewards.tasks import BEFORE_ALL, Task, TaskQueue
-from burnish.rewards.wire import GarbledError
 from burnish.rewards.worker import CHANNEL_CLOSED, LOOP_BROKEN
 from burnish.types import RewardStatus
 
@@ -241,7 +241,7 @@ class WorkerPool:
         poller = select.poll()
         by_descriptor = {worker.process.fileno(): worker for worker in self._workers}
         for descriptor, worker in by_descriptor.items():
-            poller.register(descriptor, select.POLLIN | (select.POLLOUT if worker.process.unsent else 0))
+            poller.register(descriptor, select.POLLIN | (select.POLLOUT if worker.process.has_unsent else 0))
         return [
             by_descriptor[descriptor]
             for descriptor, _ in poller.poll(math.ceil(1000 * min(seconds, MAX_PAUSE_SECONDS)))
@@ -255,7 +255,7 @@ class WorkerPool:
         except GarbledError as error:
             self._discard(worker, worker.process.kill, f"sent the training process {error} instead of an answer")
             return
-        if worker.process.ended:
+        if worker.process.gone:
             self._discard(worker, worker.process.exit_status, "")
 
     def _receive(self, worker: _Worker, answer: Answer) -> None:

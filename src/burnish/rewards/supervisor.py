@@ -9,30 +9,29 @@ left.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
-import sys
 import threading
-import time
 import traceback
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from burnish.outside.plugins import STOP_SIGNALS
+from burnish.outside.frames import frame
+from burnish.outside.supervise import (
+    STOP_SIGNALS,
+    adopt_orphans,
+    depend_on,
+    end_children,
+    end_group,
+    ignore_stop_signals,
+    reap,
+)
 from burnish.outside.user_processes import forward
 from burnish.rewards.worker import serve
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_LINUX = sys.platform == "linux"
 _PARENT_CHECK_MILLISECONDS = 500  # a forked copy of the training process can hold the control socket open
-_LISTED = Path("/proc/thread-self/children")  # not in every kernel
-_END_SECONDS = 10.0
 _OUTPUT_SECONDS = 1.0
-_OOM_SCORE = "600"  # so that the kernel, when out of memory, kills a worker before the training process
 
 
 def supervise(control: int, channel: int, trainer: int) -> NoReturn:
@@ -41,10 +40,8 @@ def supervise(control: int, channel: int, trainer: int) -> NoReturn:
     control: socket that reports the worker's id and exit status to the training process. Its end means to stop.
     channel: socket of the worker. trainer: process id of the training process.
     """
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # it must outlive the worker, to clean up after it
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by the parent, see `holding_back_stop_signals`
-    _adopt_orphans()
+    ignore_stop_signals()  # it must outlive the worker, to clean up after it
+    adopt_orphans()
     output_read, output_write = os.pipe()
     supervisor = os.getpid()
     worker = os.fork()
@@ -56,24 +53,21 @@ def supervise(control: int, channel: int, trainer: int) -> NoReturn:
     os.close(output_write)
     forwarding = threading.Thread(target=forward, args=(output_read,), daemon=True)
     forwarding.start()
-    _report(control, f"pid {worker}\n")
+    _report(control, worker)
     status = _watch(control, worker, trainer)
-    status = _end_all(worker, status)
+    end_group(worker)
+    ended = end_children()
+    if status is None:
+        status = ended.get(worker, -signal.SIGKILL)
     forwarding.join(_OUTPUT_SECONDS)
-    _report(control, f"status {status}\n")
+    _report(control, status)
     os._exit(0)
 
 
 def _become_worker(channel: int, output: int, supervisor: int) -> NoReturn:
     """Runs in the fork: give it its own session, send its output to the pipe, and let it die with the supervisor."""
     try:
-        if _LINUX:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            with contextlib.suppress(OSError):
-                Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-        if os.getppid() != supervisor:  # it died before PDEATHSIG was set
-            os._exit(1)
-        os.setsid()
+        depend_on(supervisor)
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
@@ -122,11 +116,6 @@ def _restore_stop_signals() -> None:
                 signal.signal(number, signal.SIG_DFL)
 
 
-def _adopt_orphans() -> None:
-    if _LINUX:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
 def _watch(control: int, worker: int, trainer: int) -> int | None:
     """Wait until the worker ends (returns its exit status) or must be ended (None). Reaps adopted processes."""
     wake_read, wake_write = os.pipe()  # so that SIGCHLD wakes `poll`
@@ -137,9 +126,9 @@ def _watch(control: int, worker: int, trainer: int) -> int | None:
     poller.register(control, select.POLLIN | select.POLLHUP)
     poller.register(wake_read, select.POLLIN)
     while True:
-        for pid, status in _reap():
-            if pid == worker:
-                return status
+        ended, _ = reap()
+        if worker in ended:
+            return ended[worker]
         events = dict(poller.poll(_PARENT_CHECK_MILLISECONDS))
         if control in events or os.getppid() != trainer:
             return None
@@ -147,61 +136,6 @@ def _watch(control: int, worker: int, trainer: int) -> int | None:
             os.read(wake_read, 4096)
 
 
-def _end_all(worker: int, status: int | None) -> int:
-    """Kill until no descendant is left, and return the worker's exit status.
-
-    A process that loses its parent becomes a child of this one, so killing children repeatedly reaches all of them.
-    """
-    # With a deadline, because a process in an uninterruptible system call does not even end on SIGKILL.
-    deadline = time.monotonic() + _END_SECONDS
-    while time.monotonic() < deadline:
-        for child in _children() if _LINUX else (-worker,):  # a negative id is a process group
-            with contextlib.suppress(OSError):
-                os.kill(child, signal.SIGKILL)
-        ended = dict(_reap())
-        status = ended.get(worker, status)
-        if not _has_children():
-            break
-        time.sleep(0.001)
-    return -signal.SIGKILL if status is None else status
-
-
-def _reap() -> list[tuple[int, int]]:
-    """Ids and exit statuses of the children that have ended."""
-    ended = []
-    with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            ended.append((found[0], os.waitstatus_to_exitcode(found[1])))
-    return ended
-
-
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def _children() -> list[int]:
-    """Ids of this process's children, including adopted ones."""
-    if not _LISTED.exists():
-        return [int(place.name) for place in Path("/proc").glob("[0-9]*") if _parent_of(place) == os.getpid()]
-    found: list[int] = []
-    for file in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has ended, and its children belong to another thread now
-            found += map(int, file.read_text().split())
-    return found
-
-
-def _parent_of(place: Path) -> int | None:
-    """For kernels that do not list children."""
-    try:
-        return int((place / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:  # it has ended in the meantime
-        return None
-
-
-def _report(control: int, line: str) -> None:
+def _report(control: int, number: int) -> None:
     with contextlib.suppress(OSError):  # the training process is gone
-        os.write(control, line.encode())
+        os.write(control, frame(b"%d" % number))

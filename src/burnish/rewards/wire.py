@@ -1,4 +1,4 @@
-"""The protocol between training process and workers: frames (a length, then JSON) over a socket, never pickles.
+"""The protocol between training process and workers: frames of JSON over a socket, never pickles.
 
 Messages to a worker keep their Python types: a value that JSON does not have becomes a dictionary with one tagged key
 (`{"$tuple": [...]}`). Messages from a worker are plain JSON, which `burnish.rewards.messages` checks completely.
@@ -11,21 +11,20 @@ import base64
 import datetime
 import functools
 import json
-import struct
 import sys
 import uuid
 import zoneinfo
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PurePath
 from typing import Any
 
+from burnish.outside.frames import MAX_BYTES, GarbledError, frame
+
 MAX_ANSWER_BYTES = 64 << 20
 """Longest answer of a worker. A frame that claims to be longer is rejected."""
 
-_LENGTH = struct.Struct(">I")
-_MAX_REQUEST_BYTES = (1 << 32) - 1
 _PLAIN_INT = 1 << 4096  # Python refuses to write whole numbers of more than 4,300 digits as decimals
 _PACKED_FROM = 32  # numbers in a list
 _ATOMS = frozenset({str, bool, float, type(None)})
@@ -35,19 +34,15 @@ class UnsendableError(Exception):
     """A value cannot be sent to a worker. The message says where in the request it is, and what it is."""
 
 
-class GarbledError(Exception):
-    """A worker sent something that is not a valid answer. The message says what."""
-
-
 def encode_request(message: Any) -> bytes:
     """A frame for a worker. UnsendableError for a type that cannot be encoded."""
     try:
-        frame = _frame(_dumps(_tagged(message, "")))
+        data = _dumps(_tagged(message, ""))
     except RecursionError:
         raise UnsendableError("it is nested too deeply, or contains itself") from None
-    if len(frame) - _LENGTH.size > _MAX_REQUEST_BYTES:
-        raise UnsendableError(f"it takes {len(frame):,} bytes, more than the {_MAX_REQUEST_BYTES:,} of one message")
-    return frame
+    if len(data) > MAX_BYTES:
+        raise UnsendableError(f"it takes {len(data):,} bytes, more than the {MAX_BYTES:,} of one message")
+    return frame(data)
 
 
 def decode_request(data: bytes) -> Any:
@@ -59,7 +54,7 @@ def decode_request(data: bytes) -> Any:
 
 def encode_answer(message: list[Any]) -> bytes:
     """A frame for the training process, of plain values only."""
-    return _frame(_dumps(message))
+    return frame(_dumps(message))
 
 
 def decode_answer(data: bytes) -> Any:
@@ -68,56 +63,6 @@ def decode_answer(data: bytes) -> Any:
         return _ANSWER_DECODER.decode(data.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise GarbledError(f"{data[:60]!r}, which is not JSON") from error
-
-
-class FrameReader:
-    """Collects bytes as they arrive, and yields whole frames."""
-
-    def __init__(self, max_bytes: int = MAX_ANSWER_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        self._data += data
-
-    def frames(self) -> Iterator[bytes]:
-        """The complete frames so far. GarbledError if the next length is impossible."""
-        start = 0
-        try:
-            while len(self._data) - start >= _LENGTH.size:
-                (length,) = _LENGTH.unpack_from(self._data, start)
-                if length > self._max_bytes:
-                    raise GarbledError(f"{bytes(self._data[start : start + 60])!r}")
-                end = start + _LENGTH.size + length
-                if len(self._data) < end:
-                    return
-                frame = bytes(self._data[start + _LENGTH.size : end])
-                start = end
-                yield frame
-        finally:
-            del self._data[:start]
-
-
-def read_frame(read: Callable[[int], bytes]) -> bytes:
-    """The next frame of a blocking source. `read(n)` returns at most n bytes, and none at the end (then EOFError)."""
-    (length,) = _LENGTH.unpack(_exactly(read, _LENGTH.size))
-    return _exactly(read, length)
-
-
-def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
-    parts = []
-    while count:
-        part = read(min(count, 1 << 20))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def _frame(data: bytes) -> bytes:
-    # `min`, because `pack` would raise for a longer frame, which the callers refuse with their own message.
-    return _LENGTH.pack(min(len(data), _MAX_REQUEST_BYTES)) + data
 
 
 def _dumps(value: Any) -> bytes:

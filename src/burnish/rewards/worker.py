@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnish.errors import BurnishError, RewardError
+from burnish.outside.frames import read_frame
 from burnish.outside.plugins import FIX_IT
 from burnish.rewards.calling import IN_WORKER, Caller, Report, in_a_line, traceback_of
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
 from burnish.rewards.messages import Answer, Idle, Judged, Ready, Refused, Violation
 from burnish.rewards.outcome import MAX_DETAIL, Outcome, failure
-from burnish.rewards.wire import MAX_ANSWER_BYTES, decode_request, encode_answer, read_frame
+from burnish.rewards.wire import MAX_ANSWER_BYTES, decode_request, encode_answer
 from burnish.types import RewardStatus
 
 CHANNEL_CLOSED = 113

@@ -26,9 +26,10 @@ from burnish.data.chat import turns_of
 from burnish.data.histories import HistoryEncoder, opened
 from burnish.data.observations import ObservationFormat, Observer
 from burnish.environments.host import ConversationHost
-from burnish.environments.messages import GarbledError, count, flag, number, opening, text
+from burnish.environments.messages import count, flag, number, opening, text
 from burnish.environments.process import ConversationProcess
 from burnish.errors import DataError
+from burnish.outside.frames import GarbledError
 from burnish.rollouts.conversation import Answer, Closed, ConversationKey, Event, Opened
 from burnish.tools.calls import MalformedCall, Parsed, ServedTools, ToolCall
 from burnish.tools.checking import check_call, function_of

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import SandboxError
+from burnish.outside.frames import can_be_read
 from burnish.sandbox.confinement import Tier
 from burnish.sandbox.job import Limits, Output
 
@@ -102,7 +102,7 @@ class Parent:
             self._said.close()
 
     def _answer(self, seconds: float, what: str) -> dict[str, Any]:
-        if _can_be_read(self._channel.fileno(), seconds):
+        if can_be_read(self._channel.fileno(), seconds):
             with contextlib.suppress(ConnectionError):
                 data = self._channel.recv(1 << 16)
                 if data:
@@ -166,7 +166,7 @@ class WarmParent(Parent):
         data, deadline = bytearray(), time.monotonic() + limits.seconds + GRACE_SECONDS
         while True:
             left = max(deadline - time.monotonic(), 0.0)
-            if not _can_be_read(reading, left):
+            if not can_be_read(reading, left):
                 raise self._broken("tests")
             part = os.read(reading, 1 << 16)
             if not part:
@@ -185,13 +185,6 @@ def not_confined(stderr: str) -> SandboxError:
         f"a process of the sandbox could not be confined{': ' + said if said else ''}",
         remedy="`burnish sandbox` tries all tiers; Limits may be too tight",
     )
-
-
-def _can_be_read(descriptor: int, seconds: float) -> bool:
-    """Whether it can be read within this time, or has been closed. (`select` takes no descriptor above 1,023.)"""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
 
 
 @contextmanager

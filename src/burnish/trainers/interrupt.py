@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType
 
-from burnish.outside.plugins import STOP_SIGNALS
+from burnish.outside.supervise import STOP_SIGNALS
 
 Watcher = Callable[[int, Mapping[str, float]], None]
 """Called with a step and its metrics once they are written. If it raises, the run ends and saves finished steps."""

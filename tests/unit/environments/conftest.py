@@ -9,4 +9,4 @@ import pytest
 def _no_program_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session looks for programs that its process has left. This process here has those of other tests, which must
     neither count nor be collected."""
-    monkeypatch.setattr("burnish.environments.session._has_children", lambda: False)
+    monkeypatch.setattr("burnish.environments.session.has_children", lambda: False)

@@ -236,23 +236,6 @@ def test_options_are_not_on_the_command_line(make: Callable[..., ConversationHos
 
 
 @pytest.mark.slow
-def test_a_process_that_does_not_read_keeps_nobody_waiting(make: Callable[..., ConversationHost]) -> None:
-    host = make()
-    process = host.lease()
-    pid = int(ask(process))
-    os.kill(pid, signal.SIGSTOP)
-    process.send({"do": "open", "row": {"text": "x" * 3_000_000}, "seed": 0})
-    assert process.has_unsent
-    os.kill(pid, signal.SIGCONT)
-    while process.has_unsent:
-        select.select([], [process], [], 20)
-        process.flush()
-    assert select.select([process], [], [], 20)[0]
-    assert list(process.receive()) == [{"opening": None}]
-    process.close()
-
-
-@pytest.mark.slow
 def test_the_parent_is_started_again_and_not_for_ever(
     make: Callable[..., ConversationHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:

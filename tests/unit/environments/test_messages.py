@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import date
 from typing import Any
 
 import pytest
 
-from burnish.environments import messages
-from burnish.environments.messages import GarbledError, LineReader, count, encode, flag, number, opening, text
-
-
-def read(*parts: bytes) -> list[dict[str, Any]]:
-    reader, found = LineReader(), []
-    for part in parts:
-        reader.feed(part)
-        found += list(reader.messages())
-    return found
-
-
-def test_messages_survive_however_they_are_cut() -> None:
-    sent = [{"a": 1}, {"b": "line\nbreak é ☃"}, {}, {"c": [None, True]}]
-    data = b"".join(encode(message) for message in sent)
-    for size in (1, 2, 7, len(data)):
-        assert read(*(data[start : start + size] for start in range(0, len(data), size))) == sent
+from burnish.environments.messages import count, decode, encode, flag, number, opening, text
+from burnish.outside.frames import LENGTH, GarbledError
 
 
 def test_values_that_json_does_not_have_become_texts() -> None:
-    assert json.loads(encode({"day": date(2024, 5, 1)})) == {"day": "2024-05-01"}
+    assert decode(encode({"day": date(2024, 5, 1)})[LENGTH.size :]) == {"day": "2024-05-01"}
 
 
-@pytest.mark.parametrize("line", [b"nothing\n", b"\n", b"[1]\n", b"3\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n"])
-def test_what_is_no_message(line: bytes) -> None:
-    with pytest.raises(GarbledError):
-        read(line)
-
-
-def test_messages_in_front_of_what_is_none_are_read() -> None:
-    reader = LineReader()
-    reader.feed(b'{"a": 1}\nnothing\n')
-    found = reader.messages()
-    assert next(found) == {"a": 1}
-    with pytest.raises(GarbledError, match="b'nothing', which is not JSON"):
-        next(found)
-
-
-def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MAX_LINE_BYTES", 10)
-    reader = LineReader()
-    reader.feed(b"0123456789")
-    with pytest.raises(GarbledError, match="more than 10 bytes"):
-        reader.feed(b"0")
+@pytest.mark.parametrize("data", [b"nothing", b"", b"[1]", b"3", b"\xff\xfe", b"[" * 100_000])
+def test_what_is_no_message(data: bytes) -> None:
+    with pytest.raises(GarbledError, match="which is not"):
+        decode(data)
 
 
 @pytest.mark.parametrize(

@@ -126,11 +126,12 @@ def draw() -> list:
     return [random.random(), float(np.random.rand())]
 
 def write(line: str) -> str:
-    """Write to all sockets that there are."""
+    """Write each line as a message to all sockets that there are."""
+    data = b"".join(len(one).to_bytes(4, "big") + one for one in line.encode().split(b"\\n"))
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                os.write(int(name), line.encode() + b"\\n")
+                os.write(int(name), data)
         except OSError:
             pass
     time.sleep(0.2)

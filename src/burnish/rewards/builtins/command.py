@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from burnish.errors import ConfigError
+from burnish.outside.supervise import end_group
 from burnish.rewards.builtins.reading_rows import NoScoreError, check_positive, check_word
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -130,8 +129,7 @@ class Command:
         except subprocess.TimeoutExpired:
             return None
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end_group(process.pid)
             process.wait(_END_SECONDS)
 
 

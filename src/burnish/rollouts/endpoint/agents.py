@@ -17,9 +17,10 @@ from typing import Any
 
 from burnish.data.chat import turns_of
 from burnish.environments.host import ConversationHost
-from burnish.environments.messages import GarbledError, flag, number, text
+from burnish.environments.messages import flag, number, text
 from burnish.environments.process import ConversationProcess
 from burnish.observability.metrics import MetricStore
+from burnish.outside.frames import GarbledError
 from burnish.rollouts.conversation import Call, TalkingEngine
 from burnish.rollouts.endpoint.desk import Desk, Order
 from burnish.rollouts.endpoint.requests import Others, RefusedError, RewardCall, Terms

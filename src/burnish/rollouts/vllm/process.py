@@ -6,7 +6,6 @@ import contextlib
 import json
 import mmap
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +18,9 @@ import torch
 from torch import Tensor
 
 from burnish.errors import RolloutError
-from burnish.outside.plugins import describe_exit, holding_back_stop_signals
+from burnish.outside.frames import frame, read_frame, until
+from burnish.outside.plugins import describe_exit
+from burnish.outside.supervise import end_group, holding_back_stop_signals
 
 SCRIPT = Path(__file__).with_name("worker.py")
 Message = dict[str, Any]
@@ -28,7 +29,6 @@ Message = dict[str, Any]
 CHUNK_BYTES = 256 << 20
 """Weights in the shared memory at a time (a larger tensor is sent alone)."""
 
-_LENGTH_BYTES = 8
 _ALIGNMENT = 64
 _LOG_TAIL_LINES = 12
 _LOOK_SECONDS = 120.0  # an interpreter on a slow network disk starts slowly
@@ -87,11 +87,9 @@ class WorkerProcess:
         RolloutError if the worker refuses."""
         deadline = time.monotonic() + seconds
         try:
-            data = json.dumps(message).encode()
             self._socket.settimeout(seconds)
-            self._socket.sendall(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
-            length = int.from_bytes(self._receive(_LENGTH_BYTES, deadline), "little")
-            answer = json.loads(self._receive(length, deadline))
+            self._socket.sendall(frame(json.dumps(message).encode()))
+            answer = json.loads(read_frame(until(deadline, self._socket)))
         except TimeoutError as error:
             raise WorkerLost(f"did not answer {message['kind']!r} within {seconds:g} seconds") from error
         except (EOFError, ConnectionError) as error:
@@ -131,8 +129,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the worker and everything that it started. Idempotent."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        end_group(self._process.pid)
         self._process.wait()
         self._socket.close()
         if self._memory >= 0:
@@ -162,23 +159,11 @@ class WorkerProcess:
         self.ask({"kind": "chunk", "bytes": size, "tensors": entries}, seconds=seconds)
 
     def _send_only(self, message: Message) -> None:
-        data = json.dumps(message).encode()
         try:
             self._socket.settimeout(None)
-            self._socket.sendall(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+            self._socket.sendall(frame(json.dumps(message).encode()))
         except ConnectionError as error:
             raise WorkerLost(self._epitaph()) from error
-
-    def _receive(self, count: int, deadline: float) -> bytes:
-        parts = []
-        while count:
-            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
-            part = self._socket.recv(min(count, 1 << 20))
-            if not part:
-                raise EOFError
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
 
     def _epitaph(self) -> str:
         """How it ended. It has closed its end of the socket, so it should be ending."""

@@ -3,7 +3,7 @@
     python worker.py SOCKET MEMORY PARENT
 
 SOCKET is the descriptor of a stream socket to the engine, MEMORY that of an anonymous file that both sides map, PARENT
-the engine's process id. Messages are JSON objects, preceded by their length (8 bytes, little endian). Only the standard
+the engine's process id. Messages are JSON objects, preceded by their length (4 bytes, big endian). Only the standard
 library, torch and vllm are imported, never burnish: the two environments share nothing but this protocol.
 
     ->  hello                                    <-  vllm (its version), cpu (whether it computes on a CPU),
@@ -45,7 +45,7 @@ from typing import Any
 Message = dict[str, Any]
 """A JSON object."""
 
-_LENGTH_BYTES = 8
+_LENGTH_BYTES = 4
 _TEMPERATURE = "burnish_temperature"
 
 
@@ -57,12 +57,12 @@ class Channel:
 
     def send(self, message: Message) -> None:
         data = json.dumps(message).encode()
-        self._stream.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+        self._stream.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
         self._stream.flush()
 
     def receive(self) -> Message:
         """Raises EOFError if the engine is gone."""
-        length = int.from_bytes(self._read(_LENGTH_BYTES), "little")
+        length = int.from_bytes(self._read(_LENGTH_BYTES), "big")
         message: Message = json.loads(self._read(length))
         return message
 

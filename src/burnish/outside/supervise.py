@@ -1,0 +1,159 @@
+"""Processes that this program starts, and all that these start in turn: how they begin, what they outlive, their end.
+
+On Linux a process can adopt what its descendants leave behind (`adopt_orphans`), also those that left their session or
+were forked twice, so that `end_children` reaches all of them. On other systems process groups are ended, which a
+descendant may have left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a run to stop. A scheduler sends them to every process of a job, a terminal to its whole group."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LINUX = sys.platform == "linux"
+_LISTED = Path("/proc/thread-self/children")  # not in every kernel
+_END_SECONDS = 10.0
+_OOM_SCORE = "600"
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from {module} import {name}; {name}(*{arguments!r})"
+
+
+@contextlib.contextmanager
+def holding_back_stop_signals() -> Iterator[None]:
+    """Block the stop signals while a process is started that must survive them.
+
+    The child inherits the block, so it can set up its own handling before it unblocks them. A signal that reaches this
+    process in the meantime is handled at the end of the block.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_stop_signals() -> None:
+    """Let this process outlive the stop signals, which its parent has blocked until now (`holding_back_stop_signals`):
+    the training process handles them, and needs it to finish a step."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def start_interpreter(
+    function: str,
+    *arguments: int | str,
+    descriptors: Collection[int],
+    output: int | None,
+    environment: Mapping[str, str],
+) -> subprocess.Popen[bytes]:
+    """A new interpreter that calls `module:function` with these arguments, in its own session, so that Ctrl-C in the
+    terminal does not reach it, and with the stop signals blocked. OSError if it cannot be started."""
+    module, _, name = function.partition(":")
+    program = _PROGRAM.format(path=sys.path, module=module, name=name, arguments=arguments)
+    with holding_back_stop_signals():
+        return subprocess.Popen(
+            [sys.executable, "-c", program],
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(environment),
+            start_new_session=True,
+        )
+
+
+def adopt_orphans() -> None:
+    """From now on this process is the parent of whatever its descendants leave behind."""
+    if _LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def depend_on(parent: int) -> None:
+    """In a fork: end when the parent ends, have a session of one's own, and be killed before the training process when
+    the kernel is out of memory."""
+    if _LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+    os.setsid()
+
+
+def end_group(pid: int) -> None:
+    """Kill all that is in the process group of this process, also when that has ended itself."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def end_children(known: Collection[int] = ()) -> dict[int, int]:
+    """Kill until no child but the known ones is left, for ten seconds at most. The exit statuses of all that ended.
+
+    A process that loses its parent becomes a child of this one, so killing children repeatedly reaches all of them.
+    """
+    # With a deadline, because a process in an uninterruptible system call does not even end on SIGKILL.
+    deadline = time.monotonic() + _END_SECONDS
+    ended: dict[int, int] = {}
+    while time.monotonic() < deadline:
+        left = [pid for pid in _children() if pid not in known]
+        for pid in left:
+            end_group(pid)
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        found, has_children = reap()
+        ended |= found
+        # What a child that has just ended leaves behind is listed next time; a list read meanwhile may be incomplete.
+        if not left and not found and (known or not has_children or not _LINUX):
+            break
+        if not found:
+            time.sleep(0.0005)
+    return ended
+
+
+def reap() -> tuple[dict[int, int], bool]:
+    """Exit statuses of the children that have ended, by process id, and whether there are others."""
+    ended: dict[int, int] = {}
+    try:
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+    except ChildProcessError:
+        return ended, False
+    return ended, True
+
+
+def has_children() -> bool:
+    """Whether anything that was started here still runs. What has ended is collected first."""
+    return reap()[1]
+
+
+def _children() -> list[int]:
+    """Ids of this process's children, including adopted and dead ones; none where the system does not list them."""
+    if not _LINUX:
+        return []
+    if not _LISTED.exists():
+        return [int(place.name) for place in Path("/proc").glob("[0-9]*") if _parent_of(place) == os.getpid()]
+    found: list[int] = []
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended, and its children belong to another thread now
+            found += map(int, file.read_text().split())
+    return found
+
+
+def _parent_of(place: Path) -> int | None:
+    """For kernels that do not list children."""
+    try:
+        return int((place / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended in the meantime
+        return None
