@@ -56,7 +56,7 @@ def folder(tmp_path: Path, tiny_model: Path, tiny_task: Path, monkeypatch: pytes
     shutil.copytree(tiny_model, tmp_path / "model")
     for name in ("train.jsonl", "reward.py"):
         shutil.copy(tiny_task / name, tmp_path)
-    for name, content in FILES.items():
+    for name, content in {"run.yaml": BASES["rl"], **FILES}.items():
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])  # to which a command adds its working folder, for good
