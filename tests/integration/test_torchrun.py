@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from watching import runs, wait_for
 
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_data import ModelConfig
@@ -106,21 +107,6 @@ def children_of(pid: int, *, deep: bool = True) -> list[int]:
         last = len(found)
         found = [pid, *(child for child, parent in parents.items() if parent in (found if deep else (pid,)))]
     return found[1:]
-
-
-def lives(pid: int) -> bool:
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def gone(pids: list[int]) -> list[int]:
-    """Those that are still there after a long while."""
-    deadline = time.monotonic() + 60.0
-    while (left := [pid for pid in pids if lives(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
 
 
 @pytest.fixture
@@ -243,7 +229,7 @@ def test_a_lost_rank_is_named_and_ends_the_run(torchrun: Any, grpo: Any, run_fil
     started = children_of(launched.process.pid)
     os.kill(launched.rank(1), signal.SIGKILL)
     assert launched.wait() != 0
-    assert gone(started) == []
+    wait_for(lambda: not any(map(runs, started)))
     assert "rank 1 (rollout worker 0) on" in " ".join(launched.said.split())
 
 
@@ -255,7 +241,7 @@ def test_a_killed_controller_leaves_nothing(torchrun: Any, grpo: Any, run_file: 
     assert len(started) >= 4  # and reward workers
     os.kill(launched.rank(0), signal.SIGKILL)
     assert launched.wait() != 0
-    assert gone(started) == []
+    wait_for(lambda: not any(map(runs, started)))
 
 
 def test_another_number_of_processes_is_refused(torchrun: Any, grpo: Any, run_file: Any) -> None:

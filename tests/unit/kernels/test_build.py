@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from watching import runs, wait_for
 
 from burnish.errors import KernelError
 from burnish.kernels import build
@@ -273,10 +274,7 @@ def test_a_compiler_that_hangs_is_ended_with_all_it_started_and_not_asked_again(
         with pytest.raises(KernelError, match="did not finish within 1 seconds"):
             build.load_library(source, torch.float32)
     (started,) = (tmp_path / "started").read_text().split()
-    until = time.monotonic() + 20
-    while Path(f"/proc/{started}").exists() and "Z" not in Path(f"/proc/{started}/stat").read_text().split()[2]:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: not runs(int(started)))
 
 
 @pytest.mark.slow

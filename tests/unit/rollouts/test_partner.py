@@ -8,12 +8,13 @@ import os
 import string
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from watching import runs, wait_for
 
 from burnish.data.histories import HistoryEncoder
 from burnish.data.observations import ObservationFormat
@@ -327,21 +328,6 @@ def results(answer: Answer) -> list[str]:
     return [message.content for message in answer.messages]
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.01)
-
-
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -516,7 +502,7 @@ def test_what_a_tool_has_started_ends_with_its_turn(tools: ConversationHost, how
         talker.open({})
         (answer,) = talker.say(call("start", how=how))
         pid = int(results(answer)[0])
-        wait_until(lambda: not is_alive(pid))
+        wait_for(lambda: not runs(pid))
 
 
 def test_what_one_conversation_has_started_is_not_ended_by_the_end_of_another(game: ConversationHost) -> None:
@@ -526,9 +512,9 @@ def test_what_one_conversation_has_started_is_not_ended_by_the_end_of_another(ga
         talker.answers.finish((0, 2))
         talker.events(1)
         time.sleep(0.2)
-        assert is_alive(child)
+        assert runs(child)
         talker.finish(0)
-        wait_until(lambda: not is_alive(child))
+        wait_for(lambda: not runs(child))
 
 
 @pytest.mark.parametrize(
@@ -661,7 +647,7 @@ def test_a_call_that_outlives_its_conversation_leaves_nothing_kept_for_it(tools:
         assert talker.finish(0) == [Closed()]
         assert len(served.ended) == 1
         served.go.set()
-        wait_until(lambda: len(served.ended) == 2)
+        wait_for(lambda: len(served.ended) == 2)
         assert served.ended[0] == served.ended[1]
 
 
@@ -893,7 +879,7 @@ def test_the_end_of_a_call_ends_what_is_still_running(tools: ConversationHost, t
     folder = str(tmp_path)
     turn = Rollout("p", 0, 0, (1,), (5,), (-0.5,), FinishReason.STOP, 0, call("meet", folder=folder, me=1, other=2))
     talker.answers.begin((0, 0), turn, 1)
-    wait_until(lambda: (tmp_path / "1").exists())
+    wait_for(lambda: (tmp_path / "1").exists())
     talker.answers.close()
     assert descriptors() <= before
     (tmp_path / "1").unlink()

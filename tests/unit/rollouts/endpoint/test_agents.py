@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from watching import wait_for
 
 from burnish.environments.host import ConversationHost
 from burnish.environments.warm_parent import Wanted
@@ -212,10 +213,7 @@ def test_what_an_agent_has_started_ends_with_it(hold: Any) -> None:
     engine, _ = hold("leaves")
     (row,) = ask(engine, (0,))
     pid = int(row.environment_reward)
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not Path(f"/proc/{pid}").exists()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists())
 
 
 @pytest.mark.slow
