@@ -121,7 +121,7 @@ import os, sys, time
 from burnish.environments.host import ConversationHost
 from burnish.environments.warm_parent import Wanted
 host = ConversationHost(Wanted(tools=[sys.argv[1] + ":pid"]))
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2].split(os.pathsep)
 from test_host import ask
 pids = [host.pid] + [int(ask(host.lease())) for _ in range(3)]
 held = [host.lease() for _ in range(2)]
@@ -156,7 +156,8 @@ def test_a_process_says_whether_a_program_that_a_tool_started_still_runs(make: C
 def test_nothing_outlives_a_training_process_that_is_killed(tmp_path: Path, how: str) -> None:
     """Also if something that it has forked keeps the descriptors open: then it takes a few seconds."""
     (tmp_path / "tools.py").write_text(TOOLS)
-    words = [sys.executable, "-c", TRAINER, str(tmp_path / "tools.py"), str(Path(__file__).parent), how]
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    words = [sys.executable, "-c", TRAINER, str(tmp_path / "tools.py"), path, how]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as trainer:
         assert trainer.stdout is not None
         pids = [int(word) for word in trainer.stdout.readline().split()]
