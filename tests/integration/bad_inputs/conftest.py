@@ -19,8 +19,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,10 +70,7 @@ def folder(tmp_path: Path, tiny_model: Path, tiny_task: Path, monkeypatch: pytes
 def deadline(seconds: int) -> Iterator[None]:
     """An AssertionError in whatever is still going on after so many seconds."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise AssertionError(f"nothing said after {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
+    before = signal.signal(signal.SIGALRM, Mock(side_effect=AssertionError(f"nothing said after {seconds} s")))
     signal.alarm(seconds)
     try:
         yield

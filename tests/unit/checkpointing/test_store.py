@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -294,11 +295,8 @@ def save_until(operation: int, store: CheckpointStore, step: int) -> None:
 def test_a_full_disk_that_a_library_reports_in_its_own_way_is_named(tmp_path: Path) -> None:
     """As tokenizers does: a plain Exception with the number in its text."""
 
-    def write(folder: Path) -> None:
-        raise Exception("No space left on device (os error 28)")
-
     with pytest.raises(CheckpointError, match=r"No space left on device.*\n.*free space"):
-        CheckpointStore(tmp_path).save(1, write)
+        CheckpointStore(tmp_path).save(1, Mock(side_effect=Exception("No space left on device (os error 28)")))
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 

@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -270,18 +271,12 @@ def test_all_presets_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("burnish.config.loading.load_run_file", interrupted)
+    monkeypatch.setattr("burnish.config.loading.load_run_file", Mock(side_effect=KeyboardInterrupt))
     assert main(["plan", "run.yaml"]) == 130
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("a defect")
-
-    monkeypatch.setattr("burnish.config.loading.load_run_file", broken)
+    monkeypatch.setattr("burnish.config.loading.load_run_file", Mock(side_effect=RuntimeError("a defect")))
     with pytest.raises(RuntimeError, match="a defect"):
         main(["plan", "run.yaml"])
 

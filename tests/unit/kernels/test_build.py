@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -302,10 +303,7 @@ def test_a_cache_that_cannot_be_had_is_no_obstacle(monkeypatch: pytest.MonkeyPat
 def test_whatever_is_wrong_with_the_machine_is_a_kernel_error(
     monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(place, fail)
+    monkeypatch.setattr(place, Mock(side_effect=error))
     if "gettempdir" in place:
         monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     with pytest.raises(KernelError, match=str(error.args[-1])):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from watching import runs, wait_for
@@ -352,10 +353,7 @@ def test_a_supervisor_that_is_killed_takes_its_worker_along(
 def test_a_worker_that_cannot_be_started_is_one_clear_error(
     make_scorer: Any, monkeypatch: pytest.MonkeyPatch, nasty: Path
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(subprocess, "Popen", full)
+    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable")))
     with pytest.raises(RewardError, match="cannot start a reward worker: Resource temporarily unavailable"):
         make_scorer(f"{nasty}:nasty")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from watching import wait_for
@@ -307,10 +308,7 @@ def test_agents_of_a_group_have_one_seed(hold: Any) -> None:
 def test_an_engine_that_fails_ends_the_call(hold: Any) -> None:
     engine, script = hold("run")
 
-    def fail(request: Any) -> str:
-        raise RolloutError("broken")
-
-    script.say = fail
+    script.say = Mock(side_effect=RolloutError("broken"))
     with pytest.raises(RolloutError, match="broken"):
         ask(engine, (0, 1))
     script.say = lambda request: "yes"
