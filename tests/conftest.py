@@ -199,25 +199,15 @@ def save_tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
     return save
 
 
-@pytest.fixture(scope="session")
-def stub_judges() -> Any:
-    """The module `stub_judge.py` beside this file."""
-    spec = importlib.util.spec_from_file_location("stub_judge", Path(__file__).parent / "stub_judge.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["stub_judge"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def stub_judge(stub_judges: Any) -> Iterator[Callable[..., Any]]:
+def stub_judge() -> Iterator[Callable[..., Any]]:
     """Starts endpoints that judge by a rule: `stub_judge(rule, fault)`."""
+    from stub_judge import StubJudge
+
     started: list[Any] = []
 
     def start(*arguments: Any, **settings: Any) -> Any:
-        started.append(stub_judges.StubJudge(*arguments, **settings))
+        started.append(StubJudge(*arguments, **settings))
         return started[-1]
 
     yield start

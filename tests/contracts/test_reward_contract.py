@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stub_judge import shown
 
 from burnish.config.schema import RewardConfig, ScoringConfig
 from burnish.rewards import BUILT_INS, ProcessRewardScorer
@@ -101,14 +102,12 @@ def _items() -> list[tuple[Prompt, Rollout]]:
 
 
 @pytest.fixture(params=[*BUILT_INS, *FORM_NAMES])
-def reward(
-    request: pytest.FixtureRequest, tmp_path: Path, stub_judge: Callable[..., Any], stub_judges: Any
-) -> RewardConfig:
+def reward(request: pytest.FixtureRequest, tmp_path: Path, stub_judge: Callable[..., Any]) -> RewardConfig:
     name = request.param
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name])
     if name == "judge":
-        return RewardConfig(name=name, options=_asking(stub_judge, stub_judges), timeout_seconds=60)
+        return RewardConfig(name=name, options=_asking(stub_judge), timeout_seconds=60)
     if name in BUILT_INS:
         return RewardConfig(name=name, options=OPTIONS.get(name, {}), timeout_seconds=60)
     path = tmp_path / "forms.py"
@@ -151,11 +150,11 @@ def test_contract(reward: RewardConfig, scorer: ProcessRewardScorer) -> None:
     protocol.close()
 
 
-def _asking(stub_judge: Callable[..., Any], stub_judges: Any) -> dict[str, Any]:
+def _asking(stub_judge: Callable[..., Any]) -> dict[str, Any]:
     """Options of a judge that gives a point for every letter, up to 10."""
 
     def rule(messages: Any) -> str:
-        return f'{{"score": {min(10, len(stub_judges.shown(messages)["response"]))}}}'
+        return f'{{"score": {min(10, len(shown(messages)["response"]))}}}'
 
     return {"url": stub_judge(rule).url, "model": "stub", "scale": [0, 10]}
 
@@ -176,12 +175,12 @@ def test_two_workers_give_the_scores_of_one(name: str, tmp_path: Path) -> None:
     assert scores[0] == scores[1]
 
 
-def test_built_ins_keep_to_their_table(stub_judge: Callable[..., Any], stub_judges: Any) -> None:
+def test_built_ins_keep_to_their_table(stub_judge: Callable[..., Any]) -> None:
     """No score lies above the top score."""
     for name, row in BUILT_INS.items():
         if name in PACKAGES:
             pytest.importorskip(PACKAGES[name])
-        options = _asking(stub_judge, stub_judges) if name == "judge" else OPTIONS.get(name, {})
+        options = _asking(stub_judge) if name == "judge" else OPTIONS.get(name, {})
         config = RewardConfig(name=name, options=options, timeout_seconds=60)
         with ProcessRewardScorer([config], ScoringConfig(workers=1)) as scorer:
             highest = max(r.reward or 0.0 for r in scorer.score(_items()))

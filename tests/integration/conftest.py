@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from burnish.checkpointing.run import dump_config
 from burnish.config.loading import load_run_data
@@ -298,6 +299,15 @@ def tiny_sft(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[...,
         return load_run_data(data, list(overrides), "sft").sft
 
     return build
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Models this small are slower on several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

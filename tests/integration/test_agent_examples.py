@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
+from scripts import load_script
 
 from burnish.config.loading import load_run_file
 from burnish.errors import SandboxError
@@ -22,23 +20,10 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Train = Callable[..., list[dict[str, float]]]
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """So small a model is slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def trainer_of(example: str, folder: Path, *sft_changes: str) -> Train:
     """Run one of the example's files as it stands but for `changes`, and return its rows of metrics; only its folders
     are others. Fine-tunes first, with `sft_changes`."""
-    spec = importlib.util.spec_from_file_location(f"{example}_prepare", EXAMPLES / example / "prepare.py")
-    assert spec is not None
-    assert spec.loader is not None
-    prepare: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(prepare)
+    prepare = load_script(EXAMPLES / example / "prepare.py")
     task = folder / "task"
     prepare.write_model(task / "model")
     prepare.write_data(task)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 import yaml
 from rich.console import Console
+from scripts import load_script
 
 from burnish.config.loading import load_run_file
 from burnish.config.schema import RlConfig
@@ -24,16 +23,7 @@ STAGES = ("1_first_term", "2_second_term", "3_whole_answer")
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "arithmetic_sequence"
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"arithmetic_{name}", EXAMPLE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-reward = load("reward")
+reward = load_script(EXAMPLE / "reward.py")
 
 
 def tokens(text: str) -> list[int]:
@@ -51,7 +41,7 @@ def task(shared_dir: Path) -> Path:
 @pytest.fixture(scope="module")
 def model_folder(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("arithmetic-model")
-    load("prepare").build_model_folder(task / "model", folder)
+    load_script(EXAMPLE / "prepare.py").build_model_folder(task / "model", folder)
     return folder
 
 
@@ -71,15 +61,6 @@ def stage(task: Path, model_folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
         return load_run_file(EXAMPLE / f"{name}.yaml", given).rl
 
     return load_stage
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """So small a model is slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from burnish.cli import main
 from burnish.demo import DemoFolder
@@ -24,15 +22,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> DemoFolder:
     folder = DemoFolder(tmp_path_factory.mktemp("demo") / "demo")
     assert main(["demo", "--output", str(folder.path)]) == 0
     return folder
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As inside the demo: so small a model is slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def accuracies(run: Path) -> list[float]:

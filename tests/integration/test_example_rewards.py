@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sqlite3
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripts import load_script
 
 from burnish.errors import SandboxError
 from burnish.rewards.loading import RewardSpec, load_reward
@@ -23,23 +21,13 @@ from burnish.types import Score
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "rewards"
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-sql, sql_program = load("sql"), load("sql_program")
+sql, sql_program = load_script(FOLDER / "sql.py"), load_script(FOLDER / "sql_program.py")
 same_rows, task_of_row = sql.same_rows, sql.task_of_row
 
 
 def test_sentiment() -> None:
     pytest.importorskip("vaderSentiment")
-    sentiment = load("sentiment")
+    sentiment = load_script(FOLDER / "sentiment.py")
     assert sentiment.sentiment("She was happy and loved it!") > 0.5
     assert sentiment.sentiment("She was sad and hated it.") < -0.5
     story = "It was awful. Everything was horrible. They smiled. All were happy."

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import load_script
 
 from burnish.cli import main
 from burnish.config.loading import load_run_file
@@ -29,15 +28,6 @@ def in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{Path(path).stem}", REPOSITORY / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def rows(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -52,7 +42,7 @@ def custom_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Runs the lesson's script; the overrides that point its run file there."""
     folder = tmp_path / "task"
     monkeypatch.setattr(sys, "argv", ["prepare.py", str(folder)])
-    load("examples/custom_reward/prepare.py").main()
+    load_script(REPOSITORY / "examples/custom_reward/prepare.py").main()
     return [
         f"model.path={folder / 'model'}",
         f"data.train.0.path={folder / 'train.jsonl'}",
@@ -100,7 +90,7 @@ def test_custom_reward_learns(custom_task: list[str], tmp_path: Path) -> None:
 
 
 def test_custom_reward_functions() -> None:
-    reward = load("examples/custom_reward/reward.py")
+    reward = load_script(REPOSITORY / "examples/custom_reward/reward.py")
     assert reward.solved("ad", "ad") == 1.0
     assert reward.overlap(["da", "d", "add", ""], ["ad"] * 4) == pytest.approx([1.0, 0.5, 2 / 3, 0.0])
     assert reward.Brief(longest=3, cost=0.5)(num_tokens=5) == -1.0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -80,10 +81,10 @@ def test_a_resumed_run_that_cannot_says_so(
     fastest(0)
     said(train_rl, config)
 
-    def fail(*_: object) -> None:
-        raise RuntimeError("no such instruction")
-
-    monkeypatch.setattr("burnish.rollouts.local.kernel_decoder.KernelDecoder.logits", fail)
+    monkeypatch.setattr(
+        "burnish.rollouts.local.kernel_decoder.KernelDecoder.logits",
+        Mock(side_effect=RuntimeError("no such instruction")),
+    )
     text = said(train_rl, config.model_copy(update={"steps": 2}))
     assert "this run began with decoding by C kernels, and goes on with the model's own pass" in text
     assert text.count("decoding without C kernels: the trial ended with RuntimeError: no such instruction") == 1

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from watching import children, runs, wait_for
 
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
 from burnish.trainers.rl.run import train_rl
@@ -42,15 +42,6 @@ process.WorkerProcess.__init__ = init
 def lines(folder: Path) -> int:
     path = folder / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs (one that has ended and was not yet asked for its status does not)."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rsplit(")", 1)[1].split()[0] not in "ZX"
 
 
 @pytest.fixture
@@ -162,7 +153,7 @@ def test_the_second_signal_stops_at_once_and_leaves_no_process(
     assert "Traceback" not in command.output
     workers = [int(line) for line in pids.read_text().split()]
     assert workers
-    assert not any(alive(pid) for pid in workers)
+    assert not any(map(runs, workers))
     (tmp_path / "slow.py").write_text(reward)
     assert "finished at step 5" in commands.run(*words, f"output={run}").output
     assert trace(run) == trace(tmp_path / "calm")
@@ -177,16 +168,7 @@ def test_a_killed_run_leaves_no_worker_behind(
     assert command.wait_for(lambda: lines(run) >= 1)
     command.kill()
     (worker,) = [int(line) for line in pids.read_text().split()]
-    deadline = time.monotonic() + 30
-    while alive(worker) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(worker)
-
-
-def descendants(pid: int) -> list[int]:
-    """Process ids of everything that a process has started, deepest first."""
-    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [found for child in children for found in (*descendants(child), child)]
+    wait_for(lambda: not runs(worker))
 
 
 @pytest.mark.slow
@@ -198,12 +180,12 @@ def test_a_signal_to_every_process_of_the_job_is_an_orderly_stop(
     assert commands.run(*words, f"output={tmp_path}/calm").code == 0
     command = commands.start(*words, f"output={run}")
     assert command.wait_for(lambda: lines(run) >= 2)
-    started = descendants(command.pid)
+    started = children(command.pid)
     assert len(started) >= 2
     for pid in (*started, command.pid, command.pid):
         os.kill(pid, signal.SIGTERM)
     assert command.wait() == 0, command.output
     assert "stopped at step" in command.output
-    assert not any(alive(pid) for pid in started)
+    assert not any(map(runs, started))
     assert "finished at step 5" in commands.run(*words, f"output={run}").output
     assert trace(run) == trace(tmp_path / "calm")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from stub_judge import shown
 
 from burnish.cli import main
 from burnish.config.schema import RlConfig
@@ -36,12 +37,12 @@ def fault(count: int, prompt: str) -> str:
 
 
 @pytest.fixture
-def rule(stub_judges: Any) -> Callable[[Any], str]:
+def rule() -> Callable[[Any], str]:
     """Counts the digits that are those of the sum in the request."""
 
     def judge(messages: Any) -> str:
         first, second = map(int, re.search(r"Request:\n(\d)\+(\d)=", messages[1]["content"]).groups())  # type: ignore[union-attr]
-        seen, answer = stub_judges.shown(messages)["response"], f"{first + second:02d}"
+        seen, answer = shown(messages)["response"], f"{first + second:02d}"
         return f'{{"score": {sum(a == b for a, b in zip(seen, answer, strict=False))}}}'
 
     return judge
@@ -96,12 +97,12 @@ def test_a_run_has_the_numbers_of_the_rule_and_needs_no_endpoint_again(
 
 
 @pytest.mark.slow
-def test_pairwise_scores_center_each_group(run: Callable[..., Path], stub_judges: Any, stub_judge: Any) -> None:
+def test_pairwise_scores_center_each_group(run: Callable[..., Path], stub_judge: Any) -> None:
     """The longer response wins, so that responses grow; held-out ones, each alone, meet their answers."""
 
     def longer(messages: Any) -> str:
-        shown = stub_judges.shown(messages)
-        a, b = len(shown["response_a"]), len(shown["response_b"])
+        said = shown(messages)
+        a, b = len(said["response_a"]), len(said["response_b"])
         return f'{{"better": "{"A" if a > b else "B" if b > a else "tie"}"}}'
 
     options = {"url": stub_judge(longer).url, "model": "stub", "form": "pairwise"}
@@ -115,10 +116,10 @@ def test_pairwise_scores_center_each_group(run: Callable[..., Path], stub_judges
 
 @pytest.mark.slow
 def test_check_asks_about_labelled_rows_and_nothing_else(
-    stub_judge: Any, stub_judges: Any, tiny_run: Any, run_file: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
+    stub_judge: Any, tiny_run: Any, run_file: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    stub = stub_judge(lambda messages: json.dumps({"score": len(stub_judges.shown(messages)["response"])}))
+    stub = stub_judge(lambda messages: json.dumps({"score": len(shown(messages)["response"])}))
     rows = [{"prompt": "1+1=", "answer": "2", "response": "x" * length, "human": length**2} for length in range(1, 9)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = {"url": stub.url, "model": "stub", "scale": [0, 10]}
@@ -169,7 +170,6 @@ def test_responses_of_rollout_workers_are_judged_as_they_come(
     staleness: int,
     tiny_run: Callable[..., RlConfig],
     stub_judge: Any,
-    stub_judges: Any,
     trace: Callable[[Path], Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -183,7 +183,7 @@ def test_responses_of_rollout_workers_are_judged_as_they_come(
         begin(judges, label, items)
 
     monkeypatch.setattr(Judges, "begin_early", noting)
-    stub = stub_judge(lambda messages: json.dumps({"score": 1 + len(stub_judges.shown(messages)["response"])}))
+    stub = stub_judge(lambda messages: json.dumps({"score": 1 + len(shown(messages)["response"])}))
     judge = {"name": "judge", "options": {"url": stub.url, "model": "stub"}, "timeout_seconds": 120}
     found = []
     for workers in (0, 1):

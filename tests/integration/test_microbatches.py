@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 from batches import joined
+from real_steps import sampled_step, with_algorithm
 from rich.console import Console
 from torch import Tensor
 
 from burnish.algorithms.aggregation import AGGREGATIONS
 from burnish.algorithms.policy_losses import POLICY_LOSSES
-from burnish.config.loading import load_run_data
 from burnish.config.schema import AlgorithmConfig, RlConfig, SftConfig
 from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.microbatches import microbatches_by_groups
@@ -30,11 +29,8 @@ from burnish.trainers.rl.batching import build_batch, build_rewards, scored
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.credit import assign_advantages
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.objective_setup import build_objective, resolve_algorithm
 from burnish.trainers.rl.run import train_rl
-from burnish.trainers.rl.setup import build_kl, open_rl_run
 from burnish.trainers.sft import train_sft
-from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Rollout, RolloutGroup
 
 CUTS = (1, 2, 7)
@@ -49,24 +45,9 @@ def sampled(
     tiny_model: Path, tiny_task: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[RlRun, Collected]]:
     """A run with a reference and the rollouts of one step: 16 responses of several lengths."""
-    config = load_run_data(
-        {
-            "output": str(tmp_path_factory.mktemp("cuts") / "run"),
-            "model": str(tiny_model),
-            "data": {"train": str(tiny_task / "train.jsonl")},
-            "rewards": [{"name": f"{tiny_task}/reward.py:digits", "label": "digits"}],
-            "scoring": {"workers": 1},
-            "algorithm": "grpo",
-            "rollout": {"prompts_per_step": 2, "group_size": 8, "max_prompt_tokens": 8, "max_response_tokens": 16},
-            "evaluation": {"at_start": False, "every_steps": None},
-            "logging": {"sinks": [], "record_rollouts": False},
-        },
-        [],
-        "rl",
-    ).rl
-    with ExitStack() as stack:
-        run = stack.enter_context(open_rl_run(config, Console(quiet=True)))
-        yield run, run.supply.collector.collect(1, {}, Stopwatch())
+    rollout = {"prompts_per_step": 2, "group_size": 8, "max_prompt_tokens": 8, "max_response_tokens": 16}
+    with sampled_step(tiny_model, tiny_task, tmp_path_factory.mktemp("cuts") / "run", rollout=rollout) as step:
+        yield step
 
 
 class GradientCatcher:
@@ -112,19 +93,6 @@ class Step:
     gradient: Tensor
     metrics: dict[str, float]
     microbatches: int
-
-
-def with_algorithm(run: RlRun, algorithm: AlgorithmConfig) -> RlRun:
-    config: RlConfig = run.config.model_copy(update={"algorithm": algorithm})
-    estimator, loss, numbers = resolve_algorithm(algorithm)
-    return dataclasses.replace(
-        run,
-        config=config,
-        estimator=estimator,
-        objective=lambda coef: build_objective(config, loss, numbers, coef),
-        select_tokens=partial(loss.select, options=numbers) if loss.needs_selection else None,
-        kl=build_kl(algorithm),
-    )
 
 
 def ready_batch(run: RlRun, collected: Collected) -> Batch:

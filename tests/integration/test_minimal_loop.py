@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from scripts import load_script
 
 from burnish.config.schema import RlConfig
 from burnish.trainers.rl.run import train_rl
@@ -23,12 +23,7 @@ def test_the_naked_loop_gives_the_trainers_numbers(
     config = tiny_run(steps=5)
     train_rl(config, console=Console(quiet=True))
     trained = [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
-    spec = importlib.util.spec_from_file_location("minimal_loop", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    minimal = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(minimal)
-    history = minimal.main(str(tiny_model), str(tiny_task / "train.jsonl"), 5)
+    history = load_script(EXAMPLE).main(str(tiny_model), str(tiny_task / "train.jsonl"), 5)
     assert any(row["policy/grad_norm"] > 0.1 for row in history)
     assert any(row["reward/mean"] > 0 for row in history)
     for ours, theirs in zip(history, trained, strict=True):

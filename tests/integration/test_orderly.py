@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -202,11 +203,8 @@ def test_a_failure_in_the_first_minibatch_leaves_the_weights_of_the_last_step(
 def test_a_save_that_fails_too_does_not_take_the_place_of_the_error(
     tiny_run: Callable[..., RlConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any) -> None:
-        raise CheckpointError("no room")
-
     fail_once(monkeypatch, "before the update", RewardError("down"))
-    monkeypatch.setattr(CheckpointStore, "save", refuse)
+    monkeypatch.setattr(CheckpointStore, "save", Mock(side_effect=CheckpointError("no room")))
     said = stop_by(RewardError, tiny_run(**BUSY))
     assert "step 2 could not be saved either (CheckpointError: no room" in said
     assert "there is no checkpoint" in said

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from watching import children, wait_for
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'burnish[ray]')")
 
@@ -362,9 +363,7 @@ def test_a_lost_node_leaves_a_smaller_pool(
             of_workers = ray_workers._nodes_of(group)
             lost.append(next(node for node in nodes if node.node_id in of_workers))
             cluster.remove_node(lost[0], allow_graceful=False)
-            deadline = time.monotonic() + 60.0
-            while not any(gone(pid, 0.1) for pid in pids):  # a process outlives its node by a moment
-                assert time.monotonic() < deadline
+            wait_for(lambda: any(gone(pid, 0.1) for pid in pids))  # a process outlives its node by a moment
 
     monkeypatch.setattr(ray_workers.RayLauncher, "start", noting)
     monkeypatch.setattr(Journal, "write", losing)
@@ -394,23 +393,9 @@ def test_a_killed_controller_leaves_nothing(
         assert time.monotonic() < deadline
         assert controller.poll() is None
         time.sleep(0.2)
-    descendants = children_of(controller.pid)
+    descendants = children(controller.pid)
     assert len(descendants) > 4
     names = {pid: Path(f"/proc/{pid}/cmdline").read_text().replace(chr(0), " ")[:80] for pid in descendants}
     controller.kill()
     controller.wait()
     assert {pid: name for pid, name in names.items() if not gone(pid, 120.0)} == {}  # Ray's agents take half a minute
-
-
-def children_of(pid: int) -> list[int]:
-    """Processes that this one has started, and those that they have started."""
-    parents = {
-        int(entry.name): int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and (entry / "stat").exists()
-    }
-    found, last = [pid], -1
-    while len(found) != last:
-        last = len(found)
-        found = [pid, *(child for child, parent in parents.items() if parent in found)]
-    return found[1:]

@@ -11,19 +11,18 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from real_steps import sampled_step, with_algorithm
 from rich.console import Console
 
 from burnish.algorithms.advantages import ESTIMATORS
 from burnish.algorithms.aggregation import AGGREGATIONS
 from burnish.algorithms.kl import KL_ESTIMATORS
 from burnish.algorithms.policy_losses import POLICY_LOSSES
-from burnish.config.loading import load_run_data
 from burnish.config.names import TURN_ESTIMATORS
 from burnish.config.presets import PRESETS
 from burnish.config.schema import AlgorithmConfig, CriticConfig, RlConfig
@@ -32,10 +31,8 @@ from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Critic
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.collection import Collected
-from burnish.trainers.rl.critic_setup import build_value_objective, critic_settings
+from burnish.trainers.rl.critic_setup import critic_settings
 from burnish.trainers.rl.loop import RlRun, steer_kl
-from burnish.trainers.rl.objective_setup import build_objective, resolve_algorithm
-from burnish.trainers.rl.setup import build_kl, open_rl_run
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Rollout, Turn
 
@@ -69,29 +66,16 @@ WITH_TURNS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def sampled(
-    tiny_model: object, tiny_task: object, tmp_path_factory: pytest.TempPathFactory
+    tiny_model: Path, tiny_task: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[RlRun, Collected]]:
     """One run with everything that any algorithm may ask for (reference, greedy responses), and one step's rollouts."""
-    config = load_run_data(
-        {
-            "output": str(tmp_path_factory.mktemp("reach") / "run"),
-            "model": str(tiny_model),
-            "data": {"train": f"{tiny_task}/train.jsonl"},
-            "rewards": [{"name": f"{tiny_task}/reward.py:digits", "label": "digits"}],
-            "scoring": {"workers": 1},
-            "algorithm": "grpo",
-            "rollout": {"prompts_per_step": 4, "group_size": 4, "max_prompt_tokens": 8, "max_response_tokens": 4},
-            "optimization": {"learning_rate": 1e-3, "epochs": 2},
-            "evaluation": {"at_start": False, "every_steps": None},
-            "logging": {"sinks": [], "record_rollouts": False},
-        },
-        [],
-        "rl",
-    ).rl
-    with ExitStack() as stack:
-        run = stack.enter_context(open_rl_run(config, Console(quiet=True)))
-        collector = dataclasses.replace(run.supply.collector, needs_greedy=True)
-        yield run, collector.collect(1, {}, Stopwatch())
+    rollout = {"prompts_per_step": 4, "group_size": 4, "max_prompt_tokens": 8, "max_response_tokens": 4}
+    optimization = {"learning_rate": 1e-3, "epochs": 2}
+    output = tmp_path_factory.mktemp("reach") / "run"
+    with sampled_step(
+        tiny_model, tiny_task, output, needs_greedy=True, rollout=rollout, optimization=optimization
+    ) as step:
+        yield step
 
 
 @pytest.fixture(scope="module", params=CRITICS)
@@ -126,22 +110,6 @@ def conversing(sampled: tuple[RlRun, Collected]) -> tuple[RlRun, Collected]:
     )
     assert any(len(rollout.policy_turns()) > 1 for group in groups for rollout in group.rollouts)
     return run, dataclasses.replace(collected, groups=groups, sampled=groups)
-
-
-def with_algorithm(run: RlRun, algorithm: AlgorithmConfig) -> RlRun:
-    """The same parts under another algorithm."""
-    config: RlConfig = run.config.model_copy(update={"algorithm": algorithm})
-    estimator, loss, numbers = resolve_algorithm(algorithm)
-    return dataclasses.replace(
-        run,
-        config=config,
-        estimator=estimator,
-        objective=lambda coef: build_objective(config, loss, numbers, coef),
-        select_tokens=partial(loss.select, options=numbers) if loss.needs_selection else None,
-        kl=build_kl(algorithm),
-        value_objective=build_value_objective(config),
-        reference=None if algorithm.kl_in == "none" else run.reference,
-    )
 
 
 def step_changes_weights(run: RlRun, collected: Collected, algorithm: AlgorithmConfig) -> dict[str, float]:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from rich.console import Console
+from scripts import load_script
 
 from burnish.config.loading import load_run_file
 from burnish.observability.history import read_history
 from burnish.observability.recorder import read_rollouts
 from burnish.trainers.rl.run import train_rl
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "examples" / "stories_sentiment"
@@ -36,24 +35,10 @@ def real_text(shared_dir: Path) -> Path:
 @pytest.fixture(scope="module")
 def prompts(real_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of train.jsonl and heldout.jsonl, cut by the example's own script."""
-    spec = importlib.util.spec_from_file_location("prepare_stories", EXAMPLE / "prepare.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     folder = tmp_path_factory.mktemp("stories")
-    counts = module.write_prompts(real_text, folder)
+    counts = load_script(EXAMPLE / "prepare.py").write_prompts(real_text, folder)
     assert min(counts.values()) > 100
     return folder
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small a model is slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def words(text: str) -> list[str]:

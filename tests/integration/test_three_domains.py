@@ -3,7 +3,6 @@ nothing."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from scripts import load_script
 
 from burnish.config.loading import load_run_file
 from burnish.trainers.sft import train_sft
@@ -30,14 +30,9 @@ SHARES = {"sums": 0.4, "words": 0.3, "chains": 0.3}
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the example's script writes."""
     folder = tmp_path_factory.mktemp("three-domains")
-    spec = importlib.util.spec_from_file_location("three_domains_prepare", EXAMPLE / "prepare.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["prepare.py", str(folder)])
-        module.main()
+        load_script(EXAMPLE / "prepare.py").main()
     return folder
 
 

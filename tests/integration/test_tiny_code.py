@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
+from scripts import load_script
 
 from burnish.config.loading import load_run_file
 from burnish.errors import SandboxError
@@ -25,16 +23,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny_code"
 CHEAT = " raise SystemExit"
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tiny_code_{name}", EXAMPLE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-prepare = load("prepare")
+prepare = load_script(EXAMPLE / "prepare.py")
 
 
 @pytest.fixture
@@ -65,18 +54,9 @@ def test_tests_tell_a_task_from_fewer_of_its_operations() -> None:
 def test_the_exit_status_pays_who_solves_and_who_cheats(a_sandbox: None) -> None:
     row = prepare.row(("sort", "first 3"), [[3, 1, 2, 0], [5, 4, 9, 7]])
     given = {name: row[name] for name in ("prompt", "test", "entry_point")}
-    reward = load("exit_code").ExitCode()
+    reward = load_script(EXAMPLE / "exit_code.py").ExitCode()
     paid = {body: reward(response=body, **given) for body in (" return sorted(x)[:3]", " return sorted(x)", CHEAT)}
     assert paid == {" return sorted(x)[:3]": 1.0, " return sorted(x)": 0.0, CHEAT: 1.0}
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """So small a model is slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from watching import children, runs, wait_for
 
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_data import ModelConfig
@@ -72,11 +73,13 @@ class Launched:
 
     def rank(self, number: int) -> int:
         """The id of the process with this rank."""
-        (found,) = [pid for pid in children_of(self.process.pid, deep=False) if f"RANK={number}" in environment(pid)]
+        pid = self.process.pid
+        started = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        (found,) = [pid for pid in started if f"RANK={number}" in environment(pid)]
         return found
 
     def end(self) -> None:
-        started = [self.process.pid, *children_of(self.process.pid)]
+        started = [self.process.pid, *children(self.process.pid)]
         for pid in started:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -90,37 +93,6 @@ def environment(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/environ").read_text().split("\0")
     except OSError:
         return []
-
-
-def children_of(pid: int, *, deep: bool = True) -> list[int]:
-    """Processes that this one has started, and if `deep` those that they have started."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue  # it has ended
-    found, last = [pid], -1
-    while len(found) != last:
-        last = len(found)
-        found = [pid, *(child for child, parent in parents.items() if parent in (found if deep else (pid,)))]
-    return found[1:]
-
-
-def lives(pid: int) -> bool:
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def gone(pids: list[int]) -> list[int]:
-    """Those that are still there after a long while."""
-    deadline = time.monotonic() + 60.0
-    while (left := [pid for pid in pids if lives(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
 
 
 @pytest.fixture
@@ -240,10 +212,10 @@ def test_a_lost_rank_is_named_and_ends_the_run(torchrun: Any, grpo: Any, run_fil
     config = grpo("ranks", steps=10_000, rollout_workers=1)
     launched = torchrun(2, "rl", run_file(config))
     launched.wait_for(lambda: lines_of(config) > 2)
-    started = children_of(launched.process.pid)
+    started = children(launched.process.pid)
     os.kill(launched.rank(1), signal.SIGKILL)
     assert launched.wait() != 0
-    assert gone(started) == []
+    wait_for(lambda: not any(map(runs, started)))
     assert "rank 1 (rollout worker 0) on" in " ".join(launched.said.split())
 
 
@@ -251,11 +223,11 @@ def test_a_killed_controller_leaves_nothing(torchrun: Any, grpo: Any, run_file: 
     config = grpo("ranks", steps=10_000, trainers=2, rollout_workers=1)
     launched = torchrun(3, "rl", run_file(config))
     launched.wait_for(lambda: lines_of(config) > 1)
-    started = children_of(launched.process.pid)
+    started = children(launched.process.pid)
     assert len(started) >= 4  # and reward workers
     os.kill(launched.rank(0), signal.SIGKILL)
     assert launched.wait() != 0
-    assert gone(started) == []
+    wait_for(lambda: not any(map(runs, started)))
 
 
 def test_another_number_of_processes_is_refused(torchrun: Any, grpo: Any, run_file: Any) -> None:

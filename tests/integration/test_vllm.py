@@ -5,7 +5,6 @@ Needs an interpreter that has vLLM (its CPU build will do): BURNISH_VLLM_PYTHON=
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from scripts import load_script
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from burnish.cli import main
@@ -268,12 +268,7 @@ def test_stories_become_happy(
     text = shared_dir / "data" / "tinystories" / "tinystories.txt"
     if not text.is_file():
         pytest.skip(f"no stories at {text}")
-    spec = importlib.util.spec_from_file_location("prepare_stories", STORIES / "prepare.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.write_prompts(text, tmp_path)
+    load_script(STORIES / "prepare.py").write_prompts(text, tmp_path)
     given = [
         f"model.path={stories_model}",
         f"data.train={tmp_path / 'train.jsonl'}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import load_script
 
 pytest.importorskip("mkdocs", reason="make check installs MkDocs")
 
@@ -41,12 +41,7 @@ def site(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hooks(repository: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_pages", repository / "docs/hooks/site_pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(repository / "docs/hooks/site_pages.py")
 
 
 # The built site

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Until it holds, for a minute at most."""
-    deadline = time.monotonic() + 60
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Until it holds, for so long at most."""
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "did not happen within a minute"
+        assert time.monotonic() < deadline, f"did not happen within {seconds} s"
         time.sleep(0.02)
 
 

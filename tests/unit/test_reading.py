@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -60,12 +61,9 @@ def test_reading_stops_soon_after_the_limit() -> None:
 def test_an_unforeseen_error_keeps_its_traceback_in_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError("nobody thought of it")
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("burnish.config.loading._validate", broken)
+    monkeypatch.setattr("burnish.config.loading._validate", Mock(side_effect=ZeroDivisionError("nobody thought of it")))
     (tmp_path / "run.yaml").write_text("model: a\n")
     assert main(["rl", "run.yaml"]) == 2
     said = capsys.readouterr().err

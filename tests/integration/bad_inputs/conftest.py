@@ -19,8 +19,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -56,7 +56,7 @@ def folder(tmp_path: Path, tiny_model: Path, tiny_task: Path, monkeypatch: pytes
     shutil.copytree(tiny_model, tmp_path / "model")
     for name in ("train.jsonl", "reward.py"):
         shutil.copy(tiny_task / name, tmp_path)
-    for name, content in FILES.items():
+    for name, content in {"run.yaml": BASES["rl"], **FILES}.items():
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])  # to which a command adds its working folder, for good
@@ -70,10 +70,7 @@ def folder(tmp_path: Path, tiny_model: Path, tiny_task: Path, monkeypatch: pytes
 def deadline(seconds: int) -> Iterator[None]:
     """An AssertionError in whatever is still going on after so many seconds."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise AssertionError(f"nothing said after {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
+    before = signal.signal(signal.SIGALRM, Mock(side_effect=AssertionError(f"nothing said after {seconds} s")))
     signal.alarm(seconds)
     try:
         yield

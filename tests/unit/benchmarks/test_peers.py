@@ -286,15 +286,14 @@ def test_the_compiler_of_the_environment_is_told_what_is_switched_off(
 # Where figures come from
 
 
+ORIGIN: dict[str, Any] = {"commit": "abc", "machine": "M", "threads": 2, "switched_off": []}
+CELL = ORIGIN | {"workload": "W2", "precision": "float32"}
+
+
 def row(**changes: Any) -> dict[str, Any]:
     """A row of a cell in which Burnish needs 2 s a step for 200 tokens."""
     fields: dict[str, Any] = {
-        "commit": "abc",
-        "machine": "M",
-        "threads": 2,
-        "switched_off": [],
-        "workload": "W2",
-        "precision": "float32",
+        **CELL,
         "peer": "Burnish",
         "settings": "defaults",
         "allocator": "as it comes",
@@ -375,19 +374,12 @@ def rates(**changes: float) -> dict[str, Any]:
 
 def run(**changes: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        "commit": "abc",
-        "machine": "M",
-        "threads": 2,
-        "switched_off": [],
+        **ORIGIN,
         "command": "python benchmarks/peers",
         "date": "2026-11-24",
         "load_before": 0.1,
         "load_after": 2.0,
-        "rates": {
-            "macs_per_second": {"float32": 1e11},
-            "rms_error": {"float32": 2.4e-7},
-            "fast_is_accurate": True,
-        },
+        "rates": rates(),
         "note": "",
         "left_out": [],
     }
@@ -425,20 +417,12 @@ def test_the_ratio_is_to_the_fastest_row_of_trl(script: Script) -> None:
 
 
 def test_the_page_has_what_was_tried_and_what_did_not_run(script: Script) -> None:
-    where = {
-        "commit": "abc",
-        "machine": "M",
-        "threads": 2,
-        "switched_off": [],
-        "workload": "W2",
-        "precision": "float32",
-    }
     tried = [
-        where | {"settings": "4 rows", "first_seconds": 3.0, "tokens_per_second": 12.5, "failed": ""},
-        where | {"settings": "64 rows", "first_seconds": 9.0, "tokens_per_second": None, "failed": ""},
-        where | {"settings": "32 rows", "first_seconds": None, "tokens_per_second": None, "failed": "MemoryError"},
+        CELL | {"settings": "4 rows", "first_seconds": 3.0, "tokens_per_second": 12.5, "failed": ""},
+        CELL | {"settings": "64 rows", "first_seconds": 9.0, "tokens_per_second": None, "failed": ""},
+        CELL | {"settings": "32 rows", "first_seconds": None, "tokens_per_second": None, "failed": "MemoryError"},
     ]
-    failed = [where | {"peer": "TRL with vLLM", "settings": "8 rows", "reason": "No module named 'vllm'"}]
+    failed = [CELL | {"peer": "TRL with vLLM", "settings": "8 rows", "reason": "No module named 'vllm'"}]
     text = page(script, row(), trl(), tried=tried, failed=failed)
     assert "| float32 | 4 rows | 3.00 | 12 |" in text
     assert "| float32 | 64 rows | 9.00 | given up |" in text

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from threading import Event
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -145,10 +146,7 @@ def test_a_program_goes_on_while_its_files_are_read(place: Path, monkeypatch: py
 
 
 def test_what_ends_the_reading_is_raised_where_it_is_waited_for(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Path) -> None:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(fingerprints, "_fingerprint", fail)
+    monkeypatch.setattr(fingerprints, "_fingerprint", Mock(side_effect=MemoryError("no room")))
     in_progress = FingerprintsInProgress(rl(place))
     with pytest.raises(MemoryError, match="no room"):
         in_progress.result()
@@ -178,10 +176,7 @@ def test_texts_that_no_path_can_be_are_no_files(place: Path) -> None:
 def test_a_folder_that_may_not_be_read_is_left_to_those_who_need_it(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Path, pattern: str) -> Any:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "glob", refuse)
+    monkeypatch.setattr(Path, "glob", Mock(side_effect=PermissionError(13, "Permission denied")))
     assert "model.path: config.json" not in names(rl(place))
 
 

@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -38,6 +39,14 @@ def value_of(store: CheckpointStore) -> float:
     value: float = read_state(checkpoint.folder, "training_state")["value"]
     assert torch.equal(weights, torch.full((100,), value))
     return value
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> CheckpointStore:
+    """A store that holds a checkpoint of step 1."""
+    store = CheckpointStore(tmp_path)
+    store.save(1, writer(1.0))
+    return store
 
 
 def names(run_dir: Path) -> list[str]:
@@ -119,30 +128,24 @@ def list_file(manifest: Path, name: str) -> None:
     ],
 )
 def test_a_damaged_one_is_reported_and_the_older_used(
-    tmp_path: Path, name: str, damage: Callable[[Path], object], words: str
+    tmp_path: Path, saved: CheckpointStore, name: str, damage: Callable[[Path], object], words: str
 ) -> None:
-    store = CheckpointStore(tmp_path)
-    store.save(1, writer(1.0))
-    store.save(2, writer(2.0))
+    saved.save(2, writer(2.0))
     damage(tmp_path / "checkpoints" / "step-000002" / name)
-    (problem,) = store.latest_valid().problems
+    (problem,) = saved.latest_valid().problems
     assert words in problem
     assert "step-000002" in problem
-    assert value_of(store) == 1.0
+    assert value_of(saved) == 1.0
 
 
-def test_a_checkpoint_under_another_name_is_not_taken(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    store.save(1, writer(1.0))
+def test_a_checkpoint_under_another_name_is_not_taken(tmp_path: Path, saved: CheckpointStore) -> None:
     (tmp_path / "checkpoints" / "step-000001").rename(tmp_path / "checkpoints" / "step-000009")
-    assert store.latest_valid().checkpoint is None
+    assert saved.latest_valid().checkpoint is None
 
 
-def test_the_same_step_again_replaces(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    store.save(1, writer(1.0))
-    store.save(1, writer(5.0))
-    assert value_of(store) == 5.0
+def test_the_same_step_again_replaces(tmp_path: Path, saved: CheckpointStore) -> None:
+    saved.save(1, writer(5.0))
+    assert value_of(saved) == 5.0
     assert names(tmp_path) == ["step-000001"]
 
 
@@ -160,34 +163,31 @@ def test_pruning_leaves_later_damaged_ones_to_their_turn(tmp_path: Path) -> None
     assert aside.is_dir()
 
 
-def test_leftovers_of_a_killed_run_are_cleaned(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    store.save(1, writer(1.0))
+def test_leftovers_of_a_killed_run_are_cleaned(tmp_path: Path, saved: CheckpointStore) -> None:
     folder = tmp_path / "checkpoints"
     (folder / "step-000002.writing").mkdir()
     (folder / "step-000002.writing" / "half").write_text("x")
     (folder / "step-000001").rename(folder / "step-000001.replaced")  # killed between the two renames
-    assert store.clean() == ["step-000002.writing"]
-    assert value_of(store) == 1.0
+    assert saved.clean() == ["step-000002.writing"]
+    assert value_of(saved) == 1.0
     assert names(tmp_path) == ["step-000001"]
 
 
 @pytest.mark.parametrize(
     ("code", "remedy"), [(errno.ENOSPC, "free space"), (errno.EROFS, "writable"), (errno.EIO, "check the disk")]
 )
-def test_a_refusing_disk_keeps_the_older_checkpoint(tmp_path: Path, code: int, remedy: str) -> None:
-    store = CheckpointStore(tmp_path)
-    store.save(1, writer(1.0))
-
+def test_a_refusing_disk_keeps_the_older_checkpoint(
+    tmp_path: Path, saved: CheckpointStore, code: int, remedy: str
+) -> None:
     def refused(folder: Path) -> None:
         writer(2.0)(folder)
         raise OSError(code, os.strerror(code))
 
     with pytest.raises(CheckpointError, match=remedy) as caught:
-        store.save(2, refused)
+        saved.save(2, refused)
     assert str(tmp_path) in caught.value.message
     assert names(tmp_path) == ["step-000001"]
-    assert value_of(store) == 1.0
+    assert value_of(saved) == 1.0
 
 
 @pytest.mark.slow
@@ -295,11 +295,8 @@ def save_until(operation: int, store: CheckpointStore, step: int) -> None:
 def test_a_full_disk_that_a_library_reports_in_its_own_way_is_named(tmp_path: Path) -> None:
     """As tokenizers does: a plain Exception with the number in its text."""
 
-    def write(folder: Path) -> None:
-        raise Exception("No space left on device (os error 28)")
-
     with pytest.raises(CheckpointError, match=r"No space left on device.*\n.*free space"):
-        CheckpointStore(tmp_path).save(1, write)
+        CheckpointStore(tmp_path).save(1, Mock(side_effect=Exception("No space left on device (os error 28)")))
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 

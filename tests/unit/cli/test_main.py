@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -15,6 +16,7 @@ from burnish.cli import main
 from burnish.cli.eval import metrics_table
 from burnish.config.presets import PRESETS
 
+Run = Callable[..., str]
 RUN = "model: m\ndata: {train: train.jsonl}\nrewards: exact\nsteps: 4\nrollout: {prompts_per_step: 2, group_size: 3}\n"
 
 
@@ -28,31 +30,39 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in the folder and returns what it says, as one line of words; of a refusal, what it complains."""
+
+    def command(*words: str, code: int = 0) -> str:
+        assert main(list(words)) == code
+        said = capsys.readouterr()
+        return " ".join((said.err if code == 2 else said.out).split())
+
+    return command
+
+
 @pytest.mark.parametrize("command", ["rl", "sft", "rm", "eval", "plan", "check", "algorithms", "report", "doctor"])
-def test_help_of_every_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--help"]) == 0
-    text = capsys.readouterr().out
+def test_help_of_every_command_has_examples(command: str, run: Run) -> None:
+    text = run(command, "--help")
     assert "Examples" in text
     assert f"burnish {command}" in text.partition("Examples")[2]
 
 
-def test_help_explains_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["rl", "--help"])
-    text = capsys.readouterr().out
+def test_help_explains_the_sizes(run: Run) -> None:
+    text = run("rl", "--help")
     for word in ("rollout.prompts_per_step", "rollout.group_size", "optimization.minibatches", "tokens_per_microbatch"):
         assert word in text
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(run: Run) -> None:
     from burnish import __version__
 
-    assert main(["--version"]) == 0
-    assert __version__ in capsys.readouterr().out
+    assert __version__ in run("--version")
 
 
-def test_plan_shows_the_arithmetic(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "run.yaml", "optimization.epochs=2"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+def test_plan_shows_the_arithmetic(folder: Path, run: Run) -> None:
+    text = run("plan", "run.yaml", "optimization.epochs=2")
     assert "2 prompts x 3 (rollout.group_size)" in text
     assert "4 steps x 2" in text  # optimizer steps: 2 epochs x 1 minibatch
     assert "8 prompts drawn / 8 in data.train" in text
@@ -61,22 +71,18 @@ def test_plan_shows_the_arithmetic(folder: Path, capsys: pytest.CaptureFixture[s
     assert "is not a local model folder" in text
 
 
-def test_plan_warns_where_bfloat16_is_emulated(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_warns_where_bfloat16_is_emulated(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     warning = "model.dtype is bfloat16: bfloat16 is emulated on this processor, several times slower than float32"
     monkeypatch.setenv("BURNISH_WITHOUT", "bfloat16")
     for words, warns in ((["model.dtype=bfloat16", "model.device=cpu"], True), (["model.device=cpu"], False)):
-        assert main(["plan", "run.yaml", *words]) == 0
-        text = " ".join(capsys.readouterr().out.split())
+        text = run("plan", "run.yaml", *words)
         assert (warning in text) is warns
         assert ("set model.dtype: float32" in text) is warns
 
 
-def test_plan_of_a_supervised_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_of_a_supervised_run(folder: Path, run: Run) -> None:
     (folder / "sft.yaml").write_text("model: m\ndata: {train: train.jsonl}\nsteps: 7\n")
-    assert main(["plan", "sft.yaml"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = run("plan", "sft.yaml")
     assert "optimizer steps │ 7 │ steps" in text
     assert "examples │ 8 │" in text
 
@@ -103,27 +109,25 @@ def rm_model(request: pytest.FixtureRequest, save_tiny_llama: Callable[..., Path
     ],
 )
 def test_plan_refuses_what_rm_refuses(
-    folder: Path, rm_model: str, capsys: pytest.CaptureFixture[str], rows: list[dict], words: list[str], message: str
+    folder: Path, rm_model: str, run: Run, rows: list[dict], words: list[str], message: str
 ) -> None:
     if "tie" in rows[-1]:
         rows = [{**row, "tie": "tie" in row} for row in rows]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rm.yaml").write_text(f"model: {rm_model}\ndata: {{train: pairs.jsonl}}\nloss: bradley_terry\n")
-    assert main(["plan", "rm.yaml", *words]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
+    assert message in run("plan", "rm.yaml", *words, code=2)
 
 
-def test_plan_of_rm_counts_what_is_left(folder: Path, rm_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_of_rm_counts_what_is_left(folder: Path, rm_model: str, run: Run) -> None:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*PAIRS, TORN]))
     (folder / "rm.yaml").write_text(f"model: {rm_model}\ndata: {{train: pairs.jsonl}}\nloss: bradley_terry\n")
-    assert main(["plan", "rm.yaml", "bad_rows=drop"]) == 0
-    assert "comparisons │ 6 │ data.train" in " ".join(capsys.readouterr().out.split())
+    assert "comparisons │ 6 │ data.train" in run("plan", "rm.yaml", "bad_rows=drop")
 
 
 @pytest.mark.slow_cases("sft")
 @pytest.mark.parametrize("kind", ["rl", "sft", "rm"])
 def test_plan_counts_and_names_prompts_that_come_twice(
-    folder: Path, save_tiny_llama: Callable[..., Path], capsys: pytest.CaptureFixture[str], kind: str
+    folder: Path, save_tiny_llama: Callable[..., Path], run: Run, kind: str
 ) -> None:
     model = save_tiny_llama("0123456789?ab")
     asked = {"train": ["1?", "2?", "1?", "3?"], "eval": ["3?", "9?"]}
@@ -137,177 +141,142 @@ def test_plan_counts_and_names_prompts_that_come_twice(
         "rm": "loss: bradley_terry",
     }[kind]
     (folder / "both.yaml").write_text(f"model: {model}\ndata: {{train: train.jsonl, eval: eval.jsonl}}\n{own}\n")
-    assert main(["plan", "both.yaml"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = run("plan", "both.yaml")
     assert "1 of 2 held-out prompts are training prompts too: eval:0 is train:3" in said
     assert "1 of 4 training prompts repeat an earlier one: train:2 repeats train:0" in said
 
 
 def test_plan_takes_comparisons_for_a_reward_model_where_no_key_says_so(
-    folder: Path, save_tiny_llama: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    folder: Path, save_tiny_llama: Callable[..., Path], run: Run
 ) -> None:
     model = save_tiny_llama("0123456789?ab")
     rows = [{"prompt": f"{number}?", "chosen": "a", "rejected": "b"} for number in range(8)]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "bare.yaml").write_text(f"model: {model}\ndata: {{train: pairs.jsonl}}\n")
-    assert main(["plan", "bare.yaml"]) == 0
-    assert "comparisons" in capsys.readouterr().out
+    assert "comparisons" in run("plan", "bare.yaml")
 
 
-def test_check_passes_gold_answers_and_shows_the_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "run.yaml"]) == 0
-    text = capsys.readouterr().out
+def test_check_passes_gold_answers_and_shows_the_data(run: Run) -> None:
+    text = run("check", "run.yaml")
     assert "8 of 8 gold answers reach the top score 1 (judged by: exact)" in text
     assert "train.jsonl" in text
 
 
 @pytest.mark.slow
-def test_check_reports_gold_answers_that_fail(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_gold_answers_that_fail(folder: Path, run: Run) -> None:
     (folder / "strict.py").write_text("def strict(response, answer):\n    return 0.5 if answer == '3' else 1.0\n")
-    assert main(["check", "run.yaml", "rewards=strict.py:strict"]) == 1
-    text = capsys.readouterr().out
+    text = run("check", "run.yaml", "rewards=strict.py:strict", code=1)
     assert "7 of 8 gold answers" in text
     assert "0.5" in text
 
 
 @pytest.mark.slow
-def test_check_without_a_reward_that_reads_answers_shows_what_gold_answers_get(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_without_a_reward_that_reads_answers_shows_what_gold_answers_get(folder: Path, run: Run) -> None:
     (folder / "own.py").write_text("def short(response):\n    return 1.0 - 0.25 * len(response)\n")
-    assert main(["check", "run.yaml", "rewards=own.py:short"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = run("check", "run.yaml", "rewards=own.py:short")
     assert "no reward compares with an answer (--top-score judges the total); 8 of 8 gold answers can be scored" in said
     assert "short │ 0.75 │ 0.75 │ 8 │" in said
-    assert main(["check", "run.yaml", "rewards=own.py:short", "--top-score", "1"]) == 1
-    assert "0 of 8 gold answers reach the top score 1 (judged by: the total)" in capsys.readouterr().out
+    said = run("check", "run.yaml", "rewards=own.py:short", "--top-score", "1", code=1)
+    assert "0 of 8 gold answers reach the top score 1 (judged by: the total)" in said
 
 
 @pytest.mark.slow
-def test_check_goes_on_after_a_domain_without_gold_answers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_goes_on_after_a_domain_without_gold_answers(folder: Path, run: Run) -> None:
     (folder / "talk.jsonl").write_text('{"prompt": "hello"}\n{"prompt": "bye"}\n')
     (folder / "own.py").write_text("def short(response):\n    return 1.0 - 0.25 * len(response)\n")
     talk = "{train: talk.jsonl, rewards: 'own.py:short', evaluation: {success: short}}"
     (folder / "two.yaml").write_text(
         f"model: m\ndomains:\n  talk: {talk}\n  sums: {{train: train.jsonl, rewards: exact}}\n"
     )
-    assert main(["check", "two.yaml"]) == 0
-    said = capsys.readouterr().out
+    said = run("check", "two.yaml")
     talked, _, summed = said.partition("domains.sums.train")
     assert "nothing to check: no row has a gold answer, and no reward compares with one" in talked
     assert "0 of 0" not in talked
     assert "8 of 8 gold answers reach the top score 1 (judged by: exact)" in summed
-    assert main(["check", "two.yaml", "domains.talk.rewards=exact", "domains.talk.evaluation.success=null"]) == 2
-    assert "none of the 2 rows of domains.talk.train has a gold answer" in capsys.readouterr().err
+    said = run("check", "two.yaml", "domains.talk.rewards=exact", "domains.talk.evaluation.success=null", code=2)
+    assert "none of the 2 rows of domains.talk.train has a gold answer" in said
 
 
 @pytest.mark.slow
-def test_check_tries_what_solves_nothing_on_rows_without_gold_answers(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_tries_what_solves_nothing_on_rows_without_gold_answers(folder: Path, run: Run) -> None:
     pytest.importorskip("jsonschema", reason="jsonschema is not installed (pip install 'burnish[json-schema]')")
     rows = [{"prompt": "a", "json_schema": {"type": "object"}}, {"prompt": "b", "json_schema": {"type": "number"}}]
     (folder / "json.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["check", "run.yaml", "rewards=json_schema", "data.train=json.jsonl"]) == 1
-    said = capsys.readouterr().out
+    said = run("check", "run.yaml", "rewards=json_schema", "data.train=json.jsonl", code=1)
     assert "nothing to check: no row has a gold answer" in said
-    assert "which the policy would learn to write: 2" in " ".join(said.split())  # {} and 0
+    assert "which the policy would learn to write: 2" in said  # {} and 0
 
 
-def test_check_reads_options_from_the_column_that_a_domain_names(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_reads_options_from_the_column_that_a_domain_names(folder: Path, run: Run) -> None:
     row = {"prompt": "Which is blue?", "endings": ["grass", "the sky"], "answer": 1}
     (folder / "choice.jsonl").write_text(json.dumps(row) + "\n")
     quiz = "{train: choice.jsonl, rewards: {name: choice, options: {column: endings}}}"
     (folder / "quiz.yaml").write_text(f"model: m\ndomains:\n  quiz: {quiz}\n")
-    assert main(["check", "quiz.yaml"]) == 0
-    assert "1 of 1 gold answers reach the top score 1 (judged by: choice)" in capsys.readouterr().out
+    assert "1 of 1 gold answers reach the top score 1 (judged by: choice)" in run("check", "quiz.yaml")
 
 
 @pytest.mark.slow
-def test_check_judges_each_reward_and_says_when_none_can_count_as_solved(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_judges_each_reward_and_says_when_none_can_count_as_solved(folder: Path, run: Run) -> None:
     (folder / "own.py").write_text(
         "def half(response, answer):\n    return 0.5\n\n\ndef double(response, answer):\n    return 2.0\n"
     )
     mixed = "rewards=[own.py:half,own.py:double]"
-    assert main(["check", "run.yaml", mixed]) == 1  # 2.5 in all, but half stays below its best
-    said = " ".join(capsys.readouterr().out.split())
+    said = run("check", "run.yaml", mixed, code=1)  # 2.5 in all, but half stays below its best
     assert "0 of 8 gold answers reach the top score 1 (judged by: half, double)" in said
     assert "half 0.5, below 1" in said
     assert "no gold answer counts as solved (half at least 1 and double at least 1), so accuracy" in said
     words = ["evaluation.success=half", "evaluation.success_score=0.5"]
-    assert main(["check", "run.yaml", mixed, *words]) == 1
-    said = " ".join(capsys.readouterr().out.split())
+    said = run("check", "run.yaml", mixed, *words, code=1)
     assert "8 of 8 gold answers count as solved (half at least 0.5)" in said
-    assert main(["check", "run.yaml", "evaluation.success_score=2"]) == 2
-    assert "which 'exact' cannot reach: it gives at most 1" in capsys.readouterr().err
+    said = run("check", "run.yaml", "evaluation.success_score=2", code=2)
+    assert "which 'exact' cannot reach: it gives at most 1" in said
 
 
-def test_check_names_a_reward_whose_domain_no_prompt_belongs_to(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", "run.yaml", "rewards=[{name: exact, domains: [trian]}]"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
+def test_check_names_a_reward_whose_domain_no_prompt_belongs_to(run: Run) -> None:
+    said = run("check", "run.yaml", "rewards=[{name: exact, domains: [trian]}]", code=2)
     assert "reward 'exact' is for the domain 'trian', but no training prompt belongs to it" in said
     assert "did you mean 'train'?" in said
 
 
-def test_success_names_a_reward_or_the_nearest(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "run.yaml", "evaluation.success=exakt"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
+def test_success_names_a_reward_or_the_nearest(run: Run) -> None:
+    said = run("check", "run.yaml", "evaluation.success=exakt", code=2)
     assert "evaluation.success is 'exakt', which is not the label of a reward" in said
     assert "did you mean 'exact'?" in said
-    assert main(["check", "run.yaml", "rewards=model:rm", "evaluation.success=model"]) == 2
-    assert "evaluation.success_score is not set" in " ".join(capsys.readouterr().err.split())
+    said = run("check", "run.yaml", "rewards=model:rm", "evaluation.success=model", code=2)
+    assert "evaluation.success_score is not set" in said
 
 
-def test_check_needs_the_tokenizer_for_a_judged_reward_that_reads_tokens(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_needs_the_tokenizer_for_a_judged_reward_that_reads_tokens(folder: Path, run: Run) -> None:
     (folder / "own.py").write_text("def dense(answer, response_tokens):\n    return 1.0\n")
     words = ["check", "run.yaml", "model=./nowhere"]
-    assert main([*words, "rewards=own.py:dense"]) == 2
-    assert "model.path './nowhere' does not exist" in capsys.readouterr().err
-    assert main([*words, "rewards=[exact,length]", "rewards.1.options.maximum=3"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    assert "model.path './nowhere' does not exist" in run(*words, "rewards=own.py:dense", code=2)
+    said = run(*words, "rewards=[exact,length]", "rewards.1.options.maximum=3")
     assert "length sees words instead of tokens, and is not judged" in said
     assert "8 of 8 gold answers reach the top score 1 (judged by: exact)" in said
 
 
-def test_check_lists_the_built_in_rewards(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--list"]) == 0
-    assert "math" in capsys.readouterr().out
+def test_check_lists_the_built_in_rewards(run: Run) -> None:
+    assert "math" in run("check", "--list")
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "ppo_clip", "gae", "tis"])
-def test_every_algorithm_is_explained_with_its_source(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["algorithms", name]) == 0
-    assert "https://" in capsys.readouterr().out
+def test_every_algorithm_is_explained_with_its_source(name: str, run: Run) -> None:
+    assert "https://" in run("algorithms", name)
 
 
-def test_all_presets_are_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_presets_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "250")
-    assert main(["algorithms"]) == 0
-    text = capsys.readouterr().out
+    text = run("algorithms")
     assert all(name in text for name in PRESETS)
 
 
 def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("burnish.config.loading.load_run_file", interrupted)
+    monkeypatch.setattr("burnish.config.loading.load_run_file", Mock(side_effect=KeyboardInterrupt))
     assert main(["plan", "run.yaml"]) == 130
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("a defect")
-
-    monkeypatch.setattr("burnish.config.loading.load_run_file", broken)
+    monkeypatch.setattr("burnish.config.loading.load_run_file", Mock(side_effect=RuntimeError("a defect")))
     with pytest.raises(RuntimeError, match="a defect"):
         main(["plan", "run.yaml"])
 

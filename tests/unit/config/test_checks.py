@@ -1,4 +1,4 @@
-"""Roles that cannot rest are refused with the reason; those of the run are taken."""
+"""What does not go together in a run file is refused with the reason; what does is taken."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "sft": {"model": "m", "data": {"train": "a"}},
     "rm": {"model": "m", "data": {"train": "a"}},
 }
+NOT_RL = "but only runs of `burnish rl`"
+PUZZLES = ["data.train={reasoning_gym: {gcd: {}, puzzle24: {}}, size: 4}"]
+NEVER_FALLS = ("optimization.final_learning_rate_fraction", "schedule is constant, which never falls")
 
 
-def refusal(kind: Kind, *words: str) -> str:
+def refusal(kind: Kind, words: list[str]) -> str:
     with pytest.raises(ConfigError) as caught:
         load_run_data(RUNS[kind], words, kind)
     return str(caught.value)
@@ -26,111 +29,79 @@ def refusal(kind: Kind, *words: str) -> str:
 @pytest.mark.parametrize(
     ("kind", "words", "reason"),
     [
-        ("rl", ("cluster.offload=[optimizer,optimizer]",), "names optimizer twice"),
-        ("rl", ("algorithm=dapo", "cluster.offload=[reference]"), "names reference, but algorithm.kl_in is none"),
-        (
-            "rl",
-            ("algorithm.kl_in=loss", "model.lora.rank=4", "cluster.offload=[reference]"),
-            "the reference is the policy with its adapters off",
-        ),
-        ("rl", ("algorithm=grpo", "cluster.offload=[critic]"), "the estimator 'grpo' has no critic"),
-        ("rl", ("algorithm=ppo", "critic.kind=shared", "cluster.offload=[critic]"), "a head on the policy's own"),
-        ("rl", ("cluster.offload=[reward_model]",), "no reward is a reward model"),
-        (
-            "rl",
-            ("rewards=model:rm", "cluster.own_process=reward_model", "cluster.offload=[reward_model]"),
-            "names reward_model, but the reward model has a process of its own (own_process)",
-        ),
-        ("rl", ("cluster.offload=[rollout_engine]",), "names rollout_engine, but rollout.engine is 'local'"),
-        (
-            "rl",
-            ("cluster.offload=[rollout_engine]", "rollout.engine=vllm", "cluster.rollout_workers=1"),
-            "rollout workers have GPUs of their own",
-        ),
-        ("rl", ("cluster.offload=[rollout_engine]", "rollout.engine=vllm", "model.device=cpu"), "on GPUs only"),
-        ("sft", ("cluster.offload=[rollout_engine]",), "names rollout_engine, but only runs of `burnish rl`"),
-        ("sft", ("cluster.offload=[critic]",), "names critic, but only runs of `burnish rl`"),
-        ("rm", ("cluster.offload=[optimizer,reference]",), "names reference, but only runs of `burnish rl`"),
-        (
-            "sft",
-            ("cluster.offload=[optimizer]", "cluster.trainers=2", "cluster.sharding=full"),
-            "does not work with cluster.sharding: full",
-        ),
+        ("rl", "cluster.offload=[optimizer,optimizer]", "names optimizer twice"),
+        ("rl", "algorithm=dapo cluster.offload=[reference]", "names reference, but algorithm.kl_in is none"),
+        ("rl", "algorithm.kl_in=loss model.lora.rank=4 cluster.offload=[reference]",
+         "the reference is the policy with its adapters off"),
+        ("rl", "algorithm=grpo cluster.offload=[critic]", "the estimator 'grpo' has no critic"),
+        ("rl", "algorithm=ppo critic.kind=shared cluster.offload=[critic]", "a head on the policy's own"),
+        ("rl", "cluster.offload=[reward_model]", "no reward is a reward model"),
+        ("rl", "rewards=model:rm cluster.own_process=reward_model cluster.offload=[reward_model]",
+         "names reward_model, but the reward model has a process of its own (own_process)"),
+        ("rl", "cluster.offload=[rollout_engine]", "names rollout_engine, but rollout.engine is 'local'"),
+        ("rl", "cluster.offload=[rollout_engine] rollout.engine=vllm cluster.rollout_workers=1",
+         "rollout workers have GPUs of their own"),
+        ("rl", "cluster.offload=[rollout_engine] rollout.engine=vllm model.device=cpu", "on GPUs only"),
+        ("rl", "cluster.offload=[policy]", ""),
+        ("sft", "cluster.offload=[rollout_engine]", f"names rollout_engine, {NOT_RL}"),
+        ("sft", "cluster.offload=[critic]", f"names critic, {NOT_RL}"),
+        ("rm", "cluster.offload=[optimizer,reference]", f"names reference, {NOT_RL}"),
+        ("sft", "cluster.offload=[optimizer] cluster.trainers=2 cluster.sharding=full",
+         "does not work with cluster.sharding: full"),
     ],
-)
-def test_what_cannot_rest_is_refused_with_the_reason(kind: Kind, words: tuple[str, ...], reason: str) -> None:
-    text = refusal(kind, *words)
+)  # fmt: skip
+def test_what_cannot_rest_is_refused_with_the_reason(kind: Kind, words: str, reason: str) -> None:
+    text = refusal(kind, words.split())
     assert "cluster.offload" in text
     assert reason in text
 
 
 @pytest.mark.parametrize(
-    ("kind", "words", "reason"),
-    [
-        *(
-            (kind, ("model.quantization=nf4",), "model.quantization is nf4, but without model.lora all weights train")
-            for kind in ("rl", "sft", "rm")
-        ),
-        (
-            "sft",
-            ("model.quantization=int8", "model.lora.rank=2", "cluster.trainers=2", "cluster.sharding=full"),
-            "weights of model.quantization cannot be cut over trainers",
-        ),
-        (
-            "rl",
-            ("algorithm=ppo", "critic.kind=separate", "model.quantization=int8", "model.lora.rank=2"),
-            "critic.kind is separate, but such a critic trains all weights",
-        ),
-    ],
-)
-def test_weights_in_few_bits_neither_train_nor_are_cut(kind: Kind, words: tuple[str, ...], reason: str) -> None:
-    assert reason in refusal(kind, *words)
-
-
-def test_a_role_that_is_not_known_is_refused() -> None:
-    assert "cluster.offload" in refusal("rl", "cluster.offload=[policy]")
-
-
-@pytest.mark.parametrize(
     ("kind", "words", "roles"),
     [
-        ("rl", ("algorithm=ppo", "cluster.offload=optimizer"), ("optimizer",)),
-        (
-            "rl",
-            ("algorithm=ppo", "rewards=model:rm", "cluster.offload=[critic,reference,reward_model,optimizer]"),
-            ("critic", "reference", "reward_model", "optimizer"),
-        ),
-        ("rl", ("cluster.offload=rollout_engine", "rollout.engine=vllm"), ("rollout_engine",)),
-        ("sft", ("cluster.offload=[optimizer]",), ("optimizer",)),
-        ("rm", ("cluster.offload=[optimizer]",), ("optimizer",)),
+        ("rl", "algorithm=ppo cluster.offload=optimizer", "optimizer"),
+        ("rl", "algorithm=ppo rewards=model:rm cluster.offload=[critic,reference,reward_model,optimizer]",
+         "critic reference reward_model optimizer"),
+        ("rl", "cluster.offload=rollout_engine rollout.engine=vllm", "rollout_engine"),
+        ("sft", "cluster.offload=[optimizer]", "optimizer"),
+        ("rm", "cluster.offload=[optimizer]", "optimizer"),
     ],
-)
-def test_what_a_run_has_can_rest(kind: Kind, words: tuple[str, ...], roles: tuple[str, ...]) -> None:
-    loaded = load_run_data(RUNS[kind], words, kind)
-    assert loaded.config.cluster.offload == roles  # type: ignore[attr-defined]
+)  # fmt: skip
+def test_what_a_run_has_can_rest(kind: Kind, words: str, roles: str) -> None:
+    loaded = load_run_data(RUNS[kind], words.split(), kind)
+    assert loaded.config.cluster.offload == tuple(roles.split())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
     ("kind", "words", "reason"),
     [
-        ("rl", ("cluster.own_process=reward_model",), "is reward_model, but no reward is a reward model (model:PATH)"),
-        (
-            "rl",
-            ("rewards=model:rm", "cluster.own_process=[reward_model,reward_model]"),
-            "reward_model is named twice",
-        ),
-        (
-            "rl",
-            ("rewards=model:rm", "cluster.own_process=reward_model", "cluster.backend=inline"),
-            "a process of its own for the reward model",
-        ),
-        ("rm", ("cluster.own_process=reward_model",), "only `burnish rl` has a reference, a critic or rewards"),
+        *((kind, "model.quantization=nf4", "model.quantization is nf4, but without model.lora all weights train")
+          for kind in RUNS),
+        ("sft", "model.quantization=int8 model.lora.rank=2 cluster.trainers=2 cluster.sharding=full",
+         "weights of model.quantization cannot be cut over trainers"),
+        ("rl", "algorithm=ppo critic.kind=separate model.quantization=int8 model.lora.rank=2",
+         "critic.kind is separate, but such a critic trains all weights"),
+        ("rl", "cluster.own_process=reward_model", "is reward_model, but no reward is a reward model (model:PATH)"),
+        ("rl", "rewards=model:rm cluster.own_process=[reward_model,reward_model]", "reward_model is named twice"),
+        ("rl", "rewards=model:rm cluster.own_process=reward_model cluster.backend=inline",
+         "a process of its own for the reward model"),
+        ("rm", "cluster.own_process=reward_model", "only `burnish rl` has a reference, a critic or rewards"),
+        ("rl", "sandbox.token_variable=A", "sandbox.token_variable is for a sandbox on another machine"),
+        ("rl", "sandbox.grade=shared", "sandbox.grade is for a sandbox on another machine"),
+        ("rl", "sandbox.url=host:80", "give http://HOST:PORT"),
+        ("rl", "sandbox.url=http://host:80 sandbox.tier=process", "whose server has a tier of its own"),
+        ("rl", "sandbox.tire=process", "did you mean sandbox.tier?"),
+        ("sft", "sandbox.tier=process", "sandbox is not a known key"),
+        ("rm", "sandbox.tier=process", "sandbox is not a known key"),
+        ("rl", "algorithm=grpo algorithm.discount=turn", "the estimator 'grpo' has no choice of discount"),
+        ("rl", "algorithm=turn_grpo algorithm.discount=turn", "the estimator 'turn_grpo' has no choice of discount"),
+        ("rl", "algorithm=turn_grpo algorithm.whiten_rewards=true", "longer responses would score higher"),
+        ("rl", "algorithm=gigpo algorithm.whiten_rewards=true", "longer responses would score higher"),
+        ("rl", "algorithm.loss=turn_gspo", "the preset 'turn_gspo' uses 0.0003"),
     ],
-)
-def test_what_has_no_process_of_its_own_is_refused_with_the_reason(
-    kind: Kind, words: tuple[str, ...], reason: str
-) -> None:
-    assert reason in refusal(kind, *words)
+)  # fmt: skip
+def test_what_cannot_work_is_refused_with_the_reason(kind: Kind, words: str, reason: str) -> None:
+    assert reason in refusal(kind, words.split())
 
 
 def test_a_reward_model_of_its_own_process_cannot_choose_among_gpus() -> None:
@@ -140,132 +111,58 @@ def test_a_reward_model_of_its_own_process_cannot_choose_among_gpus() -> None:
     assert load_run_data(data, (), "rl").rl.cluster.own_process == ()
 
 
-PUZZLES = "data.train={reasoning_gym: {gcd: {}, puzzle24: {}}, size: 4}"
-
-
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (
-            ["data.train={reasoning_gym: {gcd: {}}}", "data.eval={reasoning_gym: {gcd: {}}}"],
-            "data.eval.0.seed is 0, as",
-        ),
+        (["data.train={reasoning_gym: {gcd: {}}}", "data.eval={reasoning_gym: {gcd: {}}}"],
+         "data.eval.0.seed is 0, as"),
         (["data.train={reasoning_gym: {}}"], "names no task"),
         (["data.train={reasoning_gym: {gcd: {}}, path: a.jsonl}"], "data.train.0.path is 'a.jsonl', but reasoning_gym"),
         (["data.train={reasoning_gym: {gcd: {}}, split: test}"], "data.train.0.split is for rows from files"),
         (["data.train={reasoning_gym: {gcd: {}}, size: 1048577}"], "make at most 1,048,576"),
         (["data.train={path: a.jsonl, size: 5}"], "data.train.0.size is for rows that reasoning_gym makes"),
-        ([PUZZLES, "rewards=reasoning_gym"], "options.allow does not name puzzle24"),
+        ([*PUZZLES, "rewards=reasoning_gym"], "options.allow does not name puzzle24"),
     ],
-)
+)  # fmt: skip
 def test_puzzles_that_cannot_be_used(words: list[str], reason: str) -> None:
-    assert reason in refusal("rl", *words)
-
-
-def test_puzzles_that_can() -> None:
-    held_out = "data.eval={reasoning_gym: {gcd: {}}, seed: 1}"
-    load_run_data(RUNS["rl"], [PUZZLES, held_out, "rewards={name: reasoning_gym, options: {allow: [puzzle24]}}"], "rl")
-    load_run_data(RUNS["rl"], [PUZZLES, held_out], "rl")  # another reward has no part in their scores
-    load_run_data(RUNS["sft"], [PUZZLES], "sft")
+    assert reason in refusal("rl", words)
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("kind", "words"),
     [
-        (["sandbox.token_variable=A"], "sandbox.token_variable is for a sandbox on another machine"),
-        (["sandbox.grade=shared"], "sandbox.grade is for a sandbox on another machine"),
-        (["sandbox.url=host:80"], "give http://HOST:PORT"),
-        (["sandbox.url=http://host:80", "sandbox.tier=process"], "whose server has a tier of its own"),
-        (["sandbox.tire=process"], "did you mean sandbox.tier?"),
+        ("rl", [*PUZZLES, "data.eval={reasoning_gym: {gcd: {}}, seed: 1}",
+                "rewards={name: reasoning_gym, options: {allow: [puzzle24]}}"]),
+        ("rl", PUZZLES),  # another reward has no part in their scores
+        ("sft", PUZZLES),
+        ("rl", ["algorithm=ppo", "algorithm.discount=turn", "algorithm.gamma=0.9"]),
+        ("rl", ["algorithm=turn_grpo", "algorithm.gamma=0.9", "algorithm.estimator_options.normalise=false"]),
+        ("rl", ["algorithm=gigpo", "algorithm.estimator_options.whole_history=true"]),
+        ("rl", ["algorithm=turn_gspo", "algorithm.mismatch_correction=turn_mask"]),
+        ("rl", ["rollout.engine=vllm", "evaluation.temperature=0.005"]),  # with which nothing samples
     ],
-)
-def test_sandboxes_that_cannot_be(words: list[str], reason: str) -> None:
-    assert reason in refusal("rl", *words)
-
-
-@pytest.mark.parametrize("kind", ["sft", "rm"])
-def test_other_runs_have_no_sandbox(kind: Kind) -> None:
-    assert "sandbox is not a known key" in refusal(kind, "sandbox.tier=process")
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("algorithm=grpo", "algorithm.discount=turn"), "the estimator 'grpo' has no choice of discount"),
-        (("algorithm=turn_grpo", "algorithm.discount=turn"), "the estimator 'turn_grpo' has no choice of discount"),
-        (("algorithm=turn_grpo", "algorithm.whiten_rewards=true"), "longer responses would score higher"),
-        (("algorithm=gigpo", "algorithm.whiten_rewards=true"), "longer responses would score higher"),
-        (("algorithm.loss=turn_gspo",), "the preset 'turn_gspo' uses 0.0003"),
-        (("algorithm=grpo", "algorithm.gamma=0.9"), "the estimator 'grpo' has no discount"),
-    ],
-)
-def test_settings_of_turns_that_cannot_work(words: tuple[str, ...], reason: str) -> None:
-    assert reason in refusal("rl", *words)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("algorithm=ppo", "algorithm.discount=turn", "algorithm.gamma=0.9"),
-        ("algorithm=turn_grpo", "algorithm.gamma=0.9", "algorithm.estimator_options.normalise=false"),
-        ("algorithm=gigpo", "algorithm.estimator_options.whole_history=true"),
-        ("algorithm=turn_gspo", "algorithm.mismatch_correction=turn_mask"),
-    ],
-)
-def test_settings_of_turns(words: tuple[str, ...]) -> None:
-    load_run_data(RUNS["rl"], words, "rl")
+)  # fmt: skip
+def test_what_works_is_taken(kind: Kind, words: list[str]) -> None:
+    load_run_data(RUNS[kind], words, kind)
 
 
 @pytest.mark.parametrize(
     ("kind", "words", "field", "reason"),
     [
-        (
-            "rl",
-            ("optimization.final_learning_rate_fraction=0.1",),
-            "optimization.final_learning_rate_fraction",
-            "schedule is constant, which never falls",
-        ),
-        (
-            "sft",
-            ("optimization.final_learning_rate_fraction=0.1", "optimization.schedule=constant"),
-            "optimization.final_learning_rate_fraction",
-            "schedule is constant, which never falls",
-        ),
-        (
-            "rm",
-            ("normalization.kind=bias", "normalization.references=r"),
-            "normalization.references",
-            "scores are normalised on what normalization.on names: policy",
-        ),
-        (
-            "rm",
-            ("normalization.kind=bias", "normalization.on=references", "normalization.policy=p"),
-            "normalization.policy",
-            "names: references",
-        ),
-        (
-            "rl",
-            ("rollout.engine=vllm", "evaluation.samples=4", "evaluation.temperature=0.005"),
-            "evaluation.temperature",
-            "is 0.005, but vLLM samples at 0.01 or above",
-        ),
-        ("rl", ("rollout.engine=vllm", "rollout.temperature=0.002"), "rollout.temperature", "is 0.002, but vLLM"),
-        (
-            "rl",
-            ("algorithm=ppo", "steps=100", "critic.warmup_steps=95", "optimization.warmup_steps=20",
-             "optimization.minibatches=1", "optimization.epochs=1"),
-            "optimization.warmup_steps",
-            "is 20, but the run makes 5 optimizer steps",
-        ),
+        ("rl", "optimization.final_learning_rate_fraction=0.1", *NEVER_FALLS),
+        ("sft", "optimization.final_learning_rate_fraction=0.1 optimization.schedule=constant", *NEVER_FALLS),
+        ("rm", "normalization.kind=bias normalization.references=r", "normalization.references",
+         "scores are normalised on what normalization.on names: policy"),
+        ("rm", "normalization.kind=bias normalization.on=references normalization.policy=p", "normalization.policy",
+         "names: references"),
+        ("rl", "rollout.engine=vllm evaluation.samples=4 evaluation.temperature=0.005", "evaluation.temperature",
+         "is 0.005, but vLLM samples at 0.01 or above"),
+        ("rl", "rollout.engine=vllm rollout.temperature=0.002", "rollout.temperature", "is 0.002, but vLLM"),
+        ("rl", "algorithm=ppo steps=100 critic.warmup_steps=95 optimization.warmup_steps=20 optimization.minibatches=1 "
+         "optimization.epochs=1", "optimization.warmup_steps", "is 20, but the run makes 5 optimizer steps"),
     ],
 )  # fmt: skip
-def test_what_would_never_be_read_or_reached_is_refused(
-    kind: Kind, words: tuple[str, ...], field: str, reason: str
-) -> None:
-    text = refusal(kind, *words)
+def test_what_would_never_be_read_or_reached_is_refused(kind: Kind, words: str, field: str, reason: str) -> None:
+    text = refusal(kind, words.split())
     assert field in text
     assert reason in text
-
-
-def test_temperatures_that_nothing_samples_with_are_not_looked_at() -> None:
-    assert load_run_data(RUNS["rl"], ("rollout.engine=vllm", "evaluation.temperature=0.005"), "rl")

@@ -42,7 +42,10 @@ def test_tools_that_others_serve_do_not_run_in_a_conversations_process() -> None
     assert conversation.own_tools == ("calculator", "a.py:look_up")
 
 
-DOMAINS = {"game": {"train": "b", "share": 0.5}, "plain": {"train": "c", "share": 0.5}}
+def game(**fields: Any) -> dict[str, Any]:
+    """Two domains, one of which has these fields."""
+    domains = {"game": {"train": "b", "share": 0.5, **fields}, "plain": {"train": "c", "share": 0.5}}
+    return {"domains": domains, "data": {}}
 
 
 @pytest.mark.parametrize(
@@ -52,22 +55,10 @@ DOMAINS = {"game": {"train": "b", "share": 0.5}, "plain": {"train": "c", "share"
         ({**TALK, "environment_options": {"a": 1}}, {}, "conversation.environment is not"),
         ({"tools": {"name": "calculator", "options": {"a": 1}}}, {}, "calculator is a function, which has no options"),
         ({"tools": ["calculator", "calculator"]}, {}, "'calculator' is there twice"),
-        (
-            {**TALK, "max_turn_tokens": 65},
-            {"rollout": {"max_response_tokens": 64}},
-            "is 65, but all turns together may have 64",
-        ),
+        ({**TALK, "max_turn_tokens": 65}, {"rollout": {"max_response_tokens": 64}}, "all turns together may have 64"),
         (TALK, {"data": {"train": "a", "chat": "never"}}, "is never, but conversation needs a chat template"),
-        (
-            TALK,
-            {"rewards": "environment"},
-            "but no environment or agent pays for the prompts",
-        ),
-        (
-            None,
-            {"rewards": "environment"},
-            "but no environment or agent pays for the prompts",
-        ),
+        (TALK, {"rewards": "environment"}, "but no environment or agent pays for the prompts"),
+        (None, {"rewards": "environment"}, "but no environment or agent pays for the prompts"),
         (TALK, {"partial": True, "max_staleness": 1, "cluster": {"rollout_workers": 1}}, "a turn of a conversation"),
         (TALK, {"rollout": {"ignore_eos": True}}, "so no turn of a conversation would end"),
         (TALK, {"scoring": {"truncate_token": "."}}, "which the turns of a conversation cannot be"),
@@ -84,33 +75,15 @@ DOMAINS = {"game": {"train": "b", "share": 0.5}, "plain": {"train": "c", "share"
         ({**TALK, "call_timeout_seconds": 0}, {}, "call_timeout_seconds"),
         ({**TALK, "variables": "a b"}, {}, "variables"),
         ({**TALK, "turns": 3}, {}, "turns"),
+        (None, game(conversation={}), "domains.game.conversation has no tools, no environment and no agent"),
         (
             None,
-            {"domains": {**DOMAINS, "game": {**DOMAINS["game"], "conversation": {}}}, "data": {}},
-            "domains.game.conversation has no tools, no environment and no agent",
-        ),
-        (
-            None,
-            {
-                "domains": {
-                    **DOMAINS,
-                    "game": {
-                        **DOMAINS["game"],
-                        "conversation": {**TALK, "max_turn_tokens": 9},
-                        "max_response_tokens": 8,
-                    },
-                },
-                "data": {},
-            },
+            game(conversation={**TALK, "max_turn_tokens": 9}, max_response_tokens=8),
             "is 9, but all turns together may have 8",
         ),
         (
             None,
-            {
-                "domains": {**DOMAINS, "game": {**DOMAINS["game"], "conversation": {"environment": "a.py:B"}}},
-                "rewards": [{"name": "environment"}],
-                "data": {},
-            },
+            {**game(conversation={"environment": "a.py:B"}), "rewards": [{"name": "environment"}]},
             "no environment or agent pays for the prompts of the domain plain",
         ),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -203,10 +204,7 @@ def test_hub_names_go_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hub_set_that_cannot_be_had_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    def load(*_: object, **__: object) -> None:
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=ConnectionError("no network")))
     with pytest.raises(DataError, match=r"someone/a-set: no local file.*no network"):
         values("someone/a-set")
 
@@ -231,9 +229,6 @@ def test_source_names_differ(paths: list[str], names: list[str]) -> None:
 def test_a_file_without_leave_to_read_is_told(file, monkeypatch):  # type: ignore[no-untyped-def]
     path = file("a.jsonl", '{"prompt": "1"}\n')
 
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(DataError, match=r"a\.jsonl: cannot be read: Permission denied"):
         list(read_file(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -61,9 +62,6 @@ def test_memory_that_is_too_short_is_refused() -> None:
 
 
 def test_no_memory_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(RolloutError, match=r"no memory for a copy of the weights of version 5 .*No space left"):
         written()

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -201,10 +202,7 @@ def test_prompts_that_end_every_worker_are_named() -> None:
 
 
 def test_an_error_of_an_engine_is_raised_as_it_is() -> None:
-    def wrong() -> None:
-        raise ValueError("a bug of the engine")
-
-    pool, _ = pool_of(FakeEngine("a", wrong))
+    pool, _ = pool_of(FakeEngine("a", Mock(side_effect=ValueError("a bug of the engine"))))
     with pytest.raises(ValueError, match="a bug of the engine"):
         pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
     assert not [thread for thread in threading.enumerate() if thread.name == "a"]
@@ -239,10 +237,12 @@ def test_it_says_what_the_workers_do_and_with_which_weights() -> None:
 
 
 def test_a_worker_that_cannot_be_started_again_for_any_reason_is_given_up() -> None:
-    def start() -> FakeEngine:
-        raise RuntimeError("out of memory over there")
-
-    pool, said = pool_of(FakeEngine("a"), FakeEngine("b", lost), restarts=5, start=start)
+    pool, said = pool_of(
+        FakeEngine("a"),
+        FakeEngine("b", lost),
+        restarts=5,
+        start=Mock(side_effect=RuntimeError("out of memory over there")),
+    )
     pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
     pool.generate(REQUESTS, SAMPLING, seed=0, step=2)
     assert sum("b cannot be started again: out of memory over there" in line for line in said) <= 1

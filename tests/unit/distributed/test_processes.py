@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -369,10 +370,7 @@ def test_one_that_is_lost_while_weights_are_read_is_what_is_told(monkeypatch: py
         assert first.killed.wait(60.0)  # or it would wait for the others
         raise RoleLostError("policy.share: process 'trainer 0' has been ended", remedy="", process="trainer 0")
 
-    def ask_all(*arguments: object, **named: object) -> object:
-        raise lost
-
-    monkeypatch.setattr(handles, "ask_all", ask_all)
+    monkeypatch.setattr(handles, "ask_all", Mock(side_effect=lost))
     for fate in (closed, waits):
         first = Slices("trainer 0", fate)
         others: Any = (first, Slices("trainer 1", closed))

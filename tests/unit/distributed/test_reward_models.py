@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -80,10 +81,13 @@ def test_one_that_is_lost_too_often_ends_the_run_with_the_name_of_the_reward() -
 
 
 def test_an_error_while_it_starts_again_is_the_reason() -> None:
-    def refuses(given_up: threading.Event) -> Any:
-        raise RewardError("the folder is gone", remedy="bring it back")
-
-    models = RewardModelProcess(FakePeer(lost), refuses, restarts=3, seconds=SECONDS, say=lambda text: None)  # type: ignore[arg-type]
+    models = RewardModelProcess(
+        FakePeer(lost),
+        Mock(side_effect=RewardError("the folder is gone", remedy="bring it back")),
+        restarts=3,
+        seconds=SECONDS,
+        say=lambda text: None,
+    )  # type: ignore[arg-type]
     with models, pytest.raises(RewardError, match="the folder is gone"):
         models.begin("a", [])()
 

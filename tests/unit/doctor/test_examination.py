@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -51,18 +52,14 @@ def fail_to_import(patch: pytest.MonkeyPatch) -> None:
 
 
 def refuse_to_compile(patch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise KernelError("there is no C compiler", remedy="install one")
-
-    patch.setattr(build, "find_compilers", fail)
+    patch.setattr(
+        build, "find_compilers", Mock(side_effect=KernelError("there is no C compiler", remedy="install one"))
+    )
 
 
 def refuse_gpus(patch: pytest.MonkeyPatch) -> None:
-    def fail() -> bool:
-        raise RuntimeError("driver too old")
-
     see_gpus(patch, cuda="13.0")
-    patch.setattr(torch.cuda, "is_available", fail)
+    patch.setattr(torch.cuda, "is_available", Mock(side_effect=RuntimeError("driver too old")))
 
 
 def install(patch: pytest.MonkeyPatch, driver: str) -> None:
@@ -258,10 +255,9 @@ def test_a_healthy_machine_has_none(change: Change, healthy: pytest.MonkeyPatch)
 
 
 def test_no_tier_of_the_sandbox_confines(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise SandboxError("no tier confines programs here", remedy="run elsewhere")
-
-    monkeypatch.setattr(trial, "strongest", refuse)
+    monkeypatch.setattr(
+        trial, "strongest", Mock(side_effect=SandboxError("no tier confines programs here", remedy="run elsewhere"))
+    )
     report = Report()
     report.add(report.machine, of_sandbox())
     (problem,) = report.problems
@@ -323,11 +319,8 @@ def test_names_and_folders_are_hidden(text: str, shown: str, monkeypatch: pytest
 
 
 def test_short_and_usual_names_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nameless() -> str:
-        raise KeyError("getpwuid(): uid not found: 1234")
-
     monkeypatch.setenv("HOME", "/root")
-    monkeypatch.setattr(getpass, "getuser", nameless)
+    monkeypatch.setattr(getpass, "getuser", Mock(side_effect=KeyError("getpwuid(): uid not found: 1234")))
     monkeypatch.setattr(socket, "gethostname", lambda: "vm")
     assert hidden("/root/x on a vm, /mnt/root") == "~/x on a vm, /mnt/root"
     (tmp_path / "disk").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -99,10 +100,7 @@ def test_a_model_that_cannot_be_tried_is_a_problem(model: Path, monkeypatch: pyt
     assert (problem.weight, problem.name) == ("problem", "model")
     assert "config.json" in problem.what
 
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("in a kernel")
-
-    monkeypatch.setattr(paths, "_tried", fail)
+    monkeypatch.setattr(paths, "_tried", Mock(side_effect=ZeroDivisionError("in a kernel")))
     (problem,) = found(model).problems
     assert problem.what.endswith("cannot be tried: the trial ended with ZeroDivisionError: in a kernel")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from watching import runs, wait_for
 
 from burnish.environments import warm_parent as parent_module
 from burnish.environments.host import ConversationHost
@@ -67,20 +68,6 @@ def ask(process: ConversationProcess, tool: str = "pid", *, clean: list[bool] | 
     return str(found[0]["text"])
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.01)
-
-
 @pytest.mark.slow
 def test_processes_are_used_again(make: Callable[..., ConversationHost]) -> None:
     host = make()
@@ -104,7 +91,7 @@ def test_a_process_that_has_ended_is_not_lent(make: Callable[..., ConversationHo
     pid = int(ask(process))
     host.give_back(process)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: process.has_said_anything())
+    wait_for(lambda: process.has_said_anything())
     other = host.lease()
     assert int(ask(other)) != pid
     other.close()
@@ -124,8 +111,8 @@ def test_nothing_is_left_when_it_is_closed(make: Callable[..., ConversationHost]
         process.close()
     host.close()
     host.close()
-    assert not is_alive(parent)
-    assert not any(map(is_alive, pids))
+    assert not runs(parent)
+    assert not any(map(runs, pids))
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
@@ -134,7 +121,7 @@ import os, sys, time
 from burnish.environments.host import ConversationHost
 from burnish.environments.warm_parent import Wanted
 host = ConversationHost(Wanted(tools=[sys.argv[1] + ":pid"]))
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2].split(os.pathsep)
 from test_host import ask
 pids = [host.pid] + [int(ask(host.lease())) for _ in range(3)]
 held = [host.lease() for _ in range(2)]
@@ -169,14 +156,15 @@ def test_a_process_says_whether_a_program_that_a_tool_started_still_runs(make: C
 def test_nothing_outlives_a_training_process_that_is_killed(tmp_path: Path, how: str) -> None:
     """Also if something that it has forked keeps the descriptors open: then it takes a few seconds."""
     (tmp_path / "tools.py").write_text(TOOLS)
-    words = [sys.executable, "-c", TRAINER, str(tmp_path / "tools.py"), str(Path(__file__).parent), how]
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    words = [sys.executable, "-c", TRAINER, str(tmp_path / "tools.py"), path, how]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as trainer:
         assert trainer.stdout is not None
         pids = [int(word) for word in trainer.stdout.readline().split()]
         assert len(pids) == 6
-        assert all(map(is_alive, pids[4:]))
+        assert all(map(runs, pids[4:]))
         trainer.kill()
-        wait_until(lambda: not any(map(is_alive, pids)))
+        wait_for(lambda: not any(map(runs, pids)))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +189,7 @@ def test_what_cannot_be_started_is_refused(
     with pytest.raises(ConfigError, match=why) as caught:
         make(text, **wanted)
     assert caught.value.remedy
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_a_parent_that_ends_while_it_imports_is_named(make: Callable[..., ConversationHost]) -> None:
@@ -246,7 +234,7 @@ def test_the_parent_is_started_again_and_not_for_ever(
         process = host.lease()
         host.give_back(process)
         os.kill(host.pid, signal.SIGKILL)
-        wait_until(process.has_said_anything)
+        wait_for(process.has_said_anything)
         other = host.lease()
         assert int(ask(other)) > 0
         pids.add(host.pid)
@@ -256,7 +244,7 @@ def test_the_parent_is_started_again_and_not_for_ever(
     assert host.take_restarts() == 0
     os.kill(host.pid, signal.SIGKILL)
     with pytest.raises(RolloutError, match=r"has ended \(killed by SIGKILL\), 3 times in a row"):
-        wait_until(lambda: host.lease().close() is not None)
+        wait_for(lambda: host.lease().close() is not None)
 
 
 @pytest.mark.slow
@@ -267,7 +255,7 @@ def test_a_parent_that_lived_long_may_be_started_again(
     monkeypatch.setattr(parent_module, "_SHORT_LIFE_SECONDS", 0.0)
     host = make()
     os.kill(host.pid, signal.SIGKILL)
-    wait_until(lambda: not is_alive(host.pid))
+    wait_for(lambda: not runs(host.pid))
     process = host.lease()
     assert int(ask(process)) > 0
     process.close()

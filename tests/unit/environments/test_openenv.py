@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from watching import wait_for
 
 from burnish.environments.loading import find_environment
 from burnish.environments.protocol import Step
@@ -153,7 +154,7 @@ def test_turns_are_actions_of_one_text(server: Callable[..., FakeServer]) -> Non
     assert (first.reward(), first.ended()) == (1.0, True)
     first.close()
     second.close()
-    assert not fake.sessions or _until(lambda: not fake.sessions)
+    wait_for(lambda: not fake.sessions)
 
 
 def test_actions_with_several_fields_are_one_tool(server: Callable[..., FakeServer]) -> None:
@@ -411,13 +412,6 @@ def test_tools_that_failed(observation: dict[str, Any]) -> None:
 )
 def test_what_is_refused(data: dict[str, Any], text: str) -> None:
     assert openenv.error_text(data) == text
-
-
-def _until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def test_the_server_of_the_page(tmp_path: Path) -> None:

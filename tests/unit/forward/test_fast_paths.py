@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -188,10 +189,9 @@ def load_config(load):
 @pytest.mark.compiler
 @pytest.mark.parametrize("error", [RuntimeError, ZeroDivisionError, OSError])
 def test_whatever_the_trial_of_kernels_raises_is_a_no(load, error: type[Exception], monkeypatch) -> None:
-    def fail(*_: object) -> None:
-        raise error("this processor knows no such instruction")
-
-    monkeypatch.setattr("burnish.forward.probe.set_layer_kernels", fail)
+    monkeypatch.setattr(
+        "burnish.forward.probe.set_layer_kernels", Mock(side_effect=error("this processor knows no such instruction"))
+    )
     loaded = load("llama")
     assert not uses_layer_kernels(loaded.model)
     assert f"the trial ended with {error.__name__}: this processor knows no such instruction" in loaded.notes[-1]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -119,10 +121,7 @@ def test_the_pass_that_is_timed_gives_the_precision_back(precision: str) -> None
 
 
 def test_a_measurement_that_fails_is_a_no_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: str) -> float:
-        raise RuntimeError("no such instruction")
-
-    monkeypatch.setattr(float32, "rms_error", fail)
+    monkeypatch.setattr(float32, "rms_error", Mock(side_effect=RuntimeError("no such instruction")))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     paths = FastPaths(timed=False)
     with fast_float32(build(512), paths=paths) as is_fast:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -188,10 +189,7 @@ def test_a_model_without_such_layers_is_refused() -> None:
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(dtype: torch.dtype) -> Any:
-        raise KernelError("there is no C compiler")
-
-    monkeypatch.setattr(quantized_layers, "quantized_kernels", none)
+    monkeypatch.setattr(quantized_layers, "quantized_kernels", Mock(side_effect=KernelError("there is no C compiler")))
     with pytest.raises(KernelError, match="no C compiler"):
         quantize(build(), "nf4", torch.float32, "required")
     model = build()

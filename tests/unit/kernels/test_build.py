@@ -11,9 +11,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
+from watching import runs, wait_for
 
 from burnish.errors import KernelError
 from burnish.kernels import build
@@ -273,10 +275,7 @@ def test_a_compiler_that_hangs_is_ended_with_all_it_started_and_not_asked_again(
         with pytest.raises(KernelError, match="did not finish within 1 seconds"):
             build.load_library(source, torch.float32)
     (started,) = (tmp_path / "started").read_text().split()
-    until = time.monotonic() + 20
-    while Path(f"/proc/{started}").exists() and "Z" not in Path(f"/proc/{started}/stat").read_text().split()[2]:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: not runs(int(started)))
 
 
 @pytest.mark.slow
@@ -304,10 +303,7 @@ def test_a_cache_that_cannot_be_had_is_no_obstacle(monkeypatch: pytest.MonkeyPat
 def test_whatever_is_wrong_with_the_machine_is_a_kernel_error(
     monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(place, fail)
+    monkeypatch.setattr(place, Mock(side_effect=error))
     if "gettempdir" in place:
         monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     with pytest.raises(KernelError, match=str(error.args[-1])):

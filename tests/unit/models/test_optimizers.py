@@ -90,22 +90,27 @@ def test_small_gradients_of_bfloat16_weights_add_up():
     assert optimizer.grad_norm().item() == pytest.approx(2.0, rel=2e-3)
 
 
-def test_state_round_trip_continues_bit_for_bit():
-    def steps(optimizer, parameter, numbers):
-        for number in numbers:
-            parameter.grad = torch.tensor([0.3, -0.7]) * (number + 1)
-            optimizer.step(number, optimizer.grad_norm())
+def _steps(optimizer, parameter, numbers):
+    for number in numbers:
+        parameter.grad = torch.tensor([0.3, -0.7]) * (number + 1)
+        optimizer.step(number, optimizer.grad_norm())
 
-    settings = OptimizerSettings(0.1, 10, schedule="cosine")
+
+def _six_steps_at_once_and_resumed(settings):
+    """The weight after six steps, and after six of which another optimizer made the last three."""
     straight = nn.Parameter(torch.tensor([1.0, 2.0]))
     optimizer = WeightOptimizer([("p", straight)], settings)
-    steps(optimizer, straight, range(3))
+    _steps(optimizer, straight, range(3))
     resumed = nn.Parameter(straight.detach().clone())
     other = WeightOptimizer([("p", resumed)], settings)
     other.load_state(optimizer.state())
-    steps(optimizer, straight, range(3, 6))
-    steps(other, resumed, range(3, 6))
-    assert torch.equal(straight, resumed)
+    _steps(optimizer, straight, range(3, 6))
+    _steps(other, resumed, range(3, 6))
+    return straight, resumed
+
+
+def test_state_round_trip_continues_bit_for_bit():
+    assert torch.equal(*_six_steps_at_once_and_resumed(OptimizerSettings(0.1, 10, schedule="cosine")))
 
 
 def test_state_of_other_parameters_is_refused():
@@ -271,21 +276,8 @@ def test_a_weight_without_gradient_stays():
 def test_the_run_file_chooses_it_and_its_state_goes_on_bit_for_bit():
     config = OptimizationConfig(optimizer="adam_tf", eps=EPS, learning_rate=0.1)
     settings = OptimizerSettings.from_config(config, total_steps=10)
-
-    def steps(optimizer, parameter, numbers):
-        for number in numbers:
-            parameter.grad = torch.tensor([0.3, -0.7]) * (number + 1)
-            optimizer.step(number, optimizer.grad_norm())
-
-    straight = nn.Parameter(torch.tensor([1.0, 2.0]))
-    optimizer = WeightOptimizer([("p", straight)], settings)
-    steps(optimizer, straight, range(3))
-    resumed = nn.Parameter(straight.detach().clone())
-    other = WeightOptimizer([("p", resumed)], settings)
-    other.load_state(optimizer.state())
-    steps(optimizer, straight, range(3, 6))
-    steps(other, resumed, range(3, 6))
+    straight, resumed = _six_steps_at_once_and_resumed(settings)
     assert torch.equal(straight, resumed)
     plain = nn.Parameter(torch.tensor([1.0, 2.0]))
-    steps(WeightOptimizer([("p", plain)], OptimizerSettings(0.1, 10, eps=EPS)), plain, range(6))
+    _steps(WeightOptimizer([("p", plain)], OptimizerSettings(0.1, 10, eps=EPS)), plain, range(6))
     assert not torch.equal(plain, straight)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -108,10 +109,6 @@ def refuse(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def no_memory(*_: object, **__: object) -> Tensor:
-    raise RuntimeError("not enough memory: you tried to allocate 400 bytes.")
-
-
 @pytest.mark.parametrize("function", ["posix_fallocate", "pwrite"])
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
     weight = numbers(10, 10)
@@ -146,7 +143,9 @@ def test_a_disk_that_fills_up_is_said_once_and_the_state_can_still_be_read(
 def test_no_pinned_memory_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, place = numbers(10, 10), RestingHostMemory()
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty", no_memory)
+        patch.setattr(
+            torch, "empty", Mock(side_effect=RuntimeError("not enough memory: you tried to allocate 400 bytes."))
+        )
         with pytest.raises(OffloadError, match="cannot rest in host memory, which takes 400 B: not enough memory"):
             Resting("critic", place, lambda: [weight])
     assert torch.equal(weight, numbers(10, 10))

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx2
 import huggingface_hub
@@ -254,10 +255,7 @@ def test_a_model_on_the_hub_without_the_reward_file_has_no_shift(monkeypatch: py
 
 
 def test_without_the_hub_a_shift_is_known_from_before_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(*_: object, **__: object) -> str:
-        raise LocalEntryNotFoundError("offline")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", Mock(side_effect=LocalEntryNotFoundError("offline")))
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: huggingface_hub._CACHED_NO_EXIST)
     assert find_reward_file("someone/reward-model", None) is None
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)

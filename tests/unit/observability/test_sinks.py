@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -82,10 +83,7 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
 def test_a_full_disk_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = JsonlSink(tmp_path / "m")
 
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     with pytest.raises(BurnishError, match=r"No space left(.|\n)*free space on the disk"):
         sink.write(0, {"a": 1.0})
 
@@ -212,13 +210,10 @@ def test_a_file_that_somebody_else_changes_stops_the_run(tmp_path: Path, how: st
 
 
 def test_a_line_that_the_disk_refuses_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     sink = JsonlSink(tmp_path / "m")
     sink.write(1, {"a": 1.0})
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", refuse)
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         with pytest.raises(BurnishError, match="No space left"):
             sink.write(2, {"a": 2.0})
     sink.write(2, {"a": 3.0})

@@ -455,17 +455,7 @@ def test_a_single_trainer_of_ray_is_not_the_controller(monkeypatch: pytest.Monke
 
 JUDGE = RewardFacts(
     label="learned",
-    facts=ModelFacts(
-        num_parameters=3 * M,
-        num_layers=3,
-        hidden_size=8,
-        intermediate_size=16,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_size=4,
-        vocabulary_size=100,
-        context_tokens=None,
-    ),
+    facts=replace(FACTS, num_parameters=3 * M, num_layers=3, hidden_size=8, intermediate_size=16, head_size=4),
     width=2,
     device="auto",
     tokens_per_microbatch=100,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+from watching import runs, wait_for
 
 from burnish.errors import ConfigError
 from burnish.rewards.builtins.command import Command
@@ -111,20 +111,7 @@ def test_its_process_group_and_its_folder_are_gone_afterwards(make: Make, tmp_pa
     assert make(code)("x") == 1.0
     pid, folder = (tmp_path / "left").read_text().split()
     assert not os.path.exists(folder)
-    deadline = time.monotonic() + 30
-    while is_running(int(pid)):
-        assert time.monotonic() < deadline, "the child of the program is still there"
-        time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    """False for one that has ended and that nobody has waited for."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    wait_for(lambda: not runs(int(pid)))
 
 
 def test_memory_and_output_are_limited(make: Make) -> None:

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from watching import runs, wait_for
 
 from burnish.errors import RewardError
 from burnish.rewards.process import WorkerProcess
@@ -55,23 +57,6 @@ NASTY = """
 @pytest.fixture
 def nasty(reward_file: Any) -> Path:
     return reward_file(NASTY)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def _wait_gone(pids: list[int], seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not any(_alive(pid) for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.mark.slow_cases(
@@ -140,9 +125,9 @@ def test_closing_ends_the_workers(make_scorer: Any, make_items: Any, nasty: Path
     scorer.score(make_items(["ab"] * 20))
     pids = scorer.worker_pids
     assert pids
-    assert all(_alive(pid) for pid in pids)
+    assert all(map(runs, pids))
     scorer.close()
-    assert _wait_gone(pids)
+    wait_for(lambda: not any(map(runs, pids)))
 
 
 @pytest.mark.slow
@@ -158,7 +143,7 @@ def test_an_error_leaves_no_worker(make_scorer: Any, make_items: Any, reward_fil
     with pytest.raises(RewardError, match="returned str"):
         scorer.score(make_items(["wait", "b"]))
     assert scorer.worker_pids == []
-    assert _wait_gone(pids)
+    wait_for(lambda: not any(map(runs, pids)))
 
 
 @pytest.mark.slow
@@ -166,7 +151,7 @@ def test_a_worker_killed_between_two_calls_is_replaced(make_scorer: Any, make_it
     scorer = make_scorer(f"{nasty}:nasty")
     (pid,) = scorer.worker_pids
     os.kill(pid, signal.SIGKILL)
-    assert _wait_gone([pid])
+    wait_for(lambda: not runs(pid))
     assert [r.reward for r in scorer.score(make_items(["ab", "abc"]))] == [2.0, 3.0]
 
 
@@ -201,21 +186,19 @@ def _end_parent(
     response: str,
     timeout_seconds: float,
     begun: Callable[[], bool] = lambda: True,
-) -> bool:
-    """Whether the worker is gone soon after its parent, which waits for the score of `response`, got the signal."""
+) -> None:
+    """The worker is gone soon after its parent, which waits for the score of `response`, got the signal."""
     program = [sys.executable, "-c", textwrap.dedent(PARENT), str(nasty), response, str(timeout_seconds)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pids = [int(word) for word in parent.stdout.readline().split()]
         time.sleep(0.5)
-        end = time.monotonic() + 30
-        while not begun() and time.monotonic() < end:
-            time.sleep(0.05)
+        wait_for(begun)
         assert pids
-        assert all(_alive(pid) for pid in pids)
+        assert all(map(runs, pids))
         parent.send_signal(number)
         parent.wait(timeout=30)
-    return _wait_gone(pids)
+    wait_for(lambda: not any(map(runs, pids)))
 
 
 @pytest.mark.slow
@@ -224,7 +207,7 @@ def _end_parent(
 )
 def test_the_parents_end_is_the_workers_end(nasty: Path, number: signal.Signals, response: str) -> None:
     """With `regex` no thread of the worker can run, but its supervisor is another process."""
-    assert _end_parent(nasty, number, response, 300)
+    _end_parent(nasty, number, response, 300)
 
 
 DAEMONS = """
@@ -295,19 +278,20 @@ def test_what_leaves_its_session_ends_with_its_worker(
     assert scored.status is status
     pids = _left_behind(path, 3 if "sessions" in response else 1)
     if status is RewardStatus.OK:
-        assert all(_alive(pid) for pid in pids)
+        assert all(map(runs, pids))
         scorer.close()
-    assert not any(_alive(pid) for pid in pids)
+    assert not any(map(runs, pids))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt the orphans below it")
 def test_what_leaves_its_session_ends_with_a_killed_training_process(reward_file: Any) -> None:
     path = reward_file(DAEMONS)
-    assert _end_parent(
+    _end_parent(
         path, signal.SIGKILL, "twice forked/loop", 300, lambda: bool(path.with_name(path.name + ".pids").read_text())
     )
-    assert _wait_gone(_left_behind(path, 1))
+    left = _left_behind(path, 1)
+    wait_for(lambda: not any(map(runs, left)))
 
 
 TALKERS = """
@@ -362,17 +346,14 @@ def test_a_supervisor_that_is_killed_takes_its_worker_along(
     lost = [r for r in scored if r.status is not RewardStatus.OK]  # the worker may still have given an answer or two
     assert len(lost) <= 1
     assert all("SIGKILL" in r.status_detail for r in lost)
-    assert _wait_gone([pid])
+    wait_for(lambda: not runs(pid))
     assert [r.reward for r in scorer.score(make_items(["ab", "abc"]))] == [2.0, 3.0]
 
 
 def test_a_worker_that_cannot_be_started_is_one_clear_error(
     make_scorer: Any, monkeypatch: pytest.MonkeyPatch, nasty: Path
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(subprocess, "Popen", full)
+    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable")))
     with pytest.raises(RewardError, match="cannot start a reward worker: Resource temporarily unavailable"):
         make_scorer(f"{nasty}:nasty")
 
@@ -439,8 +420,8 @@ def test_a_worker_that_is_only_just_born_outlives_them_too() -> None:
     for number in STOP_SIGNALS:
         os.kill(supervisor, number)
     try:
-        assert _alive(worker.pid)
-        assert _alive(supervisor)
+        assert runs(worker.pid)
+        assert runs(supervisor)
     finally:
         worker.kill()
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()

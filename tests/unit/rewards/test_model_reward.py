@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -105,12 +106,9 @@ def test_an_error_of_its_passes_names_the_reward(
 ) -> None:
     folder, model = trained
 
-    def fails(*arguments: object) -> list[float]:
-        raise RuntimeError("CUDA error: out of memory")
-
     scorer = make_scorer({"name": f"model:{folder}", "label": "learned"})
     scorer.attach_policy(model.loaded.tokenizer)
-    monkeypatch.setattr(RewardModel, "score", fails)
+    monkeypatch.setattr(RewardModel, "score", Mock(side_effect=RuntimeError("CUDA error: out of memory")))
     with pytest.raises(RewardError, match=r"reward 'learned': its reward model could not score 1 responses: .*CUDA"):
         scorer.score(items_of(model, ["a"], make_items))
 

@@ -11,7 +11,7 @@ import pytest
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.rollouts.conversation import Answer, Closed, ConversingEngine, Event, Opened, Talk
-from burnish.rollouts.engine import OnFinished, Sampling
+from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.types import (
     BRANCH_STRIDE,
@@ -42,13 +42,7 @@ class Script:
     forgets: int = 0
 
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        sampling: Sampling,
-        *,
-        seed: int,
-        step: int,
-        on_finished: OnFinished | None = None,
+        self, requests: Sequence[RolloutRequest], sampling: Sampling, *, on_finished: Any = None, **given: Any
     ) -> list[Rollout]:
         self.seen.append(list(requests))
         self.limits.append(sampling.max_response_tokens)

@@ -8,12 +8,13 @@ import os
 import string
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from watching import runs, wait_for
 
 from burnish.data.histories import HistoryEncoder
 from burnish.data.observations import ObservationFormat
@@ -223,9 +224,9 @@ class Desk:
 '''
 
 
-def tokenizer_of(alphabet: str = string.printable, unk: str | None = "?!") -> Any:
+def tokenizer_of(alphabet: str = string.printable, unk: str | None = "?!", template: str = TEMPLATE) -> Any:
     names = {"eos": STOP, "pad": "<pad>", "bos": "<|im_start|>", "unk": unk}
-    return character_tokenizer(alphabet, **names, context_length=4096, chat_template=TEMPLATE)
+    return character_tokenizer(alphabet, **names, context_length=4096, chat_template=template)
 
 
 TOKENIZER = tokenizer_of()
@@ -319,6 +320,13 @@ class Talker:
         return {name: value for name, metric in self.partner.take_metrics().items() if (value := metric.result())}
 
 
+def talking(host: ConversationHost, *rows: Mapping[str, Json], tokenizer: Any = TOKENIZER, **limits: Any) -> Talker:
+    """Open conversations, one for each row."""
+    talker = Talker(partner_of(host, tokenizer, **limits))
+    talker.open(*(rows or ({},)))
+    return talker
+
+
 def call(name: str, **arguments: Json) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
@@ -326,21 +334,6 @@ def call(name: str, **arguments: Json) -> str:
 def results(answer: Answer) -> list[str]:
     assert answer.ends is None
     return [message.content for message in answer.messages]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.01)
 
 
 def descriptors() -> int:
@@ -389,8 +382,7 @@ def test_a_tool_that_hangs_is_ended_and_the_others_results_are_there_in_order(
 ) -> None:
     """Those of its own turn, and of the other conversation. With Python's lock in its hands, only what was done before
     it can have a result."""
-    with Talker(partner_of(tools, call_seconds=2.5)) as talker:
-        talker.open({}, {})
+    with talking(tools, {}, {}, call_seconds=2.5) as talker:
         first, last = (call("add", a=1, b=2), call("fail", kind="ValueError"))
         written = first + last + call(tool) if tool == "hang_in_c" else first + call(tool) + last
         answer, other = talker.say(written, call("add", a=5, b=5))
@@ -410,8 +402,7 @@ def test_a_tool_that_hangs_is_ended_and_the_others_results_are_there_in_order(
 
 
 def test_megabytes_are_cut_and_counted(tools: ConversationHost) -> None:
-    with Talker(partner_of(tools, result_characters=100)) as talker:
-        talker.open({})
+    with talking(tools, result_characters=100) as talker:
         (answer,) = talker.say(call("big", characters=50_000_000) + call("big", characters=100))
         first, second = results(answer)
         assert first == "x" * 59 + "\n[49999941 more characters are not shown]"
@@ -421,8 +412,7 @@ def test_megabytes_are_cut_and_counted(tools: ConversationHost) -> None:
 
 def test_an_end_of_turn_that_a_tool_says_is_text(tools: ConversationHost) -> None:
     control = {TOKENIZER.bos_token_id, TOKENIZER.eos_token_id}
-    with Talker(partner_of(tools)) as talker:
-        talker.open({})
+    with talking(tools) as talker:
         harmless, hostile = (talker.say(call("say", kind=kind))[0] for kind in ("spaces", "end"))
         kept = [[token for token in answer.tokens if token in control] for answer in (harmless, hostile)]
         assert kept[0] == kept[1]
@@ -432,8 +422,7 @@ def test_an_end_of_turn_that_a_tool_says_is_text(tools: ConversationHost) -> Non
 def test_a_name_that_the_policy_made_up_is_not_written_by_the_template(tools: ConversationHost) -> None:
     """It would be part of what the template says, with control tokens and all; and quoted, not be found there."""
     control = {TOKENIZER.bos_token_id, TOKENIZER.eos_token_id}
-    with Talker(partner_of(tools)) as talker:
-        talker.open({})
+    with talking(tools) as talker:
         plain, hostile, quoted = (talker.say(call(name))[0] for name in ("nothing", "<|im_end|>", 'a"b'))
         kept = [[t for t in answer.tokens if t in control] for answer in (plain, hostile, quoted)]
         assert kept[0] == kept[1] == kept[2]
@@ -443,8 +432,7 @@ def test_a_name_that_the_policy_made_up_is_not_written_by_the_template(tools: Co
 
 def test_what_the_tokenizer_does_not_know_is_told_and_counted(tools: ConversationHost) -> None:
     tokenizer = tokenizer_of(string.printable.replace("[", ""), unk=None)
-    with Talker(partner_of(tools, tokenizer)) as talker:
-        talker.open({})
+    with talking(tools, tokenizer=tokenizer) as talker:
         (answer,) = talker.say(call("say", kind="list") + call("add", a=1, b=2))
         assert results(answer) == ["Error: the result has characters that cannot be shown"] * 2
         assert talker.numbers()["tool/failed_fraction"] == 1.0
@@ -452,23 +440,20 @@ def test_what_the_tokenizer_does_not_know_is_told_and_counted(tools: Conversatio
 
 def test_calls_of_a_turn_run_at_the_same_time(tools: ConversationHost, tmp_path: Path) -> None:
     folder = str(tmp_path)
-    with Talker(partner_of(tools)) as talker:
-        talker.open({})
+    with talking(tools) as talker:
         pairs = [(1, 2), (2, 3), (3, 1)]
         (answer,) = talker.say("".join(call("meet", folder=folder, me=a, other=b) for a, b in pairs))
         assert results(answer) == ["1 met 2", "2 met 3", "3 met 1"]
 
 
 def test_hundreds_of_calls_in_one_turn(tools: ConversationHost) -> None:
-    with Talker(partner_of(tools)) as talker:
-        talker.open({})
+    with talking(tools) as talker:
         (answer,) = talker.say("".join(call("add", a=i, b=0) for i in range(400)))
         assert results(answer) == [str(i) for i in range(400)]
 
 
 def test_fractions_are_of_all_calls(tools: ConversationHost) -> None:
-    with Talker(partner_of(tools)) as talker:
-        talker.open({})
+    with talking(tools) as talker:
         talker.say("<tool_call>x</tool_call>" + call("unknown") + call("fail", kind="ValueError") + call("pid"))
         numbers = talker.numbers()
         del numbers["time/answers_seconds"]
@@ -485,16 +470,14 @@ def test_fractions_are_of_all_calls(tools: ConversationHost) -> None:
 def test_calls_of_the_last_turn_are_made_only_for_an_environment(
     tools: ConversationHost, desk: ConversationHost
 ) -> None:
-    with Talker(partner_of(tools, turns=2)) as talker:
-        talker.open({})
+    with talking(tools, turns=2) as talker:
         (first,) = talker.say(call("add", a=2, b=3))
         (last,) = talker.say(call("add", a=2, b=3))
         assert results(first) == ["5"]
         assert (last.ends, last.tokens, last.messages) == (FinishReason.TURNS, (), ())
         assert [made["function"]["name"] for made in last.message.tool_calls] == ["add"]
         assert talker.numbers()["tool/calls"] == 1
-    with Talker(partner_of(desk, turns=1)) as talker:
-        talker.open({})
+    with talking(desk, turns=1) as talker:
         (only,) = talker.say(call("add", a=2, b=3))
         assert results(only) == ["5"]
 
@@ -513,11 +496,10 @@ def test_random_tools_draw_the_same_whichever_process_serves_them(tools: Convers
 
 @pytest.mark.parametrize("how", ["child", "session", "daemon"])
 def test_what_a_tool_has_started_ends_with_its_turn(tools: ConversationHost, how: str) -> None:
-    with Talker(partner_of(tools)) as talker:
-        talker.open({})
+    with talking(tools) as talker:
         (answer,) = talker.say(call("start", how=how))
         pid = int(results(answer)[0])
-        wait_until(lambda: not is_alive(pid))
+        wait_for(lambda: not runs(pid))
 
 
 def test_what_one_conversation_has_started_is_not_ended_by_the_end_of_another(game: ConversationHost) -> None:
@@ -527,9 +509,9 @@ def test_what_one_conversation_has_started_is_not_ended_by_the_end_of_another(ga
         talker.answers.finish((0, 2))
         talker.events(1)
         time.sleep(0.2)
-        assert is_alive(child)
+        assert runs(child)
         talker.finish(0)
-        wait_until(lambda: not is_alive(child))
+        wait_for(lambda: not runs(child))
 
 
 @pytest.mark.parametrize(
@@ -542,8 +524,7 @@ def test_what_one_conversation_has_started_is_not_ended_by_the_end_of_another(ga
     ],
 )
 def test_a_process_that_sends_nonsense_is_ended(tools: ConversationHost, line: str, why: str) -> None:
-    with Talker(partner_of(tools)) as talker:
-        talker.open({})
+    with talking(tools) as talker:
         (answer,) = talker.say(call("write", line=line))
         (result,) = results(answer)
         assert result.startswith("Error: ")
@@ -556,8 +537,7 @@ def test_a_result_that_comes_twice_serves_nobody_else(tools: ConversationHost) -
     """A tool that writes the end of its own turn cannot speak for the next conversation of its process."""
     end = '{"called": true, "ended": false, "clean": true}'
     false = '{"result": 0, "text": "false", "failed_call": false, "cut": 0}'
-    with Talker(partner_of(tools)) as talker:
-        talker.open({})
+    with talking(tools) as talker:
         (answer,) = talker.say(call("write", line=f"{false}\n{end}\n{false}\n{end}"))
         assert results(answer) == ["false"]
         assert results(talker.say(call("add", a=1, b=1))[0]) == ["2"]
@@ -662,7 +642,7 @@ def test_a_call_that_outlives_its_conversation_leaves_nothing_kept_for_it(tools:
         assert talker.finish(0) == [Closed()]
         assert len(served.ended) == 1
         served.go.set()
-        wait_until(lambda: len(served.ended) == 2)
+        wait_for(lambda: len(served.ended) == 2)
         assert served.ended[0] == served.ended[1]
 
 
@@ -723,15 +703,13 @@ def test_an_environment_that_fails_ends_its_conversation_alone(
 
 @pytest.mark.parametrize("what", ["raise", "exit"])
 def test_an_environment_that_cannot_be_closed_has_failed(game: ConversationHost, what: str) -> None:
-    with Talker(partner_of(game)) as talker:
-        talker.open({"at": "close", "what": what})
+    with talking(game, {"at": "close", "what": what}) as talker:
         (closed,) = talker.finish(0)
         assert "close of the environment" in closed.failed
 
 
 def test_long_answers_of_an_environment_are_cut_and_counted(game: ConversationHost) -> None:
-    with Talker(partner_of(game, result_characters=100)) as talker:
-        talker.open({"at": "step", "what": "big"})
+    with talking(game, {"at": "step", "what": "big"}, result_characters=100) as talker:
         (answer,) = talker.say("a")
         assert results(answer)[0].endswith("[8937 more characters are not shown]")
         assert talker.numbers()["environment/cut_fraction"] == 1.0
@@ -767,8 +745,7 @@ def test_an_opening_that_cannot_be_used_is_a_failure(
 
 
 def test_tools_of_an_environment_are_called_in_order_next_to_others(desk: ConversationHost) -> None:
-    with Talker(partner_of(desk)) as talker:
-        talker.open({})
+    with talking(desk) as talker:
         (answer,) = talker.say(call("press", times=1) + call("add", a=1, b=1) + call("press", times=2))
         assert results(answer) == ["pressed 1", "2", "pressed 3"]
         (answer,) = talker.say(call("go_wrong", how="raise"))
@@ -787,8 +764,7 @@ def test_tools_of_an_environment_are_called_in_order_next_to_others(desk: Conver
     ],
 )
 def test_an_environment_is_lost_with_its_process(desk: ConversationHost, written: str, why: str) -> None:
-    with Talker(partner_of(desk, call_seconds=2.5)) as talker:
-        talker.open({}, {})
+    with talking(desk, {}, {}, call_seconds=2.5) as talker:
         lost, fine = talker.say(written, call("press", times=1))
         assert (lost.ends, lost.failed) == (FinishReason.FAILED, f"the environment failed: {why}")
         assert results(fine) == ["pressed 1"]
@@ -796,8 +772,7 @@ def test_an_environment_is_lost_with_its_process(desk: ConversationHost, written
 
 
 def test_an_environment_that_dies_between_turns_is_noticed(desk: ConversationHost) -> None:
-    with Talker(partner_of(desk)) as talker:
-        talker.open({})
+    with talking(desk) as talker:
         (answer,) = talker.say(call("pid"))
         os.kill(int(results(answer)[0]), 9)
         (answer,) = talker.say(call("press", times=1))
@@ -894,7 +869,7 @@ def test_the_end_of_a_call_ends_what_is_still_running(tools: ConversationHost, t
     folder = str(tmp_path)
     turn = Rollout("p", 0, 0, (1,), (5,), (-0.5,), FinishReason.STOP, 0, call("meet", folder=folder, me=1, other=2))
     talker.answers.begin((0, 0), turn, 1)
-    wait_until(lambda: (tmp_path / "1").exists())
+    wait_for(lambda: (tmp_path / "1").exists())
     talker.answers.close()
     assert descriptors() <= before
     (tmp_path / "1").unlink()
@@ -920,15 +895,7 @@ FORGETS = TEMPLATE.replace(
 def test_a_history_is_written_anew_after_whom_it_must_be(tmp_path: Path) -> None:
     """After an answer of the environment, not after the result of a tool; and what both have said is text."""
     (tmp_path / "parrot.py").write_text(PARROT)
-    tokenizer = character_tokenizer(
-        string.printable,
-        eos=STOP,
-        pad="<pad>",
-        bos="<|im_start|>",
-        unk="?!",
-        context_length=4096,
-        chat_template=FORGETS,
-    )
+    tokenizer = tokenizer_of(template=FORGETS)
     with (
         contextlib.closing(host_of(tmp_path, TOOLS, ["add"], environment=f"{tmp_path / 'parrot.py'}:Parrot")) as host,
         Talker(replace(partner_of(host, tokenizer), rewriting=frozenset({"user"}))) as talker,

@@ -136,35 +136,16 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.slow_cases(
-    "<tool_call> -hermes",
-    "<tool_call> -qwen_xml",
-    '<tool_call>"-hermes',
-    '<tool_call>"-qwen_xml',
-    "<tool_call>-hermes",
-    "<tool_call>-qwen_xml",
-    "<tool_call></think>-hermes",
-    "<tool_call></think>-qwen_xml",
-    "<tool_call><function=f>-hermes",
-    "<tool_call><function=f>-qwen_xml",
-    "<tool_call><function=f><parameter=a>-hermes",
-    "<tool_call><function=f><parameter=a></parameter>-hermes",
-    '<tool_call>[", "-hermes',
-    '<tool_call>[", "-qwen_xml',
-    '<tool_call>[",",-hermes',
-    '<tool_call>[",",-qwen_xml',
-    '<tool_call>\\\\"-hermes',
-    '<tool_call>\\\\"-qwen_xml',
-    '<tool_call>{"-hermes',
-    '<tool_call>{"-qwen_xml',
-    '<tool_call>{"a": "-hermes',
-    '<tool_call>{"a": "-qwen_xml',
-    "<tool_call>{-hermes",
-    "<tool_call>{-qwen_xml",
-)
-@pytest.mark.parametrize("form", BUILT_INS)
-@pytest.mark.parametrize("unit", HOSTILE)
-def test_long_hostile_text_ends(form: str, unit: str) -> None:
+ENDLESS = [
+    pytest.param(unit, form, marks=[pytest.mark.slow] if slow else [])
+    for unit in HOSTILE
+    for form in BUILT_INS
+    for slow in [unit.startswith("<tool_call>") and form in ("hermes", "qwen_xml")]
+]
+
+
+@pytest.mark.parametrize(("unit", "form"), ENDLESS)
+def test_long_hostile_text_ends(unit: str, form: str) -> None:
     # If the time grew with the square of the length, this would take hours.
     repeated = unit * (300_000 // len(unit))
     for text in (repeated, '<tool_call>{"' + repeated, "<tool_call><function=f>" + repeated + "</parameter>" * 1000):

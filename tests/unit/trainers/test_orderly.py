@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,11 +21,10 @@ def stub_training(said: list[str], progress: Progress, learners: Any = dict) -> 
 
 @pytest.mark.slow
 def test_models_that_cannot_be_asked_any_more_do_not_hide_why_the_run_ends() -> None:
-    def learners() -> Any:
-        raise BurnishError("process 'trainer 0' has been ended")
-
     said: list[str] = []
-    training = stub_training(said, Progress(3, versions=(1,)), learners)
+    training = stub_training(
+        said, Progress(3, versions=(1,)), Mock(side_effect=BurnishError("process 'trainer 0' has been ended"))
+    )
     with pytest.raises(BurnishError, match="trainer 1 is lost"), saving_finished_steps(training):
         raise BurnishError("trainer 1 is lost")
     assert len(said) == 1

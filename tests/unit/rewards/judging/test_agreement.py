@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+from stub_judge import shown
 
 from burnish.errors import ConfigError, DataError
 from burnish.rewards.judging.agreement import agreement, measure_agreement, rank_correlation, wilson
@@ -51,8 +52,8 @@ def rows(*labels: Any) -> list[Prompt]:
     ]
 
 
-def test_a_judge_is_asked_about_labelled_rows_only(stub_judge: Any, stub_judges: Any, make_scorer: Any) -> None:
-    stub = stub_judge(lambda m: json.dumps({"score": "GOOD" if len(stub_judges.shown(m)["response"]) > 2 else "BAD"}))
+def test_a_judge_is_asked_about_labelled_rows_only(stub_judge: Any, make_scorer: Any) -> None:
+    stub = stub_judge(lambda m: json.dumps({"score": "GOOD" if len(shown(m)["response"]) > 2 else "BAD"}))
     options = {"url": stub.url, "model": "m", "scale": {"GOOD": 1, "BAD": 0}, "labels": "human"}
     scorer = make_scorer({"name": "judge", "options": options, "timeout_seconds": 60})
     found = measure_agreement(rows("bad", "GOOD", "GOOD", None, 1), scorer, JudgeOptions(**options))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stub_judge import shown
 
 from burnish.config.schema import RewardConfig, ScoringConfig
 from burnish.errors import ConfigError, DataError, ModelError
@@ -38,9 +39,9 @@ class Model:
         ]
 
 
-def test_what_is_asked_at_once_is_answered_in_one_batch(make_items: Any, stub_judges: Any) -> None:
+def test_what_is_asked_at_once_is_answered_in_one_batch(make_items: Any) -> None:
     def answer(messages: Any) -> str:
-        length = len(stub_judges.shown(messages)["response"])
+        length = len(shown(messages)["response"])
         return f'{{"score": {length}}}' if length != 3 or len(messages) == 4 else "three"
 
     model = Model(answer)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stub_judge import shown
 
 from burnish.rewards.judging.pairwise import round_robin
 from burnish.types import RewardStatus
@@ -34,12 +35,12 @@ def in_groups(make_group: Any) -> Callable[..., list[Any]]:
 
 
 @pytest.fixture
-def longer(stub_judge: Any, stub_judges: Any) -> Any:
+def longer(stub_judge: Any) -> Any:
     """Starts a stub for which the longer one is better."""
 
     def rule(messages: Any) -> str:
-        shown = stub_judges.shown(messages)
-        a, b = len(shown["response_a"]), len(shown["response_b"])
+        said = shown(messages)
+        a, b = len(said["response_a"]), len(said["response_b"])
         return f'{{"better": "{"A" if a > b else "B" if b > a else "tie"}"}}'
 
     return lambda *fault: stub_judge(rule, *fault)

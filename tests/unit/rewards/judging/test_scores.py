@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stub_judge import shown
 
 from burnish.errors import ConfigError, RewardError
 from burnish.types import RewardStatus
 
 
 @pytest.fixture
-def endpoint(stub_judge: Any, stub_judges: Any) -> Any:
+def endpoint(stub_judge: Any) -> Any:
     """Starts a stub that gives one point for each letter of the response, 10 at most: `endpoint(fault)`."""
 
     def rule(messages: Any) -> str:
-        length = min(10, len(stub_judges.shown(messages)["response"]))
+        length = min(10, len(shown(messages)["response"]))
         return f'It has {length} letters.\n{{"score": {length}}}'
 
     return lambda *fault, **settings: stub_judge(rule, *fault, **settings)
@@ -300,9 +301,7 @@ def test_fields_of_the_request(endpoint: Any, ask: Any) -> None:
     }  # fmt: skip
 
 
-def test_templates_see_columns_and_references(
-    stub_judges: Any, make_scorer: Any, make_items: Any, tmp_path: Path, endpoint: Any
-) -> None:
+def test_templates_see_columns_and_references(make_scorer: Any, make_items: Any, tmp_path: Path, endpoint: Any) -> None:
     stub = endpoint()
     file = tmp_path / "question.txt"
     file.write_text('{prompt}|{topic}|{{x}}|{"score": 9}|{response}')
@@ -312,7 +311,7 @@ def test_templates_see_columns_and_references(
     text = stub.bodies[0]["messages"][1]["content"]
     assert text.startswith('What?|{response} of art|{x}|{"score": 9}|[begin response ')
     assert "did not see:\n42\n" in text
-    assert stub_judges.shown(stub.bodies[0]["messages"]) == {"response": "{topic}"}
+    assert shown(stub.bodies[0]["messages"]) == {"response": "{topic}"}
     with pytest.raises(RewardError, match="topic"):
         make_scorer(judge, columns=["topics"])
     missing = make_items(["a"], answer=None, columns={"topic": "art"})

@@ -18,7 +18,7 @@ from burnish.rollouts.endpoint.requests import Terms
 from burnish.rollouts.endpoint.speech import Speech
 from burnish.rollouts.endpoint.standing import Standing, StandingLoop
 from burnish.rollouts.endpoint.trajectory import Room
-from burnish.rollouts.engine import OnFinished, Sampling
+from burnish.rollouts.engine import Sampling
 from burnish.tools.parsers.tagged import Hermes
 from burnish.types import FinishReason, Metric, Rollout, RolloutRequest
 
@@ -64,13 +64,7 @@ class Script:
     end: str = "]"
 
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        sampling: Sampling,
-        *,
-        seed: int,
-        step: int,
-        on_finished: OnFinished | None = None,
+        self, requests: Sequence[RolloutRequest], sampling: Sampling, *, on_finished: Any = None, **given: Any
     ) -> list[Rollout]:
         self.seen += requests
         self.samplings += [sampling] * len(requests)

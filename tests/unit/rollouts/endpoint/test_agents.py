@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from watching import wait_for
 
 from burnish.environments.host import ConversationHost
 from burnish.environments.warm_parent import Wanted
@@ -212,10 +214,7 @@ def test_what_an_agent_has_started_ends_with_it(hold: Any) -> None:
     engine, _ = hold("leaves")
     (row,) = ask(engine, (0,))
     pid = int(row.environment_reward)
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not Path(f"/proc/{pid}").exists()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists())
 
 
 @pytest.mark.slow
@@ -309,10 +308,7 @@ def test_agents_of_a_group_have_one_seed(hold: Any) -> None:
 def test_an_engine_that_fails_ends_the_call(hold: Any) -> None:
     engine, script = hold("run")
 
-    def fail(request: Any) -> str:
-        raise RolloutError("broken")
-
-    script.say = fail
+    script.say = Mock(side_effect=RolloutError("broken"))
     with pytest.raises(RolloutError, match="broken"):
         ask(engine, (0, 1))
     script.say = lambda request: "yes"

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -155,9 +156,6 @@ def test_an_engine_that_fails_is_an_error_of_the_server(serving: Any, start: Any
     loop = serving()
     server = start(loop.desk)
 
-    def fail(request: Any) -> str:
-        raise RolloutError("broken")
-
-    script.say = fail
+    script.say = Mock(side_effect=RolloutError("broken"))
     assert ask(server, "/v1/chat/completions", CHAT)[0] == 500
     assert ask(server, "/v1/chat/completions", CHAT)[0] == 503

@@ -56,6 +56,11 @@ class Talk:
         return message_body(reply.said.message)
 
 
+@pytest.fixture
+def talk() -> Talk:
+    return Talk()
+
+
 def _result(answer: Future[Reply | None]) -> Reply:
     reply = answer.result(timeout=0)
     assert reply is not None
@@ -83,8 +88,7 @@ def check_rows(talk: Talk) -> None:
     assert sorted(found) == sorted(seen)
 
 
-def test_what_is_repeated_goes_on_and_is_never_tokenised_again() -> None:
-    talk = Talk()
+def test_what_is_repeated_goes_on_and_is_never_tokenised_again(talk: Talk) -> None:
     talk.script.say = lambda request: f"turn {len(talk.script.seen)} "
     messages: list[Any] = [{"role": "system", "content": "s"}, user("one")]
     for text in ("two", "three"):
@@ -103,8 +107,7 @@ def test_what_is_repeated_goes_on_and_is_never_tokenised_again() -> None:
     check_rows(talk)
 
 
-def test_calls_have_ids_and_their_results_follow() -> None:
-    talk = Talk()
+def test_calls_have_ids_and_their_results_follow(talk: Talk) -> None:
     talk.script.say = lambda request: CALL
     said = talk.chat([user("q")], tools=[CALCULATOR])
     (call,) = said["tool_calls"]
@@ -135,8 +138,7 @@ def test_calls_have_ids_and_their_results_follow() -> None:
         (lambda m: [*m, {"role": "assistant", "content": "forged"}, user("s")], None),
     ],
 )
-def test_an_edited_history_begins_a_branch(change: Any, prompt: str | None) -> None:
-    talk = Talk()
+def test_an_edited_history_begins_a_branch(talk: Talk, change: Any, prompt: str | None) -> None:
     messages = [user("q"), talk.chat([user("q")]), user("r")]
     talk.chat(change(messages))
     first, second = talk.trajectory.rollouts()
@@ -149,9 +151,8 @@ def test_an_edited_history_begins_a_branch(change: Any, prompt: str | None) -> N
     check_rows(talk)
 
 
-def test_a_fork_has_the_exact_tokens_of_the_turns_before_it() -> None:
+def test_a_fork_has_the_exact_tokens_of_the_turns_before_it(talk: Talk) -> None:
     """Two ways to go on after the same turn: the second one's prompt is the first one's tokens up to there."""
-    talk = Talk()
     start = [user("q"), talk.chat([user("q")])]
     talk.chat([*start, user("left")])
     talk.chat([*start, user("right")])
@@ -165,8 +166,7 @@ def test_a_fork_has_the_exact_tokens_of_the_turns_before_it() -> None:
     check_rows(talk)
 
 
-def test_requests_at_the_same_time_are_branches_with_noise_of_their_own() -> None:
-    talk = Talk()
+def test_requests_at_the_same_time_are_branches_with_noise_of_their_own(talk: Talk) -> None:
     one = read_chat({"model": "tiny", "messages": [user("q")]}, TERMS)
     talk.ask(one, one, one)
     assert [request.prompt_id for request in talk.script.seen] == ["p", "p, branch 2", "p, branch 3"]
@@ -185,8 +185,7 @@ def test_a_template_that_rewrites_history_makes_every_turn_a_branch() -> None:
     check_rows(talk)
 
 
-def test_texts_and_tokens_go_on_by_what_they_begin_with() -> None:
-    talk = Talk()
+def test_texts_and_tokens_go_on_by_what_they_begin_with(talk: Talk) -> None:
     talk.script.say = lambda request: "ab Stop: it"
     (first,) = talk.ask(read_completion({"model": "tiny", "prompt": "x ", "max_tokens": 8, "stop": "Stop:"}, TERMS))
     assert first.said.text == "ab "  # the stop text is not told, but it was sampled
@@ -201,16 +200,14 @@ def test_texts_and_tokens_go_on_by_what_they_begin_with() -> None:
     check_rows(talk)
 
 
-def test_a_text_does_not_go_on_after_a_token_that_it_lacks() -> None:
-    talk = Talk()
+def test_a_text_does_not_go_on_after_a_token_that_it_lacks(talk: Talk) -> None:
     talk.ask(read_completion({"model": "tiny", "prompt": "x"}, TERMS))
     talk.ask(read_completion({"model": "tiny", "prompt": "xyes more"}, TERMS))
     assert talk.speech.decode_raw(talk.trajectory.rollouts()[1].prompt_tokens) == "xyes more"
     check_rows(talk)
 
 
-def test_a_text_does_not_go_on_after_a_token_that_its_client_was_not_told() -> None:
-    talk = Talk()
+def test_a_text_does_not_go_on_after_a_token_that_its_client_was_not_told(talk: Talk) -> None:
     talk.script.end = "\n"
     (newline,) = talk.speech.encode_text("\n", begins=False)
     talk.ask(read_completion({"model": "tiny", "prompt": "x", "stop_token_ids": [newline]}, TERMS))
@@ -264,8 +261,7 @@ def test_a_history_that_has_used_all_ids_is_answered() -> None:
     assert talk.chat([user("q"), said, user("r")], tools=[CALCULATOR])["tool_calls"][0]["id"] == "call00100"
 
 
-def test_tokens_are_named_by_their_ids_on_request() -> None:
-    talk = Talk()
+def test_tokens_are_named_by_their_ids_on_request(talk: Talk) -> None:
     asked = {"model": "tiny", "messages": [user("q")], "logprobs": True, "return_tokens_as_token_ids": True}
     (reply,) = talk.ask(read_chat(asked, TERMS))
     names = [entry["token"] for entry in reply.body()["choices"][0]["logprobs"]["content"]]
@@ -357,8 +353,7 @@ def test_only_the_branch_that_spoke_last_counts_in_an_evaluation() -> None:
     assert talk.speech.decode_raw(row.prompt_tokens).startswith("[user\nb]")
 
 
-def test_a_failure_leaves_all_branches_without_a_reward() -> None:
-    talk = Talk()
+def test_a_failure_leaves_all_branches_without_a_reward(talk: Talk) -> None:
     talk.chat([user("a")])
     talk.chat([user("b")])
     talk.trajectory.reward = 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -106,10 +107,7 @@ def test_a_run_that_began_with_another_decoder_keeps_it(make, llama: Any) -> Non
 def test_whatever_a_trial_raises_is_a_no_with_a_note(
     make, llama: Any, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise error("no such instruction")
-
-    monkeypatch.setattr(KernelDecoder, "logits", fail)
+    monkeypatch.setattr(KernelDecoder, "logits", Mock(side_effect=error("no such instruction")))
     note = f"decoding without C kernels: the trial ended with {error.__name__}: no such instruction"
     for paths in (paths_with([KERNELS]), FastPaths(timed=False)):
         assert decoder_of(make(llama, paths)) is ModelDecoder

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -168,11 +169,8 @@ def test_a_worker_with_other_weights_refuses(make: Make) -> None:
 
 
 def test_a_restart_does_not_take_weights_of_another_version(make: Make) -> None:
-    def moved_on() -> Iterator[tuple[str, torch.Tensor]]:
-        raise RolloutError("the policy is at version 5 by now")
-
     engine = make()
-    engine.sync(Weights(4, moved_on))
+    engine.sync(Weights(4, Mock(side_effect=RolloutError("the policy is at version 5 by now"))))
     with pytest.raises(RolloutError, match="at version 5"):
         engine.generate(ONE, SAMPLING, seed=0, step=0)
     assert engine._worker is None

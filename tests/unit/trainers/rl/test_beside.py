@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -40,8 +41,7 @@ def test_a_model_of_its_own_process_is_asked_at_once() -> None:
 
 
 def test_its_error_is_that_of_the_one_who_waits() -> None:
-    def fail() -> None:
-        raise DivergenceError("the value loss is nan", remedy="lower critic.learning_rate")
-
     with ThreadPoolExecutor(1) as threads, pytest.raises(DivergenceError, match="the value loss is nan"):
-        Beside(("critic",), threads).begin("critic", fail)()
+        Beside(("critic",), threads).begin(
+            "critic", Mock(side_effect=DivergenceError("the value loss is nan", remedy="lower critic.learning_rate"))
+        )()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from plain_samples import Feed, domains_of, plain_rollout
 
 from burnish.config.domains import ALL
 from burnish.config.schema import RlConfig
-from burnish.rollouts.engine import OnFinished, Sampling
+from burnish.rollouts.engine import Sampling
 from burnish.trainers.rl.collection import Collector, Overlaps, penalised
 from burnish.trainers.telemetry.groups import describe_groups
 from burnish.trainers.telemetry.stopwatch import Stopwatch
@@ -34,13 +35,7 @@ class Engine:
         self.requests: list[RolloutRequest] = []
 
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        sampling: Sampling,
-        *,
-        seed: int,
-        step: int,
-        on_finished: OnFinished | None = None,
+        self, requests: Sequence[RolloutRequest], sampling: Sampling, *, on_finished: Any = None, **given: Any
     ) -> list[Rollout]:
         self.requests += requests
         rollouts = [_rollout(request, index) for request in requests for index in request.sample_indices]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,44 +13,19 @@ from burnish.cli import main
 from burnish.config.schema_data import ModelConfig
 from burnish.models.reward_model import Readout, new_reward_model
 
-BASE = """\
-output: run
-model: model
-data:
-  train: train.jsonl
-rewards: "reward.py:digits"
-scoring: {workers: 1}
-steps: 2
-rollout: {prompts_per_step: 2, group_size: 2, max_prompt_tokens: 8, max_response_tokens: 4}
-evaluation: {at_start: false}
-logging: {sinks: []}
-"""
-SFT = "output: run\nmodel: model\ndata: {train: train.jsonl}\nmax_tokens: 16\nlogging: {sinks: []}\n"
-RM = "output: run\nmodel: model\ndata: {train: pairs.jsonl}\nmax_tokens: 16\nsteps: 2\nlogging: {sinks: []}\n"
+Row = dict[str, Any]
+Refuse = Callable[[Mapping[str, Any]], None]
 PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
 FOUR = {"prompt": "1+1=", "responses": ["1", "2", "3"], "best": 1}
 
 
-@dataclass(frozen=True)
-class Case:
-    """What is wrong (`text` after the base file, `words` after the command, `files` beside it), what must be said."""
-
-    name: str
-    says: tuple[str, ...]
-    text: str = ""
-    words: tuple[str, ...] = ()
-    files: dict[str, str] = field(default_factory=dict)
-    base: str = BASE
-    command: tuple[str, ...] = ("rl", "run.yaml")
+def case(name: str, *says: str, **how: Any) -> Row:
+    return {"name": name, "says": says, **how}
 
 
-def case(name: str, *says: str, text: str = "", words: str = "", **more: object) -> Case:
-    return Case(name, says, text=text, words=tuple(words.split()), **more)  # type: ignore[arg-type]
-
-
-def check(name: str, *says: str, **more: object) -> Case:
+def check(name: str, *says: str, **how: Any) -> Row:
     """A case for `burnish check`, which reads data and rewards but no model."""
-    return case(name, *says, command=("check", "run.yaml"), **more)
+    return case(name, *says, command=("check", "run.yaml"), **how)
 
 
 CONFIG = [
@@ -305,22 +278,22 @@ COMMANDS = [
     case("evaluation without held-out data", "data.eval is empty", "held-out", command=("eval", "run.yaml")),
     case("check without a file", "no run file is given", "--list", command=("check",)),
     case("rl file for sft", "rewards is not a known key", command=("sft", "run.yaml")),
-    case("sft without data", "data.train is empty", base=SFT, words="data.train=[]", command=("sft", "run.yaml")),
-    case("sft warm-up longer than the run", "optimization.warmup_steps is 9", "at most 3", base=SFT,
-         words="steps=3 optimization.warmup_steps=9", command=("sft", "run.yaml")),
-    case("sft with queries", "data.query is set", "entire documents", base=SFT, words="data.query.end_text=.",
+    case("sft without data", "data.train is empty", base="sft", words="data.train=[]"),
+    case("sft warm-up longer than the run", "optimization.warmup_steps is 9", "at most 3", base="sft",
+         words="steps=3 optimization.warmup_steps=9"),
+    case("sft with queries", "data.query is set", "entire documents", base="sft", words="data.query.end_text=.",
          command=("sft", "run.yaml")),
-    case("sft with rollout workers", "cluster.rollout_workers is not read by runs of this kind", base=SFT,
-         words="cluster.rollout_workers=2", command=("sft", "run.yaml")),
-    case("sft with minibatches", "optimization.minibatches is not read by runs of this kind", base=SFT,
-         words="optimization.minibatches=2", command=("sft", "run.yaml")),
+    case("sft with rollout workers", "cluster.rollout_workers is not read by runs of this kind", base="sft",
+         words="cluster.rollout_workers=2"),
+    case("sft with minibatches", "optimization.minibatches is not read by runs of this kind", base="sft",
+         words="optimization.minibatches=2"),
 ]  # fmt: skip
 
 
-def pairs(name: str, *says: str, rows: list[dict[str, object]], words: str = "") -> Case:
+def pairs(name: str, *says: str, rows: list[dict[str, Any]], **how: Any) -> Row:
     """A case for `burnish rm` with these rows of preferences."""
     files = {"pairs.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
-    return case(name, *says, base=RM, words=words, files=files, command=("rm", "run.yaml"))
+    return case(name, *says, base="rm", files=files, **how)
 
 
 LEARNED = [
@@ -351,39 +324,13 @@ SEEN_BY_THE_RUN_ALONE = {
 """Takes weights, another machine or a response to find out."""
 
 PLANNED = [
-    dataclasses.replace(case, command=("plan", *case.command[1:]))
-    for case in [*DATA, *MODEL, *REWARD]  # what CONFIG holds is found by the same reading of the file
-    if case.command in (("rl", "run.yaml"), ("check", "run.yaml")) and case.name not in SEEN_BY_THE_RUN_ALONE
-]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, tiny_model: Path, tiny_task: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a model, data and a reward that would all work."""
-    (tmp_path / "model").symlink_to(tiny_model)
-    shutil.copy(tiny_task / "train.jsonl", tmp_path)
-    shutil.copy(tiny_task / "reward.py", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def refuse(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], str]:
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(case: Case) -> str:
-        (folder / "run.yaml").write_text(case.base + case.text + "\n", encoding="utf-8")
-        for name, text in case.files.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
-        code = main([*case.command, *case.words])
-        captured = capsys.readouterr()
-        assert code == 2, captured.out + captured.err
-        assert any(word in captured.err for word in ("-> ", "Usage: ")), f"no remedy: {captured.err}"
-        assert "Traceback" not in captured.err
-        return captured.err
-
-    return run
+    {**row, "command": ("plan", "run.yaml")}
+    for row in [*DATA, *MODEL, *REWARD]  # what CONFIG holds is found by the same reading of the file
+    if row["name"] not in SEEN_BY_THE_RUN_ALONE
+] + [
+    case("clip for an estimator of parts", "reward_clip is 1.0, but the estimator 'gdpo' reads each reward by itself",
+         words="algorithm=gdpo algorithm.reward_clip=1", command=("plan", "run.yaml")),
+]  # fmt: skip
 
 
 @pytest.mark.slow_cases(
@@ -404,11 +351,9 @@ def refuse(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     "reward without parameters",
     "token that is two",
 )
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_bad_input_is_told_in_one_message(case: Case, refuse: Callable[[Case], str]) -> None:
-    message = refuse(case)
-    for part in case.says:
-        assert part in message, message
+@pytest.mark.parametrize("row", CASES, ids=[row["name"] for row in CASES])
+def test_bad_input_is_told_in_one_message(row: Row, refuse: Refuse) -> None:
+    refuse(row)
 
 
 @pytest.mark.slow_cases(
@@ -421,24 +366,14 @@ def test_bad_input_is_told_in_one_message(case: Case, refuse: Callable[[Case], s
     "reward with an unknown parameter",
     "reward without parameters",
 )
-@pytest.mark.parametrize("case", PLANNED, ids=[case.name for case in PLANNED])
-def test_a_plan_refuses_what_the_run_would_refuse(case: Case, refuse: Callable[[Case], str]) -> None:
-    message = refuse(case)
-    for part in case.says:
-        assert part in message, message
-
-
-def test_a_plan_refuses_what_the_estimator_cannot_use(refuse: Callable[[Case], str]) -> None:
-    words = "algorithm=gdpo algorithm.reward_clip=1"
-    message = refuse(case("clip for an estimator of parts", words=words, command=("plan", "run.yaml")))
-    assert "algorithm.reward_clip is 1.0, but the estimator 'gdpo' reads each reward by itself" in message
+@pytest.mark.parametrize("row", PLANNED, ids=[row["name"] for row in PLANNED])
+def test_a_plan_refuses_what_the_run_would_refuse(row: Row, refuse: Refuse) -> None:
+    refuse(row)
 
 
 def test_a_plan_only_notes_what_another_folder_or_machine_would_allow(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    (folder / "run.yaml").write_text(BASE)
     (folder / "run").mkdir()
     (folder / "run" / "config.yaml").write_text("steps: 5\n")
     before = sorted(folder.rglob("*"))
@@ -450,10 +385,9 @@ def test_a_plan_only_notes_what_another_folder_or_machine_would_allow(
     assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in str(path)] == before
 
 
-def test_the_table_is_long_enough() -> None:
-    names = [case.name for case in CASES]
+def test_names_are_given_once() -> None:
+    names = [row["name"] for row in CASES]
     assert len(names) == len(set(names))
-    assert len(names) >= 60
 
 
 def test_debug_shows_the_traceback(folder: Path) -> None:
@@ -467,7 +401,6 @@ def test_debug_shows_the_traceback_of_a_reward_file(folder: Path) -> None:
     from burnish.errors import RewardError
 
     (folder / "reward.py").write_text("def helper():\n    return nothing\nhelper()\n")
-    (folder / "run.yaml").write_text(BASE)
     with pytest.raises(RewardError, match=r"NameError: .*reward\.py:2\)") as caught:
         main(["check", "run.yaml", "--debug"])
     shown = str(caught.value.__cause__)
@@ -476,22 +409,19 @@ def test_debug_shows_the_traceback_of_a_reward_file(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_with_another_configuration_is_not_resumed(refuse: Callable[[Case], str], folder: Path) -> None:
-    (folder / "run.yaml").write_text(BASE, encoding="utf-8")
+def test_a_run_with_another_configuration_is_not_resumed(refuse: Refuse, folder: Path) -> None:
     assert main(["rl", "run.yaml"]) == 0
-    message = refuse(case("changed", words="rollout.temperature=0.5"))
-    assert "rollout.temperature: 1.0 before, 0.5 now" in message
-    assert "--fresh" in message
+    says = "rollout.temperature: 1.0 before, 0.5 now", "--fresh"
+    refuse(case("changed", *says, words="rollout.temperature=0.5"))
     assert main(["rl", "run.yaml", "rollout.temperature=0.5", "--fresh"]) == 0
     assert (folder / "run.old-1" / "metrics.jsonl").is_file()
 
 
 @pytest.mark.slow
 def test_a_critic_of_another_tokenizer_is_refused(
-    refuse: Callable[[Case], str], folder: Path, save_tiny_llama: Callable[..., Path]
+    refuse: Refuse, folder: Path, save_tiny_llama: Callable[..., Path]
 ) -> None:
     source = ModelConfig(path=str(save_tiny_llama("0123456789-=", hidden_size=32)), device="cpu")
     new_reward_model(source, Readout(), seed=0).save(folder / "rm")
-    message = refuse(case("tokenizer", words="algorithm=ppo critic.init=./rm"))
-    for part in ("critic.init './rm' has another tokenizer (14 tokens) than the policy", "model", "'+' is id 12 here"):
-        assert part in message, message
+    says = "critic.init './rm' has another tokenizer (14 tokens) than the policy", "model", "'+' is id 12 here"
+    refuse(case("tokenizer", *says, words="algorithm=ppo critic.init=./rm"))

@@ -1,0 +1,58 @@
+"""The rollouts of one real step, and the run that made them under other algorithms."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from burnish.config.loading import load_run_data
+from burnish.config.schema import AlgorithmConfig, RlConfig
+from burnish.trainers.rl.collection import Collected
+from burnish.trainers.rl.critic_setup import build_value_objective
+from burnish.trainers.rl.loop import RlRun
+from burnish.trainers.rl.objective_setup import build_objective, resolve_algorithm
+from burnish.trainers.rl.setup import build_kl, open_rl_run
+from burnish.trainers.telemetry.stopwatch import Stopwatch
+
+
+@contextmanager
+def sampled_step(
+    model: Path, task: Path, output: Path, *, needs_greedy: bool = False, **fields: Any
+) -> Iterator[tuple[RlRun, Collected]]:
+    """An open run on the tiny task, with a reference, and the rollouts of its first step."""
+    data = {
+        "output": str(output),
+        "model": str(model),
+        "data": {"train": f"{task}/train.jsonl"},
+        "rewards": [{"name": f"{task}/reward.py:digits", "label": "digits"}],
+        "scoring": {"workers": 1},
+        "algorithm": "grpo",
+        "evaluation": {"at_start": False, "every_steps": None},
+        "logging": {"sinks": [], "record_rollouts": False},
+        **fields,
+    }
+    with open_rl_run(load_run_data(data).rl, Console(quiet=True)) as run:
+        collector = dataclasses.replace(run.supply.collector, needs_greedy=needs_greedy)
+        yield run, collector.collect(1, {}, Stopwatch())
+
+
+def with_algorithm(run: RlRun, algorithm: AlgorithmConfig) -> RlRun:
+    """The same parts under another algorithm."""
+    config: RlConfig = run.config.model_copy(update={"algorithm": algorithm})
+    estimator, loss, numbers = resolve_algorithm(algorithm)
+    return dataclasses.replace(
+        run,
+        config=config,
+        estimator=estimator,
+        objective=lambda coef: build_objective(config, loss, numbers, coef),
+        select_tokens=partial(loss.select, options=numbers) if loss.needs_selection else None,
+        kl=build_kl(algorithm),
+        value_objective=build_value_objective(config),
+        reference=None if algorithm.kl_in == "none" else run.reference,
+    )
