@@ -174,16 +174,7 @@ class Policy:
             from burnish.rollouts.local.engine import LocalEngine
 
             self._engine_tokens = min(loaded.context_length, max(2 * num_tokens, _LEAST_CONTEXT))
-            self._engine = LocalEngine(
-                loaded.model,
-                tokenizer=loaded.tokenizer,
-                eos_token_ids=loaded.eos_token_ids,
-                pad_token_id=loaded.pad_token_id,
-                context_length=self._engine_tokens,
-                max_batch_rows=1,
-                kernels=loaded.kernels,
-                paths=loaded.paths,
-            )
+            self._engine = LocalEngine.of(loaded, context_length=self._engine_tokens, max_batch_rows=1)
         return self._engine
 
 

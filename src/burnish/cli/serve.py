@@ -123,16 +123,7 @@ def _standing(
             f"the model has a context of {loaded.context_length:,} tokens, and {context:,} are asked for",
             remedy="lower --context, or leave it out",
         )
-    engine = LocalEngine(
-        loaded.model,
-        tokenizer=loaded.tokenizer,
-        eos_token_ids=loaded.eos_token_ids,
-        pad_token_id=loaded.pad_token_id,
-        context_length=context,
-        max_batch_rows=rows,
-        kernels=loaded.kernels,
-        paths=loaded.paths,
-    )
+    engine = LocalEngine.of(loaded, context_length=context, max_batch_rows=rows)
     ends = (*loaded.eos_token_ids, *sampling.stop_token_ids)
     speech = Speech.of(loaded.tokenizer, ends, policy.template_options, parser=parser)
     room = Room(_MOST_TURNS, min(sampling.max_response_tokens, context), context, context)

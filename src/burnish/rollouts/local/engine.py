@@ -43,6 +43,8 @@ from burnish.types import Begun, Metric, Reduction, Rollout, RolloutRequest, Use
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from burnish.models.loading import LoadedModel
+
 _ADMISSION_FRACTION = 0.125
 """Waiting rows join when this fraction of the places is free, so that prompts are prefilled several at a time."""
 
@@ -127,6 +129,22 @@ class LocalEngine(StoppableEngine, KeepingEngine):
         self._goes_on: bool | None = None  # whether kept rows can; not tried yet
         self._session: _Session | None = None
         self._spent = _Seconds()
+
+    @staticmethod
+    def of(loaded: LoadedModel, *, max_batch_rows: int, context_length: int | None = None) -> LocalEngine:
+        """The engine of a loaded model, for texts up to its context if nothing else is said."""
+        return LocalEngine(
+            loaded.model,
+            tokenizer=loaded.tokenizer,
+            eos_token_ids=loaded.eos_token_ids,
+            pad_token_id=loaded.pad_token_id,
+            context_length=context_length or loaded.context_length,
+            max_batch_rows=max_batch_rows,
+            plain=loaded.plain,
+            kernels=loaded.kernels,
+            paths=loaded.paths,
+            keep_bytes=0 if loaded.plain else KEEP_BYTES,  # reading on is a fast path
+        )
 
     @contextmanager
     def keeping(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from burnish.models.reward_model import PromptResponse
 from burnish.models.tokenizers import load_tokenizer
 from burnish.observability.console import say
 from burnish.rollouts.engine import Sampling
-from burnish.rollouts.registry import build_engine
+from burnish.rollouts.local.engine import LocalEngine
 from burnish.trainers.chaining import with_weights
 from burnish.types import RolloutRequest
 
@@ -124,18 +124,7 @@ def _policy_responses(
     _check_vocabulary(path, policy.tokenizer, loaded.tokenizer)
     say(console, policy.notes)
     console.print(f"sampling {settings.responses} responses of {path} to normalise on", highlight=False)
-    engine = build_engine(
-        "local",
-        policy.model,
-        tokenizer=policy.tokenizer,
-        eos_token_ids=policy.eos_token_ids,
-        pad_token_id=policy.pad_token_id,
-        context_length=policy.context_length,
-        max_batch_rows=64,
-        plain=policy.plain,
-        kernels=policy.kernels,
-        paths=policy.paths,
-    )
+    engine = LocalEngine.of(policy, max_batch_rows=64)
     say(console, policy.paths.lines())
     limit = config.response_length or settings.max_response_tokens
     sampling = Sampling(

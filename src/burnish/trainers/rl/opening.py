@@ -59,18 +59,12 @@ def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> I
     rollout = config.rollout
     engine = build_engine(
         rollout.engine,
-        loaded.model,
-        tokenizer=loaded.tokenizer,
-        eos_token_ids=loaded.eos_token_ids,
-        pad_token_id=loaded.pad_token_id,
+        loaded,
         context_length=longest_text(config, loaded),
         max_batch_rows=rollout.max_batch_rows,
         vllm=rollout.vllm,
         rests="rollout_engine" in config.cluster.offload,
         log=Path(config.output) / ENGINE_LOG,
-        plain=loaded.plain,
-        kernels=loaded.kernels,
-        paths=loaded.paths,
     )
     if rollout.engine == "local":
         return_freed_memory()  # of the trials that chose how to decode
