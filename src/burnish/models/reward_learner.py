@@ -19,7 +19,7 @@ from burnish.models.cut import Cut
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_model import PromptResponse, RewardModel, find_reward_file, read_reward_file
 from burnish.models.role_optimizer import Owner, RoleOptimizer
-from burnish.models.roles import Denominators, ObjectiveValue, TrainingState
+from burnish.models.roles import Denominators, Learner, ObjectiveValue, TrainingState
 from burnish.types import Metric, Reduction
 
 
@@ -59,13 +59,8 @@ PreferenceObjective = Callable[[ComparedScores, int], ObjectiveValue]
 """(scores of a micro-batch, number of comparisons in the step) to the micro-batch's share of the loss."""
 
 
-class PreferenceLearner(Protocol):
+class PreferenceLearner(Learner, Protocol):
     """A reward model with its optimizer, as the loop sees it: in this process, or a handle to others."""
-
-    @property
-    def version(self) -> int:
-        """Optimizer steps begun so far."""
-        ...
 
     def update(self, comparisons: Sequence[Comparison], objective: PreferenceObjective) -> dict[str, Metric]:
         """One optimizer step on the comparisons. Raises DivergenceError if loss or gradient is not finite, with the
@@ -83,14 +78,6 @@ class PreferenceLearner(Protocol):
     def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
         """Shift rewards so that those `measured` have mean 0 and, with `scale`, standard deviation 1."""
         ...
-
-    def save_weights(self, folder: Path) -> None: ...
-
-    def load_weights(self, folder: Path) -> None: ...
-
-    def training_state(self) -> TrainingState: ...
-
-    def load_training_state(self, state: TrainingState) -> None: ...
 
 
 REWARD_MODEL = Owner("rm", "reward model", "lower optimization.learning_rate, or use model.dtype: float32")
