@@ -142,11 +142,13 @@ def share(term: Tensor, mask_BT: Tensor, denominators: Denominators) -> Metric:
 
 @dataclass(frozen=True, slots=True)
 class ClippedValueObjective:
-    """Clipped squared error between values and returns, aggregated over the optimizer step like a policy loss."""
+    """Clipped squared error between values and returns, aggregated over the optimizer step like a policy loss, times a
+    weight. The loss is logged without it."""
 
     clip: float | None
     aggregation: str
     length: int
+    weight: float = 1.0
 
     def __call__(self, values_BT: Tensor, batch: Batch, denominators: Denominators) -> ObjectiveValue:
         if batch.values is None or batch.returns is None:
@@ -156,19 +158,7 @@ class ClippedValueObjective:
         loss = aggregate_step(per_token, batch, self.aggregation, self.length, denominators)
         metrics = value_metrics(values_BT, batch.values, batch.returns, mask, clip=self.clip)
         metrics["loss"] = share(loss, mask, denominators)
-        return ObjectiveValue(loss, {f"critic/{name}": metric for name, metric in metrics.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class WeightedValueObjective:
-    """A value loss times a constant. The loss is logged without the constant."""
-
-    objective: ValueObjective
-    weight: float
-
-    def __call__(self, values_BT: Tensor, batch: Batch, denominators: Denominators) -> ObjectiveValue:
-        value = self.objective(values_BT, batch, denominators)
-        return ObjectiveValue(self.weight * value.loss, value.metrics)
+        return ObjectiveValue(self.weight * loss, {f"critic/{name}": metric for name, metric in metrics.items()})
 
 
 @dataclass(frozen=True, slots=True)
