@@ -112,18 +112,18 @@ class SeparateCritic(HeadCritic):
         trunk: PreTrainedModel,
         head: ValueHead,
         settings: OptimizerSettings,
+        like: LoadedModel,
         *,
-        tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
-        lanes: Lanes = ONE_LANE,
-        gradient_checkpointing: bool = False,
-        plain: bool = False,
+        tokens_per_microbatch: int,
+        lanes: Lanes,
     ) -> None:
-        """Uses the backbone as it is. `copy_of` and `from_folder` make one."""
+        """Uses the backbone as it is, which passes treat as they do the policy `like`. `copy_of` and `from_folder` make
+        one."""
         optimizer = RoleOptimizer(CRITIC, _named(trunk, head), settings, lanes)
-        scorer = ValueScorer(trunk, head, plain=plain)
+        scorer = ValueScorer(trunk, head, plain=like.plain)
         super().__init__(scorer, [optimizer], tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
         self.trunk = trunk
-        self._gradient_checkpointing = gradient_checkpointing
+        self._gradient_checkpointing = like.gradient_checkpointing
         self._awake: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @staticmethod
@@ -140,15 +140,7 @@ class SeparateCritic(HeadCritic):
         """
         trunk = copy.deepcopy(trunk_of(loaded.model))
         head = ValueHead(hidden_size(trunk), device=trunk.device)
-        return SeparateCritic(
-            trunk,
-            head,
-            settings,
-            tokens_per_microbatch=tokens_per_microbatch,
-            lanes=lanes,
-            gradient_checkpointing=loaded.gradient_checkpointing,
-            plain=loaded.plain,
-        )
+        return SeparateCritic(trunk, head, settings, loaded, tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
 
     @staticmethod
     def from_folder(
@@ -182,15 +174,7 @@ class SeparateCritic(HeadCritic):
         head = ValueHead(start.head.in_features, device=like.model.device)
         bias = torch.zeros_like(head.bias) if start.head.bias is None else start.head.bias
         head.take(start.head.weight, bias + start.normalization.bias)
-        return SeparateCritic(
-            trunk,
-            head,
-            settings,
-            tokens_per_microbatch=tokens_per_microbatch,
-            lanes=lanes,
-            gradient_checkpointing=like.gradient_checkpointing,
-            plain=like.plain,
-        )
+        return SeparateCritic(trunk, head, settings, like, tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
 
     def rest(self, folder: Path) -> None:
         """From now on the backbone rests while nobody asks for values or updates (`burnish.models.resting`). Its
