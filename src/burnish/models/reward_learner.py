@@ -149,12 +149,9 @@ class RewardLearner:
         """Optimizer steps begun so far."""
         return self._optimizer.version
 
-    @torch.no_grad()
     def compare(self, comparisons: Sequence[Comparison]) -> list[list[float]]:
         """Scores of every candidate of every comparison, without gradient."""
-        flat = self.score(_pairs(comparisons))
-        numbers = iter(flat)
-        return [[next(numbers) for _ in comparison.responses] for comparison in comparisons]
+        return compare(self.score, comparisons)
 
     def score(self, pairs: Sequence[PromptResponse]) -> list[float]:
         """Rewards of the responses, without gradient."""
@@ -247,6 +244,14 @@ class RewardLearner:
             margin_B=torch.tensor([comparison.margin or 0.0 for comparison in comparisons], device=flat.device),
             tie_B=torch.tensor([comparison.tie for comparison in comparisons], device=flat.device),
         )
+
+
+def compare(
+    score: Callable[[Sequence[PromptResponse]], list[float]], comparisons: Sequence[Comparison]
+) -> list[list[float]]:
+    """Scores of every candidate of every comparison. `score`: of responses."""
+    numbers = iter(score(_pairs(comparisons)))
+    return [[next(numbers) for _ in comparison.responses] for comparison in comparisons]
 
 
 def _pairs(comparisons: Sequence[Comparison]) -> list[PromptResponse]:
