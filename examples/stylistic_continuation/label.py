@@ -23,7 +23,7 @@ from burnish.data.prompts import load_prompts
 from burnish.models.loading import LoadedModel, load_model
 from burnish.rewards.loading import find_reward
 from burnish.rollouts.engine import Sampling
-from burnish.rollouts.registry import build_engine
+from burnish.rollouts.local.engine import LocalEngine
 from burnish.types import Rollout, RolloutRequest
 
 CANDIDATES = 4
@@ -81,15 +81,7 @@ def read_queries(documents: Path, loaded: LoadedModel) -> tuple[tuple[int, ...],
 
 def sample(queries: Sequence[tuple[int, ...]], loaded: LoadedModel, count: int) -> Iterator[tuple[Rollout, ...]]:
     """`count` sets of continuations, cycling through the queries with fresh noise each time."""
-    engine = build_engine(
-        "local",
-        loaded.model,
-        tokenizer=loaded.tokenizer,
-        eos_token_ids=loaded.eos_token_ids,
-        pad_token_id=loaded.pad_token_id,
-        context_length=loaded.context_length,
-        max_batch_rows=256,
-    )
+    engine = LocalEngine.of(loaded, max_batch_rows=256)
     sampling = Sampling(
         PRESET["rollout.max_response_tokens"], temperature=PRESET["rollout.temperature"], ignore_eos=True
     )

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from burnish.config.schema import VllmConfig
 from burnish.errors import RolloutError
 from burnish.models.characters import character_tokenizer
+from burnish.models.loading import LoadedModel
 from burnish.models.weights import Weights
 from burnish.rollouts.engine import RolloutEngine, Sampling, StoppableEngine
 from burnish.rollouts.registry import build_engine
@@ -69,15 +70,13 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     python = os.environ.get("BURNISH_VLLM_PYTHON")
     if request.param == "vllm" and not python:
         pytest.skip("no vLLM (set BURNISH_VLLM_PYTHON to an interpreter that has it)")
-    arguments: dict[str, Any] = {"eos_token_ids": [EOS], "pad_token_id": 0, "context_length": CONTEXT}
     built = build_engine(
         request.param,
-        new_model(),
-        tokenizer=SavedLetters(),
+        LoadedModel(new_model(), SavedLetters(), (EOS,), 0, CONTEXT),  # type: ignore[arg-type]
+        context_length=CONTEXT,
         max_batch_rows=4,
         vllm=VllmConfig(python=python, options={"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}),
         log=tmp_path_factory.mktemp("engine") / "log",
-        **arguments,
     )
     with built if isinstance(built, AbstractContextManager) else nullcontext():
         yield built

@@ -118,7 +118,7 @@ def one_step(run: RlRun, batch: Batch, budget: int) -> Step:
     catcher, counted = GradientCatcher(policy.model), Counted(run.objective(run.kl.coef))
     metrics = MetricStore()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(policy, "_optimizer", catcher)
+        patch.setattr(policy._optimizers[0], "weights", catcher)
         patch.setattr(policy, "_tokens_per_microbatch", budget)
         dataclasses.replace(run, objective=lambda coef: counted).update(batch, 1, metrics)
     return Step(torch.cat([g.flatten() for g in catcher.caught]), metrics.row(), counted.calls)

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -207,8 +208,7 @@ def present(tensor: Tensor | None, name: str) -> Tensor:
     return tensor
 
 
-@dataclass(frozen=True, slots=True)
-class TokenScores:
+class TokenScores(NamedTuple):
     """Per response position: log-probability of the token taken, and when asked for entropy (nats), whether the
     token is the likeliest one (bool), and the value of the state before it. All (B, T). Of the pass as a whole,
     `router_loss` () is the load-balancing loss of its tokens.

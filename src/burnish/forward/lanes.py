@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -144,6 +144,10 @@ class Lanes:
         are made in step (`LanesInStep`)."""
         return []
 
+    def reaching(self, outputs: Sequence[Tensor], loss: Tensor) -> Tensor:
+        """The loss of a pass, whose backward pass goes where it has to: through what the loss has used of `outputs`."""
+        return loss
+
     def _added_up(
         self, team: Team, nodes: Mapping[Span, Gradients], reached: Sequence[bool], like: Sequence[Tensor]
     ) -> Gradients:
@@ -249,6 +253,25 @@ class LanesInStep(Lanes):
         owns = [lanes_of(rank, self.team.size, self.count) for rank in range(self.team.size)]
         passes = [sum(len(dealt[lane]) for lane in range(*own)) for own in owns]
         return [parts[0]] * (max(passes) - passes[self.team.rank])
+
+    def reaching(self, outputs: Sequence[Tensor], loss: Tensor) -> Tensor:
+        """See `Lanes.reaching`. Through all outputs, because all processes have to exchange gradients of the same
+        weights."""
+        reaching: Tensor = _ReachingAll.apply(loss, *outputs)
+        return reaching
+
+
+class _ReachingAll(torch.autograd.Function):
+    """A loss whose backward pass goes through all outputs: those that it has not used have a gradient of 0."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *outputs: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(*outputs)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return gradient, *(torch.zeros_like(output) for output in ctx.saved_tensors)
 
 
 ONE_LANE = Lanes()

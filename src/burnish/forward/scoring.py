@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +39,15 @@ from burnish.forward.row_rules import RowRules, padded_inputs, plain_inputs, row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+Result = TypeVar("Result")
+
+
+class Root(Protocol):
+    """Makes a pass, where each process has slices of the weights within a module that brings them together. Gradients
+    are exchanged for the tensors that it returns, alone or in a tuple."""
+
+    def __call__(self, work: Callable[[], Result], /) -> Result: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,8 +264,17 @@ class ResponseScorer:
         # On a CPU small micro-batches cost little, and logits that are not kept are computed twice.
         most = kept_tokens(model) if self.is_chunked and model.device.type == "cpu" and not plain else None
         self._trunk = TrunkRunner(model.base_model, plain=plain, router=self._router, shared_responses=most)
-        self.logits_buffer = LogitsBuffer()
+        self._logits_buffer = LogitsBuffer()
         self._below_head = self._trunk if self.is_chunked else TrunkRunner(model, plain=plain, router=self._router)
+        self._root: Root = operator.call
+
+    def run_in(self, root: Root) -> None:
+        """Make all passes within this module from now on: the model's weights have been cut."""
+        self._root = root
+
+    def release(self) -> None:
+        """Let go of the memory of the logits, for which sampling has a use."""
+        self._logits_buffer = LogitsBuffer()
 
     @property
     def is_chunked(self) -> bool:
@@ -276,6 +295,11 @@ class ResponseScorer:
         float32, (B, T), on the model's device. `value_head` reads values from the same hidden states (models that are
         not chunked show only their logits, and run their trunk once more for it).
         """
+        return self._root(partial(self._score, batch, only_trained, entropy, correct, value_head))
+
+    def _score(
+        self, batch: Batch, only_trained: bool, entropy: bool, correct: bool, value_head: nn.Module | None
+    ) -> TokenScores:
         batch = batch.to(self.model.device)
         positions = ResponsePositions.of(batch, only_trained=only_trained)
         read = positions.rounded() if rounds_up(self.model) else positions
@@ -311,7 +335,7 @@ class ResponseScorer:
             transform=self._transform,
             entropy=entropy,
             accumulate_in_place=True,
-            buffer=self.logits_buffer,
+            buffer=self._logits_buffer,
         )
 
     def _likeliest(self, head_inputs: Tensor) -> Tensor:

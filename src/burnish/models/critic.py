@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,123 +13,70 @@ from torch import Tensor, nn
 
 from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
-from burnish.errors import DivergenceError, ModelError
+from burnish.errors import ModelError
 from burnish.forward.attention import packs_rows
 from burnish.forward.batch import Batch
 from burnish.forward.kernel_layers import uses_layer_kernels
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.probe import use_layer_kernels, use_packed_rows
 from burnish.forward.recomputing import recomputing
-from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
-from burnish.models.cut import Cut, CutModel, go_back
+from burnish.models.cut import Cut, CutModel
+from burnish.models.learner import LearnerByParts
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.resting import Resting, own_memory, resting_place
 from burnish.models.reward_model import load_reward_model
-from burnish.models.roles import Denominators, TrainingState, Update, ValueObjective
+from burnish.models.role_optimizer import Owner, RoleOptimizer
+from burnish.models.roles import Denominators, ObjectiveValue, TrainingState, Update, ValueObjective
 from burnish.models.tokenizers import vocabulary_difference
-from burnish.models.value_head import CriticOptimizer, ValueHead, ValueScorer, hidden_size, trunk_of
+from burnish.models.value_head import ValueHead, ValueScorer, hidden_size, trunk_of
 from burnish.models.weights import load_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class HeadCritic:
-    """What critics have in common: a value head, read from a backbone, and an optimizer of its own."""
+CRITIC = Owner(
+    "critic",
+    "critic",
+    "lower critic.learning_rate, check rewards for outliers, or use float32",
+    diverged="the critic's {what} is {number} at its optimizer step {step}; its weights have not been changed",
+    loss="loss over {tokens} tokens",
+)
+
+
+class HeadCritic(LearnerByParts[ValueObjective]):
+    """What critics have in common: a value head, read from a backbone, and an optimizer of its own, whose `version`
+    counts the steps made in the policy's updates as well."""
 
     shares_trunk: bool
+    _scorer: ValueScorer
+    _shared: CutModel | None = None
 
-    def __init__(
-        self,
-        scorer: ValueScorer,
-        optimizer: CriticOptimizer,
-        *,
-        tokens_per_microbatch: int,
-        lanes: Lanes = ONE_LANE,
-    ) -> None:
-        self.head = scorer.head
-        self._scorer = scorer
-        self._optimizer = optimizer
-        self._tokens_per_microbatch = tokens_per_microbatch
-        self._lanes = lanes
-        self._accumulation: Accumulation | None = None
-        self._shared: CutModel | None = None
+    @property
+    def head(self) -> ValueHead:
+        return self._scorer.head
 
     def share(self, shared: CutModel) -> None:
         """From now on every process of a team has slices of backbone and head, which have been cut together."""
         self._shared = shared
         self._lanes = shared.lanes
-        self._scorer.root = shared.root
-        self._optimizer.share(shared, self._named_parameters())
+        self._scorer.run_in(shared.root)
+        self._optimizers[0].share(shared, self._named_parameters())
 
     def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.head.named_parameters())
-
-    @property
-    def version(self) -> int:
-        """Optimizer steps begun so far. Those made in the policy's updates count as well."""
-        return self._optimizer.version
 
     def values(self, batch: Batch) -> Tensor:
         """(B, T) values of the states before the response tokens, without gradient. 0 past the end of a response."""
         return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes)
 
-    def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
-        """One optimizer step of the critic alone: the counterpart of what `LocalPolicy` does for a policy. Denominators
-        are of the whole batch; rows without a trained token cost nothing."""
-        self._accumulation = None
-        self.accumulate(batch, objective, count_denominators(batch))
-        return self.settle(planned_step)
-
-    def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
-        """Add the gradient of one part of a step; see `roles.Critic`."""
-        if self._accumulation is None:
-            self._optimizer.clear()
-            self._accumulation = Accumulation(denominators)
-        accumulation = self._accumulation
-        if accumulation.denominators != denominators:
-            raise ValueError(f"a part with {denominators} cannot be added to a step with {accumulation.denominators}")
-        try:
-            rows = trained_rows(batch)
-            budget = self._lanes.budget(rows.num_tokens, self._tokens_per_microbatch)
-            parts = [part for _, part in self._scorer.split(rows, budget)]
-            costs = [part.num_tokens for part in parts]
-            with self._lanes.adding(parts, costs, self._optimizer.parameters, accumulation.values) as own_parts:
-                for part in own_parts:
-                    part = part.to(self._scorer.device)
-                    values_BT = self._scorer.score(part, only_trained=True, train_trunk=not self.shares_trunk)
-                    value = objective(values_BT, part, denominators)
-                    value.loss.backward()
-                    accumulation.values.append(replace(value, loss=value.loss.detach()))
-                for part in self._lanes.fillers(parts, costs):
-                    go_back([self._scorer.score(part, only_trained=True, train_trunk=not self.shares_trunk)])
-        except BaseException:
-            self._drop()  # an incomplete gradient must not become a step
-            raise
-
-    def settle(self, planned_step: int | None = None) -> Update:
-        """Make the step from all parts; see `roles.Critic`."""
-        accumulation = self._accumulation
-        if accumulation is None:
-            raise ValueError("settle() was called without a step begun by accumulate()")
-        if accumulation.denominators.num_tokens == 0:
-            self._drop()
-            return Update(self._optimizer.skip())
-        try:
-            self._optimizer.check_finite(
-                f"loss over {accumulation.denominators.num_tokens} tokens", accumulation.odd_loss()
-            )
-            norm = self._optimizer.checked_norm()
-        except DivergenceError:
-            self._drop()
-            raise
-        self._accumulation = None
-        return Update(accumulation.metrics | self._optimizer.step(norm, planned_step))
-
-    def _drop(self) -> None:
-        self._accumulation = None
-        self._optimizer.clear()
+    def _forward(
+        self, part: Batch, objective: ValueObjective, denominators: Denominators
+    ) -> tuple[Sequence[Tensor], ObjectiveValue]:
+        part = part.to(self._scorer.device)
+        values_BT = self._scorer.score(part, only_trained=True, train_trunk=not self.shares_trunk)
+        return [values_BT], objective(values_BT, part, denominators)
 
     def save_weights(self, folder: Path) -> None:
         """Write the head, in the first process of a team. The policy writes a backbone that it shares."""
@@ -142,15 +88,7 @@ class HeadCritic:
     def load_weights(self, folder: Path) -> None:
         """Load what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
         self.head.load(folder, Tensor.copy_ if self._shared is None else self._shared.copy)
-        self._optimizer.refresh()
-
-    def training_state(self) -> TrainingState:
-        """Optimizer and version, as plain values and tensors."""
-        return self._optimizer.state()
-
-    def load_training_state(self, state: TrainingState) -> None:
-        """The inverse of `training_state`. Load the weights first."""
-        self._optimizer.load_state(state)
+        self._optimizers[0].refresh()
 
 
 class SharedCritic(HeadCritic):
@@ -174,18 +112,18 @@ class SeparateCritic(HeadCritic):
         trunk: PreTrainedModel,
         head: ValueHead,
         settings: OptimizerSettings,
+        like: LoadedModel,
         *,
-        tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
-        lanes: Lanes = ONE_LANE,
-        gradient_checkpointing: bool = False,
-        plain: bool = False,
+        tokens_per_microbatch: int,
+        lanes: Lanes,
     ) -> None:
-        """Uses the backbone as it is. `copy_of` and `from_folder` make one."""
-        optimizer = CriticOptimizer(_named(trunk, head), settings, lanes)
-        scorer = ValueScorer(trunk, head, plain=plain)
-        super().__init__(scorer, optimizer, tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
+        """Uses the backbone as it is, which passes treat as they do the policy `like`. `copy_of` and `from_folder` make
+        one."""
+        optimizer = RoleOptimizer(CRITIC, _named(trunk, head), settings, lanes)
+        scorer = ValueScorer(trunk, head, plain=like.plain)
+        super().__init__(scorer, [optimizer], tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
         self.trunk = trunk
-        self._gradient_checkpointing = gradient_checkpointing
+        self._gradient_checkpointing = like.gradient_checkpointing
         self._awake: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @staticmethod
@@ -202,15 +140,7 @@ class SeparateCritic(HeadCritic):
         """
         trunk = copy.deepcopy(trunk_of(loaded.model))
         head = ValueHead(hidden_size(trunk), device=trunk.device)
-        return SeparateCritic(
-            trunk,
-            head,
-            settings,
-            tokens_per_microbatch=tokens_per_microbatch,
-            lanes=lanes,
-            gradient_checkpointing=loaded.gradient_checkpointing,
-            plain=loaded.plain,
-        )
+        return SeparateCritic(trunk, head, settings, loaded, tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
 
     @staticmethod
     def from_folder(
@@ -244,19 +174,7 @@ class SeparateCritic(HeadCritic):
         head = ValueHead(start.head.in_features, device=like.model.device)
         bias = torch.zeros_like(head.bias) if start.head.bias is None else start.head.bias
         head.take(start.head.weight, bias + start.normalization.bias)
-        return SeparateCritic(
-            trunk,
-            head,
-            settings,
-            tokens_per_microbatch=tokens_per_microbatch,
-            lanes=lanes,
-            gradient_checkpointing=like.gradient_checkpointing,
-            plain=like.plain,
-        )
-
-    def rest_optimizer(self, folder: Path) -> None:
-        """See `LocalPolicy.rest_optimizer`."""
-        self._optimizer.rest(folder)
+        return SeparateCritic(trunk, head, settings, like, tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
 
     def rest(self, folder: Path) -> None:
         """From now on the backbone rests while nobody asks for values or updates (`burnish.models.resting`). Its
@@ -265,7 +183,7 @@ class SeparateCritic(HeadCritic):
 
     def share_weights(self, cut: Cut) -> None:
         """See `LocalPolicy.share_weights`."""
-        self._optimizer.let_go()
+        self._optimizers[0].let_go()
         self.share(CutModel(self.trunk, self._lanes, cut, [self.head]))
 
     def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -276,18 +194,28 @@ class SeparateCritic(HeadCritic):
         with self._awake():
             return super().values(batch)
 
-    def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
-        """See `HeadCritic.update`."""
+    def update(
+        self,
+        batch: Batch,
+        objective: ValueObjective,
+        *,
+        denominators: Denominators | None = None,
+        planned_step: int | None = None,
+    ) -> Update:
+        """See `LearnerByParts.update`."""
         with self._awake():
-            return super().update(batch, objective, planned_step=planned_step)
+            return super().update(batch, objective, denominators=denominators, planned_step=planned_step)
 
     def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
-        """See `HeadCritic.accumulate`."""
-        with self._awake(), recomputing(self.trunk, on=self._gradient_checkpointing):
+        """See `LearnerByParts.accumulate`."""
+        with self._awake():
             super().accumulate(batch, objective, denominators)
 
+    def _passes(self) -> AbstractContextManager[None]:
+        return recomputing(self.trunk, on=self._gradient_checkpointing)
+
     def settle(self, planned_step: int | None = None) -> Update:
-        """See `HeadCritic.settle`."""
+        """See `LearnerByParts.settle`."""
         with self._awake():
             return super().settle(planned_step)
 
@@ -310,7 +238,7 @@ class SeparateCritic(HeadCritic):
             super().load_weights(folder)
 
     def load_training_state(self, state: TrainingState) -> None:
-        """See `HeadCritic.load_training_state`."""
+        """See `LearnerByParts.load_training_state`."""
         with self._awake():
             super().load_training_state(state)
 

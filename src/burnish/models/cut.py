@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.lanes import Lanes, LanesInStep
-from burnish.forward.scoring import ResponseScorer
 from burnish.forward.team import WeightSlices, is_cut
 from burnish.models.lora import Adapter, merged_weights
 from burnish.models.optimizers import WIDE_TYPES, OptimizerSettings
@@ -23,40 +21,6 @@ if TYPE_CHECKING:
 Cut = Callable[..., nn.Module]
 """Cuts a model, and heads that are no part of it, in place (`burnish.distributed.fully.fully_sharded`). Returns the
 module that brings the weights together for what it is called with."""
-
-
-def go_back(outputs: Sequence[Tensor], loss: Tensor | None = None) -> None:
-    """A backward pass from the loss, which goes through all outputs of the forward pass, whatever the loss has used of
-    them, and for another process' sake without a loss: all processes have to exchange gradients of the same weights."""
-    gradients = [torch.zeros_like(output) for output in outputs]
-    if loss is None or not loss.requires_grad:
-        torch.autograd.backward(outputs, gradients)
-    else:
-        torch.autograd.backward([*outputs, loss], [*gradients, torch.ones_like(loss)])
-
-
-Fields = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-
-
-class ShardedScorer(ResponseScorer):
-    """A `ResponseScorer` whose passes run in `root(pass)`, a module that brings the weights together.
-
-    It returns what the pass returns, and looks for tensors with a gradient in tuples.
-    """
-
-    def __init__(self, whole: ResponseScorer, root: nn.Module) -> None:
-        """`whole`: the scorer of the model before it was cut, whose ways it keeps."""
-        vars(self).update(vars(whole))
-        self._root = root
-
-    def score(self, batch: Batch, **options: Any) -> TokenScores:
-        """See `ResponseScorer.score`."""
-        score = super().score
-        return TokenScores(*self._root(lambda: _fields(score(batch, **options))))
-
-
-def _fields(scores: TokenScores) -> Fields:
-    return scores.logprobs_BT, scores.entropy_BT, scores.correct_BT, scores.values_BT, scores.router_loss
 
 
 class CutModel:

@@ -13,7 +13,7 @@ from torch import Tensor
 from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.scoring import ResponseScorer
-from burnish.models.cut import Cut, CutModel, ShardedScorer
+from burnish.models.cut import Cut, CutModel
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
 from burnish.models.resting import Resting, own_memory, resting_place
@@ -50,7 +50,7 @@ class FrozenReference:
     def share_weights(self, cut: Cut) -> None:
         """See `LocalPolicy.share_weights`."""
         shared = CutModel(self.model, self._lanes, cut)
-        self._scorer = ShardedScorer(self._scorer, shared.root)
+        self._scorer.run_in(shared.root)
         self._lanes = shared.lanes
 
     def logprobs(self, batch: Batch) -> Tensor:

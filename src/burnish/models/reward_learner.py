@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,16 +10,16 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from burnish.errors import CheckpointError, DivergenceError
+from burnish.errors import CheckpointError
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.microbatches import microbatches_by_tokens
 from burnish.forward.recomputing import recomputing
 from burnish.models.accumulation import Accumulation
-from burnish.models.cut import Cut, go_back
+from burnish.models.cut import Cut
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_model import PromptResponse, RewardModel, find_reward_file, read_reward_file
-from burnish.models.roles import Denominators, ObjectiveValue, TrainingState
-from burnish.models.sharded_optimizer import optimizer_for
+from burnish.models.role_optimizer import Owner, RoleOptimizer
+from burnish.models.roles import Denominators, Learner, ObjectiveValue, TrainingState
 from burnish.types import Metric, Reduction
 
 
@@ -60,13 +59,8 @@ PreferenceObjective = Callable[[ComparedScores, int], ObjectiveValue]
 """(scores of a micro-batch, number of comparisons in the step) to the micro-batch's share of the loss."""
 
 
-class PreferenceLearner(Protocol):
+class PreferenceLearner(Learner, Protocol):
     """A reward model with its optimizer, as the loop sees it: in this process, or a handle to others."""
-
-    @property
-    def version(self) -> int:
-        """Optimizer steps begun so far."""
-        ...
 
     def update(self, comparisons: Sequence[Comparison], objective: PreferenceObjective) -> dict[str, Metric]:
         """One optimizer step on the comparisons. Raises DivergenceError if loss or gradient is not finite, with the
@@ -85,13 +79,8 @@ class PreferenceLearner(Protocol):
         """Shift rewards so that those `measured` have mean 0 and, with `scale`, standard deviation 1."""
         ...
 
-    def save_weights(self, folder: Path) -> None: ...
 
-    def load_weights(self, folder: Path) -> None: ...
-
-    def training_state(self) -> TrainingState: ...
-
-    def load_training_state(self, state: TrainingState) -> None: ...
+REWARD_MODEL = Owner("rm", "reward model", "lower optimization.learning_rate, or use model.dtype: float32")
 
 
 class RewardLearner:
@@ -108,22 +97,20 @@ class RewardLearner:
     ) -> None:
         self.model = model
         self._tokens_per_microbatch = tokens_per_microbatch
-        self._settings = settings
         self._lanes = lanes
         self._gradient_checkpointing = gradient_checkpointing
-        self._optimizer = optimizer_for(model.named_parameters(), settings, lanes)
-        self._version = 0
+        self._optimizer = RoleOptimizer(REWARD_MODEL, model.named_parameters(), settings, lanes)
 
     def rest_optimizer(self, folder: Path) -> None:
-        """See `LocalPolicy.rest_optimizer`."""
-        self._optimizer.rest("reward model's optimizer", folder)
+        """See `RoleOptimizer.rest`."""
+        self._optimizer.rest(folder)
 
     def share_weights(self, cut: Cut) -> None:
         """See `LocalPolicy.share_weights`."""
-        del self._optimizer  # or the whole weights would stay
+        self._optimizer.let_go()
         shared = self.model.share_weights(self._lanes, cut)
         self._lanes = shared.lanes
-        self._optimizer = shared.optimizer(self.model.named_parameters(), self._settings)
+        self._optimizer.share(shared, self.model.named_parameters())
 
     def update(self, comparisons: Sequence[Comparison], objective: PreferenceObjective) -> dict[str, Metric]:
         """One optimizer step on the comparisons, the same however they are split into micro-batches.
@@ -134,30 +121,24 @@ class RewardLearner:
         self._optimizer.clear()
         parts = self._parts(comparisons)
         costs = [sum(comparison.num_tokens() for comparison in part) for part in parts]
-        parameters = [parameter for _, parameter in self.model.named_parameters()]
         self.model.check_common(_pairs(part) for part in parts)
         try:
             with (
                 recomputing(self.model.loaded.model, on=self._gradient_checkpointing),
-                self._lanes.adding(parts, costs, parameters, accumulation.values) as own_parts,
+                self._lanes.adding(parts, costs, self._optimizer.parameters, accumulation.values) as own_parts,
             ):
                 for part in own_parts:
                     value = objective(self._compared(part), len(comparisons))
                     value.loss.backward()
                     accumulation.values.append(replace(value, loss=value.loss.detach()))
                 for part in self._lanes.fillers(parts, costs):
-                    go_back([self.model.scores(_pairs(part))])
+                    scores_B = self.model.scores(_pairs(part))
+                    self._lanes.reaching([scores_B], scores_B.new_zeros(())).backward()
         except BaseException:
             self._optimizer.clear()  # half a gradient must not become a step
             raise
-        self._check_finite("loss", accumulation.odd_loss())
-        grad_norm = self._optimizer.grad_norm()
-        self._check_finite("gradient norm", float(grad_norm))
-        self._version += 1  # before the weights change, so that the old version never names changed weights
-        rate = self._optimizer.step(self._version - 1, grad_norm)
-        metrics = accumulation.metrics
-        metrics["rm/grad_norm"] = Metric(Reduction.MEAN, float(grad_norm))
-        metrics["rm/learning_rate"] = Metric(Reduction.LAST, rate)
+        grad_norm = self._optimizer.checked_norm(accumulation.odd_loss())
+        metrics = accumulation.metrics | self._optimizer.step(grad_norm)
         if self.model.gain_bias is not None:
             metrics["rm/gain"] = Metric(Reduction.LAST, self.model.gain_bias.gain.detach().clone())
             metrics["rm/bias"] = Metric(Reduction.LAST, self.model.gain_bias.bias.detach().clone())
@@ -166,14 +147,11 @@ class RewardLearner:
     @property
     def version(self) -> int:
         """Optimizer steps begun so far."""
-        return self._version
+        return self._optimizer.version
 
-    @torch.no_grad()
     def compare(self, comparisons: Sequence[Comparison]) -> list[list[float]]:
         """Scores of every candidate of every comparison, without gradient."""
-        flat = self.score(_pairs(comparisons))
-        numbers = iter(flat)
-        return [[next(numbers) for _ in comparison.responses] for comparison in comparisons]
+        return compare(self.score, comparisons)
 
     def score(self, pairs: Sequence[PromptResponse]) -> list[float]:
         """Rewards of the responses, without gradient."""
@@ -218,7 +196,7 @@ class RewardLearner:
     def training_state(self) -> TrainingState:
         """Version and optimizer state. The learning rate is a function of the version. If gain and bias train, also
         these and the head, because on disk they are folded into it."""
-        state: TrainingState = {"version": self._version, "optimizer": self._optimizer.state()}
+        state: TrainingState = self._optimizer.state()
         if self.model.gain_bias is not None:
             whole = Tensor.detach if self.model.shared is None else self.model.shared.whole
             state["apart"] = {name: whole(parameter).clone() for name, parameter in self._apart().items()}
@@ -246,8 +224,7 @@ class RewardLearner:
                     copy(parameter, state["apart"][name])
             self.model.normalization = replace(self.model.normalization, gain=float(state["earlier_gain"]), bias=0.0)
             self._optimizer.refresh()
-        self._optimizer.load_state(state["optimizer"])
-        self._version = int(state["version"])
+        self._optimizer.load_state(state)
 
     def _parts(self, comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
         lengths = [comparison.num_tokens() for comparison in comparisons]
@@ -268,14 +245,13 @@ class RewardLearner:
             tie_B=torch.tensor([comparison.tie for comparison in comparisons], device=flat.device),
         )
 
-    def _check_finite(self, what: str, number: float | None) -> None:
-        if number is None or math.isfinite(number):
-            return
-        self._optimizer.clear()
-        raise DivergenceError(
-            f"{what} is {number} at optimizer step {self._version}; the weights have not been changed",
-            remedy="lower optimization.learning_rate, or use model.dtype: float32",
-        )
+
+def compare(
+    score: Callable[[Sequence[PromptResponse]], list[float]], comparisons: Sequence[Comparison]
+) -> list[list[float]]:
+    """Scores of every candidate of every comparison. `score`: of responses."""
+    numbers = iter(score(_pairs(comparisons)))
+    return [[next(numbers) for _ in comparison.responses] for comparison in comparisons]
 
 
 def _pairs(comparisons: Sequence[Comparison]) -> list[PromptResponse]:

@@ -85,16 +85,36 @@ class Reference(Protocol):
         ...
 
 
-class Policy(Protocol):
-    """The model being trained. Batches and results are in the host's memory, wherever the model is.
-
-    An optimizer step is made of parts: `accumulate` each of them, then `settle`. `update` does both for one batch.
-    """
+class Learner(Protocol):
+    """A model that is trained, as a checkpoint sees it."""
 
     @property
     def version(self) -> int:
         """Optimizer steps begun so far. As long as it stays the same, no weight has changed."""
         ...
+
+    def save_weights(self, folder: Path) -> None:
+        """Write a folder that `from_pretrained` loads (safetensors, config, tokenizer)."""
+        ...
+
+    def load_weights(self, folder: Path) -> None:
+        """Load what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
+        ...
+
+    def training_state(self) -> TrainingState:
+        """Optimizer state and version: tensors and plain values. The next update may change the tensors."""
+        ...
+
+    def load_training_state(self, state: TrainingState) -> None:
+        """The inverse of `training_state`. Load the weights first."""
+        ...
+
+
+class Policy(Learner, Protocol):
+    """The model being trained. Batches and results are in the host's memory, wherever the model is.
+
+    An optimizer step is made of parts: `accumulate` each of them, then `settle`. `update` does both for one batch.
+    """
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
         """Scores of the response tokens under the current weights, without gradient."""
@@ -135,22 +155,6 @@ class Policy(Protocol):
         """The weights of this version, for engines to sync with before the next update."""
         ...
 
-    def save_weights(self, folder: Path) -> None:
-        """Write a folder that `from_pretrained` loads (safetensors, config, tokenizer)."""
-        ...
-
-    def load_weights(self, folder: Path) -> None:
-        """Load what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
-        ...
-
-    def training_state(self) -> TrainingState:
-        """Optimizer state and version: tensors and plain values. The next update may change the tensors."""
-        ...
-
-    def load_training_state(self, state: TrainingState) -> None:
-        """The inverse of `training_state`. Load the weights first."""
-        ...
-
 
 class ValueObjective(Protocol):
     """Turns a micro-batch's new values into its share of the value loss."""
@@ -158,13 +162,8 @@ class ValueObjective(Protocol):
     def __call__(self, values_BT: Tensor, batch: Batch, denominators: Denominators) -> ObjectiveValue: ...
 
 
-class Critic(Protocol):
+class Critic(Learner, Protocol):
     """Predicts the return from the state before each response token."""
-
-    @property
-    def version(self) -> int:
-        """Optimizer steps begun so far."""
-        ...
 
     @property
     def shares_trunk(self) -> bool:
@@ -186,11 +185,3 @@ class Critic(Protocol):
     def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
         """One optimizer step of the critic alone: `accumulate` and `settle`."""
         ...
-
-    def save_weights(self, folder: Path) -> None: ...
-
-    def load_weights(self, folder: Path) -> None: ...
-
-    def training_state(self) -> TrainingState: ...
-
-    def load_training_state(self, state: TrainingState) -> None: ...

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from burnish.errors import CheckpointError, DivergenceError, ModelError
+from burnish.errors import CheckpointError, ModelError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import ONE_LANE, Lanes
-from burnish.forward.scoring import ResponsePositions, TrunkRunner, put_back
-from burnish.models.cut import CutModel
-from burnish.models.optimizers import OptimizerSettings
-from burnish.models.roles import TrainingState
-from burnish.models.sharded_optimizer import optimizer_for
-from burnish.types import Metric, Reduction
+from burnish.forward.scoring import ResponsePositions, Root, TrunkRunner, put_back
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,9 +84,12 @@ class ValueScorer:
 
     def __init__(self, trunk: PreTrainedModel, head: ValueHead, *, plain: bool = False) -> None:
         self.head = head
-        self.root: nn.Module | None = None
-        """What brings weights together for a pass, where each process of a team has slices of them."""
         self._runner = TrunkRunner(trunk, plain=plain)
+        self._root: Root = operator.call
+
+    def run_in(self, root: Root) -> None:
+        """See `ResponseScorer.run_in`."""
+        self._root = root
 
     @property
     def device(self) -> torch.device:
@@ -102,10 +101,7 @@ class ValueScorer:
 
         Differentiable. Without `train_trunk` only the head gets a gradient.
         """
-        if self.root is None:
-            return self._score(batch, only_trained, train_trunk)
-        values_BT: Tensor = self.root(lambda: self._score(batch, only_trained, train_trunk))
-        return values_BT
+        return self._root(partial(self._score, batch, only_trained, train_trunk))
 
     def _score(self, batch: Batch, only_trained: bool, train_trunk: bool) -> Tensor:
         batch = batch.to(self.device)
@@ -146,74 +142,3 @@ def hidden_size(trunk: PreTrainedModel) -> int:
     """Width of the last hidden state, found by running one token, because configs use different names for it."""
     token = torch.zeros((1, 1), dtype=torch.int64, device=trunk.device)
     return int(trunk(input_ids=token, use_cache=False)[0].shape[-1])
-
-
-class CriticOptimizer:
-    """Optimizer of a critic's weights, with its own step count, learning rate and gradient clipping."""
-
-    def __init__(
-        self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings, lanes: Lanes = ONE_LANE
-    ) -> None:
-        self._settings = settings
-        self._optimizer = optimizer_for(parameters, settings, lanes)
-        self.parameters = [parameter for _, parameter in parameters]
-        self.version = 0
-
-    def let_go(self) -> None:
-        """Forget the parameters, or they would stay while they are cut. To be followed by `share`."""
-        del self._optimizer, self.parameters
-
-    def share(self, shared: CutModel, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """Go on with these parameters, which are slices now."""
-        self._optimizer = shared.optimizer(parameters, self._settings)
-        self.parameters = [parameter for _, parameter in parameters]
-
-    def rest(self, folder: Path) -> None:
-        """See `LocalPolicy.rest_optimizer`."""
-        self._optimizer.rest("critic's optimizer", folder)
-
-    def clear(self) -> None:
-        """Drop the gradients."""
-        self._optimizer.clear()
-
-    def checked_norm(self) -> Tensor:
-        """Euclidean norm of the gradient. Raises DivergenceError if it is not finite."""
-        norm = self._optimizer.grad_norm()
-        self.check_finite("gradient norm", float(norm))
-        return norm
-
-    def check_finite(self, what: str, number: float | None) -> None:
-        """Raise DivergenceError, with the gradients cleared, for a number that is not finite."""
-        if number is None or math.isfinite(number):
-            return
-        self.clear()
-        raise DivergenceError(
-            f"the critic's {what} is {number} at its optimizer step {self.version}; its weights have not been changed",
-            remedy="lower critic.learning_rate, check rewards for outliers, or use float32",
-        )
-
-    def step(self, grad_norm: Tensor, planned_step: int | None = None) -> dict[str, Metric]:
-        """Clip, step and count. Returns critic/grad_norm (before clipping) and critic/learning_rate, which follows
-        `planned_step` as in `roles.Policy.update`."""
-        self.version += 1  # before the weights change, so that the old version never names changed weights
-        rate = self._optimizer.step(self._optimizer.settings.own_step(planned_step, self.version - 1), grad_norm)
-        return {
-            "critic/grad_norm": Metric(Reduction.MEAN, float(grad_norm)),
-            "critic/learning_rate": Metric(Reduction.LAST, rate),
-        }
-
-    def skip(self) -> dict[str, Metric]:
-        """Count a step that had nothing to learn from and changed nothing."""
-        self.version += 1
-        return {"critic/empty_updates": Metric(Reduction.SUM, 1.0)}
-
-    def refresh(self) -> None:
-        """Continue from the current weights (after loading)."""
-        self._optimizer.refresh()
-
-    def state(self) -> TrainingState:
-        return {"version": self.version, "optimizer": self._optimizer.state()}
-
-    def load_state(self, state: TrainingState) -> None:
-        self._optimizer.load_state(state["optimizer"])
-        self.version = int(state["version"])

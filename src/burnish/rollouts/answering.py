@@ -78,7 +78,7 @@ def open_model(options: JudgeOptions, paths: FastPaths | None = None) -> LocalMo
     config = ModelConfig.model_validate({"path": path, "device": options.device, "dtype": options.dtype})
     loaded = load_model(config, paths=paths)
     _check_template(options, loaded.tokenizer)
-    engine = LocalEngine.of(loaded, context_length=loaded.context_length, max_batch_rows=MAX_BATCH_ROWS)
+    engine = LocalEngine.of(loaded, max_batch_rows=MAX_BATCH_ROWS)
     sampling = Sampling(
         max_response_tokens=options.max_tokens,
         temperature=options.temperature or 1.0,

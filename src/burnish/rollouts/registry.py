@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +9,10 @@ from burnish.config.schema import VllmConfig
 from burnish.errors import ConfigError, RolloutError
 from burnish.outside.plugins import calling_outside, construct, find_class
 from burnish.rollouts.engine import RolloutEngine
-from burnish.types import UseKernels
 from burnish.words import did_you_mean
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from burnish.forward.fast_paths import FastPaths
+    from burnish.models.loading import LoadedModel
 
 _LOCAL, _VLLM = "local", "vllm"
 _FIELD = "rollout.engine"
@@ -24,42 +20,35 @@ _FIELD = "rollout.engine"
 
 def build_engine(
     name: str,
-    model: PreTrainedModel,
+    loaded: LoadedModel,
     *,
-    tokenizer: PreTrainedTokenizerBase,
-    eos_token_ids: Sequence[int],
-    pad_token_id: int,
     context_length: int,
     max_batch_rows: int,
-    plain: bool = False,
-    kernels: UseKernels = "auto",
-    paths: FastPaths | None = None,
     vllm: VllmConfig | None = None,
     rests: bool = False,
     log: Path = Path("vllm.log"),
 ) -> RolloutEngine:
-    """The engine called `name`: `local` (the only one that takes `plain`, `kernels` and `paths`), `vllm` (with its
-    settings, whether it `rests`, and a log file), or a class given as `package.module:Class` that takes the arguments
-    of `LocalEngine` except those three. Raises ConfigError if there is no such class or it is not an engine."""
+    """The engine called `name`: `local`, `vllm` (with its settings, whether it `rests`, and a log file), or a class
+    given as `package.module:Class` that takes the arguments of `LocalEngine` without those that have defaults. Raises
+    ConfigError if there is no such class or it is not an engine."""
+    if name == _LOCAL:
+        from burnish.rollouts.local.engine import LocalEngine  # imports transformers, so only when needed
+
+        return LocalEngine.of(loaded, context_length=context_length, max_batch_rows=max_batch_rows)
     arguments: dict[str, Any] = {
-        "tokenizer": tokenizer,
-        "eos_token_ids": eos_token_ids,
-        "pad_token_id": pad_token_id,
+        "tokenizer": loaded.tokenizer,
+        "eos_token_ids": loaded.eos_token_ids,
+        "pad_token_id": loaded.pad_token_id,
         "context_length": context_length,
         "max_batch_rows": max_batch_rows,
     }
-    if name == _LOCAL:
-        arguments |= {"plain": plain, "kernels": kernels, "paths": paths}
-        arguments |= {"keep_bytes": 0} if plain else {}  # reading on is a fast path
     if name == _VLLM:
-        arguments |= {"settings": vllm or VllmConfig(), "rests": rests, "log": log}
+        from burnish.rollouts.vllm.engine import VllmEngine  # imports torch, so only when needed
+
+        return VllmEngine(loaded.model, **arguments, settings=vllm or VllmConfig(), rests=rests, log=log)
     found = find_engine(name)
-    engine: RolloutEngine
-    if name in (_LOCAL, _VLLM):
-        engine = construct(found, name, model, arguments, field=_FIELD, first_name="model")
-        return engine
     with calling_outside(f"{_FIELD} {name!r}, its constructor", RolloutError):
-        engine = construct(found, name, model, arguments, field=_FIELD, first_name="model")
+        engine: RolloutEngine = construct(found, name, loaded.model, arguments, field=_FIELD, first_name="model")
     return engine
 
 

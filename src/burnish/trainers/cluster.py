@@ -34,7 +34,7 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.forward.team import Slices
 from burnish.models.critic import SeparateCritic
-from burnish.models.loading import LoadedModel, load_outline, num_embeddings
+from burnish.models.loading import LoadedModel
 from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
 from burnish.models.reward_learner import RewardLearner
@@ -45,8 +45,7 @@ from burnish.trainers.placement import check_placement, placed, threads_of
 from burnish.trainers.result import RunResult
 from burnish.trainers.rl.elsewhere import engine_role, own_role, reward_role, trained_roles
 from burnish.trainers.rl.objective_setup import ObjectiveElsewhere
-from burnish.trainers.rl.opening import Inline, Players, open_model
-from burnish.trainers.rl.preflight import check_fit
+from burnish.trainers.rl.opening import Players, open_players
 from burnish.trainers.rl.roles import ALONE, Beside, Roles, build_roles
 from burnish.trainers.rl.run import train_rl as train_rl_with
 from burnish.trainers.workplace import record_paths, recorded_ways
@@ -67,8 +66,8 @@ def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False
     the steps since then are made again, with the same numbers.
     """
     with shared_work(config, console) as site:
-        cast = Processes(site) if config.cluster.uses_processes else Inline()
-        train = partial(train_rl_with, config, console=console, accept_changes=accept_changes, cast=cast)
+        opener = partial(open_processes, site) if config.cluster.uses_processes else open_players
+        train = partial(train_rl_with, config, console=console, accept_changes=accept_changes, opener=opener)
         return with_restarts(train, config, console)
 
 
@@ -136,66 +135,56 @@ def _ray_site() -> AbstractContextManager[Site]:
     return RaySite()
 
 
-@dataclass(frozen=True, slots=True)
-class Processes:
-    """`Cast`: trainers and rollout workers in other processes. A single trainer may be the command's own."""
-
-    site: Site
-
-    def open_model(self, config: RlConfig, paths: FastPaths, console: Console) -> AbstractContextManager[LoadedModel]:
-        """See `Cast`."""
-        return open_model(config, paths, console) if config.cluster.trains_here else _outline(config)
-
-    @contextmanager
-    def open_players(
-        self, config: RlConfig, loaded: LoadedModel, paths: FastPaths, console: Console
-    ) -> Iterator[Players]:
-        """See `Cast`."""
-        here, crew = config.cluster.trains_here, _crew(config)
-        workers: list[Worker] = []
-        team: tuple[Peer, ...] = ()
-        with ExitStack() as stack:
-            launcher = stack.enter_context(self.site.reserved(crew))
-            if here:
-                roles = build_roles(config, loaded, Lanes(config.cluster.num_lanes))
-                record_paths(Path(config.output), paths)
-                say(console, paths.lines())
-            else:
-                roles_of_all = partial(trained_roles, samples=not crew.workers)
-                team = stack.enter_context(open_team(config, crew, roles_of_all, launcher, console))
-                roles = _remote_roles(config, team)
-                workers = [
-                    Worker(process.role("engine", seconds=config.cluster.stall_seconds), policy="policy")
-                    for process in team
-                    if "engine" in process.roles
-                ]
-            own = stack.enter_context(own_processes(config, crew, launcher, console))
-            if crew.workers:
-                workers = stack.enter_context(_rollout_workers(config, crew, launcher, console))
-            pool = RolloutPool(
-                workers,
-                lanes=config.cluster.num_lanes,
-                restarts=config.cluster.restarts,
-                say=lambda text: say(console, (text,)),
-                write=launcher.write,
-                partial=config.partial,
-                rests="rollout_engine" in config.cluster.offload,
-            )
-            stack.enter_context(pool)
-            objective = None if here else ObjectiveElsewhere.of(config)
-            yield Players(
-                own.added_to(roles),
-                pool,
-                objective,
-                aside=pool if crew.workers else None,
-                beside=own.beside,
-                reward_models=own.reward_models,
-                standing=lambda: [
-                    *((process.name, process.standing) for process in team),
-                    *own.standing(),
-                    *pool.standing(),
-                ],
-            )
+@contextmanager
+def open_processes(
+    site: Site, config: RlConfig, loaded: LoadedModel, paths: FastPaths, console: Console
+) -> Iterator[Players]:
+    """`OpenPlayers` with trainers and rollout workers in other processes. A single trainer may be the command's own."""
+    here, crew = config.cluster.trains_here, _crew(config)
+    workers: list[Worker] = []
+    team: tuple[Peer, ...] = ()
+    with ExitStack() as stack:
+        launcher = stack.enter_context(site.reserved(crew))
+        if here:
+            roles = build_roles(config, loaded, Lanes(config.cluster.num_lanes))
+            record_paths(Path(config.output), paths)
+            say(console, paths.lines())
+        else:
+            roles_of_all = partial(trained_roles, samples=not crew.workers)
+            team = stack.enter_context(open_team(config, crew, roles_of_all, launcher, console))
+            roles = _remote_roles(config, team)
+            workers = [
+                Worker(process.role("engine", seconds=config.cluster.stall_seconds), policy="policy")
+                for process in team
+                if "engine" in process.roles
+            ]
+        own = stack.enter_context(own_processes(config, crew, launcher, console))
+        if crew.workers:
+            workers = stack.enter_context(_rollout_workers(config, crew, launcher, console))
+        pool = RolloutPool(
+            workers,
+            lanes=config.cluster.num_lanes,
+            restarts=config.cluster.restarts,
+            say=lambda text: say(console, (text,)),
+            write=launcher.write,
+            partial=config.partial,
+            rests="rollout_engine" in config.cluster.offload,
+        )
+        stack.enter_context(pool)
+        objective = None if here else ObjectiveElsewhere.of(config)
+        yield Players(
+            own.added_to(roles),
+            pool,
+            objective,
+            aside=pool if crew.workers else None,
+            beside=own.beside,
+            reward_models=own.reward_models,
+            standing=lambda: [
+                *((process.name, process.standing) for process in team),
+                *own.standing(),
+                *pool.standing(),
+            ],
+        )
 
 
 def _crew(config: RlConfig) -> Crew:
@@ -251,13 +240,6 @@ def trainer_seat(open_roles: OpenRoles, config: RunOfSeveral, meeting: Meeting) 
                 record_paths(Path(config.output), paths)
                 team.exchange(paths.record())
             yield roles
-
-
-@contextmanager
-def _outline(config: RlConfig) -> Iterator[LoadedModel]:
-    loaded = load_outline(config.model, plain=config.debug.plain)
-    check_fit(config, loaded.context_length, num_embeddings(loaded.model))
-    yield loaded
 
 
 @contextmanager

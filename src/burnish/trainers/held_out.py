@@ -18,6 +18,7 @@ from burnish.forward.allocator import keep_freed_memory
 from burnish.forward.float32 import fast_float32
 from burnish.forward.scoring import ResponseScorer
 from burnish.models.loading import load_model
+from burnish.models.reward_learner import compare
 from burnish.models.reward_model import RewardModel, load_reward_model
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say
@@ -25,6 +26,7 @@ from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import measured
 from burnish.trainers.result import EvalReport, new_eval_folder, write_eval_metrics
 from burnish.trainers.reward_model.loop import (
+    comparisons_of,
     evaluated_comparisons,
     length_rule,
     load_comparisons,
@@ -91,10 +93,9 @@ def evaluate_rm_run(config: RmConfig, *, console: Console, weights: Path | None 
     decided = evaluated_comparisons(config, heldout)
     if not decided:
         raise DataError("the held-out comparisons are all ties", remedy="name comparisons with a best response")
-    pairs = [(example.prompt_tokens, response) for example in decided for response in example.responses_tokens]
+    score = partial(model.score, tokens_per_microbatch=config.optimization.tokens_per_microbatch)
     with fast_float32(model.loaded.model, paths=recorded_paths(Path(config.output))):  # as in training
-        numbers = iter(model.score(pairs, config.optimization.tokens_per_microbatch))
-    scored = scored_comparisons(decided, [[next(numbers) for _ in example.responses_tokens] for example in decided])
+        scored = scored_comparisons(decided, compare(score, comparisons_of(decided)))
     metrics = describe(scored, rule) | _by_domain([example.domain for example in decided], scored)
     folder = new_eval_folder(Path(config.output))
     write_text_atomically(folder / HISTOGRAM_FILE, json.dumps(score_histogram(scored)) + "\n")

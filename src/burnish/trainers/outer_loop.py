@@ -24,7 +24,7 @@ from burnish.errors import BurnishError, CheckpointError, ConfigError, Divergenc
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel
-from burnish.models.roles import TrainingState
+from burnish.models.roles import Learner
 from burnish.observability.console import Standing, nobody
 from burnish.outside.plugins import describe_failure, is_out_of_memory
 from burnish.trainers.interrupt import StopRequest, graceful_stop
@@ -68,17 +68,6 @@ def check_warmup(warmup: int, total_steps: int) -> None:
             f"optimization.warmup_steps is {warmup}, but the run makes {total_steps} optimizer steps",
             remedy=f"set it to at most {total_steps}, or raise optimization.epochs",
         )
-
-
-class Learner(Protocol):
-    """A model that is trained, as a checkpoint sees it."""
-
-    @property
-    def version(self) -> int: ...
-    def save_weights(self, folder: Path) -> None: ...
-    def load_weights(self, folder: Path) -> None: ...
-    def training_state(self) -> TrainingState: ...
-    def load_training_state(self, state: TrainingState) -> None: ...
 
 
 class Controller(Protocol):

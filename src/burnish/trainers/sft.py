@@ -28,12 +28,11 @@ from burnish.forward.lanes import Lanes
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.roles import Policy
+from burnish.models.roles import Learner, Policy
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import (
-    Learner,
     Opened,
     OpenLearner,
     Training,

@@ -134,8 +134,8 @@ class Learner:
 
     def kept(self):
         '''Numbers of weights and moments in this process.'''
-        slices = [self.policy._optimizer._masters[name] for name, _ in self.policy.trainable_parameters()]
-        moments = [self.policy._optimizer._adam.state[part]["exp_avg"] for part in slices]
+        slices = [self.policy._optimizers[0].weights._masters[name] for name, _ in self.policy.trainable_parameters()]
+        moments = [self.policy._optimizers[0].weights._adam.state[part]["exp_avg"] for part in slices]
         return self.lanes.team.exchange((sum(map(torch.numel, slices)), sum(map(torch.numel, moments))))
 
     def save(self, folder):

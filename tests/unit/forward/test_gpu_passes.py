@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
+from burnish.algorithms.mismatch import correction_weights
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.config.schema_data import ModelConfig
 from burnish.forward.attention import WAYS, packing_way, set_packed_attention, ways_on
@@ -19,7 +21,7 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective
 from burnish.models.value_head import ValueHead, ValueScorer
-from burnish.trainers.rl.objective import ClippedValueObjective, Correction, LikelihoodObjective, PolicyObjective
+from burnish.trainers.rl.objective import ClippedValueObjective, LikelihoodObjective, PolicyObjective
 
 META = torch.device("meta")
 NOT_DETERMINISTIC = (
@@ -94,7 +96,7 @@ def policy_objective(name: str) -> Objective:
 
 def turn_objective() -> Objective:
     """Everything that goes by turns."""
-    correction = Correction("turn", "truncate", 0.5, 2.0)
+    correction = partial(correction_weights, level="turn", mode="truncate", low=0.5, high=2.0)
     loss = POLICY_LOSSES["turn_gspo"].function
     return PolicyObjective(loss, {}, "turn_mean_token_mean", 9, correction=correction, takes_turns=True)
 

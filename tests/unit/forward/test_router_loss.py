@@ -47,7 +47,7 @@ def gradients(policy: LocalPolicy, batch: Batch, monkeypatch: Any) -> tuple[dict
         found.update({name: weight.grad.clone() for name, weight in policy.trainable_parameters()})
         return 0.0
 
-    monkeypatch.setattr(policy._optimizer, "step", keep)
+    monkeypatch.setattr(policy._optimizers[0].weights, "step", keep)
     return found, dict(policy.update(batch, LikelihoodObjective()).metrics)
 
 

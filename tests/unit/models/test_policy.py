@@ -48,7 +48,7 @@ def _gradients(policy, batch, monkeypatch):
         caught.update({name: p.grad.clone() for name, p in policy.trainable_parameters() if p.grad is not None})
         return 0.0
 
-    monkeypatch.setattr(policy._optimizer, "step", keep)
+    monkeypatch.setattr(policy._optimizers[0].weights, "step", keep)
     objective = LikelihoodObjective()
     policy.update(batch, objective)
     return caught, len(objective.denominators)
@@ -125,7 +125,7 @@ def test_microbatches_keep_their_logits_in_the_same_memory(load, batch, monkeypa
     policy.update(batch, LikelihoodObjective())
     assert len(places) == 7
     assert len(set(places)) < 7
-    assert policy._scorer.logits_buffer._spare is None  # afterwards it is free
+    assert policy._scorer._logits_buffer._spare is None  # afterwards it is free
 
 
 def test_an_update_that_fails_keeps_no_logits(load, batch):
@@ -141,7 +141,7 @@ def test_an_update_that_fails_keeps_no_logits(load, batch):
     policy = _policy(load(), budget=1)
     with pytest.raises(RuntimeError, match="third"):
         policy.update(batch, Failing())
-    assert policy._scorer.logits_buffer._spare is None
+    assert policy._scorer._logits_buffer._spare is None
 
 
 def test_update_learns_and_reports(load, batch):

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from burnish.errors import ConfigError
+from burnish.models.loading import LoadedModel
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.registry import build_engine
 from burnish.rollouts.vllm.engine import VllmEngine
 
-ARGUMENTS: dict[str, Any] = {"eos_token_ids": [1], "pad_token_id": 0, "context_length": 128, "max_batch_rows": 4}
+ARGUMENTS: dict[str, Any] = {"context_length": 128, "max_batch_rows": 4}
 
 
 class Remote(LocalEngine):
@@ -46,10 +47,10 @@ def module(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_local_and_named_classes_are_built(llama: Any, tokenizer: Any, module: str, tmp_path: Path) -> None:
-    vllm = build_engine("vllm", llama, tokenizer=tokenizer, **ARGUMENTS, log=tmp_path / "log")
+    vllm = build_engine("vllm", LoadedModel(llama, tokenizer, (1,), 0, 128), **ARGUMENTS, log=tmp_path / "log")
     assert type(vllm) is VllmEngine  # its process starts with the first call
-    assert type(build_engine("local", llama, tokenizer=tokenizer, **ARGUMENTS)) is LocalEngine
-    assert type(build_engine(f"{module}:Remote", llama, tokenizer=tokenizer, **ARGUMENTS)) is Remote
+    assert type(build_engine("local", LoadedModel(llama, tokenizer, (1,), 0, 128), **ARGUMENTS)) is LocalEngine
+    assert type(build_engine(f"{module}:Remote", LoadedModel(llama, tokenizer, (1,), 0, 128), **ARGUMENTS)) is Remote
 
 
 @pytest.mark.parametrize(
@@ -69,4 +70,4 @@ def test_what_is_no_engine_is_refused_with_a_remedy(
     llama: Any, tokenizer: Any, module: str, name: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_engine(name, llama, tokenizer=tokenizer, **ARGUMENTS)
+        build_engine(name, LoadedModel(llama, tokenizer, (1,), 0, 128), **ARGUMENTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -68,7 +69,7 @@ class Estimator(Row):
         """True: works on token rewards and returns `(advantages_BT, returns_BT)`. False: returns `advantages_B`."""
         return "token_rewards_BT" in self.inputs
 
-    def __call__(self, tensors: Mapping[str, Tensor], options: Mapping[str, object]) -> object:
+    def __call__(self, tensors: Mapping[str, Tensor], options: Mapping[str, object]) -> Any:
         """Calls the function with the `tensors` that its parameters name, and with `options`. A parameter with a
         default is None if there is no such tensor."""
         missing = [name for name in self.inputs if name not in tensors and name not in self.optional_inputs]

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -130,19 +130,20 @@ class LocalEngine(StoppableEngine, KeepingEngine):
         self._session: _Session | None = None
         self._spent = _Seconds()
 
-    @classmethod
-    def of(cls, loaded: LoadedModel, *, context_length: int, max_batch_rows: int) -> Self:
-        """An engine for a model as it was loaded."""
-        return cls(
+    @staticmethod
+    def of(loaded: LoadedModel, *, max_batch_rows: int, context_length: int | None = None) -> LocalEngine:
+        """The engine of a loaded model, for texts up to its context if nothing else is said."""
+        return LocalEngine(
             loaded.model,
             tokenizer=loaded.tokenizer,
             eos_token_ids=loaded.eos_token_ids,
             pad_token_id=loaded.pad_token_id,
-            context_length=context_length,
+            context_length=context_length or loaded.context_length,
             max_batch_rows=max_batch_rows,
             plain=loaded.plain,
             kernels=loaded.kernels,
             paths=loaded.paths,
+            keep_bytes=0 if loaded.plain else KEEP_BYTES,  # reading on is a fast path
         )
 
     @contextmanager

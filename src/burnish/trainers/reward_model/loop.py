@@ -31,14 +31,13 @@ from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_learner import ComparedScores, Comparison, PreferenceLearner, RewardLearner
 from burnish.models.reward_model import PromptResponse, Readout, new_reward_model
-from burnish.models.roles import ObjectiveValue
+from burnish.models.roles import Learner, ObjectiveValue
 from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import (
-    Learner,
     Opened,
     OpenLearner,
     Training,

@@ -124,7 +124,7 @@ def _policy_responses(
     _check_vocabulary(path, policy.tokenizer, loaded.tokenizer)
     say(console, policy.notes)
     console.print(f"sampling {settings.responses} responses of {path} to normalise on", highlight=False)
-    engine = LocalEngine.of(policy, context_length=policy.context_length, max_batch_rows=64)
+    engine = LocalEngine.of(policy, max_batch_rows=64)
     say(console, policy.paths.lines())
     limit = config.response_length or settings.max_response_tokens
     sampling = Sampling(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -64,9 +63,9 @@ def assign_advantages(
         scores_B = torch.where(rewarded_BT.any(dim=1), with_kl_B, scores_B)
         if rewards.counted_B is not None:
             scores_B = rewards.scores_B + _summed(scores_B - rewards.scores_B, rewards.counted_B)
-    reward_metrics: dict[str, Metric] = {}
     if algorithm.whiten_rewards and whiten:
         rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch, rewards, estimator)
+        metrics |= reward_metrics
     # Outcome estimators read scores_B and the others rewards_BT. Both have been through the same steps.
     rewards = dataclasses.replace(rewards, scores_B=scores_B)
     raw_BT, returns_BT = _estimate(batch, rewards, rewards_BT, estimator, algorithm)
@@ -74,7 +73,7 @@ def assign_advantages(
     if not whiten:
         return batch, metrics
     batch, advantage_metrics = _shape(batch, algorithm)
-    return batch, metrics | reward_metrics | advantage_metrics
+    return batch, metrics | advantage_metrics
 
 
 def whiten_minibatch(
@@ -207,12 +206,15 @@ def _estimate(
         "mask_BT": batch.loss_mask,
         "turn_index_BT": _turns(batch, algorithm.discount, estimator, rewards.counted_B),
     }
-    counted_B = None if estimator.token_level else available.pop("counted_B")
-    asked = available if counted_B is None else _once(available, counted_B)
-    advantages, returns_BT = _asked(estimator, asked, estimator_numbers(estimator, algorithm))
-    if counted_B is not None:
-        advantages = advantages[counted_B.unique(return_inverse=True)[1]]
-    return advantages if estimator.token_level else shaping.spread(advantages, batch.loss_mask), returns_BT
+    numbers, counted_B = estimator_numbers(estimator, algorithm), rewards.counted_B
+    if estimator.token_level:
+        return _asked(estimator, available, numbers)
+    if counted_B is None:
+        advantages_B, _ = _asked(estimator, available, numbers)
+    else:
+        advantages_C, _ = _asked(estimator, _once(available, counted_B), numbers)
+        advantages_B = advantages_C[counted_B.unique(return_inverse=True)[1]]
+    return shaping.spread(advantages_B, batch.loss_mask), None
 
 
 def _once(tensors: Mapping[str, Tensor | None], counted_B: Tensor) -> dict[str, Tensor | None]:
@@ -233,8 +235,10 @@ def _asked(
     """What the estimator returns for the tensors that are not None (`mask_BT` never is). ConfigError if a user's
     estimator fails, or returns something that is not advantages."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    outside = calling_outside(f"algorithm.estimator {estimator.name!r}", ConfigError)
-    with outside if is_outside(estimator.name) else nullcontext():
+    if not is_outside(estimator.name):
+        result = estimator(given, numbers)
+        return result if estimator.token_level else (result, None)
+    with calling_outside(f"algorithm.estimator {estimator.name!r}", ConfigError):
         result = estimator(given, numbers)
     return checked_advantages(result, given["mask_BT"], name=estimator.name, token_level=estimator.token_level)
 

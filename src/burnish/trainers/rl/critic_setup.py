@@ -13,7 +13,6 @@ from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.roles import ValueObjective
 from burnish.models.tokenizers import load_tokenizer, vocabulary_difference
 from burnish.models.value_head import HEAD_FILE, init_value_head
 from burnish.trainers.result import WEIGHTS_FOLDER
@@ -21,22 +20,17 @@ from burnish.trainers.rl.objective import (
     ActorCriticObjective,
     ClippedValueObjective,
     PolicyObjective,
-    WeightedValueObjective,
 )
 
 
-def build_value_objective(config: RlConfig) -> ValueObjective:
-    """What an optimizer step of the critic alone minimises."""
-    objective = _value_objective(config)
-    weight = 1.0 if config.critic.kind == "shared" else config.critic.loss_weight
-    return objective if weight == 1.0 else WeightedValueObjective(objective, weight)
-
-
-def _value_objective(config: RlConfig) -> ClippedValueObjective:
+def build_value_objective(config: RlConfig) -> ClippedValueObjective:
+    """What an optimizer step of the critic alone minimises. The weight of a shared one is that of its part in the
+    policy's objective."""
     return ClippedValueObjective(
         clip=config.critic.clip,
         aggregation=config.algorithm.aggregation,
         length=config.rollout.max_response_tokens,
+        weight=1.0 if config.critic.kind == "shared" else config.critic.loss_weight,
     )
 
 
@@ -104,4 +98,4 @@ def with_value_loss(config: RlConfig, objective: PolicyObjective) -> PolicyObjec
     """The policy's objective, plus the value loss if the critic shares its backbone."""
     if config.critic.kind == "separate":
         return objective
-    return ActorCriticObjective(objective, _value_objective(config), config.critic.loss_weight)
+    return ActorCriticObjective(objective, build_value_objective(config), config.critic.loss_weight)

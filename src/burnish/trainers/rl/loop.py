@@ -20,10 +20,10 @@ from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import DivergenceError
 from burnish.forward.batch import Batch, present
 from burnish.models.accumulation import count_denominators
-from burnish.models.roles import Critic, Objective, Policy, Reference, Signals, Update, ValueObjective
+from burnish.models.roles import Critic, Learner, Objective, Policy, Reference, Signals, Update, ValueObjective
 from burnish.observability.metrics import MetricStore, mean, total
 from burnish.observability.recorder import TokenValues
-from burnish.trainers.outer_loop import Controller, Learner, Training
+from burnish.trainers.outer_loop import Controller, Training
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 from burnish.trainers.rl.batching import build_batch, epoch_rows, scored
 from burnish.trainers.rl.collection import Collected, why_left_out

@@ -12,7 +12,7 @@ from torch import Tensor
 from burnish.algorithms.aggregation import aggregate
 from burnish.algorithms.kl import kl_loss
 from burnish.algorithms.masking import fill_masked
-from burnish.algorithms.mismatch import correction_weights, mismatch_metrics, ratio_deviation
+from burnish.algorithms.mismatch import mismatch_metrics, ratio_deviation
 from burnish.algorithms.policy_losses import PolicyLoss
 from burnish.algorithms.value_losses import clipped_value, value_metrics
 from burnish.forward.batch import Batch, TokenScores, present
@@ -21,22 +21,13 @@ from burnish.types import Metric, Reduction
 
 
 @dataclass(frozen=True, slots=True)
-class Correction:
-    """Importance correction for the mismatch of sampler and trainer (`burnish.algorithms.mismatch`)."""
-
-    level: str
-    mode: str
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
 class PolicyObjective:
     """Policy loss + KL in the loss - entropy bonus, aggregated over the optimizer step.
 
     `policy_loss` has the signature of `burnish.algorithms.policy_losses`; `numbers` are its keyword arguments. If the
     batch has no old log-probabilities, this is the first step since they would have been computed, and the fresh ones,
-    detached, are the old ones. `old_logprobs_of_sampler`: those of the batch are the sampler's.
+    detached, are the old ones. `old_logprobs_of_sampler`: those of the batch are the sampler's. `correction`: for the
+    mismatch of sampler and trainer, `burnish.algorithms.mismatch.correction_weights` with its keyword arguments.
     """
 
     policy_loss: Callable[..., PolicyLoss]
@@ -47,7 +38,7 @@ class PolicyObjective:
     kl_estimator: str = "k3"
     kl_times_ratio: bool = False
     entropy_coef: float = 0.0
-    correction: Correction | None = None
+    correction: Callable[..., Tensor] | None = None
     takes_selection: bool = False
     takes_turns: bool = False
     old_logprobs_of_sampler: bool = False
@@ -103,18 +94,9 @@ class PolicyObjective:
 
     def _weighted(self, per_token: Tensor, old: Tensor, batch: Batch) -> Tensor:
         if self.correction is not None:
-            c = self.correction
-            weights = correction_weights(
-                old,
-                present(batch.rollout_logprobs, "rollout_logprobs"),
-                batch.loss_mask,
-                level=c.level,
-                mode=c.mode,
-                low=c.low,
-                high=c.high,
-                turn_index_BT=batch.turn_index,
-            )
-            per_token = per_token * weights
+            sampled_with = present(batch.rollout_logprobs, "rollout_logprobs")
+            weights_BT = self.correction(old, sampled_with, batch.loss_mask, turn_index_BT=batch.turn_index)
+            per_token = per_token * weights_BT
         return per_token if batch.weights is None else per_token * batch.weights
 
     def _aggregate(self, per_token: Tensor, batch: Batch, denominators: Denominators) -> Tensor:
@@ -160,11 +142,13 @@ def share(term: Tensor, mask_BT: Tensor, denominators: Denominators) -> Metric:
 
 @dataclass(frozen=True, slots=True)
 class ClippedValueObjective:
-    """Clipped squared error between values and returns, aggregated over the optimizer step like a policy loss."""
+    """Clipped squared error between values and returns, aggregated over the optimizer step like a policy loss, times a
+    weight. The loss is logged without it."""
 
     clip: float | None
     aggregation: str
     length: int
+    weight: float = 1.0
 
     def __call__(self, values_BT: Tensor, batch: Batch, denominators: Denominators) -> ObjectiveValue:
         if batch.values is None or batch.returns is None:
@@ -174,19 +158,7 @@ class ClippedValueObjective:
         loss = aggregate_step(per_token, batch, self.aggregation, self.length, denominators)
         metrics = value_metrics(values_BT, batch.values, batch.returns, mask, clip=self.clip)
         metrics["loss"] = share(loss, mask, denominators)
-        return ObjectiveValue(loss, {f"critic/{name}": metric for name, metric in metrics.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class WeightedValueObjective:
-    """A value loss times a constant. The loss is logged without the constant."""
-
-    objective: ValueObjective
-    weight: float
-
-    def __call__(self, values_BT: Tensor, batch: Batch, denominators: Denominators) -> ObjectiveValue:
-        value = self.objective(values_BT, batch, denominators)
-        return ObjectiveValue(self.weight * value.loss, value.metrics)
+        return ObjectiveValue(self.weight * loss, {f"critic/{name}": metric for name, metric in metrics.items()})
 
 
 @dataclass(frozen=True, slots=True)

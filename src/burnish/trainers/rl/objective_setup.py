@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from burnish.algorithms.advantages import Estimator, resolve_estimator
+from burnish.algorithms.mismatch import correction_weights
 from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.forward.batch import Batch, TokenScores
@@ -15,7 +18,7 @@ from burnish.models.roles import Denominators, Objective, ObjectiveValue
 from burnish.outside.plugins import is_outside
 from burnish.trainers.rl.credit import estimator_numbers
 from burnish.trainers.rl.critic_setup import with_value_loss
-from burnish.trainers.rl.objective import ActorCriticObjective, Correction, PolicyObjective
+from burnish.trainers.rl.objective import ActorCriticObjective, PolicyObjective
 from burnish.trainers.rl.returned import CheckedLoss
 
 
@@ -100,8 +103,9 @@ def _objectives_of(run_file: str) -> Callable[[float], Objective]:
     return objectives(config, resolve_algorithm(config.algorithm))
 
 
-def _correction(algorithm: AlgorithmConfig) -> Correction | None:
+def _correction(algorithm: AlgorithmConfig) -> Callable[..., Tensor] | None:
     if algorithm.mismatch_correction == "none":
         return None
     level, mode = algorithm.mismatch_correction.split("_")
-    return Correction(level, mode, algorithm.mismatch_low, algorithm.mismatch_high)
+    low, high = algorithm.mismatch_low, algorithm.mismatch_high
+    return partial(correction_weights, level=level, mode=mode, low=low, high=high)

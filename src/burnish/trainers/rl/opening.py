@@ -1,4 +1,4 @@
-"""Model, roles and engine of a run file: opened in this process here, and in others by another `Cast`."""
+"""Model, roles and engine of a run file: opened in this process, or in others (`OpenPlayers`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
@@ -15,7 +15,7 @@ from burnish.forward.allocator import keep_freed_memory, return_freed_memory
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32
 from burnish.forward.lanes import Lanes
-from burnish.models.loading import LoadedModel, load_model, num_embeddings
+from burnish.models.loading import LoadedModel, load_model, load_outline, num_embeddings
 from burnish.models.roles import Objective
 from burnish.observability.console import Standing, nobody, say
 from burnish.outside.plugins import is_outside
@@ -53,24 +53,26 @@ def open_model(
 
 
 @contextmanager
+def open_outline(config: RlConfig) -> Iterator[LoadedModel]:
+    """The same without weights, where all that needs them is in other processes."""
+    loaded = load_outline(config.model, plain=config.debug.plain)
+    check_fit(config, loaded.context_length, num_embeddings(loaded.model))
+    yield loaded
+
+
+@contextmanager
 def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> Iterator[RolloutEngine]:
     """The engine of the run file, released at the end. It gets the longest text that this run can have as its context:
     vLLM reserves memory for that much, and a sliding window that the texts fit into can be ignored."""
     rollout = config.rollout
     engine = build_engine(
         rollout.engine,
-        loaded.model,
-        tokenizer=loaded.tokenizer,
-        eos_token_ids=loaded.eos_token_ids,
-        pad_token_id=loaded.pad_token_id,
+        loaded,
         context_length=longest_text(config, loaded),
         max_batch_rows=rollout.max_batch_rows,
         vllm=rollout.vllm,
         rests="rollout_engine" in config.cluster.offload,
         log=Path(config.output) / ENGINE_LOG,
-        plain=loaded.plain,
-        kernels=loaded.kernels,
-        paths=loaded.paths,
     )
     if rollout.engine == "local":
         return_freed_memory()  # of the trials that chose how to decode
@@ -104,35 +106,16 @@ class Players:
     """Other processes, and what they are doing."""
 
 
-class Cast(Protocol):
-    """Opens the model and the players of a run. Both are let go at the end of their blocks."""
-
-    def open_model(self, config: RlConfig, paths: FastPaths, console: Console) -> AbstractContextManager[LoadedModel]:
-        """Model and tokenizer; without weights where all that needs them is elsewhere."""
-        ...
-
-    def open_players(
-        self, config: RlConfig, loaded: LoadedModel, paths: FastPaths, console: Console
-    ) -> AbstractContextManager[Players]:
-        """Policy, reference, critic and engine, and a word to the user on the ways that they take."""
-        ...
+OpenPlayers = Callable[[RlConfig, LoadedModel, FastPaths, Console], AbstractContextManager[Players]]
+"""Opens policy, reference, critic and engine, lets them go at the end of the block, and says which paths they take."""
 
 
-class Inline:
-    """Everything in this process."""
-
-    def open_model(self, config: RlConfig, paths: FastPaths, console: Console) -> AbstractContextManager[LoadedModel]:
-        """See `Cast`."""
-        return open_model(config, paths, console)
-
-    @contextmanager
-    def open_players(
-        self, config: RlConfig, loaded: LoadedModel, paths: FastPaths, console: Console
-    ) -> Iterator[Players]:
-        """See `Cast`."""
-        lanes = config.cluster.num_lanes
-        roles = build_roles(config, loaded, Lanes(lanes))
-        with open_rl_engine(config, loaded, console) as engine:
-            say(console, paths.lines())
-            record_paths(Path(config.output), paths)
-            yield Players(roles, engine if lanes == 1 else PortionedEngine(engine, lanes))
+@contextmanager
+def open_players(config: RlConfig, loaded: LoadedModel, paths: FastPaths, console: Console) -> Iterator[Players]:
+    """`OpenPlayers` with all of them in this process."""
+    lanes = config.cluster.num_lanes
+    roles = build_roles(config, loaded, Lanes(lanes))
+    with open_rl_engine(config, loaded, console) as engine:
+        say(console, paths.lines())
+        record_paths(Path(config.output), paths)
+        yield Players(roles, engine if lanes == 1 else PortionedEngine(engine, lanes))

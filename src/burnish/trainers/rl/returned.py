@@ -11,17 +11,17 @@ from torch import Tensor
 
 from burnish.algorithms.policy_losses import PolicyLoss
 from burnish.errors import ConfigError
-from burnish.outside.plugins import calling_outside, is_outside
+from burnish.outside.plugins import calling_outside
 from burnish.types import Metric
 
 _EXTENDING = "see docs/extending.md for what it must return"
 
 
 def checked_advantages(result: Any, mask_BT: Tensor, *, name: str, token_level: bool) -> tuple[Tensor, Tensor | None]:
-    """(advantages, returns) of an estimator as float32: (B,) and None, or both (B, T) for a token-level one.
+    """(advantages, returns) of a user's estimator as float32: (B,) and None, or both (B, T) for a token-level one.
 
-    Raises ConfigError for anything except floating-point tensors of these shapes, and for numbers of a user's estimator
-    that are not finite where they are used.
+    Raises ConfigError for anything except floating-point tensors of these shapes, and for numbers that are not
+    finite where they are used.
     """
     if not token_level:
         return _numbers("advantages", result, mask_BT.any(dim=1), name), None
@@ -37,7 +37,7 @@ def _numbers(what: str, value: Any, counts: Tensor, name: str) -> Tensor:
         raise _refused(name, f"{_described(value)} as {what}, not floating numbers of shape {tuple(counts.shape)}")
     value = value.detach().to(counts.device, torch.float32)
     odd = int((~value.isfinite() & counts).sum())
-    if odd and is_outside(name):  # ours are finite if the scores are, and the update reports them
+    if odd:
         raise _refused(name, f"{odd} {what} that are not finite")
     return value
 

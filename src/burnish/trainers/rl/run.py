@@ -19,19 +19,21 @@ from burnish.trainers.outer_loop import naming_memory_errors, train_to_end
 from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
 from burnish.trainers.rl.conversations import open_conversations
 from burnish.trainers.rl.evaluation import build_evaluator
-from burnish.trainers.rl.opening import Cast, longest_text, open_model, open_rl_engine
-from burnish.trainers.rl.setup import INLINE, open_rl_run, open_scorer
+from burnish.trainers.rl.opening import OpenPlayers, longest_text, open_model, open_players, open_rl_engine
+from burnish.trainers.rl.setup import open_rl_run, open_scorer
 from burnish.trainers.telemetry.journal import token_texts
 from burnish.trainers.workplace import recorded_paths
 
 
-def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False, cast: Cast = INLINE) -> RunResult:
+def train_rl(
+    config: RlConfig, *, console: Console, accept_changes: bool = False, opener: OpenPlayers = open_players
+) -> RunResult:
     """Run the loop of `burnish.trainers.rl.loop`; goes on from the newest checkpoint in the run's folder.
 
     The first Ctrl-C finishes the step and saves. `accept_changes`: continue even if files or versions that the run
     depends on have changed. Raises BurnishError for everything that a user can fix.
     """
-    return train_to_end(open_rl_run(config, console, accept_changes=accept_changes, cast=cast), console)
+    return train_to_end(open_rl_run(config, console, accept_changes=accept_changes, opener=opener), console)
 
 
 def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = None) -> EvalReport:

@@ -19,7 +19,7 @@ from burnish.models.weights import Weights
 from burnish.observability.console import say
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import success_of_domain
-from burnish.rollouts.answering import open_model
+from burnish.rollouts.answering import open_model as open_judge
 from burnish.rollouts.limits import check_rotation
 from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import Progress, restore
@@ -31,19 +31,17 @@ from burnish.trainers.rl.domains import asked_by, build_domains, check_difficult
 from burnish.trainers.rl.evaluation import build_evaluator
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.objective_setup import objectives, resolve_algorithm
-from burnish.trainers.rl.opening import Cast, Inline, longest_text
+from burnish.trainers.rl.opening import OpenPlayers, longest_text, open_model, open_outline, open_players
 from burnish.trainers.rl.preflight import check_settings, precision_lines, timing_lines
 from burnish.trainers.rl.supply import Supply
 from burnish.trainers.rl.supply_aside import AsideEngine, SupplyAside, SupplyPartial
 from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.workplace import open_workplace, recorded_paths
 
-INLINE = Inline()
-
 
 @contextmanager
 def open_rl_run(
-    config: RlConfig, console: Console, *, accept_changes: bool = False, cast: Cast = INLINE
+    config: RlConfig, console: Console, *, accept_changes: bool = False, opener: OpenPlayers = open_players
 ) -> Iterator[RlRun]:
     """Open everything that `run_loop` uses; workers, sinks and the lock are released at the end."""
     parts = resolve_algorithm(config.algorithm)
@@ -59,7 +57,8 @@ def open_rl_run(
         scorer = stack.enter_context(open_scorer(config, console, paths, models_elsewhere=models_elsewhere))
         settings, begins = domain_settings(config), workplace.checkpoint is None
         check_difficulty(settings, scorer.answer_labels, begins=begins)
-        loaded = stack.enter_context(cast.open_model(config, paths, console))
+        has_weights = config.cluster.trains_here
+        loaded = stack.enter_context(open_model(config, paths, console) if has_weights else open_outline(config))
         say(console, scorer.attach_policy(loaded.tokenizer))
         if "reward_model" in config.cluster.offload:
             scorer.rest_models(workplace.path)
@@ -71,7 +70,7 @@ def open_rl_run(
         scorer.check_prompts(prompts_of(train))
         check_bound_rewards(config, prompts_of(train))
         progress = Progress()
-        players = stack.enter_context(cast.open_players(config, loaded, paths, console))
+        players = stack.enter_context(opener(config, loaded, paths, console))
         roles, engine = players.roles, conversations.around(players.engine, longest_text(config, loaded))
         if players.reward_models is not None:
             scorer.ask_models(players.reward_models)
@@ -159,7 +158,7 @@ def open_scorer(
         config.scoring,
         models_elsewhere=models_elsewhere,
         sandbox=config.sandbox,
-        open_model=partial(open_model, paths=paths),
+        open_model=partial(open_judge, paths=paths),
         say=lambda line: say(console, (line,)),
     ) as scorer:
         for domain in domain_settings(config):  # refuses a threshold out of reach

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from burnish.errors import RolloutError
+from burnish.models.loading import LoadedModel
 from burnish.models.weights import Weights
 from burnish.rollouts.conversation import Answer, Closed, ConversingEngine, Event, Opened, Talk
 from burnish.rollouts.engine import Sampling, keeping
@@ -23,7 +24,6 @@ from burnish.rollouts.local.kept import KeptRow, KeptRows
 from burnish.rollouts.local.kernel_decoder import KernelDecoder
 from burnish.rollouts.local.own_ways import EqualLengthDecoder
 from burnish.rollouts.local.reading_on import RowReader
-from burnish.rollouts.registry import build_engine
 from burnish.types import FinishReason, Message, Metric, Prompt, Rollout, RolloutRequest
 
 Make = Callable[..., LocalEngine]
@@ -190,9 +190,8 @@ class NoText:
 
 
 def test_plain_runs_keep_nothing(llama: Any, tokenizer: Any) -> None:
-    arguments: dict[str, Any] = {"tokenizer": tokenizer, "eos_token_ids": [1], "pad_token_id": 0, "context_length": 99}
     for plain in (True, False):
-        engine = build_engine("local", llama, **arguments, max_batch_rows=4, plain=plain)
+        engine = LocalEngine.of(LoadedModel(llama, tokenizer, (1,), 0, 99, plain=plain), max_batch_rows=4)
         conversations(engine)  # type: ignore[arg-type]
         assert ("rollout/reused_tokens" in engine.take_metrics()) is not plain
 

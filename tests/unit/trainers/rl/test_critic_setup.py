@@ -127,13 +127,13 @@ def test_policy_and_head_step_as_by_one_optimizer(config: Callable[..., RlConfig
     copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
     joint = AdamTF(copies, lr=1e-2, eps=1e-5)
     gradients: list[list[torch.Tensor]] = []
-    plain_norm = policy._optimizer.grad_norm
+    plain_norm = policy._optimizers[0].weights.grad_norm
 
     def keep() -> torch.Tensor:
         gradients.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters])
         return plain_norm()
 
-    policy._optimizer.grad_norm = keep  # type: ignore[method-assign]
+    policy._optimizers[0].weights.grad_norm = keep  # type: ignore[method-assign]
     objective = with_value_loss(given, policy_gradient)  # type: ignore[arg-type]
     for step in range(2):
         policy.update(batch_of((5, 6, 2), (3, 4)), objective)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,15 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_samples import ones_batch
 
-from burnish.algorithms.mismatch import mismatch_metrics
+from burnish.algorithms.mismatch import correction_weights, mismatch_metrics
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.forward.batch import Batch, TokenScores
 from burnish.models.accumulation import count_denominators
 from burnish.models.roles import ObjectiveValue
 from burnish.observability.metrics import MetricStore
-from burnish.trainers.rl.objective import Correction, LikelihoodObjective, PolicyObjective
+from burnish.trainers.rl.objective import LikelihoodObjective, PolicyObjective
 
 LN2 = math.log(2.0)
+
+
+def corrects(level: str, mode: str, low: float, high: float) -> Callable[..., torch.Tensor]:
+    return partial(correction_weights, level=level, mode=mode, low=low, high=high)
 
 
 def two_rows(**fields: torch.Tensor | None) -> Batch:
@@ -129,14 +135,17 @@ def test_the_correction_weighs_the_policy_term_only() -> None:
         rollout_logprobs=old - torch.tensor([[LN2, 2 * LN2], [0.0, 0.0]]),
     )
     corrected = objective(
-        "reinforce", kl_coef=1.0, kl_estimator="k2", correction=Correction("token", "truncate", 0.5, 3.0)
+        "reinforce",
+        kl_coef=1.0,
+        kl_estimator="k2",
+        correction=corrects("token", "truncate", 0.5, 3.0),
     )
     value = value_of(corrected, batch, old.clone().requires_grad_())
     assert value.loss.item() == pytest.approx((2.0 + 3.0 - 2.0) / 3 + 0.5)
 
 
 def test_the_correction_needs_the_samplers_logprobs() -> None:
-    corrected = objective(correction=Correction("token", "mask", 0.5, 2.0))
+    corrected = objective(correction=corrects("token", "mask", 0.5, 2.0))
     with pytest.raises(ValueError, match="has no rollout_logprobs"):
         value_of(corrected, two_rows(), logprobs([-1.0, -1.0], [-1.0, 0.0]))
 
@@ -200,7 +209,12 @@ def test_parts_add_up_to_the_whole_with_the_whole_steps_denominators(loss: str, 
     )
     fresh = (noise() - 2).requires_grad_()
     mode = data.draw(st.sampled_from(["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum_norm"]))
-    whole = objective(loss, aggregation=mode, kl_coef=0.1, correction=Correction("sequence", "mask", 0.1, 9.0))
+    whole = objective(
+        loss,
+        aggregation=mode,
+        kl_coef=0.1,
+        correction=corrects("sequence", "mask", 0.1, 9.0),
+    )
     denominators = count_denominators(batch)
     value = whole(TokenScores(fresh), batch, denominators)
     order = data.draw(st.permutations(range(rows)))

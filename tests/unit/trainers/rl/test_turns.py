@@ -6,6 +6,7 @@ import dataclasses
 import math
 import pickle
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.algorithms.advantages.returns import gae
+from burnish.algorithms.mismatch import correction_weights
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.config.schema import AlgorithmConfig
 from burnish.forward.attention import packs_rows
@@ -25,7 +27,7 @@ from burnish.models.roles import Denominators
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.batching import build_batch, build_rewards, turn_states, with_states
 from burnish.trainers.rl.credit import assign_advantages
-from burnish.trainers.rl.objective import Correction, PolicyObjective
+from burnish.trainers.rl.objective import PolicyObjective
 from burnish.trainers.telemetry.groups import describe_domains, describe_groups, describe_staleness
 from burnish.types import Author, FinishReason, Message, Prompt, Rollout, RolloutGroup, Turn
 
@@ -337,7 +339,7 @@ def test_log_probabilities_of_what_a_tool_said_change_nothing(
         objective("turn_gspo", "turn_mean_token_mean"),
         kl_coef=0.1,
         entropy_coef=0.01,
-        correction=Correction("turn", "truncate", 0.5, 2.0),
+        correction=partial(correction_weights, level="turn", mode="truncate", low=0.5, high=2.0),
     )
     found = []
     for fill in (0.0, -7.0, math.nan):

@@ -6,12 +6,14 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from plain_samples import ones_batch
 
+from burnish.algorithms.mismatch import correction_weights
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.forward.batch import Batch, TokenScores
 from burnish.models.accumulation import Accumulation
@@ -20,7 +22,6 @@ from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.objective import (
     ActorCriticObjective,
     ClippedValueObjective,
-    Correction,
     LikelihoodObjective,
     PolicyObjective,
 )
@@ -75,7 +76,7 @@ def test_policy_and_value_losses_wait_for_nothing(loss: str, by: str, waits: Wai
         kl_coef=0.1,
         kl_times_ratio=True,
         entropy_coef=0.01,
-        correction=Correction(by, "mask", 0.5, 2.0),
+        correction=partial(correction_weights, level=by, mode="mask", low=0.5, high=2.0),
         takes_selection=row.needs_selection,
         takes_turns=row.needs_turns,
     )
