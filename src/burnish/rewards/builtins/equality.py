@@ -113,12 +113,8 @@ _NAME_IN = re.compile(r"^(\\?[A-Za-z](?:_\{?\w+\}?)?)\s*\\in\s*")
 _ORDER = re.compile(r"(\\leq|\\geq|<|>)")
 _FLIPPED = {">": "<", "\\geq": "\\leq"}
 _REFUSED = re.compile(r"\\approx|\\neq|\\sim\b|\?|\\to\b|\\implies|\\dots|\\ldots|\\cdots")
-_NUMBER_WORDS = {
-    word: number
-    for number, word in enumerate(
-        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-    )
-}
+_UP_TO_TWELVE = "zero one two three four five six seven eight nine ten eleven twelve"
+_NUMBER_WORDS = {word: number for number, word in enumerate(_UP_TO_TWELVE.split())}
 
 
 def equal(gold: str, answer: str) -> bool:

@@ -295,39 +295,11 @@ _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
 }
 _INVERSES = {name: _FUNCTIONS[f"arc{name}"] for name in ("sin", "cos", "tan")}
 MATH_WORDS = frozenset({*_FUNCTIONS, "sqrt", "pi", "lg", "mod"})
-GREEK = frozenset(
-    [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "rho",
-        "sigma",
-        "tau",
-        "phi",
-        "chi",
-        "psi",
-        "omega",
-        "ell",
-        "Delta",
-        "Gamma",
-        "Theta",
-        "Lambda",
-        "Sigma",
-        "Phi",
-        "Psi",
-        "Omega",
-    ]
-)
+_GREEK_NAMES = """
+    alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi chi psi omega ell
+    Delta Gamma Theta Lambda Sigma Phi Psi Omega
+"""
+GREEK = frozenset(_GREEK_NAMES.split())
 
 _TOKEN = re.compile(
     r"""\s*(?:

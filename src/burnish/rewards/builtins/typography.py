@@ -15,42 +15,11 @@ _SIGNS = {
     **{"≤": r"\leq ", "≥": r"\geq ", "≠": r"\neq ", "≈": r"\approx ", "∅": r"\emptyset ", "°": r"^\circ "},
     **{"⟨": "(", "⟩": ")", "′": "'", "“": '"', "”": '"', "，": ",", "：": ":", "；": ";", "。": ".", "\u2044": "/"},
 }
-_GREEK = dict(
-    zip(
-        "αβγδεζηθκλμνξπρστφχψωΔΓΘΛΣΦΩ",
-        [
-            "alpha",
-            "beta",
-            "gamma",
-            "delta",
-            "epsilon",
-            "zeta",
-            "eta",
-            "theta",
-            "kappa",
-            "lambda",
-            "mu",
-            "nu",
-            "xi",
-            "pi",
-            "rho",
-            "sigma",
-            "tau",
-            "phi",
-            "chi",
-            "psi",
-            "omega",
-            "Delta",
-            "Gamma",
-            "Theta",
-            "Lambda",
-            "Sigma",
-            "Phi",
-            "Omega",
-        ],
-        strict=True,
-    )
-)
+_GREEK_NAMES = """
+    alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega
+    Delta Gamma Theta Lambda Sigma Phi Omega
+"""
+_GREEK = dict(zip("αβγδεζηθκλμνξπρστφχψωΔΓΘΛΣΦΩ", _GREEK_NAMES.split(), strict=True))
 _RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
 _LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _SHIFTED = re.compile(f"([{''.join(_RAISED)}]+)|([{''.join(_LOWERED)}]+)")
