@@ -151,6 +151,7 @@ def test_state_and_weights_make_a_twin(pair, new_model, batch, tmp_path, request
     assert torch.equal(twin.values(batch), critic.values(batch))
 
 
+@pytest.mark.slow_cases("separate")
 def test_a_folder_without_a_head_is_refused(pair, batch, tmp_path):
     _, critic = pair
     critic.save_weights(tmp_path)

@@ -8,7 +8,7 @@ import inspect
 import re
 import shlex
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from source_trees import SOURCE, parse_folder
 
 import burnish
 from burnish.cli.app import build_app
@@ -25,6 +24,7 @@ from burnish.config.fields import annotation_at
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.config.schema_data import DataSource
 from burnish.data.prompts import read_prompts
+from burnish.observability.metric_names import find_metric
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
@@ -278,37 +278,6 @@ def leaf_paths(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 # Metrics
 
 
-@cache
-def metric_names() -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
-    """Texts of the code, and patterns of its texts with gaps."""
-    whole, gapped = set(), set()
-    for tree in parse_folder(SOURCE).values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.JoinedStr):
-                pieces = [re.escape(str(p.value)) if isinstance(p, ast.Constant) else None for p in node.values]
-                if any(piece is not None and "/" in piece for piece in pieces):
-                    gapped.add("".join(GAP if piece is None else piece for piece in pieces))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                whole.add(node.value)
-    return frozenset(whole), tuple(re.compile(pattern) for pattern in sorted(gapped))
-
-
-GAP = r"([\w/]+)"
-
-
-def is_metric(name: str, further: Collection[str] = ()) -> bool:
-    """Whether the code writes such a metric. What a gap holds is a text of the code, or a name of the user's: in
-    capitals, or one of `further`."""
-    whole, gapped = metric_names()
-    if name in whole:
-        return True
-    base, _, last = name.rpartition("/")
-    if base and (last.isupper() or last in further) and (base in whole or is_metric(base, further)):
-        return True
-    matches = [match for pattern in gapped if (match := pattern.fullmatch(name))]
-    return any(all(gap in whole or gap.isupper() for gap in match.groups()) for match in matches)
-
-
 GROUPS = "reward|groups|advantage|policy|critic|kl|rollout|time|throughput|eval|train|rm"
 
 
@@ -322,4 +291,4 @@ def test_every_metric_that_is_named_is_written(page: Path) -> None:
         own |= set(re.findall(r"\w+", file.read_text(encoding="utf-8")))
     for word in words_of(text_of(page)):
         if re.fullmatch(rf"({GROUPS})/[\w/@]+", word) and not re.search(r"\d{3}|NNN|@", word):
-            assert is_metric(word, own), word
+            assert find_metric(word) is not None or word.rpartition("/")[2] in own, word

@@ -123,6 +123,7 @@ ROWS = [*LOADING, *CALLING, *NAMES, *PARTS, *CHAINS]
     "19-no answer in the data",
     "26-reward named reward.py:digits:x",
     "27-reward named reward.py: digits",
+    "3-exit at import",
     "6-endless loop at import",
     "9-an error of ten million letters",
 )

@@ -117,6 +117,7 @@ def environment(folder: Path) -> RlConfig:
     return config_of(folder, environment=f"{folder / 'game.py'}:Game", max_turns=3)
 
 
+@pytest.mark.slow
 def test_the_policy_plays_the_rows_of_its_data(loaded: LoadedModel, tmp_path: Path) -> None:
     engine = Says(loaded, "moon", "sun")
     with hold(loaded, engine, environment(tmp_path)) as talk:
@@ -128,6 +129,7 @@ def test_the_policy_plays_the_rows_of_its_data(loaded: LoadedModel, tmp_path: Pa
     assert (held.rollout.environment_reward, held.rollout.turns[-1].reward) == (1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_a_prompt_of_ones_own_begins_a_game(loaded: LoadedModel, tmp_path: Path) -> None:
     engine = Says(loaded, "moon")
     with hold(loaded, engine, environment(tmp_path)) as talk:

@@ -36,6 +36,7 @@ def test_take_is_a_pure_function_of_position(weights, seed, size, cuts, start) -
     assert pieces == whole
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(weights=WEIGHTS, draws=st.integers(1, 400))
 def test_every_share_is_kept_to_within_one_at_every_draw(weights, draws) -> None:

@@ -142,6 +142,7 @@ def policy(shared: RoleProcess) -> ProcessRole:
     return shared.role("policy", seconds=30)
 
 
+@pytest.mark.slow
 def test_values_go_there_and_back(policy: ProcessRole) -> None:
     metric = Metric(Reduction.MEAN, 1.5, 3)
     assert policy.ask("echo", {"a": (1, metric)}, twice=True) == ({"a": (1, metric)},) * 2
@@ -149,6 +150,7 @@ def test_values_go_there_and_back(policy: ProcessRole) -> None:
     assert policy.ask("threads") == torch.get_num_threads()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -170,6 +172,7 @@ def test_tensors_arrive_bit_for_bit_and_without_gradient(policy: ProcessRole, te
     assert found.untyped_storage().nbytes() == tensor.nbytes  # of a view its own numbers alone
 
 
+@pytest.mark.slow
 def test_errors_keep_their_type_and_bring_their_traceback(policy: ProcessRole) -> None:
     with pytest.raises(DivergenceError, match="loss is nan\n  -> lower it") as caught:
         policy.ask("raises", "divergence")
@@ -179,6 +182,7 @@ def test_errors_keep_their_type_and_bring_their_traceback(policy: ProcessRole) -
     assert 'raise DivergenceError("loss is nan"' in str(caught.value.__cause__)
 
 
+@pytest.mark.slow
 def test_errors_that_cannot_be_made_again_are_told(policy: ProcessRole) -> None:
     with pytest.raises(RuntimeError, match="Odd: one"):
         policy.ask("raises", "odd")
@@ -189,12 +193,14 @@ def test_errors_that_cannot_be_made_again_are_told(policy: ProcessRole) -> None:
     assert policy.ask("echo", 1) == 1
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sent_is_refused_and_the_process_goes_on(policy: ProcessRole) -> None:
     with pytest.raises(BurnishError, match=r"policy.echo: cannot be sent to process 'shared'.*\n.*package.module:name"):
         policy.ask("echo", lambda: None)
     assert policy.ask("echo", 2) == 2
 
 
+@pytest.mark.slow
 def test_a_role_that_is_not_there(shared: RoleProcess) -> None:
     with pytest.raises(ValueError, match="has no role 'critic', only policy, engine"):
         shared.role("critic", seconds=1)
@@ -205,6 +211,7 @@ def sync(engine: ProcessRole, version: int, tensors: Iterable[tuple[str, torch.T
     engine.process.ask(message, what="engine.sync", seconds=30, giving=server.buckets(tensors))
 
 
+@pytest.mark.slow
 def test_weights_go_from_one_role_to_another(shared: RoleProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "BUCKET_BYTES", 1)
     policy, engine = RemotePolicy(shared.role("policy", seconds=30)), shared.role("engine", seconds=30)
@@ -223,6 +230,7 @@ def test_weights_go_from_one_role_to_another(shared: RoleProcess, monkeypatch: p
     assert engine.ask("version") == 12
 
 
+@pytest.mark.slow
 def test_weights_of_a_version_that_is_gone_are_refused(shared: RoleProcess) -> None:
     with pytest.raises(RolloutError, match=r"version 2 of the weights of 'policy' .* at version 3 now"):
         shared.role("policy", seconds=30).read(2)
@@ -379,6 +387,7 @@ def test_one_that_is_lost_while_weights_are_read_is_what_is_told(monkeypatch: py
         assert raised.value is lost
 
 
+@pytest.mark.slow
 def test_weights_go_from_process_to_process_through_memory(policy: ProcessRole, shared: RoleProcess) -> None:
     weights = policy.share(3)
     engine = shared.role("engine", seconds=30)
@@ -422,6 +431,7 @@ def test_a_start_that_fails_or_takes_too_long(module: Any) -> None:
         RoleProcess("trainer", module.slow, seconds=1)
 
 
+@pytest.mark.slow
 def test_requests_of_two_threads_take_turns(policy: ProcessRole) -> None:
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda number: policy.ask("echo", number), range(200)))

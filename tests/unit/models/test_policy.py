@@ -208,7 +208,7 @@ def test_non_finite_gradient_is_caught(load, batch):
     assert not policy.model.training
 
 
-@pytest.mark.slow_cases("bfloat16-lora1", "float32-lora1")
+@pytest.mark.slow_cases("bfloat16-None", "bfloat16-lora1", "float32-lora1")
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_resumed_training_is_bit_for_bit_the_same(load, batch, tmp_path, lora, dtype):

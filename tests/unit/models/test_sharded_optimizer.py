@@ -138,6 +138,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow_cases(
     "3-adam_tf-torch.bfloat16",
     "3-adam_tf-torch.float32",
+    "3-adamw-torch.float32",
     "4-adam_tf-torch.bfloat16",
     "4-adam_tf-torch.float32",
     "4-adamw-torch.bfloat16",

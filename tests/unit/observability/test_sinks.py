@@ -110,6 +110,7 @@ def test_an_unknown_sink_lists_the_known(tmp_path: Path) -> None:
         build_sinks(["tensorbord"], tmp_path)
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     sinks = build_sinks(["tensorboard"], tmp_path)
     sinks.write(1, {"reward/mean": 0.25})

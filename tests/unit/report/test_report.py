@@ -103,6 +103,7 @@ def test_what_the_policy_writes_stays_text(tmp_path: Path) -> None:
     assert group["answer"] == EVIL
 
 
+@pytest.mark.slow
 def test_a_big_run_makes_a_bounded_page_that_says_so(tmp_path: Path) -> None:
     make_run(tmp_path, steps=12, count=6, samples=8, tokens=200)
     limits = Limits(steps=5, prompts_per_step=4, total_bytes=150_000)

@@ -177,6 +177,7 @@ def test_the_order_of_the_options_changes_no_verdict(order: list[int], gold: int
     assert (stated_option(form.format(CITIES.labels[order.index(said)]), moved) == moved.gold) is right
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from("ABCD"), min_size=2, unique=True), st.sampled_from([", ", " ", "/", " or ", " and ", "\n"])
 )

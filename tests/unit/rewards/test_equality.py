@@ -199,6 +199,7 @@ def test_letters_stand_for_any_number() -> None:
     assert not same(read("2x"), read("2y"))
 
 
+@pytest.mark.slow
 @given(st.integers(-(10**12), 10**12))
 def test_every_integer_in_its_spellings(value: int) -> None:
     for text in (str(value), f"{value:,}", f"{value}.0", f"{value} apples", f"${value}$", f"\\boxed{{{value}}}"):
@@ -206,6 +207,7 @@ def test_every_integer_in_its_spellings(value: int) -> None:
         assert not equal(str(value + 1), text)
 
 
+@pytest.mark.slow
 @given(st.fractions(max_denominator=999), st.fractions(max_denominator=999))
 def test_fractions_are_equal_only_to_themselves(first: Fraction, second: Fraction) -> None:
     def written(value: Fraction) -> str:

@@ -132,7 +132,9 @@ def test_instructions(name: str, kwargs: dict[str, Any], good: list[str], bad: l
 
 
 @pytest.mark.slow_cases(
-    "language:response_language-kwargs0-good0-bad0", "language:response_language-kwargs1-good1-bad1"
+    "change_case:english_capital-kwargs2-good2-bad2",
+    "language:response_language-kwargs0-good0-bad0",
+    "language:response_language-kwargs1-good1-bad1",
 )
 @pytest.mark.parametrize(("name", "kwargs", "good", "bad"), LANGUAGES)
 def test_instructions_about_a_language(name: str, kwargs: dict[str, Any], good: list[str], bad: list[str]) -> None:

@@ -332,7 +332,7 @@ def _golds(folder: Path, name: str) -> list[Any]:
     return [json.loads(line)[column] for line in (folder / "data" / file).read_text().splitlines()]
 
 
-@pytest.mark.slow_cases("mawps-2065-0", "one_shot_rlvr-1209-1")
+@pytest.mark.slow_cases("mawps-2065-0", "one_shot_rlvr-1209-1", "svamp-1000-0")
 @pytest.mark.parametrize(
     ("name", "rows", "empty"),
     [("svamp", 1000, 0), ("mawps", 2065, 0), ("math500", 500, 0), ("roll", 560, 0), ("one_shot_rlvr", 1209, 1)],

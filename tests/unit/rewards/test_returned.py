@@ -198,13 +198,18 @@ def test_odd_habits_that_harm_nobody(make_scorer: Any, make_items: Any, odd: Pat
 
 
 @pytest.mark.slow_cases(
+    "array-returned ndarray",
+    "decimal-returned Decimal",
     "generator-returned generator",
-    "poison-returned Poison",
-    "parts list-parts are list",
     "part names-name is int",
     "part poison-part 'a' Poison",
-    "value-NoneType",
+    "part text-part 'a' str",
+    "parts list-parts are list",
+    "parts nested-part 'a' dict",
+    "poison-returned Poison",
+    "tokens endless-token_rewards of type generator",
     "tokens-token_rewards of type float",
+    "value-NoneType",
 )
 @pytest.mark.parametrize(
     ("bad", "words"),

@@ -191,7 +191,7 @@ def nemo_table() -> dict[str, float]:
     return {name: predict_one_off(model, NEMO_SHARE) / model.one_off - 1 for name, model in NEMO.items()}
 
 
-@pytest.mark.slow_cases("32", "64")
+@pytest.mark.slow_cases("128", "32", "64")
 @pytest.mark.parametrize("row", ["32", "64", "128", "16:16", "32:32", "64:64"])
 def test_verl(row: str) -> None:
     assert abs(verl_table()[row]) <= TOLERANCE
@@ -229,7 +229,7 @@ def test_rules_of_thumb_fail_on_the_same_rows() -> None:
     assert abs((VERL_STALENESS[0][0] + other) / VERL_STALENESS[0][1] - 1) > TOLERANCE
 
 
-@pytest.mark.slow_cases("DeepSeek-V3")
+@pytest.mark.slow_cases("DeepSeek-V3", "Qwen3-235B")
 @pytest.mark.parametrize("model", NEMO)
 def test_nemo(model: str) -> None:
     assert abs(nemo_table()[model]) <= TOLERANCE

@@ -204,6 +204,7 @@ def test_rewards_come_in_several_ways(hold: Any, agent: str, reward: float) -> N
     assert read(engine)["agent/refused"] == (agent == "too_many")
 
 
+@pytest.mark.slow
 def test_a_row_may_be_larger_than_a_socket_holds(hold: Any) -> None:
     engine, _ = hold("measures", rows=[{"cases": "x" * 3_000_000}])
     (row,) = ask(engine, (0,))

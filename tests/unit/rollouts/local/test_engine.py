@@ -281,6 +281,7 @@ def test_the_cache_grows_past_its_first_size(llama: Any, make_engine: Make) -> N
     assert list(rollout.response_tokens) == reference_greedy(llama, prompt, 78, eos=-1)
 
 
+@pytest.mark.slow_cases("plain")
 def test_models_that_the_cache_cannot_serve_are_refused(make_model: Callable[..., Any], make_engine: Make) -> None:
     model = make_model("llama")
     model.config._attn_implementation = "flash_attention_2"

@@ -77,6 +77,7 @@ def rows_of(config: RmConfig) -> list[dict[str, float]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_run_writes_what_both_libraries_load(rm_run: Callable[..., RmConfig]) -> None:
     config = rm_run()
     result = train_reward_model(config, console=QUIET)
