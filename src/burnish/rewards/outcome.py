@@ -72,7 +72,13 @@ def _length(results: Iterable[Any], found: list[Any], count: int) -> str:
     return f"more than {count}" if len(found) > count else str(len(found))
 
 
+_ARRAYS = {("numpy", "bool"), ("numpy", "bool_"), ("numpy", "ndarray"), ("torch", "Tensor")}
+"""Modules and names of types that are numbers where they have no dimensions. Workers do not import these modules."""
+
+
 def _number(value: Any, label: str, what: str) -> float:
+    if (type(value).__module__, type(value).__name__) in _ARRAYS and value.ndim == 0:
+        value = value.item()
     if not isinstance(value, Real):
         raise RewardError(
             f"reward {label!r} {what} {type(value).__name__}{_quoted(value)}",

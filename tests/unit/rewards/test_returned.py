@@ -87,6 +87,8 @@ ODD = """
         "bool": lambda: True,
         "int": lambda: 2,
         "numpy": lambda: numpy.float32(2.0),
+        "numpy bool": lambda: Score(2.0, {"whole": numpy.bool_(True)}),
+        "array without dimensions": lambda: numpy.array(2.0),
         "fraction": lambda: Fraction(4, 2),
         "subclass": lambda: Score(type("F", (float,), {})(2.0), parts={Word("a"): 1}),
         "coroutine": lambda: asyncio.sleep(0, 2.0),
@@ -188,7 +190,18 @@ def test_asynchronous_rewards_are_guarded_alike(make_scorer: Any, make_items: An
 
 @pytest.mark.slow
 def test_odd_habits_that_harm_nobody(make_scorer: Any, make_items: Any, odd: Path) -> None:
-    fine = ["fork", "thread exits", "prints", "writes low descriptors", "handlers", "elsewhere", "int", "numpy"]
+    fine = [
+        "fork",
+        "thread exits",
+        "prints",
+        "writes low descriptors",
+        "handlers",
+        "elsewhere",
+        "int",
+        "numpy",
+        "numpy bool",
+        "array without dimensions",
+    ]
     fine += ["fraction", "subclass", "coroutine", "no streams", "good"]
     scored = make_scorer({"name": f"{odd}:odd", "timeout_seconds": 60}).score(make_items([*fine, "bool", "none"]))
     assert {r.response: r.reward for r in scored} == {**dict.fromkeys(fine, 2.0), "bool": 1.0, "none": None}
