@@ -72,6 +72,8 @@ class Signature:
     takes_columns: bool
     batched: bool
     asynchronous: bool
+    system: str = ""
+    """The other system that it was written for, such as `TRL`; empty for a reward of Burnish's own form."""
 
     @property
     def reads_answer(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +13,7 @@ from burnish.config.names import IN_MEMORY, MODEL_REWARD
 from burnish.config.secrets import masked
 from burnish.errors import ConfigError, RewardError
 from burnish.outside.plugins import calling_outside, import_place
+from burnish.rewards.foreign import adapted, system_of
 from burnish.rewards.in_memory import function_named
 from burnish.rewards.inputs import Signature, check_options, read_signature
 from burnish.rewards.registry import BUILT_INS
@@ -67,13 +68,16 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
     Raises RewardError if it does not exist or fails to import, and ConfigError for a wrong option.
     """
     target = find_reward(spec.name)
+    system = system_of(target)
+    if system is not None:
+        target = adapted(target, system)
     check_options(target, spec.label, spec.options)
     if inspect.isclass(target):
         call = _construct(target, spec)
         return LoadedReward(spec, call, read_signature(call, spec.label, ()))
     call = functools.partial(target, **spec.options)
     signature = read_signature(target, spec.label, tuple(spec.options))
-    return LoadedReward(spec, call, signature)
+    return LoadedReward(spec, call, replace(signature, system="" if system is None else system.name))
 
 
 def find_reward(name: str) -> Callable[..., Any]:

@@ -126,8 +126,9 @@ def _signature(plain: Any) -> tuple[int, Signature]:
                 "takes_columns": bool(takes_columns),
                 "batched": bool(batched),
                 "asynchronous": bool(asynchronous),
+                "system": str(system),
             },
         ] if all(isinstance(name, str) for name in (*required, *optional, *options)):
             names = (tuple(required), tuple(optional), tuple(options))
-            return index, Signature(label, *names, takes_columns, batched, asynchronous)
+            return index, Signature(label, *names, takes_columns, batched, asynchronous, system)
     raise GarbledError(f"the signature {plain!r:.80}")

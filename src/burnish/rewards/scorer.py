@@ -87,6 +87,9 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         self._begun = BegunResponses()
         self._caller = Caller()
         self._signatures = self._read_signatures()
+        for signature in self._signatures:
+            if signature.system and say is not None:
+                say(f"reward {signature.label!r} has the parameters of {signature.system}, and is called as there")
         self._ending: Ending | None = None
         self._counts = Counts()
         if columns is not None:

@@ -1,0 +1,157 @@
+"""Rewards that were written for other systems: recognised by their parameters, and called as those systems call them.
+
+- TRL: `f(completions, prompts, **columns)` gets lists, and returns one; conversations as lists of messages where the
+  data are conversations (https://huggingface.co/docs/trl/main/en/rewards).
+- verl: `f(data_source, solution_str, ground_truth, extra_info)` returns a number, or a dictionary with `score`.
+- OpenRLHF: `f(queries, prompts, labels)` gets lists, of which queries hold prompt and response; it returns a sequence,
+  or a dictionary with `rewards`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from burnish.errors import RewardError
+from burnish.types import Score
+
+_Given = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """How another system calls rewards. marks: parameters that all of its rewards have. row_values: what such a reward
+    needs of ours. provided: parameters that the system itself gives."""
+
+    name: str
+    marks: frozenset[str]
+    row_values: tuple[str, ...]
+    provided: frozenset[str]
+    arguments: Callable[[_Given], dict[str, Any]]
+    result: Callable[[Any], Any]
+
+
+def _as_trl(given: _Given) -> dict[str, Any]:
+    columns = dict(given)
+    responses, tokens = columns.pop("responses"), columns.pop("response_tokens")
+    conversations, texts, raw = columns.pop("conversations"), columns.pop("prompts"), columns.pop("prompt", None)
+    columns.pop("answers", None)
+    talks = raw is not None and bool(raw) and isinstance(raw[0], list)
+    completions = [[{"role": "assistant", "content": text}] for text in responses] if talks else responses
+    return {
+        **columns,
+        "prompts": conversations if talks else texts,
+        "completions": completions,
+        "completion_ids": tokens,
+        "trainer_state": None,
+    }
+
+
+def _as_verl(given: _Given) -> dict[str, Any]:
+    columns = dict(given)
+    response, answer, domain = columns.pop("response"), columns.pop("answer"), columns.pop("domain")
+    return {
+        **columns,
+        "data_source": columns.get("data_source", domain),
+        "solution_str": response,
+        "ground_truth": answer,
+        "extra_info": columns.get("extra_info"),
+    }
+
+
+def _as_openrlhf(given: _Given) -> dict[str, Any]:
+    columns = dict(given)
+    responses, texts, answers = columns.pop("responses"), columns.pop("prompts"), columns.pop("answers")
+    queries = [f"{text}{response}" for text, response in zip(texts, responses, strict=True)]
+    return {**columns, "queries": queries, "prompts": texts, "labels": answers}
+
+
+def _score_of_dictionary(result: Any) -> Any:
+    """verl logs the other entries of a dictionary; those that are numbers become parts here."""
+    if not isinstance(result, Mapping):
+        return result
+    if "score" not in result:
+        raise RewardError(
+            "a verl reward returned a dictionary without 'score'", remedy="return a number, or add 'score'"
+        )
+    parts = {key: value for key, value in result.items() if key != "score" and isinstance(value, Real)}
+    return Score(result["score"], parts=parts)
+
+
+def _rewards_of_dictionary(result: Any) -> Any:
+    return list(result["rewards"] if isinstance(result, Mapping) and "rewards" in result else result)
+
+
+def _as_it_is(result: Any) -> Any:
+    return result
+
+
+SYSTEMS = (
+    System(
+        "verl",
+        frozenset({"data_source", "solution_str", "ground_truth"}),
+        ("response", "answer", "domain"),
+        frozenset({"extra_info"}),
+        _as_verl,
+        _score_of_dictionary,
+    ),
+    System(
+        "OpenRLHF",
+        frozenset({"queries", "labels"}),
+        ("responses", "prompts", "answers"),
+        frozenset({"prompts"}),
+        _as_openrlhf,
+        _rewards_of_dictionary,
+    ),
+    System(
+        "TRL",
+        frozenset({"completions"}),
+        ("responses", "prompts", "conversations", "response_tokens"),
+        frozenset({"prompts", "completion_ids", "trainer_state"}),
+        _as_trl,
+        _as_it_is,
+    ),
+)
+
+
+def system_of(target: Callable[..., Any]) -> System | None:
+    """The system that a function was written for; None for one of Burnish's own form."""
+    if not inspect.isfunction(target):
+        return None
+    names = set(inspect.signature(target).parameters)
+    if names & {"response", "responses"}:
+        return None
+    return next((system for system in SYSTEMS if system.marks <= names), None)
+
+
+def adapted(target: Callable[..., Any], system: System) -> Callable[..., Any]:
+    """The function in Burnish's form: it takes our row values and the columns, and returns one score or a list."""
+    parameters = inspect.signature(target).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    others = [
+        parameter.replace(kind=parameter.KEYWORD_ONLY)
+        for name, parameter in parameters.items()
+        if name not in system.marks | system.provided and parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    needed = system.row_values
+    if system.name == "TRL" and others:  # it compares with a column, which gold answers can be checked against
+        needed = (*needed, "answers")
+
+    def arguments(given: _Given) -> dict[str, Any]:
+        made = system.arguments(given)
+        return made if takes_all else {name: value for name, value in made.items() if name in parameters}
+
+    def call(**given: Any) -> Any:
+        return system.result(target(**arguments(given)))
+
+    async def call_async(**given: Any) -> Any:
+        return system.result(await target(**arguments(given)))
+
+    chosen: Any = call_async if inspect.iscoroutinefunction(target) else call
+    ours = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in needed]
+    known = [*ours, *others, inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)]
+    chosen.__signature__ = inspect.Signature(known)  # it decides what a reward is called with
+    return chosen

@@ -1,0 +1,97 @@
+"""Rewards in the forms of TRL, verl and OpenRLHF run unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.config.schema import RewardConfig, ScoringConfig
+from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.types import Message, Prompt, Rollout
+
+REWARDS = """
+def trl(completions, prompts, solution, scale=1.0, **kwargs):
+    assert kwargs["completion_ids"]
+    return [scale * (text == wanted) for text, wanted in zip(completions, solution)]
+
+def trl_chat(prompts, completions, **kwargs):
+    return [float(said[0]["content"] == asked[-1]["content"]) for said, asked in zip(completions, prompts)]
+
+async def trl_async(completions, **kwargs):
+    return [None if text == "7" else len(text) for text in completions]
+
+def verl(data_source, solution_str, ground_truth, extra_info=None):
+    score = float(solution_str == ground_truth)
+    return {"score": score, "acc": bool(score), "pred": solution_str, "hard": extra_info["hard"]}
+
+def openrlhf(queries, prompts, labels):
+    return {"rewards": [query == prompt + label for query, prompt, label in zip(queries, prompts, labels)]}
+
+def without_score(data_source, solution_str, ground_truth):
+    return {"acc": 1.0}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "theirs.py").write_text(REWARDS)
+    return tmp_path / "theirs.py"
+
+
+@pytest.fixture
+def items(make_items: Any) -> list[tuple[Prompt, Rollout]]:
+    columns = {"solution": "7", "data_source": "sums", "extra_info": {"hard": 0.5}}
+    prompt = Prompt("p", text="3+4=", answer="7", columns=columns)
+    return [(prompt, rollout) for _, rollout in make_items(["7", "8"])]
+
+
+def scored(place: Path, name: str, items: Any) -> tuple[list[float | None], list[dict[str, float]], list[str]]:
+    lines: list[str] = []
+    reward = RewardConfig(name=f"{place}:{name}")
+    scoring = ScoringConfig(workers=1, max_failure_fraction=1.0)
+    with ProcessRewardScorer([reward], scoring, say=lines.append) as scorer:
+        rollouts = scorer.score(items)
+    return [r.reward for r in rollouts], [dict(r.reward_parts) for r in rollouts], lines
+
+
+@pytest.mark.parametrize(
+    ("name", "system", "rewards"),
+    [
+        ("trl", "TRL", [1, 0]),
+        ("trl_async", "TRL", [None, 1]),
+        ("verl", "verl", [1, 0]),
+        ("openrlhf", "OpenRLHF", [1, 0]),
+    ],
+)
+def test_is_called_as_in_its_own_system(
+    place: Path, items: Any, name: str, system: str, rewards: list[float | None]
+) -> None:
+    found, _, lines = scored(place, name, items)
+    assert found == rewards
+    assert lines == [f"reward '{name}' has the parameters of {system}, and is called as there"]
+
+
+def test_further_parameters_are_options(place: Path, items: Any) -> None:
+    reward = RewardConfig(name=f"{place}:trl", options={"scale": 3.0})
+    with ProcessRewardScorer([reward], ScoringConfig(workers=1)) as scorer:
+        assert [r.reward for r in scorer.score(items)] == [3, 0]
+        assert scorer.answer_labels == ("trl",)  # its column is compared with, so gold answers can be checked
+
+
+def test_numbers_of_a_dictionary_are_parts(place: Path, items: Any) -> None:
+    _, parts, _ = scored(place, "verl", items)
+    assert parts[0] == {"verl": 1.0, "verl/acc": 1.0, "verl/hard": 0.5}
+
+
+def test_conversations_come_as_messages(place: Path, make_items: Any) -> None:
+    messages = (Message("user", "7"),)
+    prompt = Prompt("p", messages=messages, columns={"prompt": [{"role": "user", "content": "7"}]})
+    found, _, _ = scored(place, "trl_chat", [(prompt, rollout) for _, rollout in make_items(["7", "8"])])
+    assert found == [1, 0]
+
+
+def test_a_dictionary_without_a_score_is_refused(place: Path, items: Any) -> None:
+    with pytest.raises(Exception, match="without 'score'"):
+        scored(place, "without_score", items)
