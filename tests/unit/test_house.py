@@ -16,10 +16,10 @@ from burnish.config.schema import RUN_FILES
 
 MAX_ANY_PER_1000_LINES = 9.2
 """What is reached so far. Lower it whenever there is less; the aim is 6."""
-MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 51_000, 500, 49_100
+MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 51_150, 500, 49_200
 """Without blanks, comments and docstrings. Lines are what is reached so far; the aims are 48,000 and 45,000. Lower them
-whenever there are fewer. A change that adds a capability names its own allowance: 1,200 of the lines are what replaced
-math-verify and SymPy in the reward `math`."""
+whenever there are fewer. A change that adds a capability names its own allowance: of the lines, 1,200 replaced
+math-verify and SymPy in the reward `math`, and 130 call rewards of other systems."""
 MAX_LOOSE_FILES = 7
 FORMULAS = "algorithms"
 """Here a default is that of the formula's paper, whatever the run file's field of that name begins with."""

@@ -77,7 +77,7 @@ def _score_of_dictionary(result: Any) -> Any:
         raise RewardError(
             "a verl reward returned a dictionary without 'score'", remedy="return a number, or add 'score'"
         )
-    parts = {key: value for key, value in result.items() if key != "score" and isinstance(value, Real)}
+    parts = {str(key): float(value) for key, value in result.items() if key != "score" and isinstance(value, Real)}
     return Score(result["score"], parts=parts)
 
 
