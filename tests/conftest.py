@@ -32,21 +32,25 @@ pytest_plugins = ["timekeeping"]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mark_slow_cases(items)
+    mark_cases(items)
     skip_without_compiler(items)
 
 
-def mark_slow_cases(items: list[pytest.Item]) -> None:
-    """`slow_cases("ID", ...)` marks these cases of a parametrized test as slow. Guards stay in the default run."""
+def mark_cases(items: list[pytest.Item]) -> None:
+    """`slow_cases("ID", ...)` marks these cases of a parametrized test as slow, `matrix_cases` as slow and matrix.
+    Guards stay in the default run."""
     from timekeeping import read_guards  # not above: pytest rewrites the assertions of a plugin before its first import
 
     guards = read_guards()
     for item in items:
-        marker = item.get_closest_marker("slow_cases")
         if item.nodeid in guards:
             item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
-        elif marker is not None and item.callspec.id in marker.args:  # type: ignore[attr-defined]
-            item.add_marker(pytest.mark.slow)
+            continue
+        for name, marks in (("slow_cases", ("slow",)), ("matrix_cases", ("slow", "matrix"))):
+            marker = item.get_closest_marker(name)
+            if marker is not None and item.callspec.id in marker.args:  # type: ignore[attr-defined]
+                for mark in marks:
+                    item.add_marker(mark)
 
 
 def skip_without_compiler(items: list[pytest.Item]) -> None:

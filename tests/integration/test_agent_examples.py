@@ -75,6 +75,7 @@ def held_out(rows: list[dict[str, float]]) -> list[float]:
     return [row["eval/accuracy"] for row in rows if "eval/accuracy" in row]
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_asking_a_calculator_is_learned_in_twenty_steps(briefly_taught_calculator: Train) -> None:
     rows = held_out(briefly_taught_calculator("rl", "steps=20"))

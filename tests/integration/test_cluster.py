@@ -312,6 +312,7 @@ def test_no_slice_changes_a_bit(case: str, run: Callable[..., Path], trace: Call
         assert found == expected, trainers
 
 
+@pytest.mark.matrix_cases("1-whole-4-optimizer-bfloat16")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", most_by_hand(["ppo", "lora", "bfloat16"], "bfloat16"))
 @pytest.mark.parametrize(
@@ -354,6 +355,7 @@ def test_a_run_continues_on_another_number_of_trainers(
     assert trace(run("changed", "grpo", trainers=trainers, steps=6)) == expected
 
 
+@pytest.mark.matrix_cases("killed with slices")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "sharding"),
@@ -426,6 +428,7 @@ def trained_of(run: Path) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.matrix_cases("bfloat16-words3-own3")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "words", "own"),

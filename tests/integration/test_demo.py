@@ -57,6 +57,7 @@ def reversed_sum(prompt: str) -> str:
     return f"{int(a) + int(b):03d}"[::-1]
 
 
+@pytest.mark.matrix
 def test_with_advantages_shuffled_between_samples_nothing_is_learned(
     finished: DemoFolder, one_thread: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -254,6 +254,7 @@ def test_the_run_on_ray_is_the_run_on_one_process(custom_task: list[str], tmp_pa
     assert (tmp_path / "run" / weights).read_bytes() == (tmp_path / "alone" / weights).read_bytes()
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_the_run_with_torchrun_is_the_run_on_one_process(custom_task: list[str], tmp_path: Path) -> None:
     """The commands of its page, cut to four steps: the same weights."""

@@ -150,6 +150,7 @@ def test_an_actor_answers_as_a_process_does(module: Any, tmp_path: Path, gone: C
     assert not ray.is_initialized()
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_stopped_actor_is_found_and_ended(
     cluster: Any, module: Any, tmp_path: Path, gone: Callable[..., bool]

@@ -32,6 +32,7 @@ def of(rows: list[dict[str, Any]], *keys: str) -> list[tuple[Any, ...]]:
     return [tuple(row[key] for key in keys) for row in rows]
 
 
+@pytest.mark.matrix
 def test_the_peers_without_any_other_go_on_where_they_were_cut_short(tmp_path: Path) -> None:
     """One workload of each kind: geometric lengths after prompts of a file, both precisions, PPO, conversations."""
     first = quick(tmp_path, "peers", "--workloads", "W6")
@@ -83,6 +84,7 @@ def test_trl_is_searched_and_measured_in_every_way(tmp_path: Path) -> None:
             assert row["memory_ratio"] > 0
 
 
+@pytest.mark.matrix
 def test_the_shares_of_a_step(tmp_path: Path) -> None:
     workloads = ("W1", "W2", "W3", "W7")
     report = quick(tmp_path, "step_shares.py", "--switch-off", "avx512", "--workloads", *workloads)
@@ -98,6 +100,7 @@ def test_the_shares_of_a_step(tmp_path: Path) -> None:
         assert phases["generate"]["reading"] > 0
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc says what it holds")
 def test_the_memory_of_a_step(tmp_path: Path) -> None:
     settings = ("as it comes", "no small blocks kept")

@@ -302,6 +302,7 @@ def test_same_output(expected: str, found: str, same: bool) -> None:
     assert same_output(expected, found) is same
 
 
+@pytest.mark.matrix_cases("landlock")
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the confined tiers need Linux")
 def test_a_thousand_programs_of_which_a_hundred_hang(sandbox: Sandbox) -> None:
