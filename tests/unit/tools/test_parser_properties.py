@@ -81,6 +81,7 @@ def test_what_is_written_is_read(form: str, calls: list[ToolCall], before: bool)
         assert list(back.arguments) == list(call.arguments)
 
 
+@pytest.mark.slow_cases("hermes")
 @pytest.mark.parametrize("form", BUILT_INS)
 @given(text=TEXTS | st.text())
 @settings(deadline=None, max_examples=60)
