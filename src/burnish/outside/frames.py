@@ -108,7 +108,7 @@ class Correspondent:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `flush` is to be called when there is room to send."""
+        """True while `flush` has something left to send."""
         return bool(self._unsent)
 
     def post(self, message: bytes) -> None:
@@ -142,5 +142,5 @@ class Correspondent:
             self.gone = not data
 
     def has_said_anything(self) -> bool:
-        """Whether there is anything to receive, which of an idle process is its end."""
+        """True if there is something to receive. From an idle process that is its end."""
         return self._channel.fileno() < 0 or can_be_read(self._channel.fileno(), 0.0)

@@ -70,7 +70,7 @@ def _as_openrlhf(given: _Given) -> dict[str, Any]:
 
 
 def _score_of_dictionary(result: Any) -> Any:
-    """verl logs the other entries of a dictionary; those that are numbers become parts here."""
+    """The score of a dictionary. Its other numbers, which verl logs, become parts."""
     if not isinstance(result, Mapping):
         return result
     if "score" not in result:
