@@ -256,7 +256,7 @@ def _token_encoder(config: RlConfig, scorer: ProcessRewardScorer, console: Conso
 
 
 def _statement(rewards: Sequence[RewardConfig]) -> Callable[[str], str]:
-    """How a response would state an answer: for the reward `math` where it reads it, such as in a box."""
+    """The way to state an answer in a response: for the reward `math` in a place that it reads, such as a box."""
     for reward in rewards:
         if reward.name == "math":
             from burnish.rewards.builtins.math_answer import MathAnswer

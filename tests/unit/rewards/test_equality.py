@@ -199,6 +199,12 @@ def test_letters_stand_for_any_number() -> None:
     assert not same(read("2x"), read("2y"))
 
 
+def test_a_power_of_minus_one_of_a_function_is_its_inverse() -> None:
+    assert same(read("\\sin^{-1} \\frac{x}{9}"), read("\\arcsin \\frac{x}{9}"))
+    assert not same(read("\\tan^{-1} x"), read("\\frac{1}{\\tan x}"))
+    assert same(read("\\sin^2 x"), read("(\\sin x)^2"))
+
+
 @pytest.mark.slow
 @given(st.integers(-(10**12), 10**12))
 def test_every_integer_in_its_spellings(value: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether two answers say the same: numbers, formulas, units, lists, points, intervals, sets, matrices, words.
+"""Equality of two answers: numbers, formulas, units, lists, points, intervals, sets, matrices, words.
 
 `equal` reads both texts into values of these kinds and compares values of the same kind. What cannot be read is equal
 only to the same spelling.
@@ -118,7 +118,7 @@ _NUMBER_WORDS = {word: number for number, word in enumerate(_UP_TO_TWELVE.split(
 
 
 def equal(gold: str, answer: str) -> bool:
-    """Whether an answer says the same as the gold one."""
+    """True if an answer says the same as the gold one."""
     if max(len(gold), len(answer)) > MAX_CHARACTERS:
         return gold.strip() == answer.strip()
     gold, answer = tidy(gold), tidy(answer)

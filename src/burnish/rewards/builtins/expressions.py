@@ -524,15 +524,13 @@ class _Reader:
         if self._peek() in ("^", "**"):
             self._take()
             power = self._exponent()
+        inverse = _INVERSES.get(name) if power is not None and _constant(power) == -1 else None
+        if inverse is not None:  # the inverse function is written like a power of -1
+            return _unary(inverse, self._function_argument())
         node = _unary(function, self._function_argument())
         if base is not None:
             node = _binary(_divided, node, _unary(_logarithm, base))
-        if power is None:
-            return node
-        inverse = _INVERSES.get(name)
-        if inverse is not None and not self._names and _constant(power) == -1:
-            raise UnreadableError("an inverse function")
-        return _binary(_power, node, power)
+        return node if power is None else _binary(_power, node, power)
 
     def _function_argument(self) -> Node:
         if self._peek() in ("(", "{", "[", "|"):
