@@ -22,6 +22,18 @@ def math() -> MathAnswer:
 
 
 RIGHT: list[tuple[str, Any]] = [
+    ("The answer is not 3, it is 4.", "4"),
+    ("The answer is not 3 but rather 4.", "4"),
+    ("Die Antwort ist nicht 3, sondern 4.", "4"),
+    ("答案不是3，而是4。", "4"),
+    ("The answer is 3 hours 20 minutes.", "200 minutes"),
+    ("The answer is $5 and 50 cents.", "5.50"),
+    ("The answer is a third of them.", "1/3"),
+    ("The answer is 1 in 6.", "1/6"),
+    ("The solutions are x = 3 and x = -3.", "\\pm 3"),
+    ("Die Antwort lautet 3,5 Liter.", "3.5"),
+    ("La respuesta es 1.234,56.", "1234.56"),
+    ("La réponse est 1,234.", "1234"),
     ("She sold 48/2 = 24 clips, so 48+24 = 72.\n#### 72", "worked out\n#### 72"),
     ("The answer is \\boxed{7}. By the way, 8 is not.", "7"),
     ("first \\boxed{3}, no: \\boxed{\\frac{3}{4}}", "3/4"),
@@ -166,6 +178,12 @@ RIGHT: list[tuple[str, Any]] = [
     ("\\boxed{\\sqrt[1000]{2^{4000}}}", "16"),
 ]
 WRONG: list[tuple[str, Any]] = [
+    ("The answer is not 3, it is 4.", "3"),
+    ("The answer is not 3, and not 4 either.", "4"),
+    ("The answer is not 3 but 4 or 5.", "4"),
+    ("The answer is 3 hours 20 minutes.", "3 hours"),
+    ("The solutions are x = 3 and x = -3.", "-3"),
+    ("The answer is 3,5.", "3.5"),
     ("", "5"),
     ("no number at all", "5"),
     ("The answer is \\boxed{8}. But 7 was asked for: 7", "7"),

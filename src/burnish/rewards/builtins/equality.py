@@ -22,8 +22,9 @@ from burnish.rewards.builtins.expressions import (
     read_expression,
     same,
 )
+from burnish.rewards.builtins.number_words import leading_number
 from burnish.rewards.builtins.typography import spelling, tidy
-from burnish.rewards.builtins.units import Unit, split_unit
+from burnish.rewards.builtins.units import Unit, read_unit, split_unit
 
 _T = TypeVar("_T")
 
@@ -97,7 +98,21 @@ class Clock:
     half: str
 
 
-Value = Words | Quantity | Named | Equation | Relation | Several | Ordered | Matrix | Clock
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """`3:2`, which is not reduced; `17:00` may also be a time of the day."""
+
+    parts: tuple[str, ...]
+
+    def as_clock(self) -> Clock | None:
+        """The time of the day in hours and minutes; None if it is none."""
+        hour, minute = (*self.parts, "", "")[:2]
+        if len(self.parts) != 2 or len(minute) != 2 or int(hour) > 23 or int(minute) > 59:
+            return None
+        return Clock(int(hour) % 12 * 60 + int(minute), "p" if int(hour) >= 12 else "a")
+
+
+Value = Words | Quantity | Named | Equation | Relation | Several | Ordered | Matrix | Clock | Ratio
 
 _MATRIX = re.compile(
     r"(?P<factor>.*?)\\begin\s*\{(?P<kind>[pbBvV]|small)?(?:matrix|array)\}(?:\{[^{}]*\})?(?P<rows>.*)"
@@ -113,8 +128,8 @@ _NAME_IN = re.compile(r"^(\\?[A-Za-z](?:_\{?\w+\}?)?)\s*\\in\s*")
 _ORDER = re.compile(r"(\\leq|\\geq|<|>)")
 _FLIPPED = {">": "<", "\\geq": "\\leq"}
 _REFUSED = re.compile(r"\\approx|\\neq|\\sim\b|\?|\\to\b|\\implies|\\dots|\\ldots|\\cdots")
-_UP_TO_TWELVE = "zero one two three four five six seven eight nine ten eleven twelve"
-_NUMBER_WORDS = {word: number for number, word in enumerate(_UP_TO_TWELVE.split())}
+_NEXT_UNIT = re.compile(r'(?<=[A-Za-z"])\s+(?=\d)')
+_NOTHING = frozenset(("no solution", "no solutions", "no real solution", "no real solutions", "empty set"))
 
 
 def equal(gold: str, answer: str) -> bool:
@@ -135,14 +150,14 @@ def read_value(text: str) -> Value:
     text = text.strip().strip(",;").strip()
     if not text:
         raise UnreadableError("empty")
-    if text.lower() in _NUMBER_WORDS:
-        return Quantity(read_expression(str(_NUMBER_WORDS[text.lower()])), None)
+    text = _in_digits(text)
     words = _words(text)
     if words is not None:
-        return words
-    clock = _CLOCK.match(text)
-    if clock is not None:
-        return Clock(int(clock[1]) % 12 * 60 + int(clock[2] or 0), clock[3].lower())
+        return Several((), "set") if words.text.removeprefix("the ") in _NOTHING else words
+    short = _short(text)
+    if short is not None:
+        return short
+    text = re.sub(r"^(\d+) (?:out of|in) (\d+)$", r"\1/\2", text)
     text = _NAME_IN.sub("", re.sub(r"^\\approx\s*", "", text))
     if text.startswith("{") and _closes(text, 1):
         text = f"\\{text[:-1]}\\}}" if len(_split(text[1:-1], _JOINED)) > 1 else text[1:-1]
@@ -150,6 +165,22 @@ def read_value(text: str) -> Value:
     if found is not None:
         return found
     return _both_signs(text) if "\\pm" in text or "\\mp" in text else _quantity(text)
+
+
+def _in_digits(text: str) -> str:
+    """The text with digits for the number in words that it begins with, if a unit or nothing follows."""
+    found = leading_number(text.replace('"', ""))
+    if found is None or (found[1] and read_unit(found[1]) is None):
+        return text
+    return f"{found[0]} {found[1]}".strip()
+
+
+def _short(text: str) -> Clock | Ratio | None:
+    """A time of the day or a ratio; None for anything else."""
+    clock = _CLOCK.match(text)
+    if clock is not None:
+        return Clock(int(clock[1]) % 12 * 60 + int(clock[2] or 0), clock[3].lower())
+    return Ratio(tuple(re.split(r"\s*:\s*", text))) if _RATIO.fullmatch(text) else None
 
 
 def _words(text: str) -> Words | None:
@@ -212,11 +243,34 @@ def _matrix(text: str) -> Value | None:
     return Matrix(tuple(_read_all(row.split("&")) for row in rows), kind)
 
 
-def _several(text: str) -> Several | None:
+def _several(text: str) -> Several | Quantity | None:
     items = [item for item in _split(text, _JOINED) if item.strip()]
     if len(items) < 2:
+        items = [] if "\\" in text else _NEXT_UNIT.split(text)
+        return _sum_of_units(_read_all(items)) if 1 < len(items) <= 4 else None
+    values = _read_all(items)
+    return _sum_of_units(values) or Several(values, "list")
+
+
+def _sum_of_units(values: Sequence[Value]) -> Quantity | None:
+    """One quantity in units that become smaller: `5 dollars and 50 cents`, `3 hours 20 minutes`; None for others."""
+    sizes: list[Fraction] = []
+    total = Fraction(0)
+    for value in values:
+        unit = value.unit if isinstance(value, Quantity) else None
+        if not isinstance(value, Quantity) or unit is None or not unit.dimensions or value.expression.names:
+            return None
+        number = value.expression.constant()
+        if not isinstance(number, Fraction) or (sizes and not 0 < unit.factor < sizes[-1]):
+            return None
+        sizes.append(unit.factor)
+        total += number * unit.factor * unit.scale
+    units = {value.unit.dimensions for value in values if isinstance(value, Quantity) and value.unit is not None}
+    if len(units) != 1:
         return None
-    return Several(_read_all(items), "list")
+    in_first = total / sizes[0]
+    expression = read_expression(f"{in_first.numerator}/{in_first.denominator}")
+    return Quantity(expression, Unit(next(iter(units)), sizes[0]))
 
 
 def _stated(text: str) -> Value | None:
@@ -281,8 +335,6 @@ def _relation(sides: Sequence[str]) -> Value:
 def _quantity(text: str) -> Quantity:
     if re.fullmatch(r"[-+]?\s*\\infty", text):
         return Quantity(read_expression("-\\alpha_{infinity}" if "-" in text else "\\alpha_{infinity}"), None)
-    if _RATIO.fullmatch(text):
-        raise UnreadableError("a ratio, which is compared as it is written")
     value, unit = split_unit(text)
     value = (
         re.sub(r"(?<=\d) (?=\d{3}(?: \d{3})*(?!\d))", "", value)
@@ -366,10 +418,10 @@ def _same(gold: Value, answer: Value) -> bool:
             return _same(gold, answer.value)
         case Equation(), Equation():
             return _same_equation(gold, answer)
-        case Words(), Words():
-            return gold.text == answer.text
-        case Clock(), Clock():
+        case (Words(), Words()) | (Clock(), Clock()) | (Ratio(), Ratio()):
             return gold == answer
+        case Clock(), Ratio():
+            return gold == answer.as_clock()
         case Quantity(), Quantity():
             return _same_quantity(gold, answer)
         case Matrix(), Matrix():
@@ -384,6 +436,9 @@ def _same(gold: Value, answer: Value) -> bool:
             return gold.signs == answer.signs and _all_same(gold.sides, answer.sides, _same)
         case Matrix(), Ordered():
             column = tuple(row[0] for row in gold.rows if len(row) == 1)
+            if answer.opening == "[" and all(isinstance(row, Ordered) and row.opening == "[" for row in answer.values):
+                rows = tuple(row.values for row in answer.values if isinstance(row, Ordered))
+                return gold.kind == "matrix" and _all_same(gold.rows, rows, _same_rows)
             return len(column) == len(gold.rows) and answer.opening == "(" and _all_same(column, answer.values, _same)
         case Several(values=(only,)), _:
             return gold.kind == "set" and isinstance(answer, Several) and _same(only, answer)
@@ -442,6 +497,5 @@ def _close(gold: Expression, answer: Expression, mine: Fraction, theirs: Fractio
 
 def _times(expression: Expression, factor: Fraction) -> Expression:
     evaluate = expression.evaluate
-    number = read_expression(f"{factor.numerator}/{factor.denominator}")
-    product = number.evaluate
-    return Expression(lambda values: evaluate(values) * product(values), expression.names, expression.rounded)
+    number = read_expression(f"{factor.numerator}/{factor.denominator}").evaluate
+    return Expression(lambda values: evaluate(values) * number(values), expression.names, expression.rounded)

@@ -292,9 +292,10 @@ _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
     },
     **{f"arc{name}": _of_mpmath(f"a{name}") for name in ("sin", "cos", "tan")},
     **{"log": _logarithm, "ln": _logarithm, "exp": _exponential, "abs": _absolute},
+    "lg": lambda value: _divided(_logarithm(value), _logarithm(Fraction(10))),
 }
 _INVERSES = {name: _FUNCTIONS[f"arc{name}"] for name in ("sin", "cos", "tan")}
-MATH_WORDS = frozenset({*_FUNCTIONS, "sqrt", "pi", "lg", "mod"})
+MATH_WORDS = frozenset({*_FUNCTIONS, "sqrt", "pi", "mod"})
 _GREEK_NAMES = """
     alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi chi psi omega ell
     Delta Gamma Theta Lambda Sigma Phi Psi Omega
@@ -305,7 +306,7 @@ _TOKEN = re.compile(
     r"""\s*(?:
       (?P<number>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:\\overline\s*\{\d+\})?|\.\d+)
         (?:(?P<exponent>[eE][-+]?\d{1,6})(?![\d.]))?
-    | (?P<word>arcsin|arccos|arctan|asin|acos|atan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|sqrt|log|ln|exp|pi|abs)
+    | (?P<word>arcsin|arccos|arctan|asin|acos|atan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|sqrt|log|lg|ln|exp|pi|abs)
     | \\(?P<command>[A-Za-z]+)
     | (?P<letter>[A-Za-z]'*)
     | (?P<sign>\*\*|[-+*/^_!()\[\]{}|])

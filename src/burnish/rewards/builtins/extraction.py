@@ -33,18 +33,19 @@ _ANSWER_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MARK = r"[*_\"'`]{0,3}"
 _PHRASE = re.compile(
     rf"""(?:
-      \banswers?\b(?:\s(?:to|for|of)\s[^.\n:=]{{1,60}}?)?{_MARK}\s{{0,3}}
+      \b(?:answers?|solutions(?=\s[^.\n]{{0,60}}\bare\b)|roots(?=\s[^.\n]{{0,60}}\bare\b))\b(?:\s(?:to|for|of)\s[^.\n:=]{{1,60}}?)?{_MARK}\s{{0,3}}
         (?:is|are|equals|was|=|:|would\sbe|must\sbe|comes\sout\sto(?:\sbe)?)
     | (?:答案|答え|解答|正解|結果|结果|答)\s{{0,2}}{_MARK}\s{{0,2}}
         (?:应该是|應該是|应为|應為|等于|等於|[是为為はが：:=]|(?=[\s\d$\\-]))
-    | (?:정답|답|결과)\s{{0,2}}{_MARK}\s{{0,2}}(?:은|는|이|:|：)
-    | \b[Оо]твет(?:ом)?\b{_MARK}\s{{0,2}}(?::|—|–|-|=|равен|это|будет|является)
     | (?:الإجابة|الجواب|الاجابة)(?:\sالنهائية|\sالنهائي|\sالصحيحة)?\s{{0,2}}(?:هي|هو|:|=|تساوي)
+    | उत्तर\s{{0,2}}(?:है|:|=)?
+    | (?:정답|답|결과)\s{{0,2}}{_MARK}\s{{0,2}}(?:은|는|이|:|：)
+    | (?P<comma> \b[Оо]твет(?:ом)?\b{_MARK}\s{{0,2}}(?::|—|–|-|=|равен|это|будет|является)
     | \b(?:respuesta|soluci[oó]n)(?:\sfinal|\scorrecta)?{_MARK}\s{{0,2}}(?:es|:|=|ser[ií]a)
     | \br[ée]ponse(?:\sfinale|\scorrecte)?{_MARK}\s{{0,2}}(?:est|:|=)
     | \b(?:Antwort|Lösung|L\u00f6sung)(?:\s(?:auf|zu)\s[^.\n:]{{1,40}}?)?{_MARK}\s{{0,2}}(?:lautet|ist|beträgt|:|=)
     | \b(?:resposta|risposta)(?:\sfinal|\sfinale|\scorreta|\scorretta)?{_MARK}\s{{0,2}}(?:[ée]|è|:|=|ser[ií]a)
-    | \b(?:đáp\sán|câu\strả\slời)\s{{0,2}}(?:là|:|=) | \bcevap\s{{0,2}}:? | उत्तर\s{{0,2}}(?:है|:|=)?
+    | \b(?:đáp\sán|câu\strả\slời)\s{{0,2}}(?:là|:|=) | \bcevap\s{{0,2}}:?)
     )(?=[\s\W\d]|[^\x00-\x7f]|$){_MARK}\s{{0,3}}:?{_MARK}\s{{0,3}}""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -53,6 +54,8 @@ _FORMULA = re.compile(
     re.DOTALL,
 )
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+# Three digits behind a comma would be thousands elsewhere: they are left as they stand.
+_DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d,])")
 _NUMBER_IN_TEXT = re.compile(
     rf"(?<![A-Za-z0-9_.\\])(?P<sign>(?<![\w)\]}}])[-−–]\s?)?(?P<money>\\?[$€£¥₹])?(?P<body>\\[dt]?frac\{{-?\d+\}}\{{\d+\}}|"
     rf"(?:{DECIMAL})(?:\s*/\s*\d+(?![\d/]))?)(?P<percent>\s?\\?%)?"
@@ -65,9 +68,12 @@ _SENTENCE_END = re.compile(
     r"(?<=\d)[.](?=\s|$)|(?<![\d.])[.](?=\s|$|[*_]*$)|[.](?=\s+[A-Z]|$)|[?](?=\s|$)|(?<=[a-z])!(?=\s|$)|\n|[。！？]"
 )
 _DENIED = re.compile(
-    r"\b(?:not|never|neither|cannot|no longer|no es|n'est pas|nicht|kein|não)\b|n['’]t\b|"
+    r"\b(?:not|never|neither|cannot|no longer|no es|n'est pas|pas|nicht|kein|não)\b|n['’]t\b|"
     r"不是|并非|ではな|아니|\bне\b|ليس",
     re.IGNORECASE,
+)
+_CORRECTED = re.compile(
+    r"\b(?:but|rather|instead)\b[\s,:]*|[,;:—–]\s*it(?:'s|’s| is)\b\s*|sondern\s|而是|\bsino\s|\bа\s"
 )
 _NOT_LAST = re.compile(
     rf"(?:{_DENIED.pattern}|\bat least|\bat most|\bbetween|\b(?:more|less) than)(?:\s+\w+){{0,2}}\s*[$\\(]*$",
@@ -89,6 +95,7 @@ _LIST_SIGN = re.compile(r"\s*(?:,\s*(?:and|or)\b|,|;|、|\band\b|\bor\b|和|或|
 _TOKEN = re.compile(
     rf"""\s*(?:
       \d{{1,2}}:\d{{2}}\s?[ap]\.?m\b\.? | \\begin\s*\{{[a-zA-Z]*matrix\}}.*?\\end\s*\{{[a-zA-Z]*matrix\}}
+    | \d+\s(?:out\sof|in)\s\d+(?![\d.,]?\d)
     | \d+(?:\s?:\s?\d+)+ | \d{{1,3}}(?:[ \u00a0\u202f]\d{{3}})+(?!\d) | (?:{DECIMAL})(?:[eE][-+]?\d+)? | [½⅓⅔¼¾⅛⅜⅝⅞]
     | \\(?:text|mbox|mathrm|textbf)\s*\{{[^{{}}]*\}} | \\[A-Za-z]+ | \\[%${{}},;!: \\]
     | (?:{"|".join(sorted(MATH_WORDS))})(?![A-Za-z])
@@ -102,6 +109,7 @@ _PRODUCT = re.compile(
 )
 _UPPER = re.compile(r"\s*(?:[A-Z]{2,4}|[b-df-hj-np-tv-z]{2,3})(?![A-Za-z])")
 _UNIT_WORD = re.compile(r"\s*(?:(?P<sign>/|per\b|%|°)|(?P<word>[^\W\d_]+)(?:\^\{?\d\}?|[²³])?)")
+_SMALLER_UNIT = re.compile(r"\s+\d+(?:\.\d+)?(?=\s*[A-Za-z])")
 _CLOCK_WORD = re.compile(r"\s*[ap]\.?\s?m\b\.?", re.IGNORECASE)
 
 
@@ -156,6 +164,8 @@ def phrased(text: str) -> Statement | None:
     statement: Statement | None = None
     for match in reversed(list(_PHRASE.finditer(text))):
         rest = text[match.end() :].lstrip()
+        if match["comma"]:
+            rest = _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", rest)
         before = _SENTENCE_END.split(text[max(0, match.start() - 120) : match.start()])[-1]
         if not rest:
             continue
@@ -163,18 +173,19 @@ def phrased(text: str) -> Statement | None:
             statement = Statement(None)
             continue
         answer = in_sentence(rest)
-        if answer is None and _DENIED.match(_LEAD.sub("", rest, count=1)):
-            statement = Statement(None)
-            continue
+        if answer is None and _DENIED.match(_without_lead(rest)):
+            corrected = _CORRECTED.search(_sentence(rest))
+            statement = Statement(None if corrected is None else in_sentence(rest[corrected.end() :]))
+            if statement.answer is None:
+                continue
+            return statement
         return Statement(answer)
     return statement
 
 
 def in_sentence(rest: str) -> str | None:
     """The answer that a text begins with, up to the end of its sentence; None if it names no single one."""
-    lead = _LEAD.match(rest)
-    start = lead.end() if lead is not None else 0
-    rest = rest[start:]
+    rest = _without_lead(rest)
     formula = _FORMULA.match(rest)
     sentence = _sentence(rest)
     if formula is None and not _expression_end(rest, len(sentence)):
@@ -199,6 +210,11 @@ def in_sentence(rest: str) -> str | None:
     if len(answers) == 1 and _another(rest[position : len(sentence)]):
         return None
     return ", ".join(answers) if answers else None
+
+
+def _without_lead(rest: str) -> str:
+    lead = _LEAD.match(rest)
+    return rest if lead is None else rest[lead.end() :]
 
 
 def _sentence(rest: str) -> str:
@@ -226,6 +242,11 @@ def _one(text: str, start: int, end: int) -> tuple[str, int] | None:
             return None
         said, position = text[start : start + length].strip(), start + length
     unit = _unit_end(text, position)
+    while unit > position and (smaller := _SMALLER_UNIT.match(text, unit)) is not None:  # `3 hours 20 minutes`
+        further = _unit_end(text, smaller.end())
+        if further == smaller.end():
+            break
+        unit = further
     words = text[position:unit].strip()
     return (f"{said} {words}" if words else said), unit
 

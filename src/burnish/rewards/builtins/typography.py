@@ -53,6 +53,7 @@ def tidy(text: str) -> str:
     if len(re.findall(r"(?<!\\)\$", text)) % 2 == 0:  # formulas inside of a text; a single one is money
         text = re.sub(r"(?<!\\)\$", " ", text)
     text = _THOUSANDS.sub("", text)
+    text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text)  # how LaTeX sets a decimal comma
     text = re.sub(r"\\!", "", text)
     text = re.sub(r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}", "", text)
     text = re.sub(rf"\\(?:{_INVISIBLE})(?![A-Za-z])\.?", "", text)

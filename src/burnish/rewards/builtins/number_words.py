@@ -1,0 +1,81 @@
+"""Numbers in words: `twenty-three`, `two dozen`, `a hundred and five`, `three quarters`, and in Chinese `三十二`."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_UNDER_TWENTY = """
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen
+"""
+_TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
+_COUNTS = {
+    "a": 1,
+    **{word: number for number, word in enumerate(_UNDER_TWENTY.split())},
+    **dict(zip(_TENS.split("|"), range(20, 100, 10), strict=True)),
+}
+_LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
+_PARTS = {
+    **{
+        "half": 2,
+        "halves": 2,
+        "third": 3,
+        "quarter": 4,
+        "fourth": 4,
+        "fifth": 5,
+        "sixth": 6,
+        "seventh": 7,
+        "eighth": 8,
+    },
+    **{"ninth": 9, "tenth": 10},
+}
+_ONES = "|".join(_UNDER_TWENTY.split()[1:10])
+_UNDER_100 = rf"(?:(?:{_TENS})(?:[\s-](?:{_ONES}))?|{'|'.join(_UNDER_TWENTY.split())})\b"
+_UNDER_1000 = rf"(?:(?:a|{_ONES})[\s-]hundred\b(?:\s(?:and\s)?{_UNDER_100})?|{_UNDER_100})"
+_NUMBER = rf"(?:(?:{_UNDER_1000}|a)[\s-](?:{'|'.join(_LARGE)})\b(?:,?\s(?:and\s)?)?)*(?:{_UNDER_1000})?"
+_IN_ENGLISH = re.compile(
+    rf"(?P<number>a(?=[\s-](?:{'|'.join(_PARTS)})\b)|{_NUMBER})(?:(?<=\w)[\s-](?P<part>{'|'.join(_PARTS)})s?\b)?",
+    re.IGNORECASE,
+)
+_DIGITS = {**{sign: value for value, sign in enumerate("零一二三四五六七八九")}, "两": 2, "〇": 0}
+_POWERS = {"十": 10, "百": 100, "千": 1000}
+_IN_CHINESE = re.compile(rf"[{''.join([*_DIGITS, *_POWERS])}万]+")
+
+
+def leading_number(text: str) -> tuple[Fraction, str] | None:
+    """The number that a text begins with in words, and the rest of the text; None if it begins with none."""
+    chinese = _IN_CHINESE.match(text)
+    if chinese is not None:
+        return Fraction(_of_chinese(chinese[0])), text[chinese.end() :].strip()
+    english = _IN_ENGLISH.match(text)
+    if english is None or not english["number"]:
+        return None
+    part = english["part"]
+    return Fraction(_of_english(english["number"]), _PARTS[part.lower()] if part else 1), text[english.end() :].strip()
+
+
+def _of_english(words: str) -> int:
+    total = below_thousand = 0
+    for word in re.findall(r"[a-z]+", words.lower()):
+        if word in _LARGE:
+            total, below_thousand = total + below_thousand * _LARGE[word], 0
+        elif word == "hundred":
+            below_thousand *= 100
+        else:
+            below_thousand += _COUNTS.get(word, 0)  # `and` counts nothing
+    return total + below_thousand
+
+
+def _of_chinese(signs: str) -> int:
+    """`三十二` by powers of ten, `二〇二五` digit by digit."""
+    if not set(signs) & {*_POWERS, "万"}:
+        return int("".join(str(_DIGITS[sign]) for sign in signs))
+    above, _, below = signs.rpartition("万")
+    total, digit = (_of_chinese(above) * 10_000 if above else 0), 0
+    for sign in below:
+        if sign in _POWERS:
+            total, digit = total + (digit or 1) * _POWERS[sign], 0
+        else:
+            digit = _DIGITS[sign]
+    return total + digit
