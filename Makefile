@@ -1,6 +1,10 @@
 # Every command works on a fresh machine: the first one builds .venv from the pinned versions. `make` lists them.
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
+# What pip is held to, and which PyTorch it installs first.
+export CONSTRAINTS ?= constraints.txt
+TORCH ?= torch==2.13.0
+export VENV
 BIN := $(VENV)/bin
 # What is installed in .venv: enough for a run, for the tests, or for the checks.
 FOR_RUNS := $(VENV)/.for-runs
@@ -15,7 +19,7 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-limits test-plain-cpu test-slow test-matrix check lint format hooks docs site wheel clean
+.PHONY: help demo test test-units test-limits test-plain-cpu test-slow test-matrix test-oldest test-newest check lint format hooks docs site wheel clean
 
 help:  ## list the commands
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ { printf "  make %-16s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,6 +30,9 @@ demo: $(FOR_RUNS)  ## teach a tiny transformer arithmetic: supervised, then GRPO
 
 test: $(FOR_TESTS)  ## the default tests (under 5 minutes on 2 cores)
 	$(PYTEST) -m "not slow" $(ARGS)
+
+test-units: $(FOR_TESTS)  ## the default tests of single pieces
+	$(PYTEST) -m "not slow" tests/unit $(ARGS)
 
 test-limits: $(FOR_CHECKS)  ## the default tests; fails if a case takes 2 CPU seconds or all of them 300
 	$(PYTEST) -m "not slow" --limits $(ARGS)
@@ -42,6 +49,13 @@ test-slow: $(FOR_CHECKS)  ## every case above .3 CPU seconds: learning runs, los
 
 test-matrix: $(FOR_CHECKS)  ## the rest of the tables of cases, which no commit has to wait for
 	$(PYTEST) -m matrix $(ARGS)
+
+# Both bring a build of PyTorch for GPUs (some 5 GB) where pip finds no other. The house's rules need no second run.
+test-oldest:  ## the unit tests with the oldest versions that pyproject.toml allows
+	$(MAKE) test-units VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt TORCH=torch
+
+test-newest:  ## the unit tests with the newest versions that pyproject.toml allows and pip finds
+	$(MAKE) test-units VENV=.venv-newest CONSTRAINTS=/dev/null TORCH=torch
 
 check: lint site  ## everything but the tests: style, types, import directions, and every link of every page
 
@@ -74,13 +88,13 @@ wheel: $(FOR_CHECKS)  ## build the wheel into dist/
 hooks: $(FOR_CHECKS)  ## check the style of every commit, and the length of its subject
 	$(BIN)/pre-commit install
 
-clean:  ## remove .venv, runs and everything that was built
-	rm -rf $(VENV) runs build dist
+clean:  ## remove every .venv, runs and everything that was built
+	rm -rf .venv .venv-oldest .venv-newest runs build dist
 
 # PyTorch first and pinned: a looser word would bring gigabytes of GPU libraries to a laptop.
-$(FOR_RUNS): pyproject.toml constraints.txt
+$(FOR_RUNS): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	@tools/install.sh "PyTorch into $(VENV) (about 200 MB to fetch where pip finds a build for CPUs; half a minute)" torch==2.13.0
+	@tools/install.sh "PyTorch into $(VENV) (about 200 MB to fetch where pip finds a build for CPUs; half a minute)" '$(TORCH)'
 	@tools/install.sh "Burnish and what it needs (about 150 MB; half a minute)" -e .
 	@touch $@
 

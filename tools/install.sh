@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Install packages into .venv: tools/install.sh "WHAT THEY ARE FOR" PIP-ARGUMENT...
-# Says every few seconds how far pip is; what pip itself says is in .venv/install.log, and shown if it fails.
+# Install packages into VENV (.venv), held to CONSTRAINTS (constraints.txt): tools/install.sh "WHAT FOR" PIP-ARGUMENT...
+# Says every few seconds how far pip is; what pip itself says is in VENV/install.log, and shown if it fails.
 set -euo pipefail
 purpose=$1
 shift
-log=.venv/install.log
+venv=${VENV:-.venv}
+log=$venv/install.log
 : >"$log"
 echo "Installing $purpose"
 
 # Python compiles a module when it first imports it. Compiling all 13,000 here would take longer than fetching them.
-.venv/bin/python -m pip install --no-compile --disable-pip-version-check --progress-bar off \
-  --constraint constraints.txt "$@" >"$log" 2>&1 &
+"$venv/bin/python" -m pip install --no-compile --disable-pip-version-check --progress-bar off \
+  --constraint "${CONSTRAINTS:-constraints.txt}" "$@" >"$log" 2>&1 &
 pip=$!
 trap 'kill "$pip" 2>/dev/null || true' INT TERM EXIT
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from burnish.errors import ModelError
+from burnish.forward.versions import enable_checkpointing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,7 +27,7 @@ def allow_recomputing(model: PreTrainedModel) -> None:
     remedy = "set model.gradient_checkpointing: false"
     if not model.supports_gradient_checkpointing:
         raise ModelError(f"{type(model).__name__} cannot checkpoint gradients", remedy=remedy)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    enable_checkpointing(model)
     layers = list(_checkpointed(model))
     if not layers:
         raise ModelError(f"{type(model).__name__} has no layers that checkpoint gradients one by one", remedy=remedy)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from burnish.forward.batch import Ints, upload
 from burnish.forward.gathering import deterministic
 from burnish.forward.merged_attention import join
 from burnish.forward.packing import Packing
+from burnish.forward.versions import varlen_shares_keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +89,12 @@ def varlen_forward(
     """(output (Q, H, D), log-sum-exps of the scores (H, Q) float32) by PyTorch's kernel: bfloat16 and float16 only."""
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
+    shared = query.shape[1] // key.shape[1]
+    options: dict[str, Any] = {}
+    if shared > 1 and varlen_shares_keys():
+        options["enable_gqa"] = True
+    elif shared > 1:
+        key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     output, sums_HQ = varlen_attn(
         query,
         key,
@@ -98,7 +106,7 @@ def varlen_forward(
         return_aux=AuxRequest(lse=True),
         scale=scaling,
         window_size=(-1, 0) if ends.is_causal else (-1, -1),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **options,
     )
     return output, sums_HQ
 
@@ -116,8 +124,12 @@ def varlen_backward(
     """Gradients of query, key and value, given `output` and `sums_HQ` over all keys, those of other parts included."""
     import torch.nn.attention.varlen
 
+    heads, shared = key.shape[1], query.shape[1] // key.shape[1]
+    repeats = shared > 1 and not varlen_shares_keys()
+    if repeats:
+        key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     random_state = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of dropout, which is not used
-    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.torch_attn._varlen_attn_backward(
+    grad_query, grad_key, grad_value = torch.ops.torch_attn._varlen_attn_backward(
         grad,
         query,
         key,
@@ -133,7 +145,9 @@ def varlen_backward(
         scaling,
         [-1, 0] if ends.is_causal else [-1, -1],
     )
-    return grads
+    if repeats:
+        grad_key, grad_value = (part.unflatten(1, (heads, shared)).sum(2) for part in (grad_key, grad_value))
+    return grad_query, grad_key, grad_value
 
 
 class _Context(FunctionCtx):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from burnish.forward.row_rules import quiet_outputs
+from burnish.forward.versions import cache_argument
 from burnish.rollouts.local.cache import Columns, PrefilledPrompts, RowCache
 from burnish.rollouts.local.kept import KeptRow, Tokens
 from burnish.rollouts.local.masks import Masks
@@ -65,6 +66,7 @@ class ModelDecoder:
     def __init__(self, model: PreTrainedModel, places: int, attention: str) -> None:
         self._model = model
         self._cache = RowCache(places)
+        self._cached = {cache_argument(model): self._cache}
         self._masks = Masks(model, attention)
         self._prompts: list[_Prompt] = []  # of each row
 
@@ -77,9 +79,9 @@ class ModelDecoder:
             input_ids=tokens_R[:, None],
             position_ids=positions_R1,
             attention_mask=self._masks(positions_R1, width),
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **self._cached,
             **quiet_outputs(self._model),
         )
         logits_RV: Tensor = outputs.logits[:, -1]

@@ -19,7 +19,7 @@ from burnish.forward.row_rules import plain_inputs, quiet_outputs, row_rules
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_CACHES = ("past_key_values", "cache_params", "state")
+_CACHES = ("cache", "past_key_values", "cache_params", "state")
 """Names that models use for what they keep of the tokens read so far."""
 
 Tokens = tuple[int, ...]

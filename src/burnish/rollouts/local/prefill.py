@@ -13,6 +13,7 @@ from burnish.errors import RolloutError
 from burnish.forward.attention import packing_way
 from burnish.forward.precision import rounded_up, rounds_up
 from burnish.forward.row_rules import quiet_outputs
+from burnish.forward.versions import cache_argument
 from burnish.rollouts.local.cache import PrefilledPrompts
 
 if TYPE_CHECKING:
@@ -106,9 +107,9 @@ class Prefiller:
         self._model(
             input_ids=torch.tensor(padded, device=self._device),
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,  # none are needed, but 0 would mean all
+            **{cache_argument(self._model): cache},
             **quiet_outputs(self._model),
         )
         self._tokens += sum(len(prompt) - 1 for prompt in chunk)

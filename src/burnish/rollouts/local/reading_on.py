@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from burnish.forward.row_rules import quiet_outputs
+from burnish.forward.versions import cache_argument
 from burnish.rollouts.local.cache import Columns, PrefilledPrompts, RowCache
 from burnish.rollouts.local.kept import Held, KeptRow, Tokens
 from burnish.rollouts.local.masks import Masks
@@ -105,9 +106,9 @@ class RowReader:
             # Padding takes the last token's position: a learned embedding may have none beyond it.
             position_ids=torch.minimum(positions_RT, last_R1),
             attention_mask=self._masks(positions_RT, width),
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,  # none are needed, but 0 would mean all
+            **{cache_argument(self._model): cache},
             **quiet_outputs(self._model),
         )
         return cache

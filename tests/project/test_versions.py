@@ -1,0 +1,46 @@
+"""The ranges of versions in pyproject.toml are those that are tested."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TESTED_EXTRAS = ("serve", "json-schema", "instructions")
+"""Those that come with what the tests need."""
+
+
+def pins(name: str) -> dict[str, Version]:
+    lines = (REPOSITORY / name).read_text(encoding="utf-8").splitlines()
+    named = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {plain(name): Version(version) for name, version in named}
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def ranges() -> dict[str, Requirement]:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    texts = [
+        *project["dependencies"],
+        *(text for extra in TESTED_EXTRAS for text in project["optional-dependencies"][extra]),
+    ]
+    return {plain(requirement.name): requirement for requirement in map(Requirement, texts)}
+
+
+def test_the_oldest_versions_are_the_lower_ends_of_the_ranges() -> None:
+    lowest = {
+        name: Version(next(part.version for part in requirement.specifier if part.operator == ">="))
+        for name, requirement in ranges().items()
+    }
+    assert pins("constraints-oldest.txt") == lowest
+
+
+def test_the_versions_of_the_default_tests_are_within_the_ranges() -> None:
+    pinned = pins("constraints.txt")
+    assert [name for name, requirement in ranges().items() if pinned[name] not in requirement.specifier] == []
