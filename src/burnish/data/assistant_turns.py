@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from burnish.data.chat import encode_bare
+from burnish.data.rows import describe
 from burnish.data.template import Template
+from burnish.data.turn_ends import TurnEnds, closing_of, header_of, shared_length, special_tokens
+from burnish.data.written_parts import Part, written_parts
 from burnish.errors import DataError
 from burnish.types import Message
 
@@ -17,18 +23,34 @@ Span = tuple[int, int]  # characters [begin, end) of the rendered conversation
 
 _CALL_BEGINNING = 64
 """Number of leading characters by which a turn's first tool call is found in another rendering."""
+_EMPTY_THINKING = re.compile(r"\s*(?:<think>\s*</think>)?\s*")
+_NOT_IN_HISTORY = "prompts with reasoning of earlier turns, which the chat template leaves out"
+_BARE_HEADER = (
+    "conversations in which the template heads an answer after a tool, as its generation prompt does not; the header "
+    "is not trained on"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTurns:
+    """A conversation in tokens. mask: which are trained on. notes: what the user should know about it."""
+
+    tokens: tuple[int, ...]
+    mask: tuple[bool, ...]
+    notes: tuple[str, ...] = ()
 
 
 def encode_with_turns(
     messages: Sequence[Message], template: Template, *, where: str, first_trained: int = 0
-) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """(tokens, loss_mask). The mask is True on the assistant's turns, from turn `first_trained` on.
+) -> EncodedTurns:
+    """The conversation, with a mask that is True on the assistant's turns from turn `first_trained` on.
 
     A turn includes the token that ends it, but not the white space that the template writes after that. Tool calls and
     reasoning that the template writes into a turn are part of it.
 
     A template with `{% generation %}` marks says itself what the assistant wrote. For any other template, the
-    conversation is rendered up to each turn. Raises DataError if such a rendering is not a prefix of the whole.
+    conversation is rendered up to each turn. Raises DataError if such a rendering is not a prefix of the whole, and if
+    a part of a trained turn is not among what is trained on.
     """
     turns = [i for i, message in enumerate(messages) if message.role == "assistant" and i >= first_trained]
     if not turns:
@@ -36,51 +58,123 @@ def encode_with_turns(
             f"{where}: the conversation has no assistant turn to train on",
             remedy="remove the row, or add the answer (columns: {completion: ...})",
         )
+    whole = template.render(messages, where=where, add_generation_prompt=False)
+    parts = written_parts(messages, whole, template, where)
+    notes = _check_written(parts, messages, turns, where)
     if template.has_marks:
-        tokens, mask = _by_marks(messages, template, where, first_trained)
+        tokens, mask, spans = _by_marks(messages, template, whole, where, first_trained)
     else:
-        tokens, mask = _by_prefixes(messages, turns, template, where)
+        tokens, mask, spans, of_headers = _by_prefixes(messages, turns, parts, template, whole, where)
+        notes += of_headers
     if not any(mask):
         raise DataError(
             f"{where}: no token of the conversation is the assistant's", remedy="remove the row, or fix its answers"
         )
-    return tuple(tokens), tuple(mask)
+    _check_trained(parts, turns, spans, where)
+    tokens, mask, of_ends = TurnEnds(template, where).trained(messages, tokens, mask)
+    return EncodedTurns(tuple(tokens), tuple(mask), (*notes, *of_ends))
+
+
+def _check_written(parts: Sequence[Part], messages: Sequence[Message], turns: Sequence[int], where: str) -> list[str]:
+    """Raises DataError for a part that the template leaves out. Notes where it leaves the thinking of a prompt's turns
+    out, as it does when the model is used."""
+    notes = []
+    for part in (part for part in parts if part.at is None):
+        if part.name == "reasoning_content" and part.turn not in turns:
+            notes = [_NOT_IN_HISTORY]
+        elif messages[part.turn].role == "assistant":
+            raise DataError(
+                f"{where}: message {part.turn + 1} (assistant): the chat template leaves out {describe(part.text)} of "
+                f"its {part.name}",
+                remedy="set model.chat_template to one that writes it (for thinking, keep_thinking may do), or remove "
+                "it from the data",
+            )
+    return notes
+
+
+def _check_trained(parts: Sequence[Part], turns: Sequence[int], spans: Sequence[Span], where: str) -> None:
+    """Raises DataError for a part of a trained turn that stands outside of `spans`, which are trained on, or behind
+    the beginning of another message."""
+    first_of_later = _first_of_later(parts)
+    for part in parts:
+        if part.at is None or part.turn not in turns:
+            continue
+        if not any(begin <= part.at < end for begin, end in spans):
+            what = "not where the assistant's turns are, so it would not be trained on"
+        elif part.at > first_of_later[part.turn]:
+            what = "behind a later message"
+        else:
+            continue
+        raise DataError(
+            f"{where}: message {part.turn + 1} (assistant): the chat template writes {describe(part.text)} of its "
+            f"{part.name} {what}",
+            remedy="set model.chat_template to one that writes each turn in its place, or change the row",
+        )
+
+
+def _first_of_later(parts: Sequence[Part]) -> dict[int, float]:
+    """By message: the first character that a later message has written."""
+    found: dict[int, float] = {}
+    first = math.inf
+    for part in reversed(parts):
+        found.setdefault(part.turn, first)
+        first = first if part.at is None else min(first, part.at)
+    return found
 
 
 def _by_marks(
-    messages: Sequence[Message], template: Template, where: str, first_trained: int
-) -> tuple[list[int], list[bool]]:
+    messages: Sequence[Message], template: Template, whole: str, where: str, first_trained: int
+) -> tuple[list[int], list[bool], list[Span]]:
     tokens, mask = template.tokens_and_marks(messages, where=where)
     if first_trained:  # the marks show which tokens the assistant wrote, but not in which turn
-        before = template.render(messages[:first_trained], where=where, add_generation_prompt=False)
+        before = template.write(messages[:first_trained], where=where, add_generation_prompt=False)
         known = min(len(encode_bare(before, template.tokenizer)), len(mask))
         mask[:known] = [False] * known
-    return tokens, mask
+    offsets = template.tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    return tokens, mask, _joined(span for span, on in zip(offsets, mask, strict=True) if on)
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    """Spans in order, with those that touch as one."""
+    found: list[Span] = []
+    for begin, end in spans:
+        touches = found and begin <= found[-1][1]
+        found[-1:] = [(found[-1][0], end)] if touches else [*found[-1:], (begin, end)]
+    return found
 
 
 def _by_prefixes(
-    messages: Sequence[Message], turns: Sequence[int], template: Template, where: str
-) -> tuple[list[int], list[bool]]:
+    messages: Sequence[Message], turns: Sequence[int], parts: Sequence[Part], template: Template, whole: str, where: str
+) -> tuple[list[int], list[bool], list[Span], list[str]]:
     tokenizer = template.tokenizer
-    whole = template.render(messages, where=where, add_generation_prompt=False)
-    spans = [_turn_span(messages, turn, whole, template, where) for turn in turns]
+    spans = [_turn_span(messages, turn, parts, whole, template, where) for turn in turns]
+    after_tools = [i for i, turn in enumerate(turns) if turn and messages[turn - 1].role == "tool"]
+    header = header_of(template, where) if after_tools else ""
+    bare = [i for i in after_tools if header and whole.startswith(header, spans[i][0])]
+    for i in bare:
+        spans[i] = (spans[i][0] + len(header), spans[i][1])
     if tokenizer.is_fast:
         tokens, owner = _tokens_of_spans(whole, spans, tokenizer)
     else:
         tokens, owner = _tokens_by_pieces(whole, spans, tokenizer)
-    return tokens, _without_trailing_space(tokens, owner, tokenizer)
+    return tokens, _without_trailing_space(tokens, owner, tokenizer), spans, [_BARE_HEADER] if bare else []
 
 
-def _turn_span(messages: Sequence[Message], turn: int, whole: str, template: Template, where: str) -> Span:
+def _turn_span(
+    messages: Sequence[Message], turn: int, parts: Sequence[Part], whole: str, template: Template, where: str
+) -> Span:
     """The characters of one assistant turn, from the end of the generation prompt to the end of the turn."""
     begin = _begin_of_turn(messages[:turn], whole, template, where)
-    after = template.render(messages[: turn + 1], where=where, add_generation_prompt=False)
+    after = template.write(messages[: turn + 1], where=where, add_generation_prompt=False)
     if begin is not None:
         if whole.startswith(after) and len(after) > begin:
             return begin, len(after)
         end = _end_of_history(messages[turn], after, whole, begin)
         if end is not None:
             return begin, end
+    framed = _span_in_frame(turn, parts, whole, template, where)
+    if framed is not None:
+        return framed
     raise DataError(
         f"{where}: the chat template writes the assistant's message {turn + 1} differently when later turns follow, or "
         "after its own generation prompt, so its tokens cannot be identified",
@@ -88,36 +182,50 @@ def _turn_span(messages: Sequence[Message], turn: int, whole: str, template: Tem
     )
 
 
+def _span_in_frame(turn: int, parts: Sequence[Part], whole: str, template: Template, where: str) -> Span | None:
+    """The characters between the header of the assistant's turns and what ends them, around the parts of this turn. For
+    a template that writes the history before the turn differently once later turns follow."""
+    placed = [(part.at, part.turn) for part in parts if part.at is not None]
+    own = [at for at, of in placed if of == turn]
+    header, closing = header_of(template, where).partition("<think>")[0], closing_of(template, where)
+    if not (own and header and closing):
+        return None
+    begin = whole.rfind(header, max((at for at, of in placed if of < turn), default=0), min(own))
+    end = whole.find(closing, max(own), min((at for at, of in placed if of > turn), default=len(whole)))
+    return (begin + len(header), end + len(closing)) if begin >= 0 and end >= 0 else None
+
+
 def _begin_of_turn(before: Sequence[Message], whole: str, template: Template, where: str) -> int | None:
     """Where a turn begins: right after the generation prompt.
 
-    Some generation prompts open and close an empty thinking block, which the turn fills. Then the turn begins where it
-    differs from that prompt. None if the two do not even share the header of the turn.
+    Some generation prompts open a thinking block, or open and close an empty one, which the turn fills or leaves out.
+    Then the turn begins where it differs from that prompt, or with the tag in which it does. None if the two do not
+    even share the header of the turn.
     """
-    prompt = template.render(before, where=where, add_generation_prompt=True)
-    differing = (i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b)
-    shared = next(differing, min(len(prompt), len(whole)))
-    if shared == len(prompt):
-        return shared
-    bare = template.render(before, where=where, add_generation_prompt=False) if before else ""
+    prompt = template.write(before, where=where, add_generation_prompt=True)
+    if whole.startswith(prompt):
+        return len(prompt)
+    shared = shared_length(prompt, whole)
+    bare = template.write(before, where=where, add_generation_prompt=False) if before else ""
     return shared if whole.startswith(bare) and shared > len(bare) else None
 
 
 def _end_of_history(message: Message, after: str, whole: str, begin: int) -> int | None:
     """End of a turn that the template writes differently once it is history (without its thinking, for example).
 
-    The content of the turn, with all that follows it in the rendering `after`, must be found unchanged at `begin`.
+    The answer of the turn, with all that follows it in the rendering `after`, must be found unchanged in the whole,
+    with nothing in front of it but white space and an empty thinking block.
     """
-    content = message.content.strip()
+    content = message.content.rpartition("</think>")[2].strip()
+    start = begin + len(_EMPTY_THINKING.match(whole, begin)[0])  # type: ignore[index]  # it matches nothing as well
     if content:
         at = after.rfind(content)
-    else:  # only tool calls: find them by the text at `begin`
-        at = after.rfind(whole[begin : begin + _CALL_BEGINNING]) if message.tool_calls else -1
+    else:  # only tool calls: find them by the text at `start`
+        at = after.rfind(whole[start : start + _CALL_BEGINNING]) if message.tool_calls else -1
     if at < 0:
         return None
     wanted = after[at:]
-    has_calls = all(name in wanted for name in message.called())
-    return begin + len(wanted) if has_calls and whole.startswith(wanted, begin) else None
+    return start + len(wanted) if whole.startswith(wanted, start) else None
 
 
 def _tokens_of_spans(
@@ -157,7 +265,7 @@ def _without_trailing_space(
 
     The policy stops at that token, so it never writes what the template puts after it.
     """
-    special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
+    special = special_tokens(tokenizer)
     mask = [number is not None for number in owner]
     for last in [i for i, number in enumerate(owner) if number is not None and owner[i + 1 : i + 2] != [number]]:
         i = last

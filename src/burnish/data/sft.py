@@ -56,6 +56,11 @@ class SftSet(RowSet):
         """Tokens of each example."""
         return [len(example.tokens) for example in self.examples]
 
+    def last_tokens(self) -> Counter[int]:
+        """The last trained tokens of all examples, which end responses once the model is used."""
+        lasts = (len(e.tokens) - 1 - e.loss_mask[::-1].index(True) for e in self.examples)
+        return Counter(example.tokens[last] for example, last in zip(self.examples, lasts, strict=True))
+
     def asked(self) -> list[Asked]:
         """Each example's id and prompt: the tokens before the first trained one, or all tokens of a document."""
         firsts = [example.loss_mask.index(True) for example in self.examples]
@@ -169,9 +174,9 @@ def _encode_turns(
     turns: tuple[Message, ...], template: Template, row: Row, changed: Counter[str], *, first_trained: int
 ) -> Encoded:
     """The conversation in token ids, with the assistant's turns from `first_trained` on marked for training."""
-    tokens, mask = encode_with_turns(turns, template, where=row.where, first_trained=first_trained)
-    changed.update(notes_on(turns, template))
-    return _without_first(tokens, mask)
+    encoded = encode_with_turns(turns, template, where=row.where, first_trained=first_trained)
+    changed.update((*encoded.notes, *notes_on(turns, template)))
+    return _without_first(encoded.tokens, encoded.mask)
 
 
 def _completion(row: Row, column: str) -> str | tuple[Message, ...]:
