@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from burnish.data.chat import encode_bare
 from burnish.data.rows import describe
 from burnish.data.template import Template
-from burnish.data.turn_ends import TurnEnds, closing_of, header_of, shared_length, special_tokens
+from burnish.data.turn_frame import TurnFrame, shared_length
 from burnish.data.written_parts import Part, written_parts
 from burnish.errors import DataError
 from burnish.types import Message
@@ -21,11 +20,8 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]  # characters [begin, end) of the rendered conversation
 
-_CALL_BEGINNING = 64
-"""Number of leading characters by which a turn's first tool call is found in another rendering."""
-_EMPTY_THINKING = re.compile(r"\s*(?:<think>\s*</think>)?\s*")
 _NOT_IN_HISTORY = "prompts with reasoning of earlier turns, which the chat template leaves out"
-_BARE_HEADER = (
+_HEADED = (
     "conversations in which the template heads an answer after a tool, as its generation prompt does not; the header "
     "is not trained on"
 )
@@ -61,17 +57,18 @@ def encode_with_turns(
     whole = template.render(messages, where=where, add_generation_prompt=False)
     parts = written_parts(messages, whole, template, where)
     notes = _check_written(parts, messages, turns, where)
+    frame = TurnFrame(template, where)
     if template.has_marks:
         tokens, mask, spans = _by_marks(messages, template, whole, where, first_trained)
     else:
-        tokens, mask, spans, of_headers = _by_prefixes(messages, turns, parts, template, whole, where)
+        tokens, mask, spans, of_headers = _by_prefixes(messages, turns, parts, frame, whole)
         notes += of_headers
     if not any(mask):
         raise DataError(
             f"{where}: no token of the conversation is the assistant's", remedy="remove the row, or fix its answers"
         )
     _check_trained(parts, turns, spans, where)
-    tokens, mask, of_ends = TurnEnds(template, where).trained(messages, tokens, mask)
+    tokens, mask, of_ends = frame.with_ends(messages, tokens, mask)
     return EncodedTurns(tuple(tokens), tuple(mask), (*notes, *of_ends))
 
 
@@ -144,55 +141,51 @@ def _joined(spans: Iterable[Span]) -> list[Span]:
 
 
 def _by_prefixes(
-    messages: Sequence[Message], turns: Sequence[int], parts: Sequence[Part], template: Template, whole: str, where: str
+    messages: Sequence[Message], turns: Sequence[int], parts: Sequence[Part], frame: TurnFrame, whole: str
 ) -> tuple[list[int], list[bool], list[Span], list[str]]:
-    tokenizer = template.tokenizer
-    spans = [_turn_span(messages, turn, parts, whole, template, where) for turn in turns]
+    tokenizer = frame.template.tokenizer
+    spans = [_turn_span(messages, turn, parts, whole, frame) for turn in turns]
     after_tools = [i for i, turn in enumerate(turns) if turn and messages[turn - 1].role == "tool"]
-    header = header_of(template, where) if after_tools else ""
-    bare = [i for i in after_tools if header and whole.startswith(header, spans[i][0])]
-    for i in bare:
-        spans[i] = (spans[i][0] + len(header), spans[i][1])
+    headed = [i for i in after_tools if frame.header and whole.startswith(frame.header, spans[i][0])]
+    for i in headed:
+        spans[i] = (spans[i][0] + len(frame.header), spans[i][1])
     if tokenizer.is_fast:
         tokens, owner = _tokens_of_spans(whole, spans, tokenizer)
     else:
         tokens, owner = _tokens_by_pieces(whole, spans, tokenizer)
-    return tokens, _without_trailing_space(tokens, owner, tokenizer), spans, [_BARE_HEADER] if bare else []
+    return tokens, _without_trailing_space(tokens, owner, frame), spans, [_HEADED] if headed else []
 
 
-def _turn_span(
-    messages: Sequence[Message], turn: int, parts: Sequence[Part], whole: str, template: Template, where: str
-) -> Span:
+def _turn_span(messages: Sequence[Message], turn: int, parts: Sequence[Part], whole: str, frame: TurnFrame) -> Span:
     """The characters of one assistant turn, from the end of the generation prompt to the end of the turn."""
-    begin = _begin_of_turn(messages[:turn], whole, template, where)
-    after = template.write(messages[: turn + 1], where=where, add_generation_prompt=False)
-    if begin is not None:
-        if whole.startswith(after) and len(after) > begin:
-            return begin, len(after)
-        end = _end_of_history(messages[turn], after, whole, begin)
-        if end is not None:
-            return begin, end
-    framed = _span_in_frame(turn, parts, whole, template, where)
-    if framed is not None:
-        return framed
-    raise DataError(
-        f"{where}: the chat template writes the assistant's message {turn + 1} differently when later turns follow, or "
-        "after its own generation prompt, so its tokens cannot be identified",
-        remedy="set model.chat_template to one with {% generation %} marks around the assistant's turns",
-    )
+    begin = _begin_of_turn(messages[:turn], whole, frame.template, frame.where)
+    after = frame.template.write(messages[: turn + 1], where=frame.where, add_generation_prompt=False)
+    if begin is not None and whole.startswith(after) and len(after) > begin:
+        return begin, len(after)
+    span = _span_around(turn, parts, begin, whole, frame)
+    if span is None:
+        raise DataError(
+            f"{frame.where}: the chat template writes the assistant's message {turn + 1} differently when later turns "
+            "follow, or after its own generation prompt, so its tokens cannot be identified",
+            remedy="set model.chat_template to one with {% generation %} marks around the assistant's turns",
+        )
+    return span
 
 
-def _span_in_frame(turn: int, parts: Sequence[Part], whole: str, template: Template, where: str) -> Span | None:
-    """The characters between the header of the assistant's turns and what ends them, around the parts of this turn. For
-    a template that writes the history before the turn differently once later turns follow."""
+def _span_around(turn: int, parts: Sequence[Part], begin: int | None, whole: str, frame: TurnFrame) -> Span | None:
+    """The characters around the parts of a turn, from `begin` (if None, from the header before them) to the token that
+    ends it. For a template that writes a turn, or the history before it, differently once others follow."""
     placed = [(part.at, part.turn) for part in parts if part.at is not None]
     own = [at for at, of in placed if of == turn]
-    header, closing = header_of(template, where).partition("<think>")[0], closing_of(template, where)
-    if not (own and header and closing):
+    if not own or frame.closing is None:
         return None
-    begin = whole.rfind(header, max((at for at, of in placed if of < turn), default=0), min(own))
-    end = whole.find(closing, max(own), min((at for at, of in placed if of > turn), default=len(whole)))
-    return (begin + len(header), end + len(closing)) if begin >= 0 and end >= 0 else None
+    if begin is None:
+        header = frame.header.partition("<think>")[0]
+        at = whole.rfind(header, max((at for at, of in placed if of < turn), default=0), min(own)) if header else -1
+        begin = None if at < 0 else at + len(header)
+    ending = str(frame.template.tokenizer.decode([frame.closing]))
+    end = whole.find(ending, max(own), min((at for at, of in placed if of > turn), default=len(whole)))
+    return None if begin is None or end < 0 else (begin, end + len(ending))
 
 
 def _begin_of_turn(before: Sequence[Message], whole: str, template: Template, where: str) -> int | None:
@@ -208,24 +201,6 @@ def _begin_of_turn(before: Sequence[Message], whole: str, template: Template, wh
     shared = shared_length(prompt, whole)
     bare = template.write(before, where=where, add_generation_prompt=False) if before else ""
     return shared if whole.startswith(bare) and shared > len(bare) else None
-
-
-def _end_of_history(message: Message, after: str, whole: str, begin: int) -> int | None:
-    """End of a turn that the template writes differently once it is history (without its thinking, for example).
-
-    The answer of the turn, with all that follows it in the rendering `after`, must be found unchanged in the whole,
-    with nothing in front of it but white space and an empty thinking block.
-    """
-    content = message.content.rpartition("</think>")[2].strip()
-    start = begin + len(_EMPTY_THINKING.match(whole, begin)[0])  # type: ignore[index]  # it matches nothing as well
-    if content:
-        at = after.rfind(content)
-    else:  # only tool calls: find them by the text at `start`
-        at = after.rfind(whole[start : start + _CALL_BEGINNING]) if message.tool_calls else -1
-    if at < 0:
-        return None
-    wanted = after[at:]
-    return start + len(wanted) if whole.startswith(wanted, start) else None
 
 
 def _tokens_of_spans(
@@ -258,14 +233,12 @@ def _tokens_by_pieces(
     return tokens, owner
 
 
-def _without_trailing_space(
-    tokens: Sequence[int], owner: Sequence[int | None], tokenizer: PreTrainedTokenizerBase
-) -> list[bool]:
+def _without_trailing_space(tokens: Sequence[int], owner: Sequence[int | None], frame: TurnFrame) -> list[bool]:
     """Mask of the tokens in a span, without the white space after the special token that ends a turn.
 
     The policy stops at that token, so it never writes what the template puts after it.
     """
-    special = special_tokens(tokenizer)
+    special, tokenizer = frame.special, frame.template.tokenizer
     mask = [number is not None for number in owner]
     for last in [i for i, number in enumerate(owner) if number is not None and owner[i + 1 : i + 2] != [number]]:
         i = last

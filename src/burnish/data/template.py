@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -113,21 +114,15 @@ class Template:
         it as Python does.
         """
         turns = [message.to_dict() for message in messages]
+        as_text = _with_arguments_as_text(turns)
         write = partial(self._apply, where=where, tokenize=False, add_generation_prompt=add_generation_prompt)
-        calls = [call for message in messages for call in message.tool_calls]
         try:
             text = str(write(turns))
         except DataError:
-            if not calls:
-                raise
-            as_text = _with_arguments_as_text(turns)
-            try:
+            with suppress(DataError):
                 return str(write(as_text)), as_text
-            except DataError:
-                pass
             raise
-        if any(_is_in_python(call, messages, text) for call in calls):
-            as_text = _with_arguments_as_text(turns)
+        if any(_is_in_python(call, messages, text) for message in messages for call in message.tool_calls):
             return str(write(as_text)), as_text
         return text, turns
 
