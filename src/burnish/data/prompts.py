@@ -14,7 +14,7 @@ from burnish.data.chat import AUTO, asked_prompt, encode_prompt, turns_of, uses_
 from burnish.data.conversations import prompt_of, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
-from burnish.data.preference_rows import BadRow, is_transcript, shared_prompt, transcript_messages
+from burnish.data.preference_rows import BadRow, has_prompt, is_transcript, shared_prompt, transcript_messages
 from burnish.data.rows import Row, reading_row, value_at
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.text_documents import cut_query
@@ -224,7 +224,7 @@ def _prompt_of_row(
         asked = shared_prompt(loaded, row)
     except BadRow as error:
         raise DataError(error.message, remedy="fix or remove the row") from error
-    if "prompt" not in loaded.reading.roles and source.prompt_template is None:
+    if not has_prompt(loaded):
         changed[_COMMON_BEGINNING] += 1
     return (
         transcript_messages(asked)

@@ -146,10 +146,10 @@ def _encode(
 ) -> Encoded:
     roles, source = loaded.reading.roles, loaded.source
     if "text" in roles and "completion" not in roles:
-        if source.system_prompt is not None or source.prompt_template is not None:
+        if source.system_prompt is not None or source.prompt_template is not None or {"system", "history"} & set(roles):
             raise DataError(
-                f"{source.path}: system_prompt and prompt_template need prompts and completions, but these rows are "
-                "plain text",
+                f"{source.path}: system prompts, histories and prompt_template need prompts and completions, but these "
+                "rows are plain text",
                 remedy="remove them, or name columns: {prompt: ..., completion: ...}",
             )
         text = text_at(row, roles["text"], role="text")
