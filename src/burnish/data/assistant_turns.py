@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from burnish.data.chat import encode_bare
@@ -68,7 +70,7 @@ def encode_with_turns(
             f"{where}: no token of the conversation is the assistant's", remedy="remove the row, or fix its answers"
         )
     _check_trained(parts, turns, spans, where)
-    tokens, mask, of_ends = frame.with_ends(messages, tokens, mask)
+    tokens, mask, of_ends = frame.with_ends(messages, tokens, mask, trim=not template.has_marks)
     return EncodedTurns(tuple(tokens), tuple(mask), (*notes, *of_ends))
 
 
@@ -128,16 +130,8 @@ def _by_marks(
         known = min(len(encode_bare(before, template.tokenizer)), len(mask))
         mask[:known] = [False] * known
     offsets = template.tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    return tokens, mask, _joined(span for span, on in zip(offsets, mask, strict=True) if on)
-
-
-def _joined(spans: Iterable[Span]) -> list[Span]:
-    """Spans in order, with those that touch as one."""
-    found: list[Span] = []
-    for begin, end in spans:
-        touches = found and begin <= found[-1][1]
-        found[-1:] = [(found[-1][0], end)] if touches else [*found[-1:], (begin, end)]
-    return found
+    runs = [list(run) for on, run in groupby(zip(mask, offsets, strict=True), key=itemgetter(0)) if on]
+    return tokens, mask, [(run[0][1][0], run[-1][1][1]) for run in runs]
 
 
 def _by_prefixes(
@@ -149,11 +143,8 @@ def _by_prefixes(
     headed = [i for i in after_tools if frame.header and whole.startswith(frame.header, spans[i][0])]
     for i in headed:
         spans[i] = (spans[i][0] + len(frame.header), spans[i][1])
-    if tokenizer.is_fast:
-        tokens, owner = _tokens_of_spans(whole, spans, tokenizer)
-    else:
-        tokens, owner = _tokens_by_pieces(whole, spans, tokenizer)
-    return tokens, _without_trailing_space(tokens, owner, frame), spans, [_HEADED] if headed else []
+    tokens, mask = (_tokens_of_spans if tokenizer.is_fast else _tokens_by_pieces)(whole, spans, tokenizer)
+    return tokens, mask, spans, [_HEADED] if headed else []
 
 
 def _turn_span(messages: Sequence[Message], turn: int, parts: Sequence[Part], whole: str, frame: TurnFrame) -> Span:
@@ -205,47 +196,27 @@ def _begin_of_turn(before: Sequence[Message], whole: str, template: Template, wh
 
 def _tokens_of_spans(
     text: str, spans: Sequence[Span], tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[int], list[int | None]]:
-    """Tokens of the text, and for each token the index of the span that it begins in."""
+) -> tuple[list[int], list[bool]]:
+    """Tokens of the text, and whether each begins in one of the spans."""
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    owner = [_span_of(begin, end, spans) for begin, end in encoding["offset_mapping"]]
-    return list(encoding["input_ids"]), owner
-
-
-def _span_of(begin: int, end: int, spans: Sequence[Span]) -> int | None:
     # A token of zero characters, which some tokenizers make, belongs to no span.
-    return next((i for i, (first, last) in enumerate(spans) if first <= begin < last and end > begin), None)
+    mask = [
+        begin < end and any(first <= begin < last for first, last in spans) for begin, end in encoding["offset_mapping"]
+    ]
+    return list(encoding["input_ids"]), mask
 
 
 def _tokens_by_pieces(
     text: str, spans: Sequence[Span], tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[int], list[int | None]]:
+) -> tuple[list[int], list[bool]]:
     """Like `_tokens_of_spans`, for a tokenizer that gives no offsets: each piece is encoded separately."""
     tokens: list[int] = []
-    owner: list[int | None] = []
+    mask: list[bool] = []
     at = 0
-    for number, (begin, end) in enumerate([*spans, (len(text), len(text))]):
-        for piece, mine in ((text[at:begin], None), (text[begin:end], number)):
+    for begin, end in [*spans, (len(text), len(text))]:
+        for piece, is_inside in ((text[at:begin], False), (text[begin:end], True)):
             ids = encode_bare(piece, tokenizer) if piece else ()
             tokens += ids
-            owner += [mine] * len(ids)
+            mask += [is_inside] * len(ids)
         at = end
-    return tokens, owner
-
-
-def _without_trailing_space(tokens: Sequence[int], owner: Sequence[int | None], frame: TurnFrame) -> list[bool]:
-    """Mask of the tokens in a span, without the white space after the special token that ends a turn.
-
-    The policy stops at that token, so it never writes what the template puts after it.
-    """
-    special, tokenizer = frame.special, frame.template.tokenizer
-    mask = [number is not None for number in owner]
-    for last in [i for i, number in enumerate(owner) if number is not None and owner[i + 1 : i + 2] != [number]]:
-        i = last
-        while (
-            i > 0 and owner[i] == owner[last] and tokens[i] not in special and not tokenizer.decode([tokens[i]]).strip()
-        ):
-            i -= 1
-        if tokens[i] in special and owner[i] == owner[last]:
-            mask[i + 1 : last + 1] = [False] * (last - i)
-    return mask
+    return tokens, mask

@@ -38,12 +38,14 @@ Tools = tuple[Mapping[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class SftExample:
-    """One example. `loss_mask[t]` is True if token t is trained on; never for token 0, which nothing predicts."""
+    """One example. `loss_mask[t]` is True if token t is trained on; never for token 0, which nothing predicts. whole:
+    all tokens of an example that was cut."""
 
     id: str
     tokens: tuple[int, ...]
     loss_mask: tuple[bool, ...]
     domain: str = "default"
+    whole: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,12 @@ class SftSet(RowSet):
         return Counter(example.tokens[last] for example, last in zip(self.examples, lasts, strict=True))
 
     def asked(self) -> list[Asked]:
-        """Each example's id and prompt: the tokens before the first trained one, or all tokens of a document."""
+        """Each example's id and prompt: the tokens before the first trained one, or all tokens of a document, before it
+        was cut."""
         firsts = [example.loss_mask.index(True) for example in self.examples]
         return [
-            (e.id, e.tokens[:first] if first > 1 else e.tokens) for e, first in zip(self.examples, firsts, strict=True)
+            (e.id, e.tokens[:first] if first > 1 else e.whole or e.tokens)
+            for e, first in zip(self.examples, firsts, strict=True)
         ]
 
 
@@ -108,12 +112,14 @@ def _source_examples(
     for row_id, row in loaded.rows_with_ids():
         with reading_row(row.where):
             tokens, mask = _encode(loaded, row, row_id, tokenizer, chat, changed)
+        whole = None
         if max_tokens is not None and len(tokens) > max_tokens:
+            whole = tokens
             tokens, mask = _shorten((tokens, mask), max_tokens, over_long, row)
             counter = changed if any(mask) else skipped
             counter[_reason(max_tokens, over_long, left=any(mask))] += 1
         if any(mask):
-            kept.append(SftExample(row_id, tokens, mask, loaded.domain_of(row)))
+            kept.append(SftExample(row_id, tokens, mask, loaded.domain_of(row), whole))
     require_rows(kept, loaded, skipped)
     return kept, loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
 

@@ -241,14 +241,15 @@ def _call_template(where: str, call: Callable[[], Any]) -> Any:
 def _with_arguments_as_text(turns: _Turns) -> _Turns:
     """The turns with the arguments of all calls as JSON text."""
     return [
-        turn | {"tool_calls": [_with_text(call) for call in turn["tool_calls"]]} if "tool_calls" in turn else turn
+        turn | {"tool_calls": [call | {"function": _as_text(call["function"])} for call in turn["tool_calls"]]}
+        if "tool_calls" in turn
+        else turn
         for turn in turns
     ]
 
 
-def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+def _as_text(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
 
 
 def _is_in_python(call: Mapping[str, Any], messages: Sequence[Message], text: str) -> bool:

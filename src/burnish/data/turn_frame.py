@@ -53,13 +53,17 @@ class TurnFrame:
         return next(iter(self.special.intersection(behind)), None)
 
     def with_ends(
-        self, messages: Sequence[Message], tokens: Sequence[int], mask: Sequence[bool]
+        self, messages: Sequence[Message], tokens: Sequence[int], mask: Sequence[bool], *, trim: bool
     ) -> tuple[list[int], list[bool], list[str]]:
-        """(tokens, mask, notes): the mask is True on the token that ends each run of trained tokens. What ends the
-        conversation's last turn is added where the template writes nothing."""
+        """(tokens, mask, notes): the mask is True on the token that ends each run of trained tokens; with `trim`, not
+        on white space behind it, which the policy never writes. What ends the conversation's last turn is added where
+        the template writes nothing."""
         found, on, notes = list(tokens), list(mask), set[str]()
         for last in [i for i in range(len(on)) if on[i] and on[i + 1 : i + 2] != [True]]:
-            said = next((token for token in reversed(found[: last + 1]) if not self._is_space(token)), found[last])
+            end_of_text = next((i for i in range(last, -1, -1) if not self._is_space(found[i])), last)
+            said = found[end_of_text]
+            if trim and said in self.special and on[end_of_text]:
+                on[end_of_text + 1 : last + 1] = [False] * (last - end_of_text)
             if said in (self._tokenizer.eos_token_id, self.closing):
                 continue
             follows = next((i for i in range(last + 1, len(found)) if not self._is_space(found[i])), None)
@@ -69,7 +73,7 @@ class TurnFrame:
                 added = repr(self._tokenizer.decode(end))
                 notes |= {f"conversations that the chat template does not end; {added} was added"} if end else set()
             elif follows is not None and self._may_end(found[follows]):
-                on[last + 1 : follows + 1] = [True] * (follows - last)
+                on[end_of_text + 1 : follows + 1] = [True] * (follows - end_of_text)
             elif said not in self.special:
                 notes.add(_UNENDED)
         return found, on, sorted(notes)
