@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -23,25 +22,13 @@ if TYPE_CHECKING:
 Span = tuple[int, int]  # characters [begin, end) of the rendered conversation
 
 _NOT_IN_HISTORY = "prompts with reasoning of earlier turns, which the chat template leaves out"
-_HEADED = (
-    "conversations in which the template heads an answer after a tool, as its generation prompt does not; the header "
-    "is not trained on"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedTurns:
-    """A conversation in tokens. mask: which are trained on. notes: what the user should know about it."""
-
-    tokens: tuple[int, ...]
-    mask: tuple[bool, ...]
-    notes: tuple[str, ...] = ()
+_HEADED = "conversations with a header after a tool that the generation prompt leaves out; it is not trained on"
 
 
 def encode_with_turns(
     messages: Sequence[Message], template: Template, *, where: str, first_trained: int = 0
-) -> EncodedTurns:
-    """The conversation, with a mask that is True on the assistant's turns from turn `first_trained` on.
+) -> tuple[tuple[int, ...], tuple[bool, ...], list[str]]:
+    """(tokens, loss_mask, notes for the user). The mask is True on the assistant's turns, from turn `first_trained` on.
 
     A turn includes the token that ends it, but not the white space that the template writes after that. Tool calls and
     reasoning that the template writes into a turn are part of it.
@@ -71,7 +58,7 @@ def encode_with_turns(
         )
     _check_trained(parts, turns, spans, where)
     tokens, mask, of_ends = frame.with_ends(messages, tokens, mask, trim=not template.has_marks)
-    return EncodedTurns(tuple(tokens), tuple(mask), (*notes, *of_ends))
+    return tuple(tokens), tuple(mask), notes + of_ends
 
 
 def _check_written(parts: Sequence[Part], messages: Sequence[Message], turns: Sequence[int], where: str) -> list[str]:
@@ -94,31 +81,19 @@ def _check_written(parts: Sequence[Part], messages: Sequence[Message], turns: Se
 def _check_trained(parts: Sequence[Part], turns: Sequence[int], spans: Sequence[Span], where: str) -> None:
     """Raises DataError for a part of a trained turn that stands outside of `spans`, which are trained on, or behind
     the beginning of another message."""
-    first_of_later = _first_of_later(parts)
-    for part in parts:
-        if part.at is None or part.turn not in turns:
+    placed = [(part.at, part) for part in parts if part.at is not None]
+    later = {turn: min((at for at, part in placed if part.turn > turn), default=math.inf) for turn in turns}
+    for at, part in placed:
+        if part.turn not in turns:
             continue
-        if not any(begin <= part.at < end for begin, end in spans):
-            what = "not where the assistant's turns are, so it would not be trained on"
-        elif part.at > first_of_later[part.turn]:
-            what = "behind a later message"
-        else:
-            continue
-        raise DataError(
-            f"{where}: message {part.turn + 1} (assistant): the chat template writes {describe(part.text)} of its "
-            f"{part.name} {what}",
-            remedy="set model.chat_template to one that writes each turn in its place, or change the row",
-        )
-
-
-def _first_of_later(parts: Sequence[Part]) -> dict[int, float]:
-    """By message: the first character that a later message has written."""
-    found: dict[int, float] = {}
-    first = math.inf
-    for part in reversed(parts):
-        found.setdefault(part.turn, first)
-        first = first if part.at is None else min(first, part.at)
-    return found
+        is_outside = not any(begin <= at < end for begin, end in spans)
+        if is_outside or at > later[part.turn]:
+            place = "where nothing is trained on" if is_outside else "behind a later message"
+            raise DataError(
+                f"{where}: message {part.turn + 1} (assistant): the chat template writes {describe(part.text)} of its "
+                f"{part.name} {place}",
+                remedy="set model.chat_template to one that writes each turn in its place, or change the row",
+            )
 
 
 def _by_marks(

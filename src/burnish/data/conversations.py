@@ -166,7 +166,7 @@ def _history_at(row: Row, roles: Mapping[str, str]) -> tuple[Message, ...]:
         value = _parse(value, row, roles["history"], "pairs")
     if not value:
         return ()
-    if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+    if isinstance(value, list) and isinstance(value[0], Mapping):
         return checked_messages(value, row, roles["history"])
     pairs = [item for item in value if isinstance(item, list) and [*map(type, item)] == [str, str]]
     if pairs != value:

@@ -54,8 +54,7 @@ class Understanding:
         lines += [f"  left out: {count:,} {reason}" for reason, count in self.skipped.items() if count]
         lines += [f"  changed: {count:,} {reason}" for reason, count in self.changed.items() if count]
         if self.columns_unused:
-            named = ", ".join(self.columns_unused)
-            lines.append(f"  not used, but looks like part of the prompt: {named} (name its role, or prompt_template)")
+            lines.append(f"  not used, but looks like part of the prompt: {', '.join(self.columns_unused)}")
         if self.columns_left_out:
             lines.append(f"  columns without text or numbers, not loaded: {', '.join(self.columns_left_out)}")
         return [line for line in lines if line.strip()]

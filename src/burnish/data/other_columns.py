@@ -11,8 +11,6 @@ from burnish.data.rows import Row, describe
 from burnish.errors import DataError
 
 _MEDIA = re.compile(r"(image|video|audio)s?(_\d+)?", re.IGNORECASE)
-_STORED = ({"bytes", "path"}, {"array", "path", "sampling_rate"})
-"""Keys with which tables keep a picture or a sound."""
 _OF_PROMPTS = re.compile(
     "article|background|body|choices|context|conversations?|dialogue|document|functions|history|hypothesis|input|"
     "instruction|messages|options|passage|premise|problem|prompt|query|question|story|system|system_prompt|tools",
@@ -52,5 +50,6 @@ def _is_filled(value: Any) -> bool:
 
 
 def _is_stored_medium(value: Any) -> bool:
+    """Whether the value is a file in the form in which tables keep pictures and sounds, or a list of them."""
     first = value[0] if isinstance(value, list) else value
-    return isinstance(first, Mapping) and set(first) in _STORED and any(first.values())
+    return isinstance(first, Mapping) and set(first) == {"bytes", "path"} and any(first.values())

@@ -113,8 +113,7 @@ def _by_template(
     found: list[Tokens] = []
     for answer in message_list(responses):
         stripped = tuple(replace(message, content=message.content.strip()) for message in answer)
-        encoded = encode_with_turns((*turns, *stripped), template, where=where, first_trained=len(turns))
-        tokens, mask = encoded.tokens, encoded.mask
+        tokens, mask, _ = encode_with_turns((*turns, *stripped), template, where=where, first_trained=len(turns))
         first, last = mask.index(True), len(mask) - mask[::-1].index(True)
         # All responses share the first one's prompt. If a token spans the boundary, its text belongs to the response.
         before = tokens[:first] if before is None else before

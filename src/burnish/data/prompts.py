@@ -262,13 +262,11 @@ def _nothing_left(
     prompt: Prompt, tokens: tuple[int, ...], tokenizer: PreTrainedTokenizerBase, chat: ChatFormat
 ) -> bool:
     """Whether the tokens at a prompt's end are those of any prompt, since they hold nothing of its last message."""
-    if not uses_template(prompt, chat):
-        return False
     *before, last = turns_of(prompt)
     other = replace(last, content=last.content + ("y" if last.content.endswith("x") else "x"))
     left = tokens[1:] if tokens[0] == tokenizer.bos_token_id else tokens
-    encoded = encode_prompt(replace(prompt, text=None, messages=(*before, other)), tokenizer, chat)
-    return encoded[len(encoded) - len(left) :] == left
+    changed = replace(prompt, text=None, messages=(*before, other))
+    return uses_template(prompt, chat) and encode_prompt(changed, tokenizer, chat)[-len(left) :] == left
 
 
 def _check_context(tokens: Sequence[int], context_tokens: int | None, room: int, row: Row) -> None:

@@ -180,9 +180,9 @@ def _encode_turns(
     turns: tuple[Message, ...], template: Template, row: Row, changed: Counter[str], *, first_trained: int
 ) -> Encoded:
     """The conversation in token ids, with the assistant's turns from `first_trained` on marked for training."""
-    encoded = encode_with_turns(turns, template, where=row.where, first_trained=first_trained)
-    changed.update((*encoded.notes, *notes_on(turns, template)))
-    return _without_first(encoded.tokens, encoded.mask)
+    tokens, mask, notes = encode_with_turns(turns, template, where=row.where, first_trained=first_trained)
+    changed.update(notes + notes_on(turns, template))
+    return _without_first(tokens, mask)
 
 
 def _completion(row: Row, column: str) -> str | tuple[Message, ...]:

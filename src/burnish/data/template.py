@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Chat = Literal["auto", "always", "never"]
-_Turns = list[dict[str, Any]]
 
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Arguments that every template receives, so they cannot be options of the run file.
@@ -107,14 +106,16 @@ class Template:
     def _tools(self) -> list[dict[str, Any]] | None:
         return [dict(tool) for tool in self.tools] or None
 
-    def _written(self, messages: Sequence[Message], where: str, *, add_generation_prompt: bool) -> tuple[str, _Turns]:
+    def _written(
+        self, messages: Sequence[Message], where: str, *, add_generation_prompt: bool
+    ) -> tuple[str, list[Any]]:
         """(the conversation as the template writes it, and as it was given).
 
         Most templates want the arguments of a call as a mapping. Some want JSON text, and fail on a mapping or write
         it as Python does.
         """
-        turns = [message.to_dict() for message in messages]
-        as_text = _with_arguments_as_text(turns)
+        turns: list[Any] = [message.to_dict() for message in messages]
+        as_text = _with_arguments_as_text(messages)
         write = partial(self._apply, where=where, tokenize=False, add_generation_prompt=add_generation_prompt)
         try:
             text = str(write(turns))
@@ -126,7 +127,7 @@ class Template:
             return str(write(as_text)), as_text
         return text, turns
 
-    def _apply(self, turns: _Turns, where: str, **wanted: bool) -> Any:
+    def _apply(self, turns: list[Any], where: str, **wanted: bool) -> Any:
         apply = partial(self.tokenizer.apply_chat_template, turns, tools=self._tools(), **wanted, **self.options)
         return _call_template(where, apply)
 
@@ -238,18 +239,13 @@ def _call_template(where: str, call: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _with_arguments_as_text(turns: _Turns) -> _Turns:
-    """The turns with the arguments of all calls as JSON text."""
-    return [
-        turn | {"tool_calls": [call | {"function": _as_text(call["function"])} for call in turn["tool_calls"]]}
-        if "tool_calls" in turn
-        else turn
-        for turn in turns
-    ]
-
-
-def _as_text(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+def _with_arguments_as_text(messages: Sequence[Message]) -> list[Any]:
+    """The messages with the arguments of all calls as JSON text."""
+    turns: list[Any] = [message.to_dict() for message in messages]
+    for call in (call for turn in turns for call in turn.get("tool_calls", ())):
+        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        call["function"] = call["function"] | {"arguments": text}
+    return turns
 
 
 def _is_in_python(call: Mapping[str, Any], messages: Sequence[Message], text: str) -> bool:

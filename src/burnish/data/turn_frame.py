@@ -11,15 +11,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from burnish.data.chat import encode_bare
 from burnish.data.template import Template
 from burnish.errors import DataError
 from burnish.types import Message
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _ASKED = Message("user", "burnish question")
 _SAID = "burnish answer"
@@ -37,7 +33,9 @@ class TurnFrame:
     @cached_property
     def special(self) -> frozenset[int]:
         """Tokens that stand for no text: special ones and those that were added to the vocabulary."""
-        return frozenset((*self._tokenizer.all_special_ids, *self._tokenizer.get_added_vocab().values()))
+        return frozenset(
+            (*self.template.tokenizer.all_special_ids, *self.template.tokenizer.get_added_vocab().values())
+        )
 
     @cached_property
     def header(self) -> str:
@@ -49,7 +47,7 @@ class TurnFrame:
     def closing(self) -> int | None:
         """The special token that is written behind an answer, in front of the next question."""
         written = self._write(_ASKED, Message("assistant", _SAID), _ASKED)
-        behind = encode_bare(written.partition(_SAID)[2], self._tokenizer)[:1]
+        behind = encode_bare(written.partition(_SAID)[2], self.template.tokenizer)[:1]
         return next(iter(self.special.intersection(behind)), None)
 
     def with_ends(
@@ -64,13 +62,13 @@ class TurnFrame:
             said = found[end_of_text]
             if trim and said in self.special and on[end_of_text]:
                 on[end_of_text + 1 : last + 1] = [False] * (last - end_of_text)
-            if said in (self._tokenizer.eos_token_id, self.closing):
+            if said in (self.template.tokenizer.eos_token_id, self.closing):
                 continue
             follows = next((i for i in range(last + 1, len(found)) if not self._is_space(found[i])), None)
             if follows is None and messages[-1].role == "assistant":
                 end = self._end_of_last(messages[-1], said)
                 found, on = [*found, *end], [*on, *(True for _ in end)]
-                added = repr(self._tokenizer.decode(end))
+                added = repr(self.template.tokenizer.decode(end))
                 notes |= {f"conversations that the chat template does not end; {added} was added"} if end else set()
             elif follows is not None and self._may_end(found[follows]):
                 on[end_of_text + 1 : follows + 1] = [True] * (follows - end_of_text)
@@ -78,21 +76,14 @@ class TurnFrame:
                 notes.add(_UNENDED)
         return found, on, sorted(notes)
 
-    @property
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.template.tokenizer
-
-    @cached_property
-    def _header_tokens(self) -> tuple[int, ...]:
-        return encode_bare(self.header, self._tokenizer)
-
     def _may_end(self, token: int | None) -> bool:
         """Whether the token may end a turn: an EOS, or a special token with which no turn of the assistant begins."""
-        return token == self._tokenizer.eos_token_id or (token in self.special and token not in self._header_tokens)
+        header = encode_bare(self.header, self.template.tokenizer)
+        return token == self.template.tokenizer.eos_token_id or (token in self.special and token not in header)
 
     def _end_of_last(self, message: Message, said: int) -> list[int]:
         """What to add behind the conversation: the token that would follow it, else an EOS."""
-        follows, eos = self._follows(message), self._tokenizer.eos_token_id
+        follows, eos = self._follows(message), self.template.tokenizer.eos_token_id
         if follows is not None and self._may_end(follows):
             return [follows]
         if said in self.special:
@@ -112,8 +103,9 @@ class TurnFrame:
             call = message.tool_calls[0]
             heard = Message("tool", _SAID, extra={"tool_call_id": call.get("id"), "name": message.called()[0]})
         ended, going_on = self._write(_ASKED, said), self._write(_ASKED, said, heard)
-        rest = encode_bare(going_on[len(ended) :], self._tokenizer) if ended and going_on.startswith(ended) else ()
-        return next((token for token in rest if not self._is_space(token)), None)
+        rest = going_on[len(ended) :] if ended and going_on.startswith(ended) else ""
+        tokens = encode_bare(rest, self.template.tokenizer)
+        return next((token for token in tokens if not self._is_space(token)), None)
 
     def _write(self, *messages: Message, next_turn: bool = False) -> str:
         """The conversation as the template writes it; empty if it refuses it."""
@@ -123,7 +115,7 @@ class TurnFrame:
             return ""
 
     def _is_space(self, token: int) -> bool:
-        return token not in self.special and not self._tokenizer.decode([token]).strip()
+        return token not in self.special and not self.template.tokenizer.decode([token]).strip()
 
 
 def shared_length(first: str, second: str) -> int:

@@ -35,18 +35,21 @@ class Part:
 
 
 def written_parts(messages: Sequence[Message], whole: str, template: Template, where: str) -> list[Part]:
-    """All parts of all turns but the system's. `whole`: the conversation as the template writes it."""
+    """All parts of all turns but the system's. `whole`: the conversation as the template writes it.
+
+    If the probes make the template write something else, only parts whose words cannot be found either.
+    """
     probes = _Probes()
     marked = probes.in_messages(messages)
     try:
         written = template.write(marked, where=where, add_generation_prompt=False)
-    except DataError:  # the template compares a text with something, and refuses it with a probe in it
-        return [Part(*said, _place_of_words(said[2], whole)) for said in probes.said]
+    except DataError:  # it compares a text with something, and refuses it with a probe in it
+        written = ""
     places = _places(written)
     if _PROBE.sub("", written) == whole:
         return [Part(*said, places.get(number)) for number, said in enumerate(probes.said)]
     lost = [said for number, said in enumerate(probes.said) if number not in places]
-    return [Part(*said, None) for said in lost if _place_of_words(said[2], whole) is None]
+    return [Part(*said, None) for said in lost if not _has_words(whole, said[2])]
 
 
 def _places(written: str) -> dict[int, int]:
@@ -59,11 +62,8 @@ def _places(written: str) -> dict[int, int]:
     return places
 
 
-def _place_of_words(text: str, whole: str) -> int | None:
-    """Where the text begins, as far as its words show it."""
-    pattern = r"\W+".join(map(re.escape, _WORD.findall(text))) or re.escape(text)
-    match = re.search(pattern, whole)
-    return None if match is None else match.start()
+def _has_words(whole: str, text: str) -> bool:
+    return re.search(r"\W+".join(map(re.escape, _WORD.findall(text))) or re.escape(text), whole) is not None
 
 
 @dataclass(slots=True)
@@ -96,14 +96,10 @@ class _Probes:
 
     def _in_stretch(self, text: str, turn: int, name: str) -> str:
         core = text.strip()
-        if not core:
-            return text
-        first = text.index(core) + 1
-        if len(core) == 1:
-            return text[:first] + self._next(turn, name, core) + text[first:]
-        last = first + len(core) - 2
-        probes = self._next(turn, name, core), self._next(turn, name, core)
-        return text[:first] + probes[0] + text[first:last] + probes[1] + text[last:]
+        start = text.index(core)
+        for place in sorted({start + 1, start + len(core) - 1} - {start}, reverse=True) if core else ():
+            text = text[:place] + self._next(turn, name, core) + text[place:]
+        return text
 
     def _in_call(self, call: Mapping[str, Any], turn: int, name: str) -> Mapping[str, Any]:
         function = call["function"]

@@ -271,14 +271,14 @@ def open_sft_run(
 
 def unheard_end(train: SftSet, loaded: LoadedModel) -> list[str]:
     """A note if no example ends with a token that ends a response of the model."""
-    last, ends = train.last_tokens(), loaded.eos_token_ids
+    last, ends, tokenizer = train.last_tokens(), loaded.eos_token_ids, loaded.tokenizer
     if not ends or last.keys() & set(ends):
         return []
-    token, names = last.most_common(1)[0][0], loaded.tokenizer.convert_ids_to_tokens([*ends])
+    token = last.most_common(1)[0][0]
     return [
-        f"no example ends with a token that ends a response of this model ({', '.join(map(str, names))}): most end "
-        f"with {loaded.tokenizer.decode([token])!r} (id {token}), behind which the model would go on; if it ends a "
-        "turn, add that id to eos_token_id in the model's generation_config.json"
+        f"no example ends with a token that ends a response of this model ({tokenizer.decode([*ends])!r}): most end "
+        f"with {tokenizer.decode([token])!r} (id {token}), behind which the model would go on; if it ends a turn, add "
+        "that id to eos_token_id in the model's generation_config.json"
     ]
 
 

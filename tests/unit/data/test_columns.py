@@ -106,7 +106,7 @@ def test_columns_that_look_like_part_of_the_prompt_are_named(jsonl: Callable) ->
 
     row = {"question": "Why?", "context": "Because.", "choices": ["a", "b"], "id": "x", "system": ""}
     (line,) = notes(row)
-    assert line.startswith("  not used, but looks like part of the prompt: context, choices ")
+    assert line == "  not used, but looks like part of the prompt: context, choices"
     assert notes({"messages": [{"role": "user", "content": 'Say "x"'}], "prompt": 'Say "x"'}) == []
     assert notes({"prompt": "Q", "context": None}, {"prompt": "Q", "context": ""}) == []
 

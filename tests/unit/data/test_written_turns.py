@@ -117,7 +117,7 @@ def load(jsonl, new_tokenizer):
         (LLAMA, [user(), said("Look:", call(a=1))], "says str 'Look:', but the chat template leaves it out"),
         (LLAMA.replace("f.arguments", "{}"), [user(), said("", call(a=1))], "'a' of its tool call 1 (add)"),
         ("{{ messages[1].content[:4] }}<|im_end|>", [user("abc"), said("abcdefgh")], "says str 'abcdefgh', but"),
-        (MARKED, [user(), said("A", call(a=1))], "'add' of its tool call 1 not where the assistant's turns are"),
+        (MARKED, [user(), said("A", call(a=1))], "'add' of its tool call 1 where nothing is trained on"),
         (BEHIND, [user(), said("Look:", call(a=1)), RESULT], "'Look:' of its content behind a later message"),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_prompt_is_without_the_thinking_that_the_template_leaves_out_and_says_
             SPECIALS,
             [user(), said("", call(a=1)), RESULT, said("42.")],
             ['<|tool_call>{"name": "add", "arguments": {"a": 1}}<tool_call|><|tool_response>', "42.<turn|>"],
-            "the header is not trained on",
+            "it is not trained on",
         ),
     ],
 )
