@@ -66,15 +66,16 @@ def _check_written(parts: Sequence[Part], messages: Sequence[Message], turns: Se
     out, as it does when the model is used."""
     notes = []
     for part in (part for part in parts if part.at is None):
-        if part.name == "reasoning_content" and part.turn not in turns:
-            notes = [_NOT_IN_HISTORY]
-        elif messages[part.turn].role == "assistant":
+        message = messages[part.turn]
+        is_thinking = part.name == "reasoning_content" or part.text in message.content.rpartition("</think>")[0]
+        if part.turn in turns or not is_thinking:
             raise DataError(
-                f"{where}: message {part.turn + 1} (assistant): the chat template leaves out {describe(part.text)} of "
-                f"its {part.name}",
+                f"{where}: message {part.turn + 1} ({message.role}): the chat template leaves out "
+                f"{describe(part.text)} of its {part.name}",
                 remedy="set model.chat_template to one that writes it (for thinking, keep_thinking may do), or remove "
                 "it from the data",
             )
+        notes = [_NOT_IN_HISTORY]
     return notes
 
 

@@ -146,6 +146,8 @@ def in_context(
         if system_prompt is None and not {"system", "history"} & roles.keys():
             return asked
         asked = (Message("user", asked),)
+    elif optional_text_at(row, roles, "input") is not None:
+        raise DataError(f"{row.where}: the role input is for prompts that are text", remedy="put it into the messages")
     own = next((message.content for message in asked if message.role == "system"), None)
     if system is not None and own not in (None, system):
         raise DataError(

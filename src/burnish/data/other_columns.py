@@ -10,10 +10,11 @@ from typing import Any
 from burnish.data.rows import Row, describe
 from burnish.errors import DataError
 
-_MEDIA = re.compile(r"(image|video|audio)s?(_\d+)?", re.IGNORECASE)
+_MEDIA = re.compile(r"(image|video|audio)s?(_\d+)?|multi_?modal_\w+", re.IGNORECASE)
 _OF_PROMPTS = re.compile(
     "article|background|body|choices|context|conversations?|dialogue|document|functions|history|hypothesis|input|"
-    "instruction|messages|options|passage|premise|problem|prompt|query|question|story|system|system_prompt|tools",
+    "instruction|messages|options|passage|premise|problem|prompt|query|question|story|system|system_prompt|tools|"
+    r"(image|picture|photo|video|audio)s?(_\w+)?",
     re.IGNORECASE,
 )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from burnish.data.chat import plain_messages
-from burnish.data.conversations import checked_messages, in_context, prompt_content, tools_at
+from burnish.data.conversations import checked_messages, in_context, prompt_content, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource
 from burnish.data.rows import Row, describe, lookup, value_at
 from burnish.errors import DataError
@@ -224,6 +224,8 @@ def _explicit_prompt(loaded: LoadedSource, row: Row) -> Text | None:
     if not has_prompt(loaded):
         return None
     prompt = prompt_content(row, roles, source.prompt_template)
+    if "messages" in roles and not isinstance(prompt, str):
+        prompt = without_last_answer(prompt)  # the row's answers are those that it compares
     if isinstance(prompt, str) and not prompt.strip():
         raise BadRow(row.where, "the prompt is empty", "with an empty prompt")
     return in_context(prompt, row, roles, source.system_prompt)

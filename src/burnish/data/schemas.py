@@ -222,7 +222,8 @@ def _chat(columns: _Columns) -> dict[str, str]:
 
 
 def _text(columns: _Columns) -> dict[str, str]:
-    return columns.pick("text", ("text",)) | _optional_columns(columns)
+    found = columns.pick("text", ("text",)) | _optional_columns(columns)
+    return {role: name for role, name in found.items() if role not in ("system", "history")}  # a text is whole
 
 
 def _verl(columns: _Columns) -> dict[str, str]:

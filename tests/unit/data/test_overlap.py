@@ -52,24 +52,15 @@ def test_prompts_are_compared_before_they_are_cut(jsonl: Callable, chat_tokenize
     examples = load_sft_examples(documents, tokenizer=chat_tokenizer, max_tokens=8, over_long="truncate")
     assert find_overlap(examples.asked()).repeated_train == (("texts:2", "texts:0"),)
     pairs = jsonl(*({"prompt": text, "chosen": "a", "rejected": "b"} for text in texts), name="pairs.jsonl")
-    data = {"train": pairs, "over_long": "truncate"}
-    config = RmConfig.model_validate({"model": "m", "data": data})
+    config = RmConfig.model_validate({"model": "m", "data": {"train": pairs, "over_long": "truncate"}})
     comparisons = load_preferences(config.data.train, config, tokenizer=chat_tokenizer, max_tokens=8)
     assert find_overlap(comparisons.asked()).repeated_train == (("pairs:2", "pairs:0"),)
 
 
 def test_prompts_of_which_nothing_is_left_are_counted(jsonl: Callable, chat_tokenizer) -> None:  # type: ignore[no-untyped-def]
-    path = jsonl({"prompt": "one, x"}, {"prompt": "two"})
+    source, always = DataSource(path=jsonl({"prompt": "one, x"}, {"prompt": "two"})), ChatFormat("always")
     written = len(chat_tokenizer.encode("<|im_end|>\n<|im_start|>assistant\n"))
-    for room, count in ((-2, 2), (0, 2), (1, 0)):
-        loaded = load_prompts(
-            [DataSource(path=path)],
-            tokenizer=chat_tokenizer,
-            max_prompt_tokens=written + room,
-            over_long="truncate",
-            chat=ChatFormat("always"),
-        )
-        told = [line for line in loaded.lines() if "of which truncation left nothing" in line]
-        assert [line.split()[1] for line in told] == [str(count)] * bool(count)
-    plain = load_prompts([DataSource(path=path)], tokenizer=chat_tokenizer, max_prompt_tokens=1, over_long="truncate")
-    assert "left nothing" not in "\n".join(plain.lines())
+    for limit, count in ((written - 2, 2), (written, 2), (written + 1, 0)):
+        options = {"max_prompt_tokens": limit, "over_long": "truncate", "chat": always}
+        changed = load_prompts([source], tokenizer=chat_tokenizer, **options).understandings[0].changed
+        assert [number for reason, number in changed.items() if "left nothing" in reason] == [count] * bool(count)

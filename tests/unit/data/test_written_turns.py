@@ -79,6 +79,7 @@ def call(**arguments: object) -> dict:
 
 
 RESULT = {"role": "tool", "content": "42"}
+CALLED = '{}{{"name": "add", "arguments": {{}}}}{}'
 
 
 @pytest.fixture
@@ -118,11 +119,16 @@ def load(jsonl, new_tokenizer):
         (LLAMA.replace("f.arguments", "{}"), [user(), said("", call(a=1))], "'a' of its tool call 1 (add)"),
         ("{{ messages[1].content[:4] }}<|im_end|>", [user("abc"), said("abcdefgh")], "says str 'abcdefgh', but"),
         (MARKED, [user(), said("A", call(a=1))], "'add' of its tool call 1 where nothing is trained on"),
+        (
+            R1.replace("content }}{% el", "content.split('|')[-1] }}{% el"),
+            [user("a|b"), said()],
+            "'a|b' of its content",
+        ),
         (BEHIND, [user(), said("Look:", call(a=1)), RESULT], "'Look:' of its content behind a later message"),
     ],
 )
 def test_what_a_template_leaves_out_of_a_turn_is_refused(load, template: str, messages: list[dict], words: str) -> None:
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: message \d \(assistant\)") as caught:
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: message \d ") as caught:
         load(template, *messages)
     assert words in str(caught.value)
 
@@ -165,25 +171,14 @@ def test_a_prompt_is_without_the_thinking_that_the_template_leaves_out_and_says_
     [
         (GLM, SPECIALS, [user(), said()], ["\nYes<|user|>"], "does not end; '<|user|>' was added"),
         (GLM, SPECIALS, [user(), said("A"), user(), said("B"), user()], ["\nA<|user|>", "\nB<|user|>"], ""),
-        (
-            GLM,
-            SPECIALS,
-            [user(), said("", call(a=1)), RESULT, said("", call(a=2))],
-            [f'\n<tool_call>{{"name": "add", "arguments": {{"a": {n}}}}}</tool_call><|observation|>' for n in (1, 2)],
-            "'<|observation|>' was added",
-        ),
+        (GLM, SPECIALS, [user(), said("", call()), RESULT, said("", call())],
+         ["\n" + CALLED.format("<tool_call>", "</tool_call>") + "<|observation|>"] * 2, "'<|observation|>' was added"),
         (GLM, (), [user(), said("A"), user(), said("B")], ["\nA", "\nB</s>"], "no token ends a turn of the assistant"),
-        (GLM, (), [user(), said("B")], ["\nB</s>"], "does not end; '</s>' was added"),
         (MARKED, (), [user(), said("A")], ["A<|im_end|>"], ""),  # the end stands behind the mark
-        (
-            GEMMA,
-            SPECIALS,
-            [user(), said("", call(a=1)), RESULT, said("42.")],
-            ['<|tool_call>{"name": "add", "arguments": {"a": 1}}<tool_call|><|tool_response>', "42.<turn|>"],
-            "it is not trained on",
-        ),
+        (GEMMA, SPECIALS, [user(), said("", call()), RESULT, said("42.")],
+         [CALLED.format("<|tool_call>", "<tool_call|>") + "<|tool_response>", "42.<turn|>"], "it is not trained on"),
     ],
-)
+)  # fmt: skip
 def test_the_token_that_ends_a_turn_is_trained(
     load, template: str, specials: tuple[str, ...], messages: list[dict], trained: list[str], note: str
 ) -> None:
@@ -191,12 +186,6 @@ def test_the_token_that_ends_a_turn_is_trained(
     assert found == trained
     assert note in "\n".join(loaded.lines())
     assert bool(note) == any("changed" in line for line in loaded.lines())
-
-
-def test_a_turn_without_an_end_needs_an_eos(jsonl, new_tokenizer) -> None:
-    path = jsonl({"messages": [user(), said()]})
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: no token ends the assistant's last turn"):
-        load_sft_examples([DataSource(path=path)], tokenizer=new_tokenizer(template=GLM, eos_token=None))
 
 
 @pytest.mark.parametrize(
