@@ -72,8 +72,7 @@ def _check_written(parts: Sequence[Part], messages: Sequence[Message], turns: Se
             raise DataError(
                 f"{where}: message {part.turn + 1} ({message.role}): the chat template leaves out "
                 f"{describe(part.text)} of its {part.name}",
-                remedy="set model.chat_template to one that writes it (for thinking, keep_thinking may do), or remove "
-                "it from the data",
+                remedy="set model.chat_template to one that writes it (for thinking: keep_thinking), or remove it",
             )
         notes = [_NOT_IN_HISTORY]
     return notes

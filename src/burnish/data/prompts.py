@@ -265,8 +265,8 @@ def _nothing_left(
     *before, last = turns_of(prompt)
     other = replace(last, content=last.content + ("y" if last.content.endswith("x") else "x"))
     left = tokens[1:] if tokens[0] == tokenizer.bos_token_id else tokens
-    changed = replace(prompt, text=None, messages=(*before, other))
-    return uses_template(prompt, chat) and encode_prompt(changed, tokenizer, chat)[-len(left) :] == left
+    asked = replace(prompt, text=None, messages=(*before, other))
+    return uses_template(prompt, chat) and encode_prompt(asked, tokenizer, chat)[-len(left) :] == left
 
 
 def _check_context(tokens: Sequence[int], context_tokens: int | None, room: int, row: Row) -> None:

@@ -157,9 +157,8 @@ def text_at(row: Row, path: str, *, role: str) -> str:
 
 def optional_text_at(row: Row, roles: Mapping[str, str], role: str) -> str | None:
     """The text of the column that plays the role; None if there is no such column, or nothing in it."""
-    if role not in roles or lookup(row.values, roles[role], None) in (None, ""):
-        return None
-    return text_at(row, roles[role], role=role)
+    value = lookup(row.values, roles[role], None) if role in roles else None
+    return None if value in (None, "") else text_at(row, roles[role], role=role)
 
 
 def describe(value: Any, width: int = 60) -> str:

@@ -39,7 +39,7 @@ Tools = tuple[Mapping[str, Any], ...]
 @dataclass(frozen=True, slots=True)
 class SftExample:
     """One example. `loss_mask[t]` is True if token t is trained on; never for token 0, which nothing predicts. whole:
-    all tokens of an example that was cut."""
+    all tokens of an example that may have been cut."""
 
     id: str
     tokens: tuple[int, ...]
@@ -112,9 +112,8 @@ def _source_examples(
     for row_id, row in loaded.rows_with_ids():
         with reading_row(row.where):
             tokens, mask = _encode(loaded, row, row_id, tokenizer, chat, changed)
-        whole = None
+        whole = tokens
         if max_tokens is not None and len(tokens) > max_tokens:
-            whole = tokens
             tokens, mask = _shorten((tokens, mask), max_tokens, over_long, row)
             counter = changed if any(mask) else skipped
             counter[_reason(max_tokens, over_long, left=any(mask))] += 1

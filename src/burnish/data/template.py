@@ -251,9 +251,8 @@ def _with_arguments_as_text(messages: Sequence[Message]) -> list[Any]:
 def _is_in_python(call: Mapping[str, Any], messages: Sequence[Message], text: str) -> bool:
     """Whether the text holds the arguments as Python writes them, more often than the contents of the messages do."""
     arguments = call["function"]["arguments"]
-    written = str(arguments)
-    said = sum(message.content.count(written) for message in messages)
-    return bool(arguments) and written != json.dumps(arguments, ensure_ascii=False) and text.count(written) > said
+    said = sum(message.content.count(str(arguments)) for message in messages)
+    return str(arguments) != json.dumps(arguments, ensure_ascii=False) and text.count(str(arguments)) > said
 
 
 def _is_in(message: Message, text: str) -> bool:

@@ -46,9 +46,8 @@ class TurnFrame:
     @cached_property
     def closing(self) -> int | None:
         """The special token that is written behind an answer, in front of the next question."""
-        written = self._write(_ASKED, Message("assistant", _SAID), _ASKED)
-        behind = encode_bare(written.partition(_SAID)[2], self.template.tokenizer)[:1]
-        return next(iter(self.special.intersection(behind)), None)
+        behind = self._write(_ASKED, Message("assistant", _SAID), _ASKED).partition(_SAID)[2]
+        return next(iter(self.special.intersection(encode_bare(behind, self.template.tokenizer)[:1])), None)
 
     def with_ends(
         self, messages: Sequence[Message], tokens: Sequence[int], mask: Sequence[bool], *, trim: bool
@@ -69,7 +68,10 @@ class TurnFrame:
                 end = self._end_of_last(messages[-1], said)
                 found, on = [*found, *end], [*on, *(True for _ in end)]
                 added = repr(self.template.tokenizer.decode(end))
-                notes |= {f"conversations that the chat template does not end; {added} was added"} if end else set()
+                if end:
+                    notes.add(f"conversations that the chat template does not end; {added} was added")
+                elif said not in self.special:
+                    notes.add(_UNENDED)
             elif follows is not None and self._may_end(found[follows]):
                 on[end_of_text + 1 : follows + 1] = [True] * (follows - end_of_text)
             elif said not in self.special:
@@ -86,14 +88,7 @@ class TurnFrame:
         follows, eos = self._follows(message), self.template.tokenizer.eos_token_id
         if follows is not None and self._may_end(follows):
             return [follows]
-        if said in self.special:
-            return []
-        if eos is None:
-            raise DataError(
-                f"{self.where}: no token ends the assistant's last turn, so the model could not learn to stop",
-                remedy="use a tokenizer with an eos_token, or set model.chat_template to one that ends turns",
-            )
-        return [int(eos)]
+        return [] if said in self.special or eos is None else [int(eos)]
 
     def _follows(self, message: Message) -> int | None:
         """The first token of a further message behind a turn like this one."""
@@ -122,5 +117,4 @@ def shared_length(first: str, second: str) -> int:
     """Number of characters with which both texts begin, none of them of a tag that differs."""
     differing = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
     shared = next(differing, min(len(first), len(second)))
-    begun = _OPEN_TAG.search(first[:shared])
-    return begun.start() if begun else shared
+    return len(_OPEN_TAG.sub("", first[:shared]))

@@ -40,16 +40,15 @@ def written_parts(messages: Sequence[Message], whole: str, template: Template, w
     If the probes make the template write something else, only parts whose words cannot be found either.
     """
     probes = _Probes()
-    marked = probes.in_messages(messages)
+    marked = [m if m.role == "system" else probes.in_message(m, turn) for turn, m in enumerate(messages)]
     try:
         written = template.write(marked, where=where, add_generation_prompt=False)
     except DataError:  # it compares a text with something, and refuses it with a probe in it
         written = ""
     places = _places(written)
-    if _PROBE.sub("", written) == whole:
-        return [Part(*said, places.get(number)) for number, said in enumerate(probes.said)]
-    lost = [said for number, said in enumerate(probes.said) if number not in places]
-    return [Part(*said, None) for said in lost if not _has_words(whole, said[2])]
+    parts = [Part(*said, places.get(number)) for number, said in enumerate(probes.said)]
+    is_same = _PROBE.sub("", written) == whole
+    return parts if is_same else [part for part in parts if part.at is None and not _has_words(whole, part.text)]
 
 
 def _places(written: str) -> dict[int, int]:
@@ -71,13 +70,7 @@ class _Probes:
     said: list[tuple[int, str, str]] = field(default_factory=list)
     """Message, field and text of each probe."""
 
-    def in_messages(self, messages: Sequence[Message]) -> list[Message]:
-        return [
-            message if message.role == "system" else self._in_message(message, turn)
-            for turn, message in enumerate(messages)
-        ]
-
-    def _in_message(self, message: Message, turn: int) -> Message:
+    def in_message(self, message: Message, turn: int) -> Message:
         reasoning = message.reasoning_content
         return replace(
             message,
@@ -89,10 +82,8 @@ class _Probes:
         )
 
     def _in_text(self, text: str, turn: int, name: str) -> str:
-        return "".join(
-            piece if number % 2 else self._in_stretch(piece, turn, name)
-            for number, piece in enumerate(_TAG.split(text))
-        )
+        pieces = enumerate(_TAG.split(text))  # every second one is a tag
+        return "".join(piece if number % 2 else self._in_stretch(piece, turn, name) for number, piece in pieces)
 
     def _in_stretch(self, text: str, turn: int, name: str) -> str:
         core = text.strip()
@@ -102,15 +93,11 @@ class _Probes:
         return text
 
     def _in_call(self, call: Mapping[str, Any], turn: int, name: str) -> Mapping[str, Any]:
-        function = call["function"]
-        called = str(function["name"])
-        marked = {
-            **function,
-            # Some templates write the id of a call, which holds the name, in place of it.
-            "name": called if called in str(call.get("id")) else self._in_stretch(called, turn, name),
-            "arguments": self._in_value(function["arguments"], turn, f"{name} ({called})"),
-        }
-        return {**call, "function": marked}
+        function, called = call["function"], str(call["function"]["name"])
+        # Some templates write the id of a call, which holds the name, in place of it.
+        shown = called if called in str(call.get("id")) else self._in_stretch(called, turn, name)
+        arguments = self._in_value(function["arguments"], turn, f"{name} ({called})")
+        return {**call, "function": {**function, "name": shown, "arguments": arguments}}
 
     def _in_value(self, value: Any, turn: int, name: str) -> Any:
         if isinstance(value, str):

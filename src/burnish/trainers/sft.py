@@ -274,7 +274,7 @@ def unheard_end(train: SftSet, loaded: LoadedModel) -> list[str]:
     last, ends, tokenizer = train.last_tokens(), loaded.eos_token_ids, loaded.tokenizer
     if not ends or last.keys() & set(ends):
         return []
-    token = last.most_common(1)[0][0]
+    ((token, _),) = last.most_common(1)
     return [
         f"no example ends with a token that ends a response of this model ({tokenizer.decode([*ends])!r}): most end "
         f"with {tokenizer.decode([token])!r} (id {token}), behind which the model would go on; if it ends a turn, add "
