@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema import SftConfig
-from burnish.trainers.sft import train_sft
+from burnish.data.sft import SftExample, SftSet
+from burnish.models.loading import LoadedModel
+from burnish.trainers.sft import train_sft, unheard_end
 
 
 @pytest.fixture
@@ -42,6 +44,19 @@ def sft_run(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., 
 
 def rows_of(config: SftConfig) -> list[dict[str, float]]:
     return [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_examples_that_end_as_no_response_of_the_model_does_are_told(tiny_model: Path) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny_model)
+    example = SftExample("a", (3, 4, 5, 6), (False, True, True, False))
+    examples = SftSet(examples=(example,), source_sizes=(1,), weights=(1.0,))
+    for ends, is_told in (((7, 8), True), ((7, 5), False), ((), False)):
+        loaded = LoadedModel(
+            model=cast("Any", None), tokenizer=tokenizer, eos_token_ids=ends, pad_token_id=0, context_length=9
+        )
+        lines = unheard_end(examples, loaded)
+        assert bool(lines) == is_told
+        assert all("(id 5), behind which the model would go on" in line for line in lines)
 
 
 @pytest.mark.slow

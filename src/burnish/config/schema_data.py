@@ -79,9 +79,9 @@ class DataSource(Section):
     subset: str | None = None
     """Configuration name of a hub data set."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Which column has which role. Roles: prompt, messages, completion, text, answer, domain, id, tools; for
-    comparisons also chosen, rejected, responses, best, margin, tie. Roles not listed are recognised from the column
-    names. Dots reach into nested values (`reward_model.ground_truth`)."""
+    """Which column has which role. Roles: prompt, messages, input, system, history, completion, text, answer, domain,
+    id, tools; for comparisons also chosen, rejected, responses, best, margin, tie. Roles not listed are recognised from
+    the column names. Dots reach into nested values (`reward_model.ground_truth`)."""
     schema_name: Literal[
         "auto",
         "prompt",

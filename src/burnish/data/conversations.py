@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from burnish.data.rows import Row, column_names, describe, hint, lookup, text_at, value_at
+from burnish.data.rows import Row, column_names, describe, hint, lookup, optional_text_at, text_at, value_at
 from burnish.data.turns import checked_message
 from burnish.errors import DataError
 from burnish.types import Message
@@ -112,37 +112,71 @@ def _unknown_column(name: str, row: Row) -> DataError:
     )
 
 
-def with_system(messages: Sequence[Message], system_prompt: str | None) -> tuple[Message, ...]:
-    """The conversation with the system prompt as its first message, unless it already has a system message."""
-    if system_prompt is None or any(message.role == "system" for message in messages):
-        return tuple(messages)
-    return (Message("system", system_prompt), *messages)
-
-
 def prompt_of(
     row: Row, roles: Mapping[str, str], *, template: str | None, system_prompt: str | None
 ) -> str | tuple[Message, ...]:
-    """The prompt in a row: plain text, or a conversation if the row has one or a system prompt is set."""
-    asked = _prompt_content(row, roles, template)
-    if isinstance(asked, str):
-        if not asked.strip():
-            raise DataError(f"{row.where}: the prompt is empty", remedy="remove the row or name another prompt column")
-        if system_prompt is None:
-            return asked
-        asked = (Message("user", asked),)
-    return with_system(asked, system_prompt)
+    """The prompt in a row: plain text, or a conversation if the row has one, a system prompt or a history."""
+    asked = prompt_content(row, roles, template)
+    if isinstance(asked, str) and not asked.strip():
+        raise DataError(f"{row.where}: the prompt is empty", remedy="remove the row or name another prompt column")
+    return in_context(asked, row, roles, system_prompt)
 
 
-def _prompt_content(row: Row, roles: Mapping[str, str], template: str | None) -> str | tuple[Message, ...]:
+def prompt_content(row: Row, roles: Mapping[str, str], template: str | None) -> str | tuple[Message, ...]:
+    """What the row asks, without its context: text, followed by the column `input` on a line of its own, or turns."""
     if template is not None:
         return fill_template(template, row, roles)
     if "messages" in roles:
         return messages_at(row, roles["messages"])
     role = "prompt" if "prompt" in roles else "text"
     value = value_at(row, roles[role], role=role)
-    if isinstance(value, list):
-        return checked_messages(value, row, roles[role])
-    return text_at(row, roles[role], role=role)
+    if isinstance(value, (list, dict)):
+        return checked_messages(value if isinstance(value, list) else [value], row, roles[role])
+    given = optional_text_at(row, roles, "input")
+    return "\n".join(filter(None, (text_at(row, roles[role], role=role), given)))
+
+
+def in_context(
+    asked: str | tuple[Message, ...], row: Row, roles: Mapping[str, str], system_prompt: str | None
+) -> str | tuple[Message, ...]:
+    """What is asked behind the row's history and its system prompt; `system_prompt` stands in for a missing one. If a
+    column holds either, all rows are conversations."""
+    system, history = optional_text_at(row, roles, "system"), _history_at(row, roles)
+    if isinstance(asked, str):
+        if system_prompt is None and not {"system", "history"} & roles.keys():
+            return asked
+        asked = (Message("user", asked),)
+    elif optional_text_at(row, roles, "input") is not None:
+        raise DataError(f"{row.where}: the role input is for prompts that are text", remedy="put it into the messages")
+    own = next((message.content for message in asked if message.role == "system"), None)
+    if system is not None and own not in (None, system):
+        raise DataError(
+            f"{row.where}: column {roles['system']!r} (system) and the conversation have different system prompts",
+            remedy="keep one of them",
+        )
+    given = system_prompt if system is None else system
+    if own is None and given is not None:
+        asked = (Message("system", given), *asked)
+    begin = 1 if asked[0].role == "system" else 0
+    return (*asked[:begin], *history, *asked[begin:])
+
+
+def _history_at(row: Row, roles: Mapping[str, str]) -> tuple[Message, ...]:
+    """Earlier turns: a list of pairs of a question and its answer, or of messages; also as a JSON string."""
+    value = lookup(row.values, roles["history"], None) if "history" in roles else None
+    if isinstance(value, str) and value.strip():
+        value = _parse(value, row, roles["history"], "pairs")
+    if not value:
+        return ()
+    if isinstance(value, list) and isinstance(value[0], Mapping):
+        return checked_messages(value, row, roles["history"])
+    pairs = [item for item in value if isinstance(item, list) and [*map(type, item)] == [str, str]]
+    if pairs != value:
+        raise DataError(
+            f"{row.where}: column {roles['history']!r} (history) holds {describe(value)}, not pairs of texts",
+            remedy='a history is [["question", "answer"], ...]; if the column means something else, rename it',
+        )
+    return tuple(Message(role, text) for pair in pairs for role, text in zip(("user", "assistant"), pair, strict=True))
 
 
 def without_last_answer(messages: Sequence[Message]) -> tuple[Message, ...]:

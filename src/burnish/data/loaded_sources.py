@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from burnish.config.schema_data import DataSource
+from burnish.data.other_columns import check_media, unused_parts
 from burnish.data.rows import Row, describe, value_at
 from burnish.data.samplers import PromptSampler
 from burnish.data.schemas import Purpose, Reading, recognise
@@ -30,6 +31,7 @@ class Understanding:
     skipped: Mapping[str, int]
     changed: Mapping[str, int]
     columns_left_out: tuple[str, ...]
+    columns_unused: tuple[str, ...] = ()
     query: str | None = None
 
     def lines(self) -> list[str]:
@@ -51,6 +53,8 @@ class Understanding:
             lines.append(f"  share of the mixture: {self.share:.1%}")
         lines += [f"  left out: {count:,} {reason}" for reason, count in self.skipped.items() if count]
         lines += [f"  changed: {count:,} {reason}" for reason, count in self.changed.items() if count]
+        if self.columns_unused:
+            lines.append(f"  not used, but looks like part of the prompt: {', '.join(self.columns_unused)}")
         if self.columns_left_out:
             lines.append(f"  columns without text or numbers, not loaded: {', '.join(self.columns_left_out)}")
         return [line for line in lines if line.strip()]
@@ -82,6 +86,7 @@ class LoadedSource:
             skipped=dict(skipped),
             changed=dict(changed),
             columns_left_out=self.table.unreadable_columns,
+            columns_unused=tuple(unused_parts(self.table.rows, self.reading.roles, self.source.prompt_template)),
         )
 
     def fixed_domain(self) -> str | None:
@@ -156,6 +161,7 @@ def load_sources(sources: Sequence[DataSource], purpose: Purpose) -> list[Loaded
     loaded = []
     for source, name in zip(sources, source_names(sources), strict=True):
         table = read_table(source)
+        check_media(table.rows)
         reading = recognise(table.rows, source, purpose)
         share = source.weight / total if len(sources) > 1 else None
         loaded.append(LoadedSource(source, name, table, reading, share, default_domain(source)))

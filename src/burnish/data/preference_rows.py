@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from burnish.data.chat import plain_messages
-from burnish.data.conversations import checked_messages, fill_template, tools_at, with_system
+from burnish.data.conversations import checked_messages, in_context, prompt_content, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource
 from burnish.data.rows import Row, describe, lookup, value_at
 from burnish.errors import DataError
@@ -97,7 +97,7 @@ def shared_prompt(loaded: LoadedSource, row: Row) -> Text:
     The responses may be empty or equal, because nothing is learned from them. DataError if there is no prompt.
     """
     chosen, rejected = _chosen_and_rejected(loaded, row)
-    if chosen == rejected and isinstance(chosen, str) and _ASSISTANT not in chosen and not _has_prompt(loaded):
+    if chosen == rejected and isinstance(chosen, str) and _ASSISTANT not in chosen and not has_prompt(loaded):
         raise DataError(
             f"{row.where}: chosen and rejected are the same text, so it is unclear where the prompt ends",
             remedy="remove the row, or name the prompt's column (columns: {prompt: ...})",
@@ -115,18 +115,19 @@ def _chosen_and_rejected(loaded: LoadedSource, row: Row) -> tuple[Text, Text]:
     return chosen, rejected
 
 
-def _has_prompt(loaded: LoadedSource) -> bool:
-    return loaded.source.prompt_template is not None or "prompt" in loaded.reading.roles
+def has_prompt(loaded: LoadedSource) -> bool:
+    """Whether a comparison's prompt stands in a column, and not only at the beginning of its responses."""
+    return loaded.source.prompt_template is not None or not {"prompt", "messages"}.isdisjoint(loaded.reading.roles)
 
 
 def _split_pair(loaded: LoadedSource, row: Row, chosen: Text, rejected: Text) -> tuple[Text, tuple[Text, Text]]:
     """The prompt, and the two responses without it."""
-    prompt = _explicit_prompt(loaded, row, loaded.reading.roles)
+    prompt = _explicit_prompt(loaded, row)
     if not isinstance(chosen, str) and chosen[0].role != "assistant":
         prompt = None  # both conversations hold the prompt themselves
     if prompt is None:
         prompt, chosen, rejected = _common_prompt(chosen, rejected, row.where)
-        prompt = _with_system(prompt, loaded.source.system_prompt)
+        prompt = in_context(prompt, row, loaded.reading.roles, loaded.source.system_prompt)
     return prompt, (chosen, rejected)
 
 
@@ -139,7 +140,7 @@ def _candidates(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
             remedy="each row needs a list of candidate responses",
         )
     responses = tuple(_as_text_or_turns(value, row, roles["responses"]) for value in values)
-    prompt = _explicit_prompt(loaded, row, roles)
+    prompt = _explicit_prompt(loaded, row)
     if prompt is None:
         raise DataError(f"{loaded.source.path}: candidates need a prompt column", remedy="set columns: {prompt: ...}")
     best = _best(value_at(row, roles["best"], role="best"), len(responses), row.where)
@@ -218,24 +219,16 @@ def _tie(row: Row, column: str) -> bool:
     return bool(value)
 
 
-def _explicit_prompt(loaded: LoadedSource, row: Row, roles: Any) -> Text | None:
-    source = loaded.source
-    prompt: Text | None = None
-    if source.prompt_template is not None:
-        prompt = fill_template(source.prompt_template, row, roles)
-    elif "prompt" in roles:
-        prompt = _text_or_messages(row, roles["prompt"], "prompt")
-    if prompt is None:
+def _explicit_prompt(loaded: LoadedSource, row: Row) -> Text | None:
+    source, roles = loaded.source, loaded.reading.roles
+    if not has_prompt(loaded):
         return None
+    prompt = prompt_content(row, roles, source.prompt_template)
+    if "messages" in roles and not isinstance(prompt, str):
+        prompt = without_last_answer(prompt)  # the row's answers are those that it compares
     if isinstance(prompt, str) and not prompt.strip():
         raise BadRow(row.where, "the prompt is empty", "with an empty prompt")
-    return _with_system(prompt, source.system_prompt)
-
-
-def _with_system(prompt: Text, system_prompt: str | None) -> Text:
-    if system_prompt is None:
-        return prompt
-    return with_system((Message("user", prompt),) if isinstance(prompt, str) else prompt, system_prompt)
+    return in_context(prompt, row, roles, source.system_prompt)
 
 
 def _text_or_messages(row: Row, column: str, role: str) -> Text:

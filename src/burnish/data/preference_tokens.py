@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceExample:
-    """A comparison in token ids. `conversation` is the same for rows that begin with the same question."""
+    """A comparison in token ids. `conversation` is the same for rows that begin with the same question. whole_prompt:
+    before it was cut."""
 
     id: str
     prompt_tokens: tuple[int, ...]
@@ -37,6 +38,7 @@ class PreferenceExample:
     domain: str = "default"
     tie: bool = False
     conversation: str = ""
+    whole_prompt: tuple[int, ...] | None = None
 
     def longest(self) -> int:
         """Tokens of the prompt and the longest response."""
@@ -75,9 +77,8 @@ def fitted(example: PreferenceExample, limit: int, *, bos_token_id: int | None) 
         keeps_bos = prompt[0] == bos_token_id and room > 1
         prompt = (prompt[0], *prompt[len(prompt) - room + 1 :]) if keeps_bos else prompt[len(prompt) - room :]
     left = limit - len(prompt)
-    return replace(
-        example, prompt_tokens=prompt, responses_tokens=tuple(tokens[:left] for tokens in example.responses_tokens)
-    )
+    responses = tuple(tokens[:left] for tokens in example.responses_tokens)
+    return replace(example, prompt_tokens=prompt, responses_tokens=responses, whole_prompt=example.prompt_tokens)
 
 
 def _encode_texts(
@@ -112,7 +113,7 @@ def _by_template(
     found: list[Tokens] = []
     for answer in message_list(responses):
         stripped = tuple(replace(message, content=message.content.strip()) for message in answer)
-        tokens, mask = encode_with_turns((*turns, *stripped), template, where=where, first_trained=len(turns))
+        tokens, mask, _ = encode_with_turns((*turns, *stripped), template, where=where, first_trained=len(turns))
         first, last = mask.index(True), len(mask) - mask[::-1].index(True)
         # All responses share the first one's prompt. If a token spans the boundary, its text belongs to the response.
         before = tokens[:first] if before is None else before

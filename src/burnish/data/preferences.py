@@ -30,8 +30,8 @@ class PreferenceSet(RowSet):
     examples: tuple[PreferenceExample, ...]
 
     def asked(self) -> list[Asked]:
-        """The prompt of each comparison."""
-        return [(example.id, example.prompt_tokens) for example in self.examples]
+        """The prompt of each comparison, before it was cut."""
+        return [(example.id, example.whole_prompt or example.prompt_tokens) for example in self.examples]
 
     def split(self, held_out_fraction: float, *, seed: int) -> tuple[PreferenceSet, PreferenceSet]:
         """(training, held out), split by conversation.
@@ -103,8 +103,12 @@ def _source_examples(
     chat, over_long = ChatFormat.of(config.data), config.data.over_long
     reason = f"comparisons over max_tokens ({max_tokens:,})"
     for read in _comparisons(loaded, rules, config, skipped):
-        with reading_row(read.where):
-            example = encode_preference(read, tokenizer, chat, append_eos=config.append_eos)
+        try:
+            with reading_row(read.where):
+                example = encode_preference(read, tokenizer, chat, append_eos=config.append_eos)
+        except BadRow as error:
+            _leave_out(error, config, skipped)
+            continue
         longest = example.longest()
         if longest > max_tokens:
             if over_long == "error":
@@ -134,9 +138,7 @@ def _comparisons(
             with reading_row(row.where):
                 read = read_row(loaded, row_id, row, rules)
         except BadRow as error:
-            if config.bad_rows == "error":
-                raise
-            skipped[error.reason] += 1
+            _leave_out(error, config, skipped)
             continue
         rules = rules.after(read)
         if read.tie and config.ties == "error":
@@ -148,3 +150,10 @@ def _comparisons(
             skipped["tied"] += 1
             continue
         yield read
+
+
+def _leave_out(error: BadRow, config: RmConfig, skipped: Counter[str]) -> None:
+    """Counts a bad row, or raises its error, as the run file says."""
+    if config.bad_rows == "error":
+        raise error
+    skipped[error.reason] += 1

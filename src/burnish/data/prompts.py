@@ -14,7 +14,7 @@ from burnish.data.chat import AUTO, asked_prompt, encode_prompt, turns_of, uses_
 from burnish.data.conversations import prompt_of, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
-from burnish.data.preference_rows import BadRow, is_transcript, shared_prompt, transcript_messages
+from burnish.data.preference_rows import BadRow, has_prompt, is_transcript, shared_prompt, transcript_messages
 from burnish.data.rows import Row, reading_row, value_at
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.text_documents import cut_query
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _ANSWER_CUT = "conversations ended with the assistant's answer, which is not part of the prompt"
+_NOTHING_LEFT = "prompts of which truncation left nothing but what the chat template writes behind them"
 _COMMON_BEGINNING = "comparisons, where the prompt is what chosen and rejected both begin with"
 
 
@@ -64,14 +65,15 @@ class DomainRows:
 
 @dataclass(frozen=True, slots=True)
 class PromptSet(RowSet):
-    """Prompts of all sources, with their tokens."""
+    """Prompts of all sources, with their tokens. whole_tokens: before they were cut."""
 
     prompts: tuple[Prompt, ...]
     prompt_tokens: tuple[tuple[int, ...], ...]
+    whole_tokens: tuple[tuple[int, ...], ...]
 
     def asked(self) -> list[Asked]:
-        """Each prompt's id and tokens, to find duplicates."""
-        return [(prompt.id, tokens) for prompt, tokens in zip(self.prompts, self.prompt_tokens, strict=True)]
+        """Each prompt's id and all its tokens, to find duplicates."""
+        return [(prompt.id, tokens) for prompt, tokens in zip(self.prompts, self.whole_tokens, strict=True)]
 
 
 def load_prompts(
@@ -109,15 +111,16 @@ def load_prompts(
         understanding for _, understanding in parts if understanding.kept or set(understanding.skipped) - {ELSEWHERE}
     ]
     return PromptSet(
-        prompts=tuple(prompt for _, kept, _ in used for prompt, _ in kept),
-        prompt_tokens=tuple(tokens for _, kept, _ in used for _, tokens in kept),
+        prompts=tuple(prompt for _, kept, _ in used for prompt, _, _ in kept),
+        prompt_tokens=tuple(tokens for _, kept, _ in used for _, tokens, _ in kept),
+        whole_tokens=tuple(whole for _, kept, _ in used for _, _, whole in kept),
         source_sizes=tuple(len(kept) for _, kept, _ in used),
         weights=tuple(source.weight for source, _, _ in used),
         understandings=tuple(ours),
     )
 
 
-_Encoded = list[tuple[Prompt, tuple[int, ...]]]
+_Encoded = list[tuple[Prompt, tuple[int, ...], tuple[int, ...]]]  # (prompt, tokens, tokens before they were cut)
 
 
 def _source_prompts(
@@ -151,19 +154,21 @@ def _source_prompts(
                 continue
             prompt = cut
         prompt = replace(prompt, tools=(*offered, *prompt.tools)) if offered else prompt
-        tokens: tuple[int, ...] | None
         with reading_row(row.where):
-            tokens = encode_prompt(prompt, tokenizer, chat)
-        if max_prompt_tokens is not None and len(tokens or ()) > max_prompt_tokens:
-            tokens = _shorten(tokens or (), max_prompt_tokens, over_long, row, tokenizer)
+            whole = encode_prompt(prompt, tokenizer, chat)
+        tokens: tuple[int, ...] | None = whole
+        if max_prompt_tokens is not None and len(whole) > max_prompt_tokens:
+            tokens = _shorten(whole, max_prompt_tokens, over_long, row, tokenizer)
             counter = skipped if tokens is None else changed
             counter[f"prompts over max_prompt_tokens ({max_prompt_tokens:,})" + _cut_note(over_long)] += 1
+            if tokens is not None and _nothing_left(prompt, tokens, tokenizer, chat):
+                changed[_NOTHING_LEFT] += 1
         if tokens is None:
             continue
         _check_context(tokens, context_tokens, room, row)  # after truncation, which may have made the prompt fit
         if uses_template(prompt, chat):
             changed.update(notes_on(turns_of(prompt), Template(tokenizer, chat.options, prompt.tools)))
-        kept.append((prompt, tokens))
+        kept.append((prompt, tokens, whole))
     if not skipped[ELSEWHERE]:
         require_rows(kept, loaded, skipped)
     understanding = loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
@@ -224,7 +229,7 @@ def _prompt_of_row(
         asked = shared_prompt(loaded, row)
     except BadRow as error:
         raise DataError(error.message, remedy="fix or remove the row") from error
-    if "prompt" not in loaded.reading.roles and source.prompt_template is None:
+    if not has_prompt(loaded):
         changed[_COMMON_BEGINNING] += 1
     return (
         transcript_messages(asked)
@@ -251,6 +256,17 @@ def _shorten(
         # The model was trained with BOS at the beginning of every text, so a text without it is out of distribution.
         return (tokens[0], *tokens[len(tokens) - limit + 1 :])
     return tokens[len(tokens) - limit :]
+
+
+def _nothing_left(
+    prompt: Prompt, tokens: tuple[int, ...], tokenizer: PreTrainedTokenizerBase, chat: ChatFormat
+) -> bool:
+    """Whether the tokens at a prompt's end are those of any prompt, since they hold nothing of its last message."""
+    *before, last = turns_of(prompt)
+    other = replace(last, content=last.content + ("y" if last.content.endswith("x") else "x"))
+    left = tokens[1:] if tokens[0] == tokenizer.bos_token_id else tokens
+    asked = replace(prompt, text=None, messages=(*before, other))
+    return uses_template(prompt, chat) and encode_prompt(asked, tokenizer, chat)[-len(left) :] == left
 
 
 def _check_context(tokens: Sequence[int], context_tokens: int | None, room: int, row: Row) -> None:

@@ -155,6 +155,12 @@ def text_at(row: Row, path: str, *, role: str) -> str:
     return value
 
 
+def optional_text_at(row: Row, roles: Mapping[str, str], role: str) -> str | None:
+    """The text of the column that plays the role; None if there is no such column, or nothing in it."""
+    value = lookup(row.values, roles[role], None) if role in roles else None
+    return None if value in (None, "") else text_at(row, roles[role], role=role)
+
+
 def describe(value: Any, width: int = 60) -> str:
     """A short description of a value for messages: its type and its beginning."""
     if value is None:

@@ -15,6 +15,9 @@ Purpose = Literal["prompts", "sft", "preferences"]
 ROLES = (
     "prompt",
     "messages",
+    "input",
+    "system",
+    "history",
     "completion",
     "text",
     "answer",
@@ -35,8 +38,8 @@ _MESSAGES = ("messages", "conversations", "conversation")
 _QUESTIONS = ("question", "problem", "query", "instruction", "input")
 _ANSWERS = ("answer", "ground_truth", "target", "solution", "Answer")
 _COMPLETIONS = ("completion", "response", "output", "answer", "solution", "target")
-# Roles that only annotate a row. Naming one in the run file does not change which layout is recognised.
-_LABELS = {"answer", "domain", "id", "tools"}
+# Roles that only annotate a row or add to its prompt. Naming one in the run file does not change the layout.
+_LABELS = {"answer", "domain", "id", "tools", "input", "system", "history"}
 _CANDIDATES = ("responses", "candidates", "samples", "completions")
 
 
@@ -86,10 +89,14 @@ def recognise(rows: Sequence[Row], source: DataSource, purpose: Purpose) -> Read
     _check_claims(columns)
     schema = source.schema_name if source.schema_name != "auto" else _detect(columns)
     roles = _SCHEMAS[schema](columns)
+    for role in ("system", "history"):  # many files have these columns and nothing in them
+        if role in roles and not any(lookup(row.values, roles[role], None) for row in rows):
+            del roles[role]
     roles |= {role: name for role, name in source.columns.items() if role not in roles}
     if source.prompt_template is not None:
         # The template writes the prompt. Keep the role `prompt`: `{prompt}` in the template may mean its column.
         roles.pop("messages", None)
+        roles.pop("input", None)
     _check_required(schema, roles, columns)
     return Reading(schema, {role: roles[role] for role in ROLES if role in roles})
 
@@ -179,15 +186,23 @@ def _prompt_role(columns: _Columns) -> dict[str, str]:
         return columns.pick("prompt", ("prompt",))
     if columns.source.prompt_template is not None:
         return columns.pick("prompt", _QUESTIONS)
+    if columns.has("instruction") and columns.has("input") and "input" not in columns.claimed.values():
+        return columns.pick_only("prompt", [name for name in _QUESTIONS if name != "input"]) | {
+            "input": "input"
+        }  # Alpaca
     return columns.pick_only("prompt", _QUESTIONS)
 
 
 def _optional_columns(columns: _Columns) -> dict[str, str]:
-    return columns.pick("answer", _ANSWERS) | columns.pick("domain", ("domain",)) | _tools(columns)
+    return columns.pick("answer", _ANSWERS) | columns.pick("domain", ("domain",)) | _context(columns)
 
 
-def _tools(columns: _Columns) -> dict[str, str]:
-    return columns.pick("tools", ("tools",))
+def _context(columns: _Columns) -> dict[str, str]:
+    """What is given with the prompt, unless prompt_template writes it."""
+    written = columns.source.prompt_template or ""
+    context = (("system", ("system", "system_prompt")), ("history", ("history",)), ("tools", ("tools",)))
+    found = (columns.pick(role, [name for name in names if f"{{{name}}}" not in written]) for role, names in context)
+    return {role: name for one in found for role, name in one.items()}
 
 
 def _prompt(columns: _Columns) -> dict[str, str]:
@@ -207,27 +222,36 @@ def _chat(columns: _Columns) -> dict[str, str]:
 
 
 def _text(columns: _Columns) -> dict[str, str]:
-    return columns.pick("text", ("text",)) | _optional_columns(columns)
+    found = columns.pick("text", ("text",)) | _optional_columns(columns)
+    return {role: name for role, name in found.items() if role not in ("system", "history")}  # a text is whole
 
 
 def _verl(columns: _Columns) -> dict[str, str]:
     answer = columns.pick("answer", ("reward_model.ground_truth",))
     domain = columns.pick("domain", ("data_source",))
     completion = columns.pick("completion", ("completion",))
-    return _prompt_role(columns) | answer | domain | completion | _tools(columns)
+    return _prompt_role(columns) | answer | domain | completion | _context(columns)
 
 
 def _roll(columns: _Columns) -> dict[str, str]:
     messages = columns.pick("messages", ("messages",))
     prompt = columns.pick("prompt", ("prompt",)) if columns.source.prompt_template is not None else {}
     answer = columns.pick("answer", ("ground_truth",))
-    return messages | prompt | answer | columns.pick("domain", ("tag", "domain")) | _tools(columns)
+    return messages | prompt | answer | columns.pick("domain", ("tag", "domain")) | _context(columns)
 
 
 def _preference(columns: _Columns) -> dict[str, str]:
     pair = columns.pick("chosen", ("chosen",)) | columns.pick("rejected", ("rejected",))
-    prompt = columns.pick("prompt", ("prompt",))
-    return prompt | pair | columns.pick("domain", ("domain",)) | _optional_of_comparison(columns) | _tools(columns)
+    shared = columns.pick("prompt", ("prompt",))
+    if not shared and "\n\nAssistant:" not in str(columns.first.get("chosen")):  # transcripts hold their prompt
+        shared = _asked(columns)
+    return shared | pair | columns.pick("domain", ("domain",)) | _optional_of_comparison(columns) | _context(columns)
+
+
+def _asked(columns: _Columns) -> dict[str, str]:
+    """The prompt of a comparison: one of the usual columns, or a conversation; empty if there is none."""
+    found = any(columns.has(name) for name in _QUESTIONS) and not any(columns.has(name) for name in _MESSAGES)
+    return _prompt_role(columns) if found or "prompt" in columns.claimed else columns.pick("messages", _MESSAGES)
 
 
 def _optional_of_comparison(columns: _Columns) -> dict[str, str]:
@@ -238,9 +262,9 @@ def _optional_of_comparison(columns: _Columns) -> dict[str, str]:
 
 
 def _candidates(columns: _Columns) -> dict[str, str]:
-    prompt = columns.pick("prompt", ("prompt", *_QUESTIONS, *_MESSAGES))
+    prompt = columns.pick("prompt", ("prompt",)) or _asked(columns)
     marked = columns.pick_only("responses", _CANDIDATES) | columns.pick("best", ("best", "label"))
-    return prompt | marked | columns.pick("domain", ("domain",)) | _optional_of_comparison(columns) | _tools(columns)
+    return prompt | marked | columns.pick("domain", ("domain",)) | _optional_of_comparison(columns) | _context(columns)
 
 
 def _token_labels(columns: _Columns) -> dict[str, str]:

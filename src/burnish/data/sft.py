@@ -38,12 +38,14 @@ Tools = tuple[Mapping[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class SftExample:
-    """One example. `loss_mask[t]` is True if token t is trained on; never for token 0, which nothing predicts."""
+    """One example. `loss_mask[t]` is True if token t is trained on; never for token 0, which nothing predicts. whole:
+    all tokens of an example that may have been cut."""
 
     id: str
     tokens: tuple[int, ...]
     loss_mask: tuple[bool, ...]
     domain: str = "default"
+    whole: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,18 @@ class SftSet(RowSet):
         """Tokens of each example."""
         return [len(example.tokens) for example in self.examples]
 
+    def last_tokens(self) -> Counter[int]:
+        """The last trained tokens of all examples, which end responses once the model is used."""
+        lasts = (len(e.tokens) - 1 - e.loss_mask[::-1].index(True) for e in self.examples)
+        return Counter(example.tokens[last] for example, last in zip(self.examples, lasts, strict=True))
+
     def asked(self) -> list[Asked]:
-        """Each example's id and prompt: the tokens before the first trained one, or all tokens of a document."""
+        """Each example's id and prompt: the tokens before the first trained one, or all tokens of a document, before it
+        was cut."""
         firsts = [example.loss_mask.index(True) for example in self.examples]
         return [
-            (e.id, e.tokens[:first] if first > 1 else e.tokens) for e, first in zip(self.examples, firsts, strict=True)
+            (e.id, e.tokens[:first] if first > 1 else e.whole or e.tokens)
+            for e, first in zip(self.examples, firsts, strict=True)
         ]
 
 
@@ -103,12 +112,13 @@ def _source_examples(
     for row_id, row in loaded.rows_with_ids():
         with reading_row(row.where):
             tokens, mask = _encode(loaded, row, row_id, tokenizer, chat, changed)
+        whole = tokens
         if max_tokens is not None and len(tokens) > max_tokens:
             tokens, mask = _shorten((tokens, mask), max_tokens, over_long, row)
             counter = changed if any(mask) else skipped
             counter[_reason(max_tokens, over_long, left=any(mask))] += 1
         if any(mask):
-            kept.append(SftExample(row_id, tokens, mask, loaded.domain_of(row)))
+            kept.append(SftExample(row_id, tokens, mask, loaded.domain_of(row), whole))
     require_rows(kept, loaded, skipped)
     return kept, loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
 
@@ -141,10 +151,10 @@ def _encode(
 ) -> Encoded:
     roles, source = loaded.reading.roles, loaded.source
     if "text" in roles and "completion" not in roles:
-        if source.system_prompt is not None or source.prompt_template is not None:
+        if source.system_prompt is not None or source.prompt_template is not None or {"system", "history"} & set(roles):
             raise DataError(
-                f"{source.path}: system_prompt and prompt_template need prompts and completions, but these rows are "
-                "plain text",
+                f"{source.path}: system prompts, histories and prompt_template need prompts and completions, but these "
+                "rows are plain text",
                 remedy="remove them, or name columns: {prompt: ..., completion: ...}",
             )
         text = text_at(row, roles["text"], role="text")
@@ -169,8 +179,8 @@ def _encode_turns(
     turns: tuple[Message, ...], template: Template, row: Row, changed: Counter[str], *, first_trained: int
 ) -> Encoded:
     """The conversation in token ids, with the assistant's turns from `first_trained` on marked for training."""
-    tokens, mask = encode_with_turns(turns, template, where=row.where, first_trained=first_trained)
-    changed.update(notes_on(turns, template))
+    tokens, mask, notes = encode_with_turns(turns, template, where=row.where, first_trained=first_trained)
+    changed.update(notes + notes_on(turns, template))
     return _without_first(tokens, mask)
 
 

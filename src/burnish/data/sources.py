@@ -8,11 +8,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from burnish.config import names
 from burnish.config.schema_data import DataSource
@@ -22,6 +22,10 @@ from burnish.errors import DataError
 from burnish.outside.frames import can_be_read
 from burnish.outside.reading import reading
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_BATCH_ROWS = 1_000
 SILENCE_SECONDS = 300.0
 """How long the process may take for its start, and for each row. The slowest tasks take about a second."""
 
@@ -179,8 +183,12 @@ def _saved_rows(folder: Path, source: DataSource) -> Iterator[RawRow]:
     return _numbered(str(folder), saved)
 
 
-def _numbered(name: str, rows: Iterable[Any]) -> Iterator[RawRow]:
-    return ((f"{name}, row {number}", row) for number, row in enumerate(rows))
+def _numbered(name: str, rows: Dataset) -> Iterator[RawRow]:
+    """The rows as they are stored. Decoding pictures and sounds, which are refused, would need further packages."""
+    batches = rows.with_format("arrow").iter(batch_size=_BATCH_ROWS)
+    return (
+        (f"{name}, row {number}", row) for number, row in enumerate(r for batch in batches for r in batch.to_pylist())
+    )
 
 
 def _hub_rows(source: DataSource) -> Iterator[RawRow]:

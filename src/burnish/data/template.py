@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +19,7 @@ import jinja2
 from jinja2 import ext, meta, nodes, parser
 
 from burnish.config.schema_data import DataConfig
-from burnish.data.rows import check_length
+from burnish.data.rows import check_length, describe
 from burnish.errors import DataError
 from burnish.outside.reading import reason_of
 from burnish.types import Message
@@ -76,14 +77,14 @@ class Template:
 
     def write(self, messages: Sequence[Message], *, where: str, add_generation_prompt: bool) -> str:
         """The same without the checks, for a caller that knows what the text must be."""
-        text = str(self._apply(messages, where, tokenize=False, add_generation_prompt=add_generation_prompt))
+        text = self._written(messages, where, add_generation_prompt=add_generation_prompt)[0]
         check_length(text)
         return text
 
     def tokens_and_marks(self, messages: Sequence[Message], *, where: str) -> tuple[list[int], list[bool]]:
         """Tokens, and for each token whether it is inside a `{% generation %}` block."""
-        self.render(messages, where=where, add_generation_prompt=False)  # only for its checks
-        encoding = self._apply(messages, where, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        turns = self._written(messages, where, add_generation_prompt=False)[1]
+        encoding = self._apply(turns, where, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
         return list(encoding["input_ids"]), [bool(flag) for flag in encoding["assistant_masks"]]
 
     @property
@@ -105,9 +106,29 @@ class Template:
     def _tools(self) -> list[dict[str, Any]] | None:
         return [dict(tool) for tool in self.tools] or None
 
-    def _apply(self, messages: Sequence[Message], where: str, **wanted: bool) -> Any:
-        turns, tools = [message.to_dict() for message in messages], self._tools()
-        apply = partial(self.tokenizer.apply_chat_template, turns, tools=tools, **wanted, **self.options)
+    def _written(
+        self, messages: Sequence[Message], where: str, *, add_generation_prompt: bool
+    ) -> tuple[str, list[Any]]:
+        """(the conversation as the template writes it, and as it was given).
+
+        Most templates want the arguments of a call as a mapping. Some want JSON text, and fail on a mapping or write
+        it as Python does.
+        """
+        turns: list[Any] = [message.to_dict() for message in messages]
+        as_text = _with_arguments_as_text(messages)
+        write = partial(self._apply, where=where, tokenize=False, add_generation_prompt=add_generation_prompt)
+        try:
+            text = str(write(turns))
+        except DataError:
+            with suppress(DataError):
+                return str(write(as_text)), as_text
+            raise
+        if any(_is_in_python(call, messages, text) for message in messages for call in message.tool_calls):
+            return str(write(as_text)), as_text
+        return text, turns
+
+    def _apply(self, turns: list[Any], where: str, **wanted: bool) -> Any:
+        apply = partial(self.tokenizer.apply_chat_template, turns, tools=self._tools(), **wanted, **self.options)
         return _call_template(where, apply)
 
     def _check_read(self, messages: Sequence[Message], source: str, where: str) -> None:
@@ -128,6 +149,8 @@ class Template:
             if missing:
                 raise _left_out_error(where, f"message {number + 1} ({message.role}) calls {missing[0]}")
             if not _is_in(message, text) and self._ignores(messages, number, where):
+                if message.role == "assistant":
+                    raise _left_out_error(where, f"message {number + 1} (assistant) says {describe(message.content)}")
                 raise _left_out_error(where, f"message {number + 1} has the role {message.role!r}", what="such a turn")
 
     def _ignores(self, messages: Sequence[Message], number: int, where: str) -> bool:
@@ -214,6 +237,22 @@ def _call_template(where: str, call: Callable[[], Any]) -> Any:
             f"{where}: the chat template refuses this conversation: {reason}",
             remedy="change the turns (roles, order, system message) or set model.chat_template",
         ) from error
+
+
+def _with_arguments_as_text(messages: Sequence[Message]) -> list[Any]:
+    """The messages with the arguments of all calls as JSON text."""
+    turns: list[Any] = [message.to_dict() for message in messages]
+    for call in (call for turn in turns for call in turn.get("tool_calls", ())):
+        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        call["function"] = call["function"] | {"arguments": text}
+    return turns
+
+
+def _is_in_python(call: Mapping[str, Any], messages: Sequence[Message], text: str) -> bool:
+    """Whether the text holds the arguments as Python writes them, more often than the contents of the messages do."""
+    arguments = call["function"]["arguments"]
+    said = sum(message.content.count(str(arguments)) for message in messages)
+    return str(arguments) != json.dumps(arguments, ensure_ascii=False) and text.count(str(arguments)) > said
 
 
 def _is_in(message: Message, text: str) -> bool:

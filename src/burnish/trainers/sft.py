@@ -25,7 +25,7 @@ from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32
 from burnish.forward.lanes import Lanes
-from burnish.models.loading import load_model
+from burnish.models.loading import LoadedModel, load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Learner, Policy
@@ -236,7 +236,7 @@ def open_sft_run(
         opened = stack.enter_context(open_learner(config, paths, console, Lanes(config.cluster.num_lanes)))
         loaded = opened.loaded
         train = load_examples(config, loaded.tokenizer, loaded.context_length, "train")
-        say(console, train.lines())
+        say(console, (*train.lines(), *unheard_end(train, loaded)))
         heldout = None
         if config.data.eval and config.evaluation.happens:
             heldout = load_examples(config, loaded.tokenizer, loaded.context_length, "eval")
@@ -267,6 +267,19 @@ def open_sft_run(
         if workplace.checkpoint is not None:
             restore(run, workplace.checkpoint)
         yield run
+
+
+def unheard_end(train: SftSet, loaded: LoadedModel) -> list[str]:
+    """A note if no example ends with a token that ends a response of the model."""
+    last, ends, tokenizer = train.last_tokens(), loaded.eos_token_ids, loaded.tokenizer
+    if not ends or last.keys() & set(ends):
+        return []
+    ((token, _),) = last.most_common(1)
+    return [
+        f"no example ends with a token that ends a response of this model ({tokenizer.decode([*ends])!r}): most end "
+        f"with {tokenizer.decode([token])!r} (id {token}), behind which the model would go on; if it ends a turn, add "
+        "that id to eos_token_id in the model's generation_config.json"
+    ]
 
 
 def load_examples(

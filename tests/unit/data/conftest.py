@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,14 +18,20 @@ SPECIALS = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
 
 def make_tokenizer(
-    *, bos: bool = False, eos: bool = False, template: str | None = None, eos_token: str | None = "</s>"
+    *,
+    bos: bool = False,
+    eos: bool = False,
+    template: str | None = None,
+    eos_token: str | None = "</s>",
+    specials: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
-    """Ids 0-4 are the specials, bytes follow. `bos`/`eos`: the tokenizer adds them to plain text by itself."""
-    vocab = {token: i for i, token in enumerate([*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    """Ids 0-4 are the specials, bytes follow. `bos`/`eos`: the tokenizer adds them to plain text by itself. specials:
+    further special tokens."""
+    vocab = {token: i for i, token in enumerate([*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *specials])}
     core = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(SPECIALS)
+    core.add_special_tokens([*SPECIALS, *specials])
     if bos or eos:
         single = ("<s> " if bos else "") + "$A" + (" </s>" if eos else "")
         core.post_processor = processors.TemplateProcessing(single=single, special_tokens=[("<s>", 1), ("</s>", 2)])

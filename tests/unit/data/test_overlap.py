@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from burnish.config.schema import RmConfig
+from burnish.config.schema_data import DataSource
 from burnish.data.overlap import find_overlap
+from burnish.data.preferences import load_preferences
+from burnish.data.prompts import load_prompts
+from burnish.data.sft import load_sft_examples
+from burnish.data.template import ChatFormat
 
 TRAIN = [("train:0", "a"), ("train:1", "b"), ("train:2", "a"), ("train:3", "c")]
 
@@ -31,3 +39,28 @@ def test_only_the_first_few_are_named() -> None:
 
 def test_nothing_twice_is_nothing_to_say() -> None:
     assert find_overlap([("train:0", "a")], [("eval:0", "b")]).lines() == []
+
+
+def test_prompts_are_compared_before_they_are_cut(jsonl: Callable, chat_tokenizer) -> None:  # type: ignore[no-untyped-def]
+    texts = ["one and the end", "two and the end", "one and the end"]
+    prompts = [DataSource(path=jsonl(*({"prompt": text} for text in texts), name="prompts.jsonl"))]
+    for limit, chat in ((8, ChatFormat()), (20, ChatFormat("always"))):
+        cut = load_prompts(prompts, tokenizer=chat_tokenizer, max_prompt_tokens=limit, over_long="truncate", chat=chat)
+        assert len(set(cut.prompt_tokens)) == 1
+        assert find_overlap(cut.asked()).repeated_train == (("prompts:2", "prompts:0"),)
+    documents = [DataSource(path=jsonl(*({"text": text[::-1]} for text in texts), name="texts.jsonl"))]
+    examples = load_sft_examples(documents, tokenizer=chat_tokenizer, max_tokens=8, over_long="truncate")
+    assert find_overlap(examples.asked()).repeated_train == (("texts:2", "texts:0"),)
+    pairs = jsonl(*({"prompt": text, "chosen": "a", "rejected": "b"} for text in texts), name="pairs.jsonl")
+    config = RmConfig.model_validate({"model": "m", "data": {"train": pairs, "over_long": "truncate"}})
+    comparisons = load_preferences(config.data.train, config, tokenizer=chat_tokenizer, max_tokens=8)
+    assert find_overlap(comparisons.asked()).repeated_train == (("pairs:2", "pairs:0"),)
+
+
+def test_prompts_of_which_nothing_is_left_are_counted(jsonl: Callable, chat_tokenizer) -> None:  # type: ignore[no-untyped-def]
+    source, always = DataSource(path=jsonl({"prompt": "one, x"}, {"prompt": "two"})), ChatFormat("always")
+    written = len(chat_tokenizer.encode("<|im_end|>\n<|im_start|>assistant\n"))
+    for limit, count in ((written - 2, 2), (written, 2), (written + 1, 0)):
+        options = {"max_prompt_tokens": limit, "over_long": "truncate", "chat": always}
+        changed = load_prompts([source], tokenizer=chat_tokenizer, **options).understandings[0].changed
+        assert [number for reason, number in changed.items() if "left nothing" in reason] == [count] * bool(count)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
 from burnish.config.schema import RmConfig
@@ -139,6 +140,17 @@ def test_bad_rows_may_be_left_out_and_are_counted(jsonl: Jsonl, plain_tokenizer:
     assert len(found) == 1
     assert "left out: 1 with an empty response" in "\n".join(found.lines())
     assert "left out: 1 with identical responses" in "\n".join(found.lines())
+
+
+def test_responses_that_become_the_same_tokens_may_be_left_out(jsonl: Jsonl, new_tokenizer: Callable) -> None:
+    tokenizer = new_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    path = jsonl(GOOD, {**GOOD, "chosen": "Yes", "rejected": "yes"})
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: different responses become the same tokens"):
+        load(path, tokenizer)
+    found = load(path, tokenizer, bad_rows="drop")
+    assert len(found) == 1
+    assert "left out: 1 with identical tokens" in "\n".join(found.lines())
 
 
 def test_ties_are_kept_where_asked_for(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:

@@ -195,7 +195,7 @@ def test_several_sources_lie_behind_each_other(jsonl, plain_tokenizer) -> None:
     ("rows", "fields", "words"),
     [
         ([{"Question": "Q", "Body": "B"}], {}, ["no known layout", "Question, Body", "prompt_template"]),
-        ([{"instruction": "I", "input": "X"}], {}, ["instruction and input could each be the prompt"]),
+        ([{"question": "I", "input": "X"}], {}, ["question and input could each be the prompt"]),
         ([{"prompt": "Q"}], {"columns": {"prompt": "promt"}}, ["no column 'promt'", "did you mean 'prompt'"]),
         ([{"prompt": "Q"}], {"columns": {"promt": "prompt"}}, ["unknown role 'promt'", "did you mean 'prompt'"]),
         ([{"prompt": "Q"}, {"q": "x"}], {}, ["rows.jsonl:2", "no column 'prompt'", "the row has q"]),

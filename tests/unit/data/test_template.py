@@ -68,7 +68,7 @@ def test_the_loss_covers_the_call(jsonl, full) -> None:
 
 
 def test_reasoning_is_trained_on_where_the_template_writes_it(jsonl, full) -> None:
-    row = {"messages": [USER, ANSWER | {"reasoning_content": "old"}, USER, ANSWER | {"reasoning_content": "new"}]}
+    row = {"messages": [USER, ANSWER, USER, ANSWER | {"reasoning_content": "new"}]}
     _, trained = sft_text(jsonl(row), full)
     assert trained == ["It is 3.<|im_end|>", "<think>new</think>It is 3.<|im_end|>"]
 

@@ -1,0 +1,56 @@
+"""Columns without a role: media, which are refused, and what looks like part of the prompt, which is named."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from burnish.data.rows import Row, describe
+from burnish.errors import DataError
+
+_MEDIA = re.compile(r"(image|video|audio)s?(_\d+)?|multi_?modal_\w+", re.IGNORECASE)
+_OF_PROMPTS = re.compile(
+    "article|background|body|choices|context|conversations?|dialogue|document|functions|history|hypothesis|input|"
+    "instruction|messages|options|passage|premise|problem|prompt|query|question|story|system|system_prompt|tools|"
+    r"(image|picture|photo|video|audio)s?(_\w+)?",
+    re.IGNORECASE,
+)
+
+
+def check_media(rows: Sequence[Row]) -> None:
+    """Raises DataError for a row with a picture, a video or a sound: its prompt would be trained on without it."""
+    for row in rows:
+        for name, value in row.values.items():
+            if _is_filled(value) and (_MEDIA.fullmatch(name) or _is_stored_medium(value)):
+                raise DataError(
+                    f"{row.where}: column {name!r} holds pictures, video or sound, which Burnish does not read: "
+                    f"{describe(value)}",
+                    remedy="leave such rows out, or remove the column if the text alone is to be learned",
+                )
+
+
+def unused_parts(rows: Sequence[Row], roles: Mapping[str, str], template: str | None) -> list[str]:
+    """Columns that look like part of the prompt and have no role, but for those whose text a used column holds."""
+    first = rows[0].values
+    used = {column.partition(".")[0] for column in roles.values()}
+    known = json.dumps([first.get(column) for column in used])
+    names = dict.fromkeys(name for row in rows for name in row.values if _OF_PROMPTS.fullmatch(name))
+    return [
+        name
+        for name in names
+        if name not in used and f"{{{name}" not in (template or "")
+        if any(_is_filled(row.values.get(name)) for row in rows)
+        if not (isinstance(first.get(name), str) and json.dumps(first[name])[1:-1] in known)
+    ]
+
+
+def _is_filled(value: Any) -> bool:
+    return any(map(_is_filled, value)) if isinstance(value, list) else isinstance(value, (str, Mapping)) and bool(value)
+
+
+def _is_stored_medium(value: Any) -> bool:
+    """Whether the value is a file in the form in which tables keep pictures and sounds, or a list of them."""
+    first = value[0] if isinstance(value, list) else value
+    return isinstance(first, Mapping) and set(first) == {"bytes", "path"} and any(first.values())

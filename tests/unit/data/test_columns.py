@@ -1,0 +1,147 @@
+"""Every column that carries part of the prompt is read, refused or named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from burnish.config.schema import RmConfig
+from burnish.config.schema_data import DataSource
+from burnish.data.overlap import find_overlap
+from burnish.data.preferences import count_comparisons, load_preferences
+from burnish.data.prompts import load_prompts, read_prompts
+from burnish.data.sft import load_sft_examples
+from burnish.errors import DataError
+
+ASKED = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"
+EARLIER = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
+SHAREGPT = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}]}
+
+MESSAGES = {"history": SHAREGPT["conversations"]}
+BRIEF = {"system": "Be brief."}
+PAIR = {"chosen": "It is a", "rejected": "It is b"}
+TURNS = {name: {"from": "gpt", "value": name} for name in PAIR}
+
+
+def prompts_everywhere(row: dict, jsonl: Callable, tokenizer, **fields: object) -> dict[str, str]:
+    """The prompt of a row as text, by the way it enters."""
+    source = DataSource(path=jsonl(row), **fields)
+    found = {"rl": tokenizer.decode(load_prompts([source], tokenizer=tokenizer).prompt_tokens[0])}
+    if "chosen" in row:
+        config = RmConfig.model_validate({"model": "m", "data": {"train": [source]}})
+        assert count_comparisons([source], config) == 1
+        (example,) = load_preferences([source], config, tokenizer=tokenizer, max_tokens=1_000).examples
+        return found | {"rm": tokenizer.decode(example.prompt_tokens)}
+    (example,) = load_sft_examples([source], tokenizer=tokenizer).examples
+    return found | {"sft": tokenizer.decode(example.tokens[: example.loss_mask.index(True)])}
+
+
+@pytest.mark.parametrize(
+    ("row", "fields", "prompt"),
+    [
+        (SHAREGPT | BRIEF, {}, SYSTEM + ASKED),
+        (SHAREGPT | BRIEF, {"system_prompt": "other"}, SYSTEM + ASKED),
+        (SHAREGPT | {"system": ""}, {"system_prompt": "Be brief."}, SYSTEM + ASKED),
+        (SHAREGPT | {"persona": "Be brief."}, {"columns": {"system": "persona"}}, SYSTEM + ASKED),
+        ({"system_prompt": "Be brief.", "question": "Hi", "response": "Yes"}, {}, SYSTEM + ASKED),
+        ({"instruction": "Hi", "input": "", "output": "Yes"} | BRIEF, {}, SYSTEM + ASKED),
+        ({"instruction": "Hi", "input": "", "output": "Yes", "history": [["Q", "A"]]}, {}, EARLIER + ASKED),
+        ({"prompt": "Hi", "completion": "Yes", "history": '[["Q", "A"]]'} | BRIEF, {}, SYSTEM + EARLIER + ASKED),
+        ({"prompt": "Hi", "completion": "Y"} | MESSAGES, {}, ASKED + "Yes<|im_end|>\n" + ASKED),
+        ({"instruction": "Hi", "input": "you", "output": "Yes", "system": "", "history": []}, {}, "Hi\nyou"),
+        ({"question": "Hi", "context": "you", "answer": "Yes"}, {"columns": {"input": "context"}}, "Hi\nyou"),
+        ({"instruction": "Hi", "input": "you", "output": "Yes"}, {"prompt_template": "{instruction}!"}, "Hi!"),
+        ({"instruction": "Hi", "system": "S", "output": "Yes"}, {"prompt_template": "{system}: {prompt}"}, "S: Hi"),
+        ({"conversations": SHAREGPT["conversations"][:1]} | BRIEF | TURNS, {}, SYSTEM + ASKED),
+        (SHAREGPT | TURNS, {}, ASKED),
+        ({"instruction": "Hi", "input": "you"} | PAIR, {}, "Hi\nyou"),
+        ({"question": "Hi"} | BRIEF | PAIR, {}, SYSTEM + ASKED),
+        ({"question": "Hi"} | BRIEF | TURNS, {}, SYSTEM + ASKED),
+    ],
+)  # fmt: skip
+def test_what_is_part_of_the_prompt_is_in_it(
+    jsonl: Callable, chat_tokenizer, row: dict, fields: dict, prompt: str
+) -> None:
+    found = prompts_everywhere(row, jsonl, chat_tokenizer, **fields)
+    assert found == dict.fromkeys(found, prompt)
+
+
+def test_rows_that_differ_in_their_system_prompt_are_not_repeats(jsonl: Callable, chat_tokenizer) -> None:
+    source = DataSource(path=jsonl(*(SHAREGPT | {"system": system} for system in ("a", "b", "a"))))
+    for found in (
+        load_prompts([source], tokenizer=chat_tokenizer),
+        load_sft_examples([source], tokenizer=chat_tokenizer),
+    ):
+        assert find_overlap(found.asked()).repeated_train == (("rows:2", "rows:0"),)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (SHAREGPT | {"system": ["S"]}, "column 'system' (system) holds list ['S'], not text"),
+        ({"messages": [{"role": "system", "content": "A"}], "system": "B"}, "have different system prompts"),
+        ({"messages": [{"role": "user", "content": "Q"}], "persona": "B"}, "input is for prompts that are text"),
+        ({"prompt": "Q", "completion": "A", "history": [["a"]]}, "(history) holds list [['a']], not pairs of texts"),
+        ({"prompt": "Q", "completion": "A", "history": "earlier"}, "'history' is text but not a JSON list of pairs"),
+    ],
+)  # fmt: skip
+def test_context_that_cannot_be_read_is_refused(jsonl: Callable, chat_tokenizer, row: dict, words: str) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: ") as caught:
+        load_prompts(
+            [DataSource(path=jsonl(row), columns={"input": "persona"} if "persona" in row else {})],
+            tokenizer=chat_tokenizer,
+        )
+    assert words in str(caught.value)
+
+
+def test_columns_that_look_like_part_of_the_prompt_are_named(jsonl: Callable) -> None:
+    def notes(*rows: dict, **fields: object) -> list[str]:
+        lines = read_prompts([DataSource(path=jsonl(*rows), **fields)])[1][0].lines()
+        return [line for line in lines if "looks like part of the prompt" in line]
+
+    row = {"question": "Why?", "context": "Because.", "choices": ["a", "b"], "id": "x", "system": ""}
+    (line,) = notes(row)
+    assert line == "  not used, but looks like part of the prompt: context, choices"
+    assert notes({"messages": [{"role": "user", "content": 'Say "x"'}], "prompt": 'Say "x"'}) == []
+    assert notes({"text": "It is so.", "system": "so"}, {"text": "a", "image_url": ""}) == []
+    assert notes({"prompt": "Q", "context": None}, {"prompt": "Q", "context": ""}) == []
+
+
+PICTURE = {"bytes": b"\xff\xd8", "path": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("images", ["a.jpg"]), ("image", "a.jpg"), ("videos", ["a.mp4"]), ("Audio", "a.wav"), ("image_2", "b.jpg")),
+        ("multi_modal_data", {"image": ["a.jpg"]}),
+        *(("images", [PICTURE]), ("image", PICTURE), ("photo", PICTURE), ("scans", [PICTURE, PICTURE])),
+    ],
+)
+def test_pictures_and_sounds_are_refused_wherever_they_come_from(
+    jsonl: Callable, chat_tokenizer, tmp_path, name: str, value: object
+) -> None:
+    row = {"messages": [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "A"}], name: value}
+    table = pyarrow.Table.from_pylist([row])
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    saved = datasets.Dataset(table)
+    if value is PICTURE:  # it is not decoded, which would need another package
+        saved = saved.cast_column(name, datasets.Image())
+    saved.save_to_disk(tmp_path / "saved")
+    paths = [str(tmp_path / "rows.parquet"), str(tmp_path / "saved")] + ([] if "bytes" in str(value) else [jsonl(row)])
+    for path in paths:
+        for load in (load_sft_examples, load_prompts):
+            with pytest.raises(DataError, match=rf"row.*: column '{name}' holds pictures, video or sound"):
+                load([DataSource(path=path)], tokenizer=chat_tokenizer)
+        with pytest.raises(DataError, match=f"column '{name}' holds pictures"):
+            read_prompts([DataSource(path=path)])
+
+
+def test_columns_for_pictures_with_nothing_in_them_are_no_pictures(jsonl: Callable, chat_tokenizer) -> None:
+    path = jsonl({"prompt": "Q", "images": []}, {"prompt": "Q", "images": None}, {"prompt": "Q", "images": [None]})
+    assert len(load_prompts([DataSource(path=path)], tokenizer=chat_tokenizer)) == 3
