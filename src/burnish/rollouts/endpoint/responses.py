@@ -21,8 +21,9 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "prompt": ((), "this server has no templates of prompts"),
     "background": ((False,), "answers are not kept here"),
     "truncation": (("disabled",), "what is too long is refused"),
-    "messages": ((), "a response is asked for with input"),
     "n": ((1,), "a response is one answer"),
+    **dict.fromkeys(("messages", "max_tokens", "logprobs"), ((), "it is a field of chat completions")),
+    **dict.fromkeys(("response_format", "reasoning_effort", "verbosity"), ((), "it is a field of chat completions")),
 }
 """Fields that are refused, with the values that are not, and why."""
 _INCLUDED = {"message.output_text.logprobs": True, "reasoning.encrypted_content": False}

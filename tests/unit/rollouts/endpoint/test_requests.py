@@ -267,6 +267,7 @@ def test_a_response_is_a_chat() -> None:
     [
         ({"previous_response_id": "resp-1"}, "previous_response_id"),
         ({"background": True}, "background"),
+        ({"max_tokens": 5}, "max_tokens"),
         ({"truncation": "auto"}, "truncation"),
         ({"input": [{"type": "image_generation_call"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
