@@ -68,6 +68,7 @@ def serve(
     """
 
     from burnish.cli.speakers import policy_named
+    from burnish.outside.listening import listening
     from burnish.rollouts.endpoint.server import ServerThread, Service, check_address
     from burnish.rollouts.endpoint.standing import StandingLoop
     from burnish.rollouts.engine import Sampling
@@ -77,12 +78,13 @@ def serve(
     sampling = Sampling(max_tokens, temperature=temperature or 1.0, greedy=temperature == 0)
     console = Console()
     with ExitStack() as stack:
+        listener = stack.enter_context(listening(host, port))  # a port that is taken is said before the model is loaded
         file = None if record is None else stack.enter_context(_appending(record))
         standing = _standing(
             policy_named(target), sampling, name, others=settings, context=context, rows=rows, parser=parser, seed=seed
         )
         loop = StandingLoop(standing, file)
-        server = ServerThread(loop.desk, Service(key=key), host=host, port=port)
+        server = ServerThread(loop.desk, Service(key=key), host=host, listener=listener)
         stack.callback(server.close)
         console.print(f"{server.url}/v1  (model {name})", highlight=False, markup=False)
         signal.signal(signal.SIGTERM, _interrupt)  # ends like Ctrl-C, so that what is open is recorded
@@ -103,7 +105,6 @@ def _standing(
 ) -> Standing:
     """Load the policy, ready to answer. ModelError or RolloutError if it cannot be sampled from, or has no such
     context. others: whether clients choose sampling settings."""
-    from burnish.rollouts.endpoint.requests import Terms
     from burnish.rollouts.endpoint.speech import Speech
     from burnish.rollouts.endpoint.standing import Standing
     from burnish.rollouts.endpoint.trajectory import Room
@@ -120,7 +121,8 @@ def _standing(
     ends = (*loaded.eos_token_ids, *sampling.stop_token_ids)
     speech = Speech.of(loaded.tokenizer, ends, policy.template_options, parser=parser)
     room = Room(_MOST_TURNS, min(sampling.max_response_tokens, context), context, context)
-    return Standing(engine, speech, Terms(sampling, name, context, others), room, seed=seed)
+    terms = speech.terms(sampling, name, context, others)
+    return Standing(engine, speech, terms, room, seed=seed)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from burnish.data.chat import encode_bare, turns_of
@@ -38,15 +38,16 @@ def opened(prompt: Prompt, opening: Opening) -> tuple[tuple[Message, ...], dict[
 class HistoryEncoder:
     """Encodes conversations with the chat template, and keeps control tokens out of what was heard.
 
-    options: arguments of the template.
+    options: arguments of the template. plain: encodes what was heard; None makes one, with a copy of the tokenizer.
     """
 
     tokenizer: PreTrainedTokenizerBase
     options: Mapping[str, Any] = field(default_factory=dict)
+    plain: InitVar[PlainEncoder | None] = None
     _plain: PlainEncoder = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_plain", PlainEncoder(self.tokenizer))
+    def __post_init__(self, plain: PlainEncoder | None) -> None:
+        object.__setattr__(self, "_plain", plain or PlainEncoder(self.tokenizer))
 
     def encode(
         self, messages: Sequence[Message], heard: Heard, tools: Sequence[Mapping[str, Any]], *, where: str
@@ -60,8 +61,12 @@ class HistoryEncoder:
 
         written = write(messages)
         tokens = encode_bare(written, self.tokenizer)
+        if not heard:
+            return tokens
         harmless = encode_bare(write(_changed(messages, heard, lambda text: _WORD)), self.tokenizer)
-        if self._plain.control_tokens(tokens) == self._plain.control_tokens(harmless):
+        unknown = self.tokenizer.unk_token  # it stands for other text, too, so that its number tells nothing
+        is_named = unknown is not None and any(unknown in messages[at].content[start:] for at, start in heard.items())
+        if not is_named and self._plain.control_tokens(tokens) == self._plain.control_tokens(harmless):
             return tokens
         begin, end = marks(messages)
 
@@ -74,7 +79,7 @@ class HistoryEncoder:
         if marked.replace(begin, "").replace(end, "") == written:
             return self._plain.encode_pieces(pieces(marked, begin, end))
         raise DataError(
-            f"{where}: the chat template changes what tools or environments say",
+            f"{where}: the chat template changes what is said in it, and special tokens stand in that",
             remedy="set model.chat_template to one that writes the contents of messages as they are",
         )
 

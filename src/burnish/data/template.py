@@ -144,11 +144,16 @@ class Template:
                 raise _left_out_error(where, f"message {number} ({message.role}) has reasoning_content")
 
     def _check_written(self, messages: Sequence[Message], text: str, where: str) -> None:
+        begin = 0  # turns stand one after the other: a long conversation is not read from its beginning each time
         for number, message in enumerate(messages):
             missing = [name for name in message.called() if name not in text]
             if missing:
                 raise _left_out_error(where, f"message {number + 1} ({message.role}) calls {missing[0]}")
-            if not _is_in(message, text) and self._ignores(messages, number, where):
+            content = message.content.strip()
+            found = text.find(content, begin)
+            if found >= 0:
+                begin = found + len(content)
+            elif not _is_in(message, text) and self._ignores(messages, number, where):
                 if message.role == "assistant":
                     raise _left_out_error(where, f"message {number + 1} (assistant) says {describe(message.content)}")
                 raise _left_out_error(where, f"message {number + 1} has the role {message.role!r}", what="such a turn")
@@ -198,21 +203,27 @@ def template_reads(source: str) -> TemplateReads | None:
 
 def check_options(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, where: str) -> None:
     """Raises DataError for an option that no template of the tokenizer reads, because it would have no effect."""
-    if not options:
+    known = readable_options(tokenizer) if options else None
+    if known is None:
         return
-    templates = tokenizer.chat_template
-    sources = list(templates.values()) if isinstance(templates, dict) else [templates]
-    reads = [template_reads(source) for source in sources if isinstance(source, str)]
-    if any(read is None for read in reads):
-        return
-    known = frozenset().union(*(read.variables for read in reads if read is not None))
-    takes = sorted(known - _GIVEN - set(tokenizer.special_tokens_map))
+    takes = sorted(known)
     for name in options:
-        if name not in takes:
+        if name not in known:
             raise DataError(
                 f"{where}: data.template_options sets {name!r}, which the chat template does not read",
                 remedy=did_you_mean(name, takes, f"it takes {', '.join(takes) or 'no option at all'}"),
             )
+
+
+def readable_options(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | None:
+    """The options that the templates of a tokenizer read; None if one of them cannot be parsed."""
+    templates = tokenizer.chat_template
+    sources = list(templates.values()) if isinstance(templates, dict) else [templates]
+    reads = [template_reads(source) for source in sources if isinstance(source, str)]
+    if any(read is None for read in reads):
+        return None
+    known = frozenset[str]().union(*(read.variables for read in reads if read is not None))
+    return known - _GIVEN - set(tokenizer.special_tokens_map)
 
 
 def notes_on(messages: Sequence[Message], template: Template) -> list[str]:

@@ -1,15 +1,33 @@
-"""Sockets of this project's servers."""
+"""Sockets of this project's servers, who may ask them, and what is read from them."""
 
 from __future__ import annotations
 
+import asyncio
+import hmac
+import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from burnish.errors import ConfigError
 
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Addresses at which nobody but this machine itself can ask."""
+UVICORN: Mapping[str, Any] = {
+    "http": "h11",  # what is refused is the same, whichever parsers are installed
+    "ws": "none",
+    "proxy_headers": False,
+    "access_log": False,
+    "log_level": "error",  # odd requests of strangers are no news
+    "timeout_graceful_shutdown": 5,
+}
+"""Settings of all servers."""
 
 
 @contextmanager
@@ -19,7 +37,8 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             family, address = min((family, address) for family, *_, address in found)  # IPv4 first
-            listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            # With its protocol named, asyncio sends each answer at once (TCP_NODELAY).
+            listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
         except OSError as error:
@@ -32,5 +51,123 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 def url_of(listener: socket.socket, host: str) -> str:
     """Where clients find it, under the name of the host that it was made for."""
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{listener.getsockname()[1]}"
+    return f"http://{_bracketed(host)}:{listener.getsockname()[1]}"
+
+
+class RefusedError(Exception):
+    """A request that is not served. status: of HTTP. code, param: as in OpenAI's errors. headers: of the answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+
+def wrong(param: str, message: str) -> RefusedError:
+    """A field of a request that cannot have its value."""
+    return RefusedError(400, message, param=param)
+
+
+async def read_body(request: Request, *, most: int, seconds: float, unreadable: int = 400) -> dict[str, Any]:
+    """The JSON object of a request. RefusedError, with the status `unreadable`, if it is none, and if it is too large
+    or too slow to arrive."""
+    from starlette.requests import ClientDisconnect
+
+    # A page in a browser may send other types without asking whether it may.
+    if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
+        raise RefusedError(415, "the content type has to be application/json")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise RefusedError(413, f"a request may have {most:,} bytes", code="context_length_exceeded")
+        asked = json.loads(body)
+    except TimeoutError as error:
+        raise RefusedError(408, f"the request body did not arrive within {seconds:g} s") from error
+    except ClientDisconnect as error:
+        raise RefusedError(400, "the client has gone") from error
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(unreadable, "the request is not JSON") from error
+    if not isinstance(asked, dict):
+        raise RefusedError(unreadable, "the request is not a JSON object")
+    return asked
+
+
+async def gone(request: Request) -> None:
+    """Wait until the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """An ASGI application in front of another one, which only those reach who may ask: whoever knows the secret or, if
+    there is none, programs on this machine.
+
+    open_paths: what needs no secret. refuse: answers with an error.
+    """
+
+    app: ASGIApp
+    secret: str | None
+    refuse: Callable[[RefusedError], ASGIApp]
+    open_paths: Collection[str] = ()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # none of ours speaks it
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        app = self.app if scope["type"] == "lifespan" else self._refused(scope) or self.app
+        await app(scope, receive, send)
+
+    def _refused(self, scope: Scope) -> ASGIApp | None:
+        if self.secret is None:
+            reason = _why_foreign(scope)
+            return self.refuse(RefusedError(403, reason)) if reason else None
+        given = b", ".join(_values(scope, b"authorization"))
+        if scope["path"] in self.open_paths or hmac.compare_digest(given, f"Bearer {self.secret}".encode()):
+            return None
+        headers = {"WWW-Authenticate": "Bearer"}
+        return self.refuse(RefusedError(401, "the key is missing or wrong", code="invalid_api_key", headers=headers))
+
+
+def _why_foreign(scope: Mapping[str, Any]) -> str:
+    """Why a request may have been made by a page in a browser; empty if it was not.
+
+    A page of another site names its origin, and one whose own name was made to lead here (DNS rebinding) names itself
+    as host. So both are compared byte by byte: a URL made of them would hide what is odd about them.
+    """
+    port = (scope.get("server") or ("", None))[1]
+    ours = [f"{_bracketed(name)}:{port}" for name in LOOPBACK]
+    ours += [_bracketed(name) for name in LOOPBACK if port == 80]
+    hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+    if len(hosts) != 1 or hosts[0] not in [name.encode() for name in ours]:
+        reason = f"the header Host has to be {' or '.join(ours)}, and to come once"
+    elif origins and (len(origins) > 1 or origins[0] not in [f"http://{name}".encode() for name in ours]):
+        reason = "pages of other origins are not answered"
+    elif any(site not in (b"same-origin", b"none") for site in _values(scope, b"sec-fetch-site")):
+        reason = "what pages of other sites ask for is not answered"
+    elif not scope["path"].startswith("/"):
+        reason = "the target of a request has to be a path"
+    else:
+        return ""
+    return f"this server asks for no key, so it answers this machine alone: {reason}"
+
+
+def _values(scope: Mapping[str, Any], name: bytes) -> list[bytes]:
+    return [value for given, value in scope["headers"] if given == name]
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

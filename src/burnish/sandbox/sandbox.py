@@ -40,7 +40,7 @@ class Sandbox:
         self.processes = processes
         self._lock = threading.Lock()
         self._closed = False
-        self._busy: set[WarmParent] = set()
+        self._busy: dict[int, WarmParent] = {}  # by the thread that waits for it
         self._idle: queue.Queue[WarmParent | None] = queue.Queue()
         for _ in range(processes - 1):
             self._idle.put(None)  # started when it is needed
@@ -58,12 +58,18 @@ class Sandbox:
             if self._closed:
                 return
             self._closed = True
-            for parent in list(self._busy):  # a job that ends leaves it meanwhile
+            for parent in list(self._busy.values()):  # a job that ends leaves it meanwhile
                 parent.stop()
         for kept in [self._free() for _ in range(self.processes)]:
             if kept is not None:
                 kept.close()
             self._idle.put(None)  # for a thread that waits: it finds the sandbox closed
+
+    def stop(self, thread: int) -> None:
+        """End the job that this thread waits for: it gets a SandboxError. Nothing if it waits for none."""
+        parent = self._busy.get(thread)
+        if parent is not None:
+            parent.stop()
 
     def run(self, job: FunctionTests | AssertTests | ProgramTests, limits: Limits | None = None) -> Verdict:
         """Judge a candidate. Raises SandboxError when the sandbox fails, or the tests cannot run or test nothing."""
@@ -91,10 +97,10 @@ class Sandbox:
             if kept is None and not self._closed:
                 kept = WarmParent(self.tier)
             yield self._begin(kept)
-            self._busy.discard(kept)
+            self._busy.pop(threading.get_ident(), None)
         except BaseException as error:
             if kept is not None:
-                self._busy.discard(kept)
+                self._busy.pop(threading.get_ident(), None)
                 kept.close()
                 kept = None
             if self._closed and isinstance(error, SandboxError):
@@ -108,7 +114,7 @@ class Sandbox:
         with self._lock:
             if parent is None or self._closed:
                 raise _closed()
-            self._busy.add(parent)
+            self._busy[threading.get_ident()] = parent
         return parent
 
     def _free(self) -> WarmParent | None:

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import json
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from burnish.errors import SandboxError
-from burnish.outside.listening import LOOPBACK
+from burnish.outside.listening import LOOPBACK, UVICORN, Admission, RefusedError, gone, read_body
 from burnish.sandbox.job import Limits, Output, Program, Runner
 from burnish.sandbox.messages import PROTOCOL, BadMessageError, exceeded, job_of, limits_of
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 _LANGUAGE = "python"
 _DEFAULT_SECONDS = 10.0  # SandboxFusion's
+_STOP_SECONDS = 0.2
 _Result = TypeVar("_Result")
 
 
@@ -48,29 +48,31 @@ class Service:
     """Of this server in its answers (`executor_pod_name`)."""
 
 
-class RefusedError(Exception):
-    """A request that gets no job. status: of HTTP."""
+class Served(Runner, Protocol):
+    """A sandbox of this machine."""
 
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = dict(headers or {})
+    def stop(self, thread: int) -> None:
+        """End the job that this thread waits for: it gets a SandboxError."""
+        ...
 
 
-def application(sandbox: Runner, service: Service) -> Starlette:
+def application(sandbox: Served, service: Service) -> Starlette:
     """The server as an ASGI application. Raises SandboxError where starlette is not installed."""
     try:
         from starlette.applications import Starlette
+        from starlette.middleware import Middleware
         from starlette.responses import JSONResponse, PlainTextResponse
         from starlette.routing import Route
     except ImportError as error:
         raise _missing() from error
     desk = _Desk(sandbox, service)
 
+    def refuse(error: RefusedError) -> Response:
+        return JSONResponse({"detail": str(error)}, error.status, error.headers)
+
     def guarded(answer: Callable[[Request], Awaitable[dict[str, Any]]]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
-                desk.admit(request)
                 return JSONResponse(await answer(request))
             except RefusedError as error:
                 refused = error
@@ -78,7 +80,7 @@ def application(sandbox: Runner, service: Service) -> Starlette:
                 if not desk.is_closed:
                     raise
                 refused = _ending()
-            return JSONResponse({"detail": str(refused)}, refused.status, refused.headers)
+            return refuse(refused)
 
         return endpoint
 
@@ -91,7 +93,10 @@ def application(sandbox: Runner, service: Service) -> Starlette:
         Route("/judge", guarded(desk.describe), methods=["GET"]),
         Route("/v1/ping", ping, methods=["GET"]),
     ]
-    app = Starlette(routes=routes)
+
+    admission = Middleware(Admission, secret=service.token, refuse=refuse, open_paths={"/v1/ping"})
+    app = Starlette(routes=routes, middleware=[admission])
+    app.router.redirect_slashes = False  # to an address that the client has named
     app.state.desk = desk
     return app
 
@@ -105,7 +110,7 @@ def check_address(host: str, token: str | None) -> None:
         )
 
 
-def serve(sandbox: Runner, service: Service, listener: socket.socket) -> None:
+def serve(sandbox: Served, service: Service, listener: socket.socket) -> None:
     """Serve until a signal ends it, which also closes the sandbox: jobs that run end, and whoever waits gets 503.
     SandboxError as in `check_address`, and where starlette or uvicorn is missing."""
     check_address(listener.getsockname()[0], service.token)
@@ -122,19 +127,32 @@ def serve(sandbox: Runner, service: Service, listener: socket.socket) -> None:
 
     config = uvicorn.Config(
         app,
-        access_log=False,
-        log_level="warning",
         limit_concurrency=2 * (service.processes + service.queue),  # connections: requests get a better answer before
-        timeout_graceful_shutdown=5,
+        **UVICORN,
     )
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when it has ended
         Server(config).run(sockets=[listener])
 
 
+@dataclass(slots=True)
+class _Turn(Generic[_Result]):
+    """A call in a thread. is_unwanted: nobody waits for it any more."""
+
+    call: Callable[[], _Result]
+    thread: int | None = None
+    is_unwanted: bool = False
+
+    def run(self) -> _Result:
+        self.thread = threading.get_ident()
+        if self.is_unwanted:
+            raise SandboxError("the client has gone")
+        return self.call()
+
+
 class _Desk:
     """Takes requests, and lets so many of them run and wait."""
 
-    def __init__(self, sandbox: Runner, service: Service) -> None:
+    def __init__(self, sandbox: Served, service: Service) -> None:
         self._sandbox = sandbox
         self._service = service
         self._threads = ThreadPoolExecutor(service.processes, thread_name_prefix="sandbox")
@@ -147,17 +165,6 @@ class _Desk:
         self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._sandbox.close)
 
-    def admit(self, request: Request) -> None:
-        """RefusedError for a missing or wrong token or, on a server without one, a Host that is not a loopback name."""
-        token = self._service.token
-        if token is None:
-            if request.url.hostname not in LOOPBACK:
-                raise RefusedError(403, f"without a token this server is only {' or '.join(LOOPBACK)}")
-            return
-        given = request.headers.get("Authorization", "").encode()
-        if not hmac.compare_digest(given, f"Bearer {token}".encode()):
-            raise RefusedError(401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"})
-
     async def describe(self, request: Request) -> dict[str, Any]:
         return {"protocol": PROTOCOL, "limits": asdict(self._service.most)}
 
@@ -167,7 +174,7 @@ class _Desk:
         try:
             limits = self._limits(asked.get("limits"))
             # Large values take a while to decode: in a thread, so that the others are answered meanwhile.
-            verdict = await self._in_turn(lambda: self._sandbox.run(job_of(asked.get("job")), limits))
+            verdict = await self._in_turn(lambda: self._sandbox.run(job_of(asked.get("job")), limits), request)
         except BadMessageError as error:
             raise RefusedError(422, str(error)) from error
         except SandboxError as error:
@@ -192,7 +199,7 @@ class _Desk:
         if refused:
             return self._answer("Failed", refused, None)
         try:
-            output = await self._in_turn(lambda: self._sandbox.output(program, limits))
+            output = await self._in_turn(lambda: self._sandbox.output(program, limits), request)
         except SandboxError as error:
             return self._answer("SandboxError", error.message, None)
         ended_well = output.code == 0 and not output.timed_out
@@ -232,43 +239,40 @@ class _Desk:
         return Program(code, stdin or ""), limits
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        """The JSON object of a request. RefusedError if it is none, too large, or too slow to arrive."""
-        if request.headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
-            raise RefusedError(415, "the content type has to be application/json")
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self._service.body_seconds):
-                async for part in request.stream():
-                    body += part
-                    if len(body) > self._service.body_bytes:
-                        raise RefusedError(413, f"a request may have {self._service.body_bytes:,} bytes")
-        except TimeoutError as error:
-            raise RefusedError(
-                408, f"the request body did not arrive within {self._service.body_seconds:g} s"
-            ) from error
-        try:
-            asked = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise RefusedError(422, "the request is not JSON") from error
-        if not isinstance(asked, dict):
-            raise RefusedError(422, "the request is not a JSON object")
-        return asked
+        service = self._service
+        return await read_body(request, most=service.body_bytes, seconds=service.body_seconds, unreadable=422)
 
-    async def _in_turn(self, call: Callable[[], _Result]) -> _Result:
-        """Run it in a thread when one is free. RefusedError if too many wait already, or the server ends."""
+    async def _in_turn(self, call: Callable[[], _Result], request: Request) -> _Result:
+        """Run it in a thread when one is free, and end it if its client goes away. RefusedError if too many wait
+        already, or the server ends."""
         if self.is_closed:
             raise _ending()
         if self._open >= self._service.processes + self._service.queue:
-            raise RefusedError(503, f"{self._service.queue} requests are waiting already", {"Retry-After": "1"})
+            raise RefusedError(503, f"{self._service.queue} requests are waiting already", headers={"Retry-After": "1"})
         self._open += 1
-        future = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        turn = _Turn(call)
+        future = asyncio.get_running_loop().run_in_executor(self._threads, turn.run)
         future.add_done_callback(self._done)
+        left = asyncio.ensure_future(gone(request))
         try:
-            return await asyncio.shield(future)  # a caller that goes away does not make room before its job has ended
+            both: set[asyncio.Future[Any]] = {future, left}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            while not future.done():  # a client that goes away makes no room before its job has ended
+                turn.is_unwanted = True
+                if turn.thread is None:
+                    future.cancel()
+                else:
+                    self._sandbox.stop(turn.thread)
+                await asyncio.wait({future}, timeout=_STOP_SECONDS)
+            if future.cancelled():
+                raise _ending()
+            return future.result()
         except SandboxError as error:
             if self.is_closed:  # no fault of the sandbox: another server may do the job
                 raise _ending() from error
             raise
+        finally:
+            left.cancel()
 
     def _done(self, future: asyncio.Future[Any]) -> None:
         self._open -= 1

@@ -18,6 +18,7 @@ import pytest
 from burnish.api.policy import Policy
 from burnish.cli import main
 from burnish.models.characters import character_tokenizer
+from burnish.outside.listening import listening
 
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
@@ -71,6 +72,13 @@ def test_a_model_is_served_and_what_was_said_is_recorded(talker: str, tmp_path: 
     assert (first["trajectory"], first["environment_reward"]) == ("first", 1.0)
     assert first["response_tokens"] == list(expected.token_ids)
     assert second["trajectory"] == "second"  # what is open when the server ends is recorded, too
+
+
+def test_a_port_that_is_taken_is_refused_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with listening("127.0.0.1", 0) as listener:
+        port = str(listener.getsockname()[1])
+        assert main(["serve", "no/such/model", "--port", port]) == 2
+    assert f"cannot listen on 127.0.0.1, port {port}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_white_space_that_the_template_removes() -> None:
 
 def test_a_template_that_changes_an_opening_is_refused() -> None:
     tokenizer = tokenizer_of(CHATML.replace("m.content", "(m.content if m.content[-1:] == '>' else m.content + '!')"))
-    with pytest.raises(DataError, match="changes what tools or environments say"):
+    with pytest.raises(DataError, match="changes what is said in it"):
         encoded(tokenizer, Prompt("p", text="Hello."), "a<|im_end|>")
 
 

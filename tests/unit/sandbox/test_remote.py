@@ -69,6 +69,7 @@ class Pretended:
         self.may_end = threading.Event()
         self.may_end.set()
         self.asked: list[tuple[object, Limits | None]] = []
+        self.stopped: list[int] = []
         self._output = output or Output("2\n", "", 0, 0.5)
 
     def run(self, job: object, limits: Limits | None = None) -> Verdict:
@@ -80,6 +81,10 @@ class Pretended:
         self.asked.append((job, limits))
         assert self.may_end.wait(60)
         return self._output
+
+    def stop(self, thread: int) -> None:
+        self.stopped.append(thread)
+        self.may_end.set()
 
     def close(self) -> None: ...
 
@@ -291,16 +296,45 @@ def test_a_full_queue_is_refused_and_its_room_comes_back() -> None:
     good = {"code": "", "language": "python"}
     with served(pretended, Service(processes=1, queue=1)) as url:
         answers: list[int] = []
-        thread = threading.Thread(target=lambda: answers.append(post(f"{url}/run_code", good).status_code))
-        thread.start()
+
+        def ask() -> None:
+            """Until there is room."""
+            while (status := post(f"{url}/run_code", good).status_code) == 503:
+                pass
+            answers.append(status)
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
         wait_for(lambda: len(pretended.asked) == 1)
         wait_for(lambda: full(url, good))
         refused = post(f"{url}/run_code", good)
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
         pretended.may_end.set()
-        thread.join(60)
-        assert answers == [200]
+        for thread in threads:
+            thread.join(60)
+        assert answers == [200, 200]
         wait_for(lambda: not full(url, good))
+
+
+def test_jobs_of_clients_that_go_away_end(capfd: pytest.CaptureFixture[str]) -> None:
+    """One that runs is stopped, one that waits never begins, and one that was not all sent is none."""
+    pretended, body = Pretended(), json.dumps({"code": "", "language": "python"}).encode()
+    pretended.may_end.clear()
+    with served(pretended, Service(processes=1, queue=1)) as url:
+        port = int(url.rpartition(":")[2])
+        head = f"POST /run_code HTTP/1.1\r\nHost: localhost:{port}\r\nContent-Type: application/json\r\n".encode()
+        head += b"Content-Length: %d\r\n\r\n" % len(body)
+        with contextlib.ExitStack() as clients:
+            for sent in (body, body, body[:-1]):
+                client = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+                client.sendall(head + sent)
+                wait_for(lambda: len(pretended.asked) == 1)
+            wait_for(lambda: full(url, {"code": "", "language": "python"}))
+        wait_for(lambda: not full(url, {"code": "", "language": "python"}))
+    assert len(pretended.asked) == 1 + 1  # that of `full`
+    assert len(set(pretended.stopped)) == 1
+    assert "Traceback" not in capfd.readouterr().err
 
 
 SERVER = """
@@ -363,7 +397,7 @@ def answers_ping(port: int) -> bool:
 
 
 def full(url: str, asked: object) -> bool:
-    """Whether a request finds no room. One that finds some waits: it is given up here, but keeps its place."""
+    """Whether a request finds no room. One that finds some waits, and is given up here."""
     content, headers = json.dumps(asked), {"Content-Type": "application/json"}
     try:
         answer = httpx2.post(f"{url}/run_code", content=content, headers=headers, timeout=0.5, trust_env=False)

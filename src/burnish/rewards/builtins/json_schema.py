@@ -59,6 +59,10 @@ class JsonSchema:
         valid = float(_is_valid(validator, found, name))
         return Score(valid, {"parses": 1.0, "valid": valid})
 
+    def accepts(self, value: Any) -> bool:
+        """Whether a value is valid against the schema of the option."""
+        return _is_valid(_validator(_canonical(self._schema, "schema")), value, "schema")
+
     def _found(self, columns: dict[str, Any]) -> tuple[str, Any]:
         """The schema, and where it is. `{}` and `true` are schemas, which anything is valid against."""
         for name in self._columns:

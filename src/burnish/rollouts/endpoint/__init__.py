@@ -19,7 +19,8 @@ it, as long as its agent is deterministic and asks one thing at a time.
 Sampling settings are those of the run. A request that wants others is refused with a reason; `ignore` samples as the
 run does and names what was ignored in the header `x-burnish-ignored`; a server that trains nothing follows them.
 
-From the bottom up: `requests.py` reads requests, `speech.py` turns messages into tokens and back, `trajectory.py` keeps
-branches, `answers.py` writes answers, `server.py` speaks HTTP (the only file that imports starlette and uvicorn),
-`agents.py` runs agents for a training run, `standing.py` serves a model on its own.
+From the bottom up: `demands.py` checks what requests demand of an answer, `requests.py` reads them, `speech.py` turns
+messages into tokens and back, `trajectory.py` keeps branches, `answers.py` writes answers, `responses.py` reads and
+writes OpenAI's other form, `server.py` speaks HTTP (the only file that imports starlette and uvicorn), `agents.py` runs
+agents for a training run, `standing.py` serves a model on its own.
 """

@@ -21,9 +21,10 @@ from burnish.environments.messages import flag, number, text
 from burnish.environments.process import ConversationProcess
 from burnish.observability.metrics import MetricStore
 from burnish.outside.frames import GarbledError
+from burnish.outside.listening import RefusedError
 from burnish.rollouts.conversation import Call, TalkingEngine
 from burnish.rollouts.endpoint.desk import Desk, Order
-from burnish.rollouts.endpoint.requests import Others, RefusedError, RewardCall, Terms
+from burnish.rollouts.endpoint.requests import Others, RewardCall, Terms
 from burnish.rollouts.endpoint.server import ServerThread, Service
 from burnish.rollouts.endpoint.speech import Speech
 from burnish.rollouts.endpoint.trajectory import Room, Trajectory
@@ -168,7 +169,7 @@ class _Hall:
         self._call = call
         self._room = room
         self._counts = counts
-        self._terms = Terms(talk.sampling, MODEL_NAME, room.context, talk.others)
+        self._terms = talk.speech.terms(talk.sampling, MODEL_NAME, room.context, talk.others)
         self._turns = TurnSampler(self._draw, MODEL_NAME, call.seed)
         self._open: dict[str, _Agent] = {}
 
@@ -195,9 +196,12 @@ class _Hall:
         self._counts["refused"] += self._turns.refused
         return rows
 
-    def _draw(self, requests: Sequence[RolloutRequest], sampling: Sampling, **given: Any) -> list[Rollout]:
+    def _draw(
+        self, requests: Sequence[RolloutRequest], sampling: Sampling, *, stopped: object, **given: Any
+    ) -> tuple[list[Rollout], list[RolloutRequest]]:
+        """All of them: what is sampled in a run does not depend on when a client gives up."""
         self._counts["turns"] += len(requests)
-        return self._engine.generate(requests, sampling, step=self._call.step, **given)
+        return self._engine.generate(requests, sampling, step=self._call.step, **given), []
 
     def _start(self, request: RolloutRequest, prompt: Prompt, index: int) -> None:
         talk, name = self._talk, self._server.open(self._terms)

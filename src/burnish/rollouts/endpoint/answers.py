@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.rollouts.endpoint.requests import ChatRequest, RefusedError, TokenRequest, TurnRequest
+from burnish.outside.listening import RefusedError
+from burnish.rollouts.endpoint.requests import ChatRequest, TokenRequest, TurnRequest
 from burnish.rollouts.endpoint.trajectory import Said
 from burnish.types import FinishReason, Json, Message
 
@@ -46,7 +47,7 @@ class Reply:
         if isinstance(self.asked, TokenRequest) and not self.asked.as_text:
             return self._of_tokens()
         if isinstance(self.asked, ChatRequest):
-            choice: Body = {"message": message_body(self.said.message), "logprobs": self._chat_logprobs()}
+            choice: Body = {"message": message_body(self.said.message), "logprobs": self.chat_logprobs()}
             head = self._head("chat.completion")
         else:
             choice = {"text": self.said.text, "logprobs": self._text_logprobs()}
@@ -59,24 +60,6 @@ class Reply:
                 choice["prompt_token_ids"] = list(self.prompt)  # where vLLM has them
         return {**head, "choices": [choice], "usage": self._usage()}
 
-    def events(self) -> Iterator[str]:
-        """The answer as a stream of events (`stream: true`). It is sampled as a whole, so the text comes as a whole."""
-        is_chat = isinstance(self.asked, ChatRequest)
-        body = self.body()
-        (choice,) = body.pop("choices")
-        usage, finish = body.pop("usage"), choice.pop("finish_reason")
-        if is_chat:
-            body["object"] = "chat.completion.chunk"
-            message = choice.pop("message")
-            calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls", ()))]
-            choice["delta"] = {**message, **({"tool_calls": calls} if calls else {})}
-        yield _event({**body, "choices": [{**choice, "finish_reason": None}]})
-        last: Body = {"index": 0, "finish_reason": finish, "logprobs": None}
-        yield _event({**body, "choices": [{**last, **({"delta": {}} if is_chat else {"text": ""})}]})
-        if self.asked.wish.stream_usage:
-            yield _event({**body, "choices": [], "usage": usage})
-        yield "data: [DONE]\n\n"
-
     def _head(self, kind: str) -> Body:
         prefix = "chatcmpl" if isinstance(self.asked, ChatRequest) else "cmpl"
         return {"id": f"{prefix}-{self.number}", "object": kind, "created": self.created, "model": self.model}
@@ -85,7 +68,8 @@ class Reply:
         before, after = len(self.prompt), len(self.said.tokens)
         return {"prompt_tokens": before, "completion_tokens": after, "total_tokens": before + after}
 
-    def _chat_logprobs(self) -> Body | None:
+    def chat_logprobs(self) -> Body | None:
+        """Of each sampled token, where they were asked for."""
         if not self.asked.wish.logprobs:
             return None
         return {"content": [_entry(*one) for one in zip(self.texts, self.said.logprobs, strict=True)], "refusal": None}
@@ -118,6 +102,37 @@ class Reply:
         }
 
 
+def whole_body(replies: Sequence[Reply]) -> Body:
+    """The answers to one request as one JSON object."""
+    body, *others = [reply.body() for reply in replies]
+    for number, other in enumerate(others, start=1):
+        body["choices"].append({**other["choices"][0], "index": number})
+        for name in ("completion_tokens", "total_tokens"):  # the prompt was read once
+            body["usage"][name] += other["usage"]["completion_tokens"]
+    return body
+
+
+def events(replies: Sequence[Reply]) -> Iterator[str]:
+    """The same as a stream of events (`stream: true`). A turn is sampled as a whole, so its text comes as a whole."""
+    is_chat = isinstance(replies[0].asked, ChatRequest)
+    body = whole_body(replies)
+    choices, usage = body.pop("choices"), body.pop("usage")
+    if is_chat:
+        body["object"] = "chat.completion.chunk"
+    for choice in choices:
+        finish = choice.pop("finish_reason")
+        if is_chat:
+            message = choice.pop("message")
+            calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls", ()))]
+            choice["delta"] = {**message, **({"tool_calls": calls} if calls else {})}
+        yield event({**body, "choices": [{**choice, "finish_reason": None}]})
+        last: Body = {"index": choice["index"], "finish_reason": finish, "logprobs": None}
+        yield event({**body, "choices": [{**last, **({"delta": {}} if is_chat else {"text": ""})}]})
+    if replies[0].asked.wish.stream_usage:
+        yield event({**body, "choices": [], "usage": usage})
+    yield "data: [DONE]\n\n"
+
+
 def token_texts(asked: TurnRequest, said: Said, text: Callable[[int], str]) -> tuple[str, ...]:
     """The name of each sampled token, if log-probabilities by name are asked for: its text, or as vLLM writes its
     id."""
@@ -143,10 +158,9 @@ def error_body(error: RefusedError) -> Body:
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
 
-def models_body(model: str, context: int) -> Body:
-    """`GET /v1/models`. `max_model_len` is vLLM's: prompt and answer together."""
-    card = {"id": model, "object": "model", "created": 0, "owned_by": "burnish", "max_model_len": context}
-    return {"object": "list", "data": [card]}
+def model_body(model: str, context: int) -> Body:
+    """`GET /v1/models/NAME`. `max_model_len` is vLLM's: prompt and answer together."""
+    return {"id": model, "object": "model", "created": 0, "owned_by": "burnish", "max_model_len": context}
 
 
 def _call_body(call: Mapping[str, Json]) -> Body:
@@ -166,5 +180,6 @@ def _entry(token: str, logprob: float) -> Body:
     return {"token": token, "logprob": logprob, "bytes": known, "top_logprobs": []}
 
 
-def _event(body: Body) -> str:
+def event(body: Body) -> str:
+    """One event of a stream."""
     return f"data: {json.dumps(body)}\n\n"

@@ -9,17 +9,26 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
+from burnish.outside.listening import RefusedError
 from burnish.rollouts.endpoint.answers import Reply
-from burnish.rollouts.endpoint.requests import RefusedError, RewardCall, Terms, TurnRequest
+from burnish.rollouts.endpoint.requests import RewardCall, Terms, TurnRequest
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Order:
-    """A request of a trajectory, and where its answer goes. A client that goes away cancels the answer."""
+    """A request of a trajectory, and where its answer goes. sample: number of the answer among those of the request.
+    is_withdrawn: nobody waits for it any more."""
 
     trajectory: str
     asked: TurnRequest | RewardCall
+    sample: int = 0
     answer: Future[Reply | None] = field(default_factory=Future)
+    is_withdrawn: bool = False
+
+    def withdraw(self) -> None:
+        """Say that its client has gone."""
+        self.answer.cancel()
+        self.is_withdrawn = True  # what is being sampled cannot be cancelled
 
     def refuse(self, error: RefusedError) -> None:
         """Answer that there is no turn."""
@@ -50,9 +59,10 @@ class Desk:
         """For polling."""
         return self._woken.fileno()
 
-    def place(self, order: Order) -> None:
-        """Let an order wait. It is refused if nobody will take it any more."""
-        self._orders.put(order)
+    def place(self, *orders: Order) -> None:
+        """Let orders wait. They are refused if nobody will take them any more."""
+        for order in orders:
+            self._orders.put(order)
         if self.is_closed:
             self._refuse_all()
         with contextlib.suppress(BlockingIOError, OSError):  # full of words that nobody has heard yet: one will do

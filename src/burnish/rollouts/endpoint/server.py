@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
+import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import RolloutError
-from burnish.outside.listening import LOOPBACK, listening, url_of
-from burnish.rollouts.endpoint.answers import Reply, error_body, models_body
+from burnish.outside.listening import LOOPBACK, UVICORN, Admission, RefusedError, gone, listening, read_body, url_of
+from burnish.rollouts.endpoint.answers import Body, Reply, error_body, events, model_body, whole_body
 from burnish.rollouts.endpoint.desk import Desk, Order
 from burnish.rollouts.endpoint.requests import (
-    RefusedError,
+    ChatRequest,
     RewardCall,
     Terms,
     TurnRequest,
@@ -31,6 +31,8 @@ from burnish.rollouts.endpoint.requests import (
     read_reward,
     read_tokens,
 )
+from burnish.rollouts.endpoint.responses import Response as ResponseForm
+from burnish.rollouts.endpoint.responses import read_response
 
 if TYPE_CHECKING:
     import uvicorn
@@ -41,8 +43,12 @@ if TYPE_CHECKING:
 _START_SECONDS = 30.0
 _END_SECONDS = 10.0
 _MISSING = "pip install 'burnish[serve]'"
+_BODY_BYTES, _TOKEN_BYTES = 1 << 20, 64
+"""Of a request at most: so many, and for each token of the context so many more."""
 
 Read = Callable[[Mapping[str, Any], Terms], TurnRequest | RewardCall]
+Write = Callable[[Sequence[Reply]], tuple[Body, Iterator[str]]]
+"""The answer to a request as an object, and as a stream of events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,36 +67,61 @@ def application(desk: Desk, service: Service) -> Starlette:
     """The server as an ASGI application. RolloutError where starlette is not installed."""
     try:
         from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
+        from starlette.middleware import Middleware
         from starlette.routing import Route
     except ImportError as error:
         raise _missing() from error
     counter = _Counter(desk, service)
-    posts: dict[str, Read] = {
-        "/v1/chat/completions": read_chat,
-        "/v1/completions": read_completion,
-        "/inference/v1/generate": read_tokens,
-        "/reward": lambda asked, terms: read_reward(asked),
-        "/v1/reward": lambda asked, terms: read_reward(asked),
+    posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        "/v1/chat/completions": counter.turn(read_chat, _as_completion),
+        "/v1/completions": counter.turn(read_completion, _as_completion),
+        "/v1/responses": counter.turn(read_response, _as_response),
+        "/inference/v1/generate": counter.turn(read_tokens, _as_completion),
+        "/reward": counter.turn(lambda asked, terms: read_reward(asked), _as_completion),
+        "/v1/reward": counter.turn(lambda asked, terms: read_reward(asked), _as_completion),
     }
-    routes = []
+    routes = [Route("/health", counter.health, methods=["GET"])]
     for start in ("", "/t/{trajectory}"):
-        for path, read in posts.items():
-            routes.append(Route(start + path, counter.guarded(counter.turn(read)), methods=["POST"]))
-        routes.append(Route(start + "/v1/models", counter.guarded(counter.models), methods=["GET"]))
-    return Starlette(routes=routes)
+        routes += [Route(start + path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
+        routes += [Route(f"{start}/v1/models{name}", counter.models, methods=["GET"]) for name in ("", "/{name:path}")]
+
+    def refuse(error: RefusedError) -> Response:
+        return _json(error_body(error), error.status, error.headers)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        return refuse(error if isinstance(error, RefusedError) else RefusedError(400, "it is nested too deeply"))
+
+    async def astray(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        reason = f"there is no {request.method} {request.scope['path']} here"
+        return refuse(RefusedError(error.status_code, reason, headers=error.headers))
+
+    admission = Middleware(Admission, secret=service.key, refuse=refuse, open_paths={"/health"})
+    app = Starlette(
+        routes=routes,
+        middleware=[admission],
+        exception_handlers={RefusedError: refused, RecursionError: refused, HTTPException: astray},
+    )
+    app.router.redirect_slashes = False  # to an address that the client has named
+    return app
 
 
 class ServerThread:
-    """The server in a thread of its own. `url` is where it listens; port 0 takes a free one.
+    """The server in a thread of its own. `url` is where it listens.
 
-    RolloutError for another address than this machine's own without a key, ConfigError if the address cannot be had.
+    host: the name under which `listener` was opened. Without a listener it takes a free port.
+    RolloutError for another address than this machine's own without a key.
     """
 
-    def __init__(self, desk: Desk, service: Service, *, host: str = LOOPBACK[0], port: int = 0) -> None:
+    def __init__(
+        self, desk: Desk, service: Service, *, host: str = LOOPBACK[0], listener: socket.socket | None = None
+    ) -> None:
         check_address(host, service.key)
         self._desk = desk
         self._open = contextlib.ExitStack()
-        listener = self._open.enter_context(listening(host, port))
+        if listener is None:
+            listener = self._open.enter_context(listening(host, 0))
         self.url = url_of(listener, host)
         try:
             self._server = _uvicorn(application(desk, service), service)
@@ -133,42 +164,38 @@ class _Counter:
         self._service = service
         self._waiting = 0
 
-    def guarded(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """The endpoint with its errors in OpenAI's form."""
-        from starlette.responses import JSONResponse
-
-        async def endpoint(request: Request) -> Response:
-            try:
-                self._admit(request)
-                return await answer(request)
-            except RefusedError as error:
-                headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-                return JSONResponse(error_body(error), error.status, headers)
-
-        return endpoint
-
-    def turn(self, read: Read) -> Callable[[Request], Awaitable[Response]]:
+    def turn(self, read: Read, write: Write) -> Callable[[Request], Awaitable[Response]]:
         """An endpoint whose requests wait for the engine."""
-        from starlette.responses import JSONResponse, StreamingResponse
+        from starlette.responses import StreamingResponse
 
         async def endpoint(request: Request) -> Response:
             name = self._name(request)
             terms = self._terms(name)
-            order = Order(name, read(await self._body(request), terms))
-            reply = await self._answered(order, request)
-            if reply is None:
-                return JSONResponse({"ok": True})
-            if reply.asked.wish.stream:
-                return StreamingResponse(_parts(reply), headers=reply.headers, media_type="text/event-stream")
-            return JSONResponse(reply.body(), headers=reply.headers)
+            most = min(self._service.body_bytes, _BODY_BYTES + _TOKEN_BYTES * terms.context)
+            body = await read_body(request, most=most, seconds=self._service.body_seconds)
+            asked = read(body, terms)
+            samples = 1 if isinstance(asked, RewardCall) else asked.wish.samples
+            orders = [Order(name, asked, sample) for sample in range(samples)]
+            replies = [reply for reply in await self._answered(orders, request) if reply is not None]
+            if not replies:
+                return _json({"ok": True})
+            whole, parts = write(replies)
+            headers = replies[0].headers
+            if replies[0].asked.wish.stream:
+                return StreamingResponse(parts, headers=headers, media_type="text/event-stream")
+            return _json(whole, headers=headers)
 
         return endpoint
 
     async def models(self, request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
         terms = self._terms(self._name(request))
-        return JSONResponse(models_body(terms.model, terms.context))
+        card, name = model_body(terms.model, terms.context), request.path_params.get("name")
+        if name not in (None, terms.model):
+            raise RefusedError(404, f"there is no model {name!r:.80} here", code="model_not_found", param="model")
+        return _json({"object": "list", "data": [card]} if name is None else card)
+
+    async def health(self, request: Request) -> Response:
+        return _json({"status": "ending" if self._desk.is_closed else "ok"}, 503 if self._desk.is_closed else 200)
 
     def _name(self, request: Request) -> str:
         return str(request.path_params.get("trajectory", ""))
@@ -179,70 +206,53 @@ class _Counter:
             raise RefusedError(404, "there is no such trajectory, or it is over", code="trajectory_not_found")
         return terms
 
-    def _admit(self, request: Request) -> None:
-        """RefusedError for a missing or wrong key or, on a server without one, a Host that is not a loopback name."""
-        key = self._service.key
-        if key is None:
-            if request.url.hostname not in LOOPBACK:
-                raise RefusedError(403, f"without a key this server is only {' or '.join(LOOPBACK)}")
-            return
-        given = request.headers.get("Authorization", "").encode()
-        if not hmac.compare_digest(given, f"Bearer {key}".encode()):
-            raise RefusedError(401, "the API key is missing or wrong", code="invalid_api_key")
-
-    async def _body(self, request: Request) -> dict[str, Any]:
-        """The JSON object of a request. RefusedError if it is none, too large, or too slow to arrive."""
-        if request.headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
-            raise RefusedError(415, "the content type has to be application/json")
-        body, seconds = bytearray(), self._service.body_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                async for part in request.stream():
-                    body += part
-                    if len(body) > self._service.body_bytes:
-                        raise RefusedError(413, f"a request may have {self._service.body_bytes:,} bytes")
-        except TimeoutError as error:
-            raise RefusedError(408, f"the request body did not arrive within {seconds:g} s") from error
-        try:
-            asked = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise RefusedError(400, "the request is not JSON") from error
-        if not isinstance(asked, dict):
-            raise RefusedError(400, "the request is not a JSON object")
-        return asked
-
-    async def _answered(self, order: Order, request: Request) -> Reply | None:
-        """What the engine's thread answers. A client that goes away takes its order with it, unless it is being
-        sampled."""
-        if self._waiting >= self._service.waiting:
+    async def _answered(self, orders: Sequence[Order], request: Request) -> list[Reply | None]:
+        """What the engine's thread answers. A client that goes away takes its orders with it."""
+        if self._waiting + len(orders) > self._service.waiting:
             raise RefusedError(503, f"{self._service.waiting:,} requests are waiting already")
-        self._waiting += 1
-        answer = asyncio.wrap_future(order.answer)
-        gone = asyncio.ensure_future(_gone(request))
+        self._waiting += len(orders)
+        answers = asyncio.gather(*(asyncio.wrap_future(order.answer) for order in orders))
+        left = asyncio.ensure_future(gone(request))
         try:
-            self._desk.place(order)
-            both: set[asyncio.Future[Any]] = {answer, gone}
+            self._desk.place(*orders)
+            both: set[asyncio.Future[Any]] = {answers, left}
             await asyncio.wait(both, timeout=self._service.answer_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                return answer.result()
-            order.answer.cancel()
-            if gone.done():
+            if answers.done():
+                replies = answers.result()
+                for reply in replies:
+                    _check_fit(reply)
+                return replies
+            answers.cancel()
+            if left.done():
                 raise RefusedError(400, "the client has gone")
             raise RefusedError(503, f"no turn within {self._service.answer_seconds:g} s")
         finally:
-            self._waiting -= 1
-            gone.cancel()
+            self._waiting -= len(orders)
+            left.cancel()
+            for order in orders:
+                order.withdraw()
 
 
-async def _gone(request: Request) -> None:
-    """Until the client has closed the connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+def _json(body: Body, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """In ASCII: a client may have sent half a character, which is repeated to it."""
+    from starlette.responses import Response
+
+    return Response(json.dumps(body), status, headers, "application/json")
 
 
-async def _parts(reply: Reply) -> AsyncIterator[str]:
-    for event in reply.events():
-        yield event
+def _check_fit(reply: Reply | None) -> None:
+    """RefusedError for an answer that is not what its request demands. One that was cut says so by itself."""
+    if reply is not None and isinstance(reply.asked, ChatRequest) and reply.finish_reason != "length":
+        reply.asked.wish.demands.check(reply.said.message)
+
+
+def _as_completion(replies: Sequence[Reply]) -> tuple[Body, Iterator[str]]:
+    return whole_body(replies), events(replies)
+
+
+def _as_response(replies: Sequence[Reply]) -> tuple[Body, Iterator[str]]:
+    response = ResponseForm(replies[0])
+    return response.body(), response.events()
 
 
 def _uvicorn(app: Starlette, service: Service) -> uvicorn.Server:
@@ -253,11 +263,9 @@ def _uvicorn(app: Starlette, service: Service) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            access_log=False,
-            log_level="warning",
             lifespan="off",
             limit_concurrency=2 * service.waiting + 64,  # connections: requests get a better answer before
-            timeout_graceful_shutdown=5,
+            **UVICORN,
         )
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,11 @@ from burnish.data.chat import encode_bare, encode_text, text_of_tokens
 from burnish.data.histories import HistoryEncoder
 from burnish.data.observations import ObservationFormat, Observer
 from burnish.data.plain_tokens import PlainEncoder
-from burnish.data.template import Template
+from burnish.data.template import Template, readable_options
 from burnish.errors import ConfigError, DataError
-from burnish.rollouts.endpoint.requests import RefusedError
+from burnish.outside.listening import RefusedError, wrong
+from burnish.rollouts.endpoint.requests import Others, Terms, texts_in
+from burnish.rollouts.engine import Sampling
 from burnish.tools.calls import Parsed, ToolCall
 from burnish.tools.parsers.protocol import ToolParser
 from burnish.tools.parsers.registry import AUTO, Render, find_parser, recognise
@@ -33,7 +35,8 @@ class Speech:
     """A model's tokenizer and chat template, as a server uses them. Only one thread may: encoding changes a tokenizer.
 
     options: arguments of the chat template. stop_token_ids: with which of them sampled, a turn has ended. parser: reads
-    calls of tools. without_parser: why there is no parser, for those who offer tools.
+    calls of tools. without_parser: why there is no parser, for those who offer tools. plain: encodes what clients say;
+    None makes one, with a copy of the tokenizer.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -41,12 +44,14 @@ class Speech:
     options: Mapping[str, Json] = field(default_factory=dict)
     parser: ToolParser | None = None
     without_parser: str = "this server has no parser of tool calls"
-    _histories: HistoryEncoder = field(init=False, repr=False)
-    _formats: dict[str, ObservationFormat] = field(default_factory=dict, repr=False)
-    _kept: dict[tuple[str, Observer], bool] = field(default_factory=dict, repr=False)
+    plain: InitVar[PlainEncoder | None] = None
+    _plain: PlainEncoder = field(init=False, repr=False)
+    _formats: dict[str, ObservationFormat] = field(default_factory=dict, init=False, repr=False)
+    _kept: dict[tuple[str, Observer], bool] = field(default_factory=dict, init=False, repr=False)
+    _others: dict[str, Speech] = field(default_factory=dict, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_histories", HistoryEncoder(self.tokenizer, self.options))
+    def __post_init__(self, plain: PlainEncoder | None) -> None:
+        object.__setattr__(self, "_plain", plain or PlainEncoder(self.tokenizer))
 
     @staticmethod
     def of(
@@ -66,17 +71,40 @@ class Speech:
         except (ConfigError, DataError) as error:
             return Speech(tokenizer, stop, options, None, without_parser=error.message)
 
-    def encode(self, messages: Sequence[Message], tools: Schemas) -> tuple[int, ...]:
-        """The whole history as the chat template writes it, with the beginning of the policy's turn. What tools have
-        answered is text. RefusedError if it cannot be written."""
-        self._check_tools(tools)
-        heard = {number: 0 for number, message in enumerate(messages) if message.role == "tool"}
+    def terms(self, sampling: Sampling, model: str, context: int, others: Others) -> Terms:
+        """What clients may ask who speak with this template."""
+        reads = readable_options(self.tokenizer) or frozenset()
+        return Terms(sampling, model, context, others, self.options, reads, self._message_tokens)
+
+    @cached_property
+    def _message_tokens(self) -> int:
+        """Tokens that a message has at the very least: half of those that the template writes around a short one."""
+        question, answer = Message("user", "1"), Message("assistant", "1")
         try:
+            one, three = (self.encode(some, ()) for some in ([question], [question, answer, question]))
+        except RefusedError:
+            return 1
+        return max((len(three) - len(one)) // 4, 1)
+
+    def under(self, options: Mapping[str, Json]) -> Speech:
+        """The same with other arguments of the chat template."""
+        key = json.dumps(options, sort_keys=True)
+        if options and key not in self._others:
+            if len(self._others) == _KEPT_FORMATS:
+                self._others.clear()
+            self._others[key] = replace(self, options={**self.options, **options}, plain=self._plain)
+        return self._others[key] if options else self
+
+    def encode(self, messages: Sequence[Message], tools: Schemas) -> tuple[int, ...]:
+        """The whole history as the chat template writes it, with the beginning of the policy's turn. What others than
+        the policy have said is text. RefusedError if it cannot be written."""
+        try:
+            heard = {number: 0 for number, message in enumerate(messages) if self._is_heard(message)}
             tokens = self._histories.encode(_named(messages), heard, tools, where=_WHERE)
         except DataError as error:
-            raise RefusedError(400, str(error), param="messages") from error
+            raise wrong("messages", str(error)) from error
         if not tokens:
-            raise RefusedError(400, "the messages are zero tokens", param="messages")
+            raise wrong("messages", "the messages are zero tokens")
         return tokens
 
     def following(
@@ -97,9 +125,9 @@ class Speech:
         try:
             tokens = encode_text(text, self.tokenizer) if begins else encode_bare(text, self.tokenizer)
         except DataError as error:
-            raise RefusedError(400, str(error), param="prompt") from error
+            raise wrong("prompt", str(error)) from error
         if begins and not tokens:
-            raise RefusedError(400, "the prompt is zero tokens", param="prompt")
+            raise wrong("prompt", "the prompt is zero tokens")
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -111,9 +139,15 @@ class Speech:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     @cached_property
-    def _plain(self) -> PlainEncoder:
-        """One for all formats: it has a copy of the tokenizer."""
-        return PlainEncoder(self.tokenizer)
+    def _histories(self) -> HistoryEncoder:
+        return HistoryEncoder(self.tokenizer, self.options, self._plain)
+
+    @cached_property
+    def _special(self) -> Sequence[str]:
+        """Texts of the tokens that nothing of a client becomes. Of the user's and system's, tags that a tokenizer has
+        as tokens without calling them special (`<think>`) are no such: they write to the model about them."""
+        added = (str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special)
+        return sorted({*added, *self.tokenizer.all_special_tokens})
 
     @cached_property
     def text(self) -> Callable[[int], str]:
@@ -164,9 +198,22 @@ class Speech:
             self._formats[key] = ObservationFormat(template, self.stop_token_ids, self._plain)
         return self._formats[key]
 
-    def _check_tools(self, tools: Schemas) -> None:
+    def check(self, messages: Sequence[Message], tools: Schemas) -> None:
+        """RefusedError for tools that cannot be called, and for special tokens where templates write names."""
         if tools and self.parser is None:
-            raise RefusedError(400, self.without_parser, param="tools")
+            raise wrong("tools", self.without_parser)
+        others = [message for message in messages if message.role != "assistant"]
+        names = [(one.role, one.extra, one.reasoning_content, one.tool_calls) for one in others]
+        for param, value in (("messages", names), ("tools", tools)):
+            if any(map(self._is_special, texts_in(value))):
+                raise wrong(param, f"{param} hold a special token besides their contents")
+
+    def _is_heard(self, message: Message) -> bool:
+        """Whether a content is encoded apart from what the template writes."""
+        return message.role == "tool" or (message.role != "assistant" and self._is_special(message.content))
+
+    def _is_special(self, text: str) -> bool:
+        return any(name in text for name in self._special)
 
 
 def id_of_calls(number: int) -> str:

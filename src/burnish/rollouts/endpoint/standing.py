@@ -10,16 +10,17 @@ import itertools
 import json
 import select
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
+from burnish.outside.listening import RefusedError
 from burnish.rollouts.endpoint.desk import Desk, Order
-from burnish.rollouts.endpoint.requests import RefusedError, RewardCall, Terms
+from burnish.rollouts.endpoint.requests import RewardCall, Terms
 from burnish.rollouts.endpoint.speech import Speech
 from burnish.rollouts.endpoint.trajectory import Room, Trajectory
 from burnish.rollouts.endpoint.turns import TurnSampler
-from burnish.rollouts.engine import RolloutEngine
+from burnish.rollouts.engine import RolloutEngine, Sampling, StoppableEngine
 from burnish.types import Rollout, RolloutRequest
 
 Record = Callable[[str], None]
@@ -62,7 +63,7 @@ class StandingLoop:
     def __post_init__(self) -> None:
         terms = self.standing.terms
         self.desk = Desk(lambda name: terms if len(name) <= _NAME_CHARACTERS else None)
-        self._turns = TurnSampler(partial(self.standing.engine.generate, step=0), terms.model, self.standing.seed)
+        self._turns = TurnSampler(self._draw, terms.model, self.standing.seed)
 
     def run(self) -> None:
         """Until the desk is closed. Raises what the engine raises; whoever waits is refused then."""
@@ -81,6 +82,14 @@ class StandingLoop:
             for name in list(self._held):
                 self._end(name)
 
+    def _draw(
+        self, requests: Sequence[RolloutRequest], sampling: Sampling, *, stopped: Callable[[], bool], **given: Any
+    ) -> tuple[list[Rollout], list[RolloutRequest]]:
+        engine = self.standing.engine
+        if isinstance(engine, StoppableEngine):
+            return engine.generate_until(requests, sampling, step=0, stopped=stopped, **given)
+        return engine.generate(requests, sampling, step=0, **given), []
+
     def _serve(self, orders: list[Order]) -> None:
         asked = []
         for order in orders:
@@ -88,7 +97,7 @@ class StandingLoop:
                 self._reward(order, order.asked)
                 continue
             try:
-                asked.append((order, self._trajectory(order.trajectory, order.asked.wish.seed)))
+                asked.append((order, self._trajectory(order, order.asked.wish.seed)))
             except RefusedError as error:
                 order.refuse(error)
         try:
@@ -103,13 +112,15 @@ class StandingLoop:
             elif held := self._held.get(order.trajectory):
                 held.used = time.monotonic()  # its client has waited until now
 
-    def _trajectory(self, name: str, seed: int | None) -> Trajectory:
+    def _trajectory(self, order: Order, seed: int | None) -> Trajectory:
+        name = order.trajectory
         if name in self._held:
             return self._held[name].trajectory
         if len(self._held) >= self.standing.open:
             raise RefusedError(503, f"{self.standing.open:,} trajectories are open: end some with their rewards")
         request = RolloutRequest(name or self._own_name(seed), 0, (), (0,))
-        trajectory = Trajectory(request, 0, self.standing.speech, self.standing.room)
+        sample = 0 if name else order.sample  # those of one trajectory are its branches
+        trajectory = Trajectory(request, sample, self.standing.speech, self.standing.room)
         if name:
             self._held[name] = _Held(trajectory, time.monotonic())
         return trajectory

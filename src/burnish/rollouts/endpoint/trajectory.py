@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from burnish.rollouts.endpoint.requests import ChatRequest, RefusedError, TextRequest, TokenRequest, TurnRequest
+from burnish.outside.listening import RefusedError
+from burnish.rollouts.endpoint.requests import ChatRequest, TextRequest, TokenRequest, TurnRequest
 from burnish.rollouts.endpoint.speech import Schemas, Speech, id_of_calls
 from burnish.types import (
     BRANCH_STRIDE,
@@ -55,6 +57,7 @@ class Branch:
     number: int
     prompt_tokens: tuple[int, ...]
     tools: Schemas = ()
+    options: Mapping[str, Json] = field(default_factory=dict)
     messages: list[Message] | None = None
     text: str | None = None
     tokens: list[int] = field(default_factory=list)
@@ -85,13 +88,14 @@ class Branch:
 @dataclass(frozen=True, slots=True)
 class NextTurn:
     """What is to be sampled: after `prompt`, at most `most_tokens`. stop, stop_token_ids: texts and tokens that end it,
-    and that the agent is not told."""
+    and that the agent is not told. calls: whether calls of tools are read."""
 
     branch: Branch
     prompt: tuple[int, ...]
     most_tokens: int
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    calls: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +156,9 @@ class Trajectory:
             branch.text = asked.prompt if isinstance(asked, TextRequest) else None
         branch.speaks = True
         self._last, self.limited = branch, None  # one that had no room has made itself some
-        wanted = most if asked.wish.max_tokens is None else asked.wish.max_tokens
-        return NextTurn(branch, branch.seen, min(most, wanted), asked.wish.stop, asked.wish.stop_token_ids)
+        wish = asked.wish
+        length = most if wish.max_tokens is None else min(most, wish.max_tokens)
+        return NextTurn(branch, branch.seen, length, wish.stop, wish.stop_token_ids, wish.demands.calls)
 
     def engine_request(self, turn: NextTurn, place: int) -> RolloutRequest:
         """For the engine. Its noise is that of this turn of this branch; `place` tells the requests of a call apart."""
@@ -175,7 +180,7 @@ class Trajectory:
         is_shortened = len(tokens) < len(rollout.response_tokens)
         whole = self.speech.decode(tokens) if is_shortened else rollout.response
         text = _before(whole, turn.stop)
-        message = self.speech.read(text, branch.tools, self._number_of_turn(branch))
+        message = self.speech.read(text, branch.tools if turn.calls else (), self._number_of_turn(branch))
         branch.tokens += tokens
         branch.logprobs += logprobs
         branch.turns.append(Turn("policy", start, len(branch.tokens), (message,)))
@@ -258,38 +263,41 @@ class Trajectory:
             )
         return min(left, self.room.turn_tokens)
 
-    def _new(self, prompt_tokens: tuple[int, ...], tools: Schemas = ()) -> Branch:
-        return Branch(len(self.branches), prompt_tokens, tools)
+    def _new(self, prompt_tokens: tuple[int, ...], asked: ChatRequest | None = None) -> Branch:
+        if asked is None:
+            return Branch(len(self.branches), prompt_tokens)
+        return Branch(len(self.branches), prompt_tokens, asked.tools, asked.options)
 
     def _chat(self, asked: ChatRequest) -> tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]:
         """Go on after the longest history that these messages begin with."""
+        speech = self.speech.under(asked.options)
+        speech.check(asked.messages, asked.tools)
         keys = [_key(message) for message in asked.messages]
         found = [
             (point.messages, point is branch.points[-1] and not branch.speaks, branch, point)
             for branch in self.branches
-            if branch.messages is not None and branch.tools == asked.tools
-            for point in branch.points
-            if self._goes_on(branch, point, asked.messages, keys)
+            if branch.messages is not None and (branch.tools, branch.options) == (asked.tools, asked.options)
+            for point in self._points(branch, asked.messages, keys)
         ]
         if not found:
-            return self._new(self.speech.encode(asked.messages, asked.tools), asked.tools), None
+            return self._new(speech.encode(asked.messages, asked.tools), asked), None
         _, is_end, branch, point = max(found, key=lambda one: one[:2])
         rest = asked.messages[point.messages :]
-        tokens = self.speech.following(rest, point.calls, branch.tokens[point.tokens - 1], asked.tools)
+        tokens = speech.following(rest, point.calls, branch.tokens[point.tokens - 1], asked.tools)
         if tokens is None:
-            return self._new(self.speech.encode(asked.messages, asked.tools), asked.tools), None
+            return self._new(speech.encode(asked.messages, asked.tools), asked), None
         if is_end:
             return branch, (tokens, _author(rest), rest)
-        before = (*branch.prompt_tokens, *branch.tokens[: point.tokens])
-        fork = self._new((*before, *tokens), asked.tools)
-        return fork, None
+        return self._new((*branch.prompt_tokens, *branch.tokens[: point.tokens], *tokens), asked), None
 
-    def _goes_on(self, branch: Branch, point: _Point, messages: Sequence[Message], keys: Sequence[str]) -> bool:
+    def _points(self, branch: Branch, messages: Sequence[Message], keys: Sequence[str]) -> Iterator[_Point]:
+        """Turns of a branch after which these messages go on."""
         assert branch.messages is not None
-        rest = messages[point.messages :]
-        if not rest or any(message.role == "assistant" for message in rest):
-            return False
-        return [_key(message) for message in branch.messages[: point.messages]] == list(keys[: point.messages])
+        said = [number for number, message in enumerate(messages, start=1) if message.role == "assistant"]
+        least = max(said, default=0)  # what goes on is not the policy's
+        known = itertools.takewhile(lambda both: _key(both[0]) == both[1], zip(branch.messages, keys, strict=False))
+        most = min(sum(1 for _ in known), len(keys) - 1)
+        return (point for point in branch.points if least <= point.messages <= most)
 
     def _text(self, asked: TextRequest) -> tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]:
         """Go on with a text that was only prolonged. Not after a token that ended a turn: it is in no text."""

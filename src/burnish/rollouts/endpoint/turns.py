@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from burnish.rollouts.conversation import Draw
+from burnish.outside.listening import RefusedError
 from burnish.rollouts.endpoint.answers import Reply, token_texts
 from burnish.rollouts.endpoint.desk import Order
-from burnish.rollouts.endpoint.requests import RefusedError, RewardCall, Wish
+from burnish.rollouts.endpoint.requests import RewardCall, Wish
 from burnish.rollouts.endpoint.trajectory import NextTurn, Trajectory
 from burnish.rollouts.engine import Sampling
-from burnish.types import Rollout
+from burnish.types import Rollout, RolloutRequest
 
+Draw = Callable[..., tuple[list[Rollout], list[RolloutRequest]]]
+"""An engine's `generate_until` for a step: the finished rollouts, and requests for those that were stopped."""
 Heard = Callable[[Order], None]
 """Called when an order has its answer."""
 
@@ -33,7 +35,7 @@ class _Begun:
 class TurnSampler:
     """Answers orders. Used by the thread that owns the engine.
 
-    draw: the engine's `generate` for a seed and step (a request may bring its own seed). model: name in the answers.
+    draw: of the engine, for a seed (a request may bring its own). model: name in the answers.
     """
 
     draw: Draw
@@ -92,8 +94,17 @@ class TurnSampler:
                 begun.order.reply(self._reply(begun, rollout))
                 heard(begun.order)
 
+        def stopped() -> bool:
+            return any(begun.order.is_withdrawn for begun in waiting.values())
+
         requests = [begun.trajectory.engine_request(begun.turn, place) for place, begun in enumerate(some)]
-        say(self.draw(requests, sampling, seed=seed, on_finished=say))
+        while requests:
+            finished, rest = self.draw(requests, sampling, seed=seed, on_finished=say, stopped=stopped)
+            say(finished)
+            gone = {request.group_id for request in rest if some[request.group_id].order.is_withdrawn}
+            for place in gone:
+                heard(waiting.pop(place).order)
+            requests = [request for request in rest if request.group_id not in gone]
 
     def _reply(self, begun: _Begun, rollout: Rollout) -> Reply:
         assert not isinstance(begun.order.asked, RewardCall)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from burnish.rollouts.endpoint.requests import (
-    RefusedError,
-    Terms,
-    read_chat,
-    read_completion,
-    read_reward,
-    read_tokens,
-)
+from burnish.outside.listening import RefusedError
+from burnish.rollouts.endpoint.demands import Demands
+from burnish.rollouts.endpoint.requests import Terms, read_chat, read_completion, read_reward, read_tokens
+from burnish.rollouts.endpoint.responses import read_response
 from burnish.rollouts.engine import Sampling
+from burnish.types import Message
 
 RUN = Sampling(max_response_tokens=8, temperature=0.7, top_p=0.9)
 TERMS = Terms(RUN, "tiny", 64)
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "x", "schema": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+}
+TOOLS = [{"type": "function", "function": {"name": "calc"}}]
 
 
 @pytest.mark.parametrize(
@@ -33,11 +36,26 @@ TEXT = {"model": "tiny", "prompt": "hi"}
         ({"temperature": 1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": 5}, "top_k"),
-        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 1_000}, "n"),
+        ({"n": True}, "n"),
         ({"seed": 1}, "seed"),
         ({"presence_penalty": 0.1}, "presence_penalty"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strange"}}}},
+            "response_format",
+        ),
+        ({"response_format": "json"}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),  # of no tools
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}, "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": 1}, "tool_choice"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"stream_options": True}, "stream_options"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"stop_token_ids": [1] * 257}, "stop_token_ids"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": 1}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -47,7 +65,7 @@ TEXT = {"model": "tiny", "prompt": "hi"}
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"guided_json": {}}, "guided_json"),
         ({"messages": [{"role": "tool", "tool_call_id": ["a"], "content": "4"}]}, "messages"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"sampling_params": {"temperature": 0.7}}, "sampling_params"),
     ],
 )
@@ -62,8 +80,12 @@ def test_what_cannot_be_answered_is_refused_by_name(more: dict[str, Any], param:
     "more",
     [
         {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "min_p": 0},
-        {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": None, "seed": None},
+        {"n": 3, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {"5": 0}, "seed": None},
+        {"reasoning_effort": "none", "chat_template_kwargs": {}, "store": True, "metadata": {"a": "b"}, "stop": []},
+        {"service_tier": "auto", "verbosity": "medium", "top_logprobs": 0, "functions": [], "min_p": 0.0},
         {"response_format": {"type": "text"}, "tool_choice": "auto", "parallel_tool_calls": True, "user": "me"},
+        {"response_format": {"type": "json_object"}, "tool_choice": "required", "tools": TOOLS},
+        {"parallel_tool_calls": False, "tool_choice": "none"},
         {"max_completion_tokens": 4, "stop": ["a", "b"], "stream": True, "stream_options": {"include_usage": True}},
     ],
 )
@@ -91,8 +113,8 @@ def test_settings_are_ignored_or_followed_if_that_is_the_rule() -> None:
     [
         {"response_format": {"type": "json_schema"}},
         {"guided_json": {}},
-        {"n": 2},
-        {"tool_choice": "required"},
+        {"n": 0},
+        {"top_logprobs": 2},
         {"größe": 1},
         {"a\r\nb": 1},
         {"temperature": 1e-300},
@@ -102,6 +124,167 @@ def test_what_is_refused_under_every_rule(more: dict[str, Any], rule: Any) -> No
     with pytest.raises(RefusedError) as caught:
         read_chat({**CHAT, **more}, Terms(RUN, "tiny", 64, rule))
     assert caught.value.status == 400
+
+
+def test_demands_are_ignored_if_that_is_the_rule() -> None:
+    """`none` is none: it can be kept."""
+    terms = Terms(RUN, "tiny", 64, "ignore")
+    asked = {**CHAT, "tools": TOOLS, "parallel_tool_calls": False, "response_format": {"type": "json_object"}}
+    wish = read_chat({**asked, "tool_choice": "required"}, terms).wish
+    assert wish.ignored == ("parallel_tool_calls", "response_format", "tool_choice")
+    assert wish.demands == Demands()
+    assert not read_chat({**asked, "tool_choice": "none"}, terms).wish.demands.calls
+
+
+@pytest.mark.parametrize(
+    ("rule", "asked", "options", "ignored"),
+    [
+        ("follow", {"chat_template_kwargs": {"thinks": False}}, {"thinks": False}, ()),
+        ("follow", {"chat_template_kwargs": {"thinks": True}, "reasoning_effort": "low"}, {}, ("reasoning_effort",)),
+        ("ignore", {"chat_template_kwargs": {"thinks": False}}, {}, ("chat_template_kwargs",)),
+        ("refuse", {"chat_template_kwargs": {"thinks": True}, "reasoning_effort": "high"}, {}, ("reasoning_effort",)),
+        ("refuse", {"chat_template_kwargs": {"thinks": False}}, None, ()),
+        ("follow", {"chat_template_kwargs": {"unheard_of": 1}}, None, ()),
+    ],
+)
+def test_options_of_the_template_are_settings_like_others(rule: Any, asked: Any, options: Any, ignored: Any) -> None:
+    terms = Terms(RUN, "tiny", 64, rule, {"thinks": True}, {"thinks"})
+    if options is None:
+        with pytest.raises(RefusedError) as caught:
+            read_chat({**CHAT, **asked}, terms)
+        assert caught.value.param == "chat_template_kwargs"
+        return
+    found = read_chat({**CHAT, **asked}, terms)
+    assert (found.options, found.wish.ignored) == (options, ignored)
+
+
+def test_effort_is_an_option_where_the_template_reads_it() -> None:
+    terms = Terms(RUN, "tiny", 64, "follow", {}, {"reasoning_effort"})
+    assert read_chat({**CHAT, "reasoning_effort": "low"}, terms).options == {"reasoning_effort": "low"}
+    with pytest.raises(RefusedError, match="reasoning_effort 'low' would change what this run samples"):
+        read_chat({**CHAT, "reasoning_effort": "low"}, replace(terms, others="refuse"))
+
+
+@pytest.mark.parametrize(
+    ("read", "asked"),
+    [
+        (read_chat, {**CHAT, "messages": [{"role": "user", "content": ""}] * 65}),
+        (read_chat, {**CHAT, "messages": [{"role": "user", "content": "a" * 4_097}]}),
+        (read_chat, {**CHAT, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 600}]}),
+        (read_chat, {**CHAT, "tools": [{"type": "function", "function": {"name": "a", "description": "b" * 4_097}}]}),
+        (read_completion, {**TEXT, "prompt": "a" * 4_097}),
+        (read_completion, {**TEXT, "prompt": [1] * 65}),
+        (read_tokens, {"token_ids": [1] * 65}),
+        (read_response, {"model": "tiny", "input": [{"role": "user", "content": "a"}] * 65}),
+    ],
+)
+def test_what_cannot_fit_is_refused_unread(read: Callable[..., Any], asked: Any) -> None:
+    with pytest.raises(RefusedError) as caught:
+        read(asked, TERMS)
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("asked", "content", "calls", "field"),
+    [
+        ({"tool_choice": "required"}, "4", 0, "tool_choice"),
+        ({"tool_choice": "required"}, "", 1, None),
+        ({"tool_choice": {"type": "function", "function": {"name": "calc"}}}, "", 1, None),
+        ({"tool_choice": {"type": "function", "function": {"name": "find"}}}, "", 1, "tool_choice"),
+        ({"parallel_tool_calls": False}, "", 1, None),
+        ({"parallel_tool_calls": False}, "", 2, "parallel_tool_calls"),
+        ({"response_format": {"type": "json_object"}}, '{"a": [1]}', 0, None),
+        ({"response_format": {"type": "json_object"}}, "[1]", 0, "response_format"),
+        ({"response_format": {"type": "json_object"}}, 'Sure: {"a": 1}', 0, "response_format"),
+        ({"response_format": {"type": "json_object"}}, '{"a": NaN}', 0, "response_format"),
+        ({"response_format": {"type": "json_object"}}, "[" * 100_000, 0, "response_format"),
+        ({"response_format": {"type": "json_object"}}, "", 1, None),
+        ({"response_format": SCHEMA}, '{"x": 1}', 0, None),
+        ({"response_format": SCHEMA}, '{"x": "</think>"}', 0, "response_format"),
+        ({"response_format": SCHEMA}, "{}", 0, "response_format"),
+    ],
+)
+def test_an_answer_that_is_not_what_was_demanded_is_refused(
+    asked: dict[str, Any], content: str, calls: int, field: str | None
+) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("calc", "find")]
+    demands = read_chat({**CHAT, "tools": tools, **asked}, TERMS).wish.demands
+    call: Any = {"id": "1", "function": {"name": "calc", "arguments": {}}}
+    message = Message("assistant", content, tool_calls=(call,) * calls)
+    if field is None:
+        demands.check(message)
+        return
+    with pytest.raises(RefusedError) as caught:
+        demands.check(message)
+    assert (caught.value.status, caught.value.param) == (422, field)
+
+
+def test_a_response_is_a_chat() -> None:
+    function = {"name": "calc", "parameters": {"type": "object", "properties": {}}}
+    asked = {
+        "model": "tiny",
+        "instructions": "be kind",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "2+2?"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "let me see"}]},
+            *({"type": "function_call", "call_id": name, "name": "calc", "arguments": "{}"} for name in "ab"),
+            *({"type": "function_call_output", "call_id": name, "output": "4"} for name in "ab"),
+        ],
+        "tools": [{"type": "function", **function}],
+        "tool_choice": {"type": "function", "name": "calc"},
+        "max_output_tokens": 5,
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
+        "include": ["message.output_text.logprobs"],
+        "store": True,
+        "stream": True,
+        "reasoning": {"effort": "none", "summary": "auto"},
+        "truncation": "disabled",
+    }
+    call = {"type": "function", "function": {"name": "calc", "arguments": "{}"}}
+    chat = {
+        "model": "tiny",
+        "messages": [
+            {"role": "system", "content": "be kind"},
+            {"role": "user", "content": "2+2?"},
+            {"role": "assistant", "content": "let me see", "tool_calls": [{"id": name, **call} for name in "ab"]},
+            *({"role": "tool", "tool_call_id": name, "content": "4"} for name in "ab"),
+        ],
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": {"type": "function", "function": {"name": "calc"}},
+        "max_tokens": 5,
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+        "logprobs": True,
+        "stream": True,
+    }
+    found, expected = read_response(asked, TERMS), read_chat(chat, TERMS)
+    assert (found.messages, found.tools) == (expected.messages, expected.tools)
+    assert replace(found.wish.demands, schema=None) == replace(expected.wish.demands, schema=None)
+    assert replace(found.wish, demands=Demands()) == replace(expected.wish, demands=Demands())
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"previous_response_id": "resp-1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"input": [{"type": "image_generation_call"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"include": ["file_search_call.results"]}, "include"),
+        ({"text": "json"}, "text"),
+        ({"n": 2}, "n"),
+        ({"unheard_of": 1}, "unheard_of"),
+        ({"temperature": 0.1}, "temperature"),
+    ],
+)
+def test_what_a_response_cannot_have_is_refused_by_name(more: dict[str, Any], param: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        read_response({"model": "tiny", "input": "hi", **more}, TERMS)
+    assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_temperature_0_is_what_a_greedy_run_has() -> None:

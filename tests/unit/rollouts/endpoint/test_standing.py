@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from watching import wait_for
 
+from burnish.outside.listening import RefusedError
 from burnish.rollouts.endpoint.desk import Order
-from burnish.rollouts.endpoint.requests import RefusedError, RewardCall, Terms, read_chat
+from burnish.rollouts.endpoint.requests import RewardCall, Terms, read_chat
 from burnish.rollouts.endpoint.standing import Standing, StandingLoop
+from burnish.rollouts.engine import StoppableEngine
+from burnish.types import Begun
 
-from .conftest import MODEL, ROOM, SAMPLING
+from .conftest import MODEL, ROOM, SAMPLING, Script
 
 Start = Callable[..., StandingLoop]
 
@@ -125,3 +130,35 @@ def _hello() -> dict[str, Any]:
 
 def test_names_are_short(serving: Start) -> None:
     assert serving().desk.find("x" * 129) is None
+
+
+class StoppableScript(Script, StoppableEngine):
+    """Samples a token each time that it is asked whether to stop; remembers which requests it was left with."""
+
+    def generate_until(self, requests: Any, sampling: Any, *, stopped: Any, on_finished: Any, **given: Any) -> Any:
+        self.seen += requests
+        while not stopped():
+            if len(requests) == 1:
+                return self.generate(requests, sampling, on_finished=on_finished), []
+        return [], [replace(request, begun=(Begun((1,), (0.0,), ()),)) for request in requests]
+
+
+def test_what_is_sampled_for_a_client_that_goes_away_ends(speech: Any) -> None:
+    engine = StoppableScript(speech.tokenizer)
+    terms = Terms(SAMPLING, MODEL, ROOM.context)
+    loop = StandingLoop(Standing(engine, speech, terms, ROOM))
+    going, staying = (
+        Order("", read_chat({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}, terms)) for _ in range(2)
+    )
+    loop.desk.place(going, staying)
+    thread = threading.Thread(target=loop.run, daemon=True)
+    thread.start()
+    wait_for(lambda: len(engine.seen) == 2)
+    going.withdraw()
+    reply = staying.answer.result(timeout=20)
+    assert reply is not None
+    assert reply.said.text == "yes"
+    assert [request.begun for request in engine.seen[2:]] == [(Begun((1,), (0.0,), ()),)] * 2
+    loop.desk.close()
+    thread.join(20)
+    assert not thread.is_alive()
