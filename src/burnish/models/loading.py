@@ -63,6 +63,8 @@ class LoadedModel:
     plain: scores and gradients use only PyTorch's own operations, on padded rows and full logits.
     kernels: whether C kernels may be used. paths: the implementations chosen among equivalent ones.
     router_aux_coef: weight of the router's load-balancing loss in an update of the policy.
+    vocabulary: ids from this number on are rows of the head without a token (padding, for which no tokenizer has a
+    text): they are never sampled and have no part in probabilities. None if every row has a token.
     """
 
     model: PreTrainedModel
@@ -76,6 +78,7 @@ class LoadedModel:
     kernels: UseKernels = "auto"
     paths: FastPaths = field(default_factory=FastPaths)
     router_aux_coef: float = 0.0
+    vocabulary: int | None = None
 
 
 def load_model(
@@ -175,12 +178,13 @@ def _with_tokenizer(
     plain: bool,
 ) -> LoadedModel:
     """The model with its tokenizer, and what follows from the two."""
-    check_vocabulary(tokenizer, num_embeddings(model), path=config.path)
+    largest_id = check_vocabulary(tokenizer, num_embeddings(model), path=config.path)
     eos_ids = eos_token_ids(tokenizer, raw_config, generation_config)
     check_token_ids(eos_ids, num_embeddings(model), f"model {config.path!r} names the end-of-sequence id")
     pad_id, pad_note = choose_pad_token_id(tokenizer, eos_ids, pad_token=config.pad_token)
     context_length, context_note = _context_length(model.config, tokenizer)
     eos_note = None if eos_ids else "neither model nor tokenizer has an end token; responses end by length or stop"
+    vocabulary = 1 + max(largest_id, *eos_ids)
     found = (*notes, eos_note, pad_note, context_note)
     return LoadedModel(
         model,
@@ -193,7 +197,13 @@ def _with_tokenizer(
         plain,
         config.kernels,
         router_aux_coef=config.router_aux_coef,
+        vocabulary=vocabulary if vocabulary < num_embeddings(model) else None,
     )
+
+
+def sampled_ids(loaded: LoadedModel) -> int:
+    """Number of token ids that may be sampled, counted from 0."""
+    return loaded.vocabulary or num_embeddings(loaded.model)
 
 
 def num_embeddings(model: PreTrainedModel) -> int:

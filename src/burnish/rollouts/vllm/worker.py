@@ -9,7 +9,8 @@ library, torch and vllm are imported, never burnish: the two environments share 
     ->  hello                                    <-  vllm (its version), cpu (whether it computes on a CPU),
                                                      head_sizes (that its attention supports there, else null),
                                                      sleeps (whether it has a sleep mode there)
-    ->  build: folder, arguments of vllm.LLM     <-  done
+    ->  build: arguments of vllm.LLM, vocabulary (ids from this number on are never sampled; null if all may be)
+                                                 <-  done
     ->  push: version, then chunks: a list of name, dtype, shape and offset in the first `bytes` bytes of MEMORY. Each
         is answered with `done`. An empty one ends the weights
                                                  <-  version
@@ -33,6 +34,7 @@ if __name__ == "__main__":
 
 import json
 import logging
+import math
 import mmap
 import signal
 import socket
@@ -88,7 +90,7 @@ class Server:
         if kind == "hello":
             return self._hello()
         if kind == "build":
-            return self._build(message["arguments"])
+            return self._build(message["arguments"], message["vocabulary"])
         if kind == "push":
             return (
                 {"refused": "the weights are asleep"} if "weights" in self._asleep else self._push(message["version"])
@@ -113,10 +115,11 @@ class Server:
             sizes = CPUAttentionBackend.get_supported_head_sizes()
         return {"vllm": vllm.__version__, "cpu": on_cpu, "head_sizes": sizes, "sleeps": has_sleep_mode}
 
-    def _build(self, arguments: Message) -> Message:
+    def _build(self, arguments: Message, vocabulary: int | None) -> Message:
         from vllm import LLM
 
-        self._llm = LLM(**arguments, logits_processors=[greedy_temperature()])
+        limits = [] if vocabulary is None else [within_vocabulary(vocabulary)]
+        self._llm = LLM(**arguments, logits_processors=[greedy_temperature(), *limits])
         # It warns about every layer without its own weights (rotary tables, a tied head) at every push.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         return {"done": True}
@@ -215,6 +218,27 @@ def greedy_temperature() -> Any:
             return None if temperature is None else lambda output_ids, logits: logits / temperature
 
     return GreedyTemperature
+
+
+def within_vocabulary(vocabulary: int) -> Any:
+    """A logits processor class that rules out all ids from this number on, in the whole batch at once."""
+    from vllm.v1.sample.logits_processor import LogitsProcessor
+
+    class WithinVocabulary(LogitsProcessor):
+        def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
+            """vLLM gives every processor these; this one needs none of them."""
+
+        def is_argmax_invariant(self) -> bool:
+            return False  # the likeliest id may be one of those
+
+        def update_state(self, batch_update: Any) -> None:
+            """There is no state of requests."""
+
+        def apply(self, logits: Any) -> Any:
+            logits[:, vocabulary:] = -math.inf
+            return logits
+
+    return WithinVocabulary
 
 
 def end_with(parent: int) -> None:
