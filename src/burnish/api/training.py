@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from burnish.checkpointing.sources import check_output
 from burnish.checkpointing.store import CheckpointStore
 from burnish.config.loading import LoadedConfig
 from burnish.config.schema import Kind, RlConfig, SftConfig
+from burnish.errors import ConfigError
 from burnish.machine.collecting import uncollected
 from burnish.models.loading_bars import without_loading_bars
 
@@ -99,6 +101,7 @@ def _train(
     from burnish.rewards.in_memory import functions_at_hand
     from burnish.trainers.interrupt import StopRequest, Watch, watching
 
+    _check_callback(on_step)
     console, stop = Console(quiet=quiet), StopRequest()
     with ExitStack() as stack:
         stack.enter_context(without_loading_bars())
@@ -114,6 +117,23 @@ def _train(
         stack.enter_context(watching(Watch(watchers, stop)))
         _run_trainer(call.loaded, console, stop, accept_changes=accept_changes)
     return Run(output)
+
+
+def _check_callback(on_step: object) -> None:
+    """ConfigError for what cannot be called after a step."""
+    if on_step is None:
+        return
+    remedy = "give a function of the run and the step's metrics: def on_step(run, metrics)"
+    if not callable(on_step):
+        raise ConfigError(f"on_step is {on_step!r:.80}, not a function", remedy=remedy)
+    try:
+        signature = inspect.signature(on_step)
+    except ValueError:  # of something built in, which does not say
+        return
+    try:
+        signature.bind(None, {})
+    except TypeError as error:
+        raise ConfigError(f"on_step cannot be called with two arguments: {error}", remedy=remedy) from error
 
 
 _NAMES = {"rl": "train", "sft": "sft", "rm": "reward_model"}

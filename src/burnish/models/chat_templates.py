@@ -57,6 +57,11 @@ def check_template(template: str, tokens: tuple[tuple[str, str], ...], name: str
         raise ModelError(
             f"{name} uses more than {_MAX_BYTES >> 30} GiB of memory for five short turns", remedy=_REMEDY
         ) from error
+    except ChildProcessError as error:
+        raise ModelError(
+            f"{name} could not be tried: {error}",
+            remedy="start again; signal 9 mostly means that memory ran out, so free some before",
+        ) from error
     except RuntimeError as error:
         raise ModelError(f"{name} cannot be tried: {error}", remedy=_REMEDY) from error
     if found["longest"] > _MAX_CHARACTERS:

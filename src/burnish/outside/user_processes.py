@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -86,7 +87,8 @@ def call_in_own_process(function: str, request: dict[str, Any], *, seconds: int,
     """Call `module:function` with `request` as keyword arguments. Request and result are plain JSON values.
 
     seconds: limit on CPU time. max_bytes: limit on address space, including what Python itself uses. Raises
-    TimeoutError or MemoryError past these limits, and RuntimeError with the last line that a failing process wrote.
+    TimeoutError or MemoryError past these limits, ChildProcessError if something else kills the process, and
+    RuntimeError with the last line that a failing process wrote.
     """
     limits = {"function": function, "seconds": seconds, "max_bytes": max_bytes}
     try:
@@ -99,8 +101,11 @@ def call_in_own_process(function: str, request: dict[str, Any], *, seconds: int,
         )
     except subprocess.TimeoutExpired as error:
         raise TimeoutError from error
-    if done.returncode < 0:  # the system killed it at the limit on CPU time
+    if done.returncode == -signal.SIGXCPU:  # the limit on CPU time
         raise TimeoutError
+    if done.returncode < 0:
+        number = -done.returncode
+        raise ChildProcessError(f"its process was killed by signal {number} ({signal.strsignal(number)})")
     last_line = done.stderr.decode("utf-8", "backslashreplace").strip().rpartition("\n")[2]
     if last_line.startswith("MemoryError"):
         raise MemoryError
