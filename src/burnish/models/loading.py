@@ -34,6 +34,7 @@ from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos
 from burnish.models.weight_checks import (
     check_declared_sizes,
     check_finite,
+    check_quantization,
     check_token_ids,
     read_generation_config,
     refuse_mismatched,
@@ -136,6 +137,7 @@ def _load_model(
     choose_pages(config)
     raw_config, generation_config = _raw_configs(source, config)
     check_declared_sizes(raw_config, config.path)
+    check_quantization(raw_config, config.path)
     model_config = _model_config(source, config)
     tokenizer = load_tokenizer(config)  # before the weights, which take longer: what is wrong with it is told at once
     weights_note: str | None
