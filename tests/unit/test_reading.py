@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from pathlib import Path
 from unittest.mock import Mock
@@ -24,8 +25,29 @@ def test_whatever_goes_wrong_names_the_file_and_keeps_its_cause(error: Exception
     said = r"a\.jsonl: reading it: " + type(error).__name__
     with pytest.raises(DataError, match=said) as caught, reading("a.jsonl: reading it"):
         raise error
-    assert caught.value.unexpected
+    assert caught.value.unexpected is isinstance(error, (MemoryError, OverflowError, KeyError))
     assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(13, "no"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+        json.JSONDecodeError("odd", "{", 1),
+        RecursionError("deep"),
+    ],
+)
+def test_what_files_are_known_to_do_leaves_no_traceback(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("burnish.config.loading._validate", Mock(side_effect=error))
+    (tmp_path / "run.yaml").write_text("model: a\n")
+    assert main(["rl", "run.yaml"]) == 2
+    assert f"reading the run file: {type(error).__name__}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
 def test_errors_of_our_own_pass_as_they_are() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from burnish.checkpointing.sources import check_output
 from burnish.checkpointing.store import CheckpointStore
 from burnish.config.loading import LoadedConfig
 from burnish.config.schema import Kind, RlConfig, SftConfig
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, DifferentRunError
 from burnish.machine.collecting import uncollected
 from burnish.models.loading_bars import without_loading_bars
 
@@ -121,19 +120,8 @@ def _train(
 
 def _check_callback(on_step: object) -> None:
     """ConfigError for what cannot be called after a step."""
-    if on_step is None:
-        return
-    remedy = "give a function of the run and the step's metrics: def on_step(run, metrics)"
-    if not callable(on_step):
-        raise ConfigError(f"on_step is {on_step!r:.80}, not a function", remedy=remedy)
-    try:
-        signature = inspect.signature(on_step)
-    except ValueError:  # of something built in, which does not say
-        return
-    try:
-        signature.bind(None, {})
-    except TypeError as error:
-        raise ConfigError(f"on_step cannot be called with two arguments: {error}", remedy=remedy) from error
+    if on_step is not None and not callable(on_step):
+        raise ConfigError(f"on_step is {on_step!r:.80}, not a function", remedy="give one of the run and its metrics")
 
 
 _NAMES = {"rl": "train", "sft": "sft", "rm": "reward_model"}
@@ -156,7 +144,20 @@ def _write_inputs(inputs: Inputs, output: Path, *, accept_changes: bool) -> None
 
 
 def trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool, lasting: bool = False) -> RunResult:
-    """Train as the run file says. Only what this kind of training needs is imported; lasting: see `uncollected`."""
+    """Train as the run file says. Only what this kind of training needs is imported; lasting: see `uncollected`.
+
+    If the folder holds another run, what is wrong with the new configuration itself, such as a name, is said first.
+    """
+    try:
+        return _trained(loaded, console, accept_changes=accept_changes, lasting=lasting)
+    except DifferentRunError:
+        from burnish.api.planning import plan_of
+
+        plan_of(loaded, [])
+        raise
+
+
+def _trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool, lasting: bool) -> RunResult:
     config = loaded.config
     if isinstance(config, RlConfig):
         with uncollected(lasting=lasting):

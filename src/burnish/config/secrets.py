@@ -44,7 +44,7 @@ _SURE = re.compile(
     r"|\b[Bb]earer [\w.~+/-]{8,}"
 )
 """Forms that only secrets have, anywhere in a value."""
-_QUERY = re.compile(r"(\b[A-Za-z][\w+.-]*://[^\s?#'\"]+)[?#][^\s'\")>\]]+")
+_QUERY = re.compile(r"(\b[A-Za-z][\w+.-]*://[^\s?'\"]+)[?][^\s'\")>\]]+")
 _GIVEN = re.compile(r"(?<![\w.-])(-{1,2}[\w-]+|[\w.-]+(?==))((?:=|['\"]?,? +)['\"]?)([^\s'\",;)\]}]+)")
 """A name, what stands between it and its value, and the value: `--key abc`, `'--key', 'abc'`, `a.api_key=abc`."""
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,49}|[A-Za-z_]+")

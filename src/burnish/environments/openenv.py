@@ -67,7 +67,7 @@ def _headers(variable: Json, wanted: str) -> dict[str, str]:
     if token and token.isascii() and token.isprintable():
         return {"Authorization": f"Bearer {token}"}
     raise ConfigError(
-        f"{wanted}, whose token_variable {hidden_name(str(variable))!r} is not set for it, or holds what no header can hold",
+        f"{wanted}, whose token_variable {hidden_name(str(variable))!r} is not set for it, or no header can hold it",
         remedy="set it to printable ASCII where the run is started, and add it to conversation.variables",
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from burnish.models.weight_checks import GENERATION_FILE, checked_token_ids
 
 LARGEST_BYTES = 20 << 30
 """Models with larger files are not loaded again: it would take minutes."""
-_ROWS, _PROMPT, _RESPONSE = 2, 2, 14
+_ROWS, _PROMPT, _RESPONSE, _SPECIAL = 2, 2, 14, 4
 _TOLERANCE, _ROUNDED_TOLERANCE = 5e-3, 4e-2
 """Of the mean log-probability; the second where weights have fewer bits than float32."""
 
@@ -94,14 +93,11 @@ class SavedPolicy:
         )
 
     def _batch(self) -> Batch | None:
-        """Rows of ordinary ids, evenly spread; None for models that are too small for it."""
-        ends = {*self.loaded.tokenizer.all_special_ids, *self.end_ids, self.loaded.pad_token_id}
-        ids = [token for token in range(min(sampled_ids(self.loaded), 1 << 20)) if token not in ends]
-        length = _PROMPT + _RESPONSE
-        if not ids or self.loaded.context_length < length:
+        """Rows of ids that are evenly spread, without the first, which are mostly special; None without room for it."""
+        last, length = sampled_ids(self.loaded) - 1, _PROMPT + _RESPONSE
+        if last < _SPECIAL or self.loaded.context_length < length:
             return None
-        step = max(1, math.ceil(len(ids) / (_ROWS * length)))
-        tokens = torch.tensor([ids[i * step % len(ids)] for i in range(_ROWS * length)]).view(_ROWS, length)
+        tokens = torch.linspace(_SPECIAL, last, _ROWS * length).long().view(_ROWS, length)
         return Batch(
             prompt_tokens=tokens[:, :_PROMPT],
             prompt_lengths=torch.full((_ROWS,), _PROMPT),

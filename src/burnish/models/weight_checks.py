@@ -85,8 +85,8 @@ def check_quantization(raw_config: Mapping[str, Any], path: str) -> None:
         from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
         kind = found.get("quant_method") if isinstance(found, dict) else found
-        bits = isinstance(found, dict) and (found.get("load_in_4bit") or found.get("load_in_8bit"))
-        if not (bits and kind is None) and str(kind) not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        old = isinstance(found, dict) and kind is None and ("load_in_4bit" in found or "load_in_8bit" in found)
+        if not old and str(kind) not in AUTO_QUANTIZATION_CONFIG_MAPPING:
             raise ModelError(
                 f"config.json of model {path!r}: its weights are quantized by {kind!r:.60}, which is not known here",
                 remedy="use the model's weights before quantization (model.quantization can round them)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.engine import LocalEngine
-from burnish.rollouts.vllm.worker import within_vocabulary
+from burnish.rollouts.vllm.worker import sampled_distribution
 from burnish.trainers.rl.batching import build_batch
 from burnish.trainers.rl.preflight import check_fit
 from burnish.types import RolloutRequest
@@ -120,13 +120,13 @@ def test_a_stop_id_that_is_never_sampled_is_refused():
 
 def test_vllm_rules_them_out_before_it_samples(monkeypatch):
     module = ModuleType("vllm.v1.sample.logits_processor")
-    vars(module).update(LogitsProcessor=object)
+    vars(module)["AdapterLogitsProcessor"] = type("Adapter", (), {"apply": lambda self, logits: logits})
     for known in (*map(ModuleType, ("vllm", "vllm.v1", "vllm.v1.sample")), module):
         monkeypatch.setitem(sys.modules, known.__name__, known)
-    processor = within_vocabulary(TOKENS)(SimpleNamespace(), torch.device("cpu"), False)
     logits = torch.randn(3, ROWS)
-    kept = logits[:, :TOKENS].clone()
-    found = processor.apply(logits)
-    assert torch.equal(found[:, :TOKENS], kept)
+    assert torch.equal(sampled_distribution(None)().apply(logits.clone()), logits)
+    processor = sampled_distribution(TOKENS)()
+    found = processor.apply(logits.clone())
+    assert torch.equal(found[:, :TOKENS], logits[:, :TOKENS])
     assert torch.isneginf(found[:, TOKENS:]).all()
     assert not processor.is_argmax_invariant()

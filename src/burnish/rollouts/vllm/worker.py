@@ -118,8 +118,7 @@ class Server:
     def _build(self, arguments: Message, vocabulary: int | None) -> Message:
         from vllm import LLM
 
-        limits = [] if vocabulary is None else [within_vocabulary(vocabulary)]
-        self._llm = LLM(**arguments, logits_processors=[greedy_temperature(), *limits])
+        self._llm = LLM(**arguments, logits_processors=[sampled_distribution(vocabulary)])
         # It warns about every layer without its own weights (rotary tables, a tied head) at every push.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         return {"done": True}
@@ -202,14 +201,15 @@ def repack_embeddings(model: Any) -> None:
                 module.quant_method.process_weights_after_loading(module)
 
 
-def greedy_temperature() -> Any:
-    """A logits processor class that divides the logits of greedy requests by their own temperature.
+def sampled_distribution(vocabulary: int | None) -> Any:
+    """A logits processor class that divides the logits of greedy requests by their own temperature, and rules out all
+    ids from `vocabulary` on.
 
     vLLM's greedy requests have temperature 0, and their log-probabilities are those of the undivided logits.
     """
     from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-    class GreedyTemperature(AdapterLogitsProcessor):
+    class SampledDistribution(AdapterLogitsProcessor):
         def is_argmax_invariant(self) -> bool:
             return False  # else vLLM leaves it out for greedy requests
 
@@ -217,28 +217,13 @@ def greedy_temperature() -> Any:
             temperature = (params.extra_args or {}).get(_TEMPERATURE)
             return None if temperature is None else lambda output_ids, logits: logits / temperature
 
-    return GreedyTemperature
-
-
-def within_vocabulary(vocabulary: int) -> Any:
-    """A logits processor class that rules out all ids from this number on, in the whole batch at once."""
-    from vllm.v1.sample.logits_processor import LogitsProcessor
-
-    class WithinVocabulary(LogitsProcessor):
-        def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
-            """vLLM gives every processor these; this one needs none of them."""
-
-        def is_argmax_invariant(self) -> bool:
-            return False  # the likeliest id may be one of those
-
-        def update_state(self, batch_update: Any) -> None:
-            """There is no state of requests."""
-
         def apply(self, logits: Any) -> Any:
-            logits[:, vocabulary:] = -math.inf
+            logits = super().apply(logits)
+            if vocabulary is not None:
+                logits[:, vocabulary:] = -math.inf
             return logits
 
-    return WithinVocabulary
+    return SampledDistribution
 
 
 def end_with(parent: int) -> None:

@@ -141,6 +141,16 @@ def describe_conversations(rollouts: Sequence[Rollout], prefix: str = "") -> dic
     return {f"{prefix}conversation/{name}": metric for name, metric in found.items()}
 
 
+def describe_cut_turns(groups: Sequence[RolloutGroup], limit: int | None) -> dict[str, Metric]:
+    """How many of the responses the `limit` on the tokens of a turn has cut; nothing without one."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts if rollout.turns]
+    if limit is None or not rollouts:
+        return {}
+    ends = [(rollout.finish_reason is FinishReason.LENGTH, rollout.turns[-1]) for rollout in rollouts]
+    cut = [is_cut and turn.author == "policy" and turn.stop - turn.start >= limit for is_cut, turn in ends]
+    return {"conversation/cut_turn_fraction": mean_of(cut)}
+
+
 def describe_staleness(groups: Sequence[RolloutGroup], steps: Mapping[int, int], step: int) -> dict[str, Metric]:
     """By how many steps the tokens of the batch of `step` lag. `steps`: after which the policy had each version that
     may have sampled them. RolloutError for other versions."""

@@ -28,7 +28,7 @@ from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.batching import build_batch, build_rewards, turn_states, with_states
 from burnish.trainers.rl.credit import assign_advantages
 from burnish.trainers.rl.objective import PolicyObjective
-from burnish.trainers.telemetry.groups import describe_domains, describe_groups, describe_staleness
+from burnish.trainers.telemetry.groups import describe_cut_turns, describe_domains, describe_groups, describe_staleness
 from burnish.types import Author, FinishReason, Message, Prompt, Rollout, RolloutGroup, Turn
 
 PAD = 0
@@ -357,6 +357,19 @@ def test_log_probabilities_of_what_a_tool_said_change_nothing(
 
 
 # Metrics
+
+
+def test_turns_cut_at_their_own_limit_are_told_from_responses_that_are() -> None:
+    cut = {"finish_reason": FinishReason.LENGTH}
+    rows = [
+        dataclasses.replace(conversation(0, ("policy", 2), ("tool", 3), ("policy", 4)), **cut),  # the turn
+        dataclasses.replace(conversation(1, ("policy", 4), ("tool", 4), ("policy", 3)), **cut),  # the response
+        dataclasses.replace(conversation(2, ("policy", 4), ("tool", 4)), **cut),  # by what a tool said
+        conversation(3, ("policy", 4)),
+    ]
+    group = RolloutGroup(Prompt("p0", text="x", domain="d"), 0, tuple(rows))
+    assert describe_cut_turns([group], 4)["conversation/cut_turn_fraction"].result() == 1 / 4
+    assert describe_cut_turns([group], None) == {}
 
 
 def test_lengths_and_staleness_count_what_was_sampled() -> None:
