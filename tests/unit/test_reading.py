@@ -12,7 +12,7 @@ import pytest
 
 from burnish.cli import main
 from burnish.data.text_documents import split_documents
-from burnish.errors import ConfigError, DataError, ModelError
+from burnish.errors import BurnishError, ConfigError, DataError
 from burnish.models.chat_templates import check_template
 from burnish.outside.reading import file_problem, read_at_most, reading
 from burnish.outside.user_processes import call_in_own_process
@@ -126,13 +126,13 @@ def test_a_call_in_a_process_of_its_own_ends_with_its_time_and_its_memory(
         call_in_own_process("programs:fill", {}, seconds=10, max_bytes=1 << 30)
     with pytest.raises(RuntimeError, match="KeyError: 'nothing'"):
         call_in_own_process("programs:fail", {}, seconds=10)
-    with pytest.raises(ChildProcessError, match=r"killed by signal 9 \(Killed\)"):
+    with pytest.raises(BurnishError, match=r"killed by signal 9 \(Killed\)"):
         call_in_own_process("programs:killed", {}, seconds=10)
 
 
 def test_a_killed_trial_of_a_template_is_not_one_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.run", Mock(return_value=Mock(returncode=-9)))
-    with pytest.raises(ModelError, match="could not be tried: its process was killed by signal 9"):
+    with pytest.raises(BurnishError, match="the template could not be tried: its process was killed by signal 9"):
         check_template("{{ messages }} of a killed trial", (), "the template", must_parse=False)
-    with pytest.raises(DataError, match="could not be applied: its process was killed by signal 9"):
+    with pytest.raises(BurnishError, match=r"a\.txt could not be tried: its process was killed by signal 9"):
         list(split_documents("a\n\nb", "\n\n", "a.txt"))

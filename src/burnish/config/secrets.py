@@ -82,12 +82,7 @@ def hidden_name(name: str) -> str:
 
 def masked_command(words: Sequence[str]) -> list[str]:
     """A command line with its secrets masked: `key.path=value`, `--name value`, `--name=value` and bare values."""
-    shown: list[str] = []
-    for word in words:
-        before = shown[-1] if shown else ""
-        named = before.startswith("-") and "=" not in before and _named_secret(before, word)
-        shown.append(MASK if named else _masked_word(word))
-    return shown
+    return [MASK if _follows_flag(words, index) else _masked_word(word) for index, word in enumerate(words)]
 
 
 def masked_yaml(text: str) -> str:
@@ -137,10 +132,9 @@ def _masked(value: Json, path: tuple[str, ...], *, hashed: bool) -> Json:
     if isinstance(value, dict):
         return {key: _masked(item, (*path, str(key)), hashed=hashed) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [
-            _masked(item, path if not _follows_flag(value, index) else (*path, "options", "secret"), hashed=hashed)
-            for index, item in enumerate(value)
-        ]
+        given = [_follows_flag(value, index) or _holds_secret(item) for index, item in enumerate(value)]
+        paths = [(*path, "options", "secret") if hide else path for hide in given]
+        return [_masked(item, own, hashed=hashed) for item, own in zip(value, paths, strict=True)]
     if isinstance(value, str) and is_masked(value):
         return value if hashed else MASK
     if _is_secret(value, path):
@@ -149,13 +143,16 @@ def _masked(value: Json, path: tuple[str, ...], *, hashed: bool) -> Json:
 
 
 def _follows_flag(words: Sequence[Json], index: int) -> bool:
-    """Whether a word of a command is the value of a secret: `--api-key abc`, `--api-key=abc`, `API_KEY=abc`."""
-    word, before = words[index], words[index - 1] if index else ""
-    if not isinstance(word, str) or not isinstance(before, str):
-        return False
-    name, equals, value = word.partition("=")
-    given = bool(equals) and " " not in name and _named_secret(name, value)
-    return given or (before.startswith("-") and "=" not in before and _named_secret(before, word))
+    """Whether a word of a command is the value of a secret: `--api-key abc`."""
+    before = words[index - 1] if index else None
+    is_flag = isinstance(before, str) and before.startswith("-") and "=" not in before
+    return is_flag and _named_secret(str(before), words[index])
+
+
+def _holds_secret(word: Json) -> bool:
+    """Whether it is `--api-key=abc` or `API_KEY=abc`."""
+    name, equals, value = word.partition("=") if isinstance(word, str) else ("", "", "")
+    return bool(equals) and " " not in name and _named_secret(name, value)
 
 
 def _is_secret(value: object, path: tuple[str, ...]) -> bool:

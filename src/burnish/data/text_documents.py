@@ -57,16 +57,11 @@ def _custom_gaps(separator: str, text: str, where: str) -> list[tuple[int, int]]
     seconds = _SECONDS + len(text) // _CHARACTERS_A_SECOND
     request = {"separator": separator, "text": text}
     try:
-        gaps = call_in_own_process(f"{__name__}:find_gaps", request, seconds=seconds)
+        gaps = call_in_own_process(f"{__name__}:find_gaps", request, seconds=seconds, what=where)
     except TimeoutError as error:
         raise DataError(
             f"{where}: document_separator {separator!r} did not finish the file within {seconds} s",
             remedy="write a simpler expression, without a repetition inside a repetition",
-        ) from error
-    except ChildProcessError as error:
-        raise DataError(
-            f"{where}: document_separator {separator!r} could not be applied: {error}",
-            remedy="start again; signal 9 mostly means that memory ran out, so free some before",
         ) from error
     return [(begin, end) for begin, end in gaps]
 

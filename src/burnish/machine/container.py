@@ -52,8 +52,8 @@ def free_memory(root: Path = Path("/")) -> int | None:
     free = [int(found[1]) << 10] if found else []
     for group in _groups(root):
         used = re.search(r"^(?:anon|total_rss) (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
-        free += [limit - int(used[1]) for limit in _memory(group)] if used else []
-    return max(0, min(free)) if free else None
+        free += [limit - int(used[1] if used else 0) for limit in _memory(group)]
+    return min(free, default=None)
 
 
 def _groups(root: Path) -> Iterator[Path]:

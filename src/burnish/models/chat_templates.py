@@ -48,7 +48,9 @@ def check_template(template: str, tokens: tuple[tuple[str, str], ...], name: str
     """
     try:
         request = {"template": template, "tokens": dict(tokens)}
-        found = call_in_own_process(f"{__name__}:try_template", request, seconds=_SECONDS, max_bytes=_MAX_BYTES)
+        found = call_in_own_process(
+            f"{__name__}:try_template", request, seconds=_SECONDS, max_bytes=_MAX_BYTES, what=name
+        )
     except TimeoutError as error:
         raise ModelError(
             f"{name} does not end: it takes more than {_SECONDS} s for five short turns", remedy=_REMEDY
@@ -56,11 +58,6 @@ def check_template(template: str, tokens: tuple[tuple[str, str], ...], name: str
     except MemoryError as error:
         raise ModelError(
             f"{name} uses more than {_MAX_BYTES >> 30} GiB of memory for five short turns", remedy=_REMEDY
-        ) from error
-    except ChildProcessError as error:
-        raise ModelError(
-            f"{name} could not be tried: {error}",
-            remedy="start again; signal 9 mostly means that memory ran out, so free some before",
         ) from error
     except RuntimeError as error:
         raise ModelError(f"{name} cannot be tried: {error}", remedy=_REMEDY) from error

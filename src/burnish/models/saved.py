@@ -29,38 +29,21 @@ _TOLERANCE, _ROUNDED_TOLERANCE = 5e-3, 4e-2
 
 @dataclass(frozen=True, slots=True)
 class SavedPolicy:
-    """A policy as `from_pretrained` will see it.
+    """A policy as `from_pretrained` will see it. further_ends: ids that end responses in training, next to those of the
+    model's files. temperature: divides the logits in the policy's own passes."""
 
-    end_ids: at which responses end in training. temperature: divides the logits in the policy's own passes.
-    exact: whether weights are saved as passes use them. trusts_code: `model.trust_remote_code`.
-    """
-
+    config: ModelConfig
     loaded: LoadedModel
     policy: Policy
-    end_ids: tuple[int, ...]
-    temperature: float
-    exact: bool
-    trusts_code: bool
-
-    @staticmethod
-    def of(
-        config: ModelConfig,
-        loaded: LoadedModel,
-        policy: Policy,
-        further_ends: Sequence[int],
-        *,
-        temperature: float = 1.0,
-    ) -> SavedPolicy:
-        """The policy of a run. further_ends: ids that end responses there, next to those of the model's files."""
-        ends = tuple(dict.fromkeys((*loaded.eos_token_ids, *further_ends)))
-        return SavedPolicy(loaded, policy, ends, temperature, config.quantization is None, config.trust_remote_code)
+    further_ends: Sequence[int]
+    temperature: float = 1.0
 
     def write_ends(self, folder: Path) -> None:
         """Let generation_config.json name all end ids; one that does so already stays as it is."""
         file = folder / GENERATION_FILE
         content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         known = checked_token_ids(content.get("eos_token_id"), GENERATION_FILE)
-        ids = list(dict.fromkeys([*known, *self.end_ids]))
+        ids = list(dict.fromkeys([*known, *self.loaded.eos_token_ids, *self.further_ends]))
         if ids != known:
             content["eos_token_id"] = ids[0] if len(ids) == 1 else ids
             file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -83,7 +66,11 @@ class SavedPolicy:
             return f"warning: transformers cannot load {folder} again ({type(error).__name__}: {text})"
         own = self.policy.logprobs(batch).logprobs_BT.cpu().double()
         difference, size_of_own = float((found - own).abs().mean()), float(own.abs().mean())
-        tolerance = _TOLERANCE if self.exact and self.loaded.model.dtype == torch.float32 else _ROUNDED_TOLERANCE
+        tolerance = (
+            _TOLERANCE
+            if self.config.quantization is None and self.loaded.model.dtype == torch.float32
+            else _ROUNDED_TOLERANCE
+        )
         if difference <= tolerance * max(1.0, size_of_own):  # false for numbers that are not finite
             return None
         return (
@@ -113,7 +100,9 @@ class SavedPolicy:
         from transformers import AutoModelForCausalLM
 
         with without_loading_bars():
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", trust_remote_code=self.trusts_code)
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype="auto", trust_remote_code=self.config.trust_remote_code
+            )
         tokens_BS = torch.cat((batch.prompt_tokens, batch.response_tokens), dim=1)
         logits = model.eval()(tokens_BS, use_cache=False).logits[:, _PROMPT - 1 : -1, : self.loaded.vocabulary]
         scores, _ = plain_token_scores(

@@ -19,6 +19,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from burnish.errors import BurnishError
+
 BURST_BYTES = 1 << 20
 BYTES_PER_SECOND = 64 << 10
 _CHUNK = 1 << 16
@@ -83,11 +85,13 @@ def _write(data: bytes) -> None:
             data = data[os.write(2, data) :]
 
 
-def call_in_own_process(function: str, request: dict[str, Any], *, seconds: int, max_bytes: int | None = None) -> Any:
+def call_in_own_process(
+    function: str, request: dict[str, Any], *, seconds: int, max_bytes: int | None = None, what: str = "a file"
+) -> Any:
     """Call `module:function` with `request` as keyword arguments. Request and result are plain JSON values.
 
     seconds: limit on CPU time. max_bytes: limit on address space, including what Python itself uses. Raises
-    TimeoutError or MemoryError past these limits, ChildProcessError if something else kills the process, and
+    TimeoutError or MemoryError past these limits, BurnishError about `what` if something else kills the process, and
     RuntimeError with the last line that a failing process wrote.
     """
     limits = {"function": function, "seconds": seconds, "max_bytes": max_bytes}
@@ -105,7 +109,10 @@ def call_in_own_process(function: str, request: dict[str, Any], *, seconds: int,
         raise TimeoutError
     if done.returncode < 0:
         number = -done.returncode
-        raise ChildProcessError(f"its process was killed by signal {number} ({signal.strsignal(number)})")
+        raise BurnishError(
+            f"{what} could not be tried: its process was killed by signal {number} ({signal.strsignal(number)})",
+            remedy="start again; signal 9 mostly means that memory ran out, so free some before",
+        )
     last_line = done.stderr.decode("utf-8", "backslashreplace").strip().rpartition("\n")[2]
     if last_line.startswith("MemoryError"):
         raise MemoryError

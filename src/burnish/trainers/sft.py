@@ -267,7 +267,7 @@ def open_sft_run(
             ),
             store=workplace.store,
             last_position=None if config.steps else config.optimization.epochs * len(train),
-            saved=SavedPolicy.of(config.model, loaded, policy, response_ends(train.examples, loaded.tokenizer)),
+            saved=SavedPolicy(config.model, loaded, policy, response_ends(train.examples, loaded.tokenizer)),
         )
         record_paths(workplace.path, paths)
         if workplace.checkpoint is not None:

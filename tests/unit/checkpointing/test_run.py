@@ -59,7 +59,7 @@ def test_differences_are_refused_and_listed(tmp_path: Path) -> None:
         ({"max_staleness": 1, "cluster": {"rollout_workers": 3}}, ["max_staleness"]),
         ({"cluster": {"rollout_workers": 3, "trainers": 2}}, []),
         ({"data": {"eval": "x.jsonl"}}, []),
-        ({"data": {"train": "x.jsonl"}}, ["data.train.0.path"]),
+        ({"data": {"train": "x.jsonl"}}, ["data.train.0"]),
         ({"optimization": {"tokens_per_microbatch": 5}}, []),
         ({"rewards": ["math", "length"]}, ["rewards.1"]),
         ({"rollout": {"group_size": 4}}, ["rollout.group_size"]),

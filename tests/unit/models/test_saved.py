@@ -22,7 +22,7 @@ E = 1
 
 def _saved(loaded, further=(), *, lora=None, temperature=0.7):
     policy = LocalPolicy(loaded, OptimizerSettings(1e-2, 10), temperature=temperature, lora=lora)
-    return SavedPolicy.of(CONFIG, loaded, policy, further, temperature=temperature)
+    return SavedPolicy(CONFIG, loaded, policy, further, temperature)
 
 
 @pytest.mark.parametrize(

@@ -119,12 +119,8 @@ def open_rl_run(
             critic=roles.critic,
             value_objective=None if roles.critic is None else build_value_objective(config),
             beside=players.beside,
-            saved=SavedPolicy.of(
-                config.model,
-                loaded,
-                roles.policy,
-                config.rollout.stop_token_ids,
-                temperature=config.rollout.temperature,
+            saved=SavedPolicy(
+                config.model, loaded, roles.policy, config.rollout.stop_token_ids, config.rollout.temperature
             ),
         )
         if workplace.checkpoint is not None:

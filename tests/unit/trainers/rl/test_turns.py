@@ -28,7 +28,7 @@ from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.batching import build_batch, build_rewards, turn_states, with_states
 from burnish.trainers.rl.credit import assign_advantages
 from burnish.trainers.rl.objective import PolicyObjective
-from burnish.trainers.telemetry.groups import describe_cut_turns, describe_domains, describe_groups, describe_staleness
+from burnish.trainers.telemetry.groups import describe_domains, describe_groups, describe_staleness
 from burnish.types import Author, FinishReason, Message, Prompt, Rollout, RolloutGroup, Turn
 
 PAD = 0
@@ -368,8 +368,8 @@ def test_turns_cut_at_their_own_limit_are_told_from_responses_that_are() -> None
         conversation(3, ("policy", 4)),
     ]
     group = RolloutGroup(Prompt("p0", text="x", domain="d"), 0, tuple(rows))
-    assert describe_cut_turns([group], 4)["conversation/cut_turn_fraction"].result() == 1 / 4
-    assert describe_cut_turns([group], None) == {}
+    assert describe_groups([group], turn_limit=4)["conversation/cut_turn_fraction"].result() == 1 / 4
+    assert "conversation/cut_turn_fraction" not in describe_groups([group])
 
 
 def test_lengths_and_staleness_count_what_was_sampled() -> None:
