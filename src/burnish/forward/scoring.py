@@ -327,13 +327,14 @@ class ResponseScorer:
         )
 
     def _token_scores(self, head_inputs: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        known = slice(self._vocabulary)
         if self._transform is None:
-            return self._plain_scores(head_inputs, targets_N, entropy)
+            return plain_token_scores(head_inputs[:, known], targets_N, temperature=self.temperature, entropy=entropy)
         head = self.model.get_output_embeddings()
         if self._plain:
             raw_NV = head(head_inputs)
             logits_NV = self._transform(raw_NV.to(torch.promote_types(raw_NV.dtype, torch.float32)))
-            return self._plain_scores(logits_NV, targets_N, entropy)
+            return plain_token_scores(logits_NV[:, known], targets_N, temperature=self.temperature, entropy=entropy)
         return chunked_token_scores(
             head_inputs,
             head.weight,
@@ -346,10 +347,6 @@ class ResponseScorer:
             buffer=self._logits_buffer,
             vocabulary=self._vocabulary,
         )
-
-    def _plain_scores(self, logits_NV: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
-        logits_NV = logits_NV[:, : self._vocabulary]
-        return plain_token_scores(logits_NV, targets_N, temperature=self.temperature, entropy=entropy)
 
     def _likeliest(self, head_inputs: Tensor) -> Tensor:
         if self._transform is None:

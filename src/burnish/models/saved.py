@@ -54,8 +54,7 @@ class SavedPolicy:
         size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         free = free_memory()
         if size > LARGEST_BYTES or (free is not None and 2 * size > free):
-            why = f"its files have {size / 1e9:.1f} GB" + ("" if free is None else f", {free / 1e9:.1f} GB are free")
-            return f"the saved policy was not loaded again to compare it ({why})"
+            return f"the saved policy was not loaded again to compare it: its files have {size / 1e9:.1f} GB"
         batch = self._batch()
         if batch is None:
             return None

@@ -321,8 +321,7 @@ def _limits(row: Row) -> Iterator[str]:
     if cut_turn > 0:
         yield "conversation.max_turn_tokens"
     if cut > cut_turn:
-        has_domains = any(name.startswith("domain/") for name in row)
-        yield f"rollout.max_response_tokens{' or that of the domain' if has_domains else ''}"
+        yield "rollout.max_response_tokens (or that of the domain)"
     if row.get(_OUT_OF_TURNS, 0.0) > 0:
         yield "conversation.max_turns"
 

@@ -78,4 +78,4 @@ def test_a_model_without_room_is_not_loaded_twice(load, tmp_path, monkeypatch):
     policy = _saved(load())
     policy.policy.save_weights(tmp_path)
     monkeypatch.setattr(saved, "free_memory", lambda: 1000)
-    assert "was not loaded again to compare it (its files have" in policy.problem(tmp_path)
+    assert "was not loaded again to compare it: its files have" in policy.problem(tmp_path)

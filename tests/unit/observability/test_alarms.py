@@ -71,15 +71,15 @@ def test_values_at_the_edge_stay_quiet(metric: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("row", "knob"),
     [
-        ({}, "rollout.max_response_tokens up"),
+        ({}, "rollout.max_response_tokens (or that of the domain) up"),
         ({"conversation/cut_turn_fraction": 1.0}, "conversation.max_turn_tokens up"),
         (
             {"conversation/cut_turn_fraction": 0.4, "domain/a/prompts": 1.0},
-            "conversation.max_turn_tokens, rollout.max_response_tokens or that of the domain up",
+            "conversation.max_turn_tokens, rollout.max_response_tokens (or that of the domain) up",
         ),
         (
             {"rollout/truncated_fraction": 0.5, "conversation/out_of_turns_fraction": 0.5},
-            "rollout.max_response_tokens, conversation.max_turns up",
+            "rollout.max_response_tokens (or that of the domain), conversation.max_turns up",
         ),
     ],
 )
