@@ -57,6 +57,10 @@ class CheckpointError(BurnishError):
     """A checkpoint cannot be written, found or read, or it does not belong to this run."""
 
 
+class DifferentRunError(CheckpointError):
+    """The folder holds a run of another configuration."""
+
+
 class OffloadError(BurnishError):
     """State of a role cannot rest where it should (then it stays in memory), or cannot be brought back from there."""
 

@@ -191,6 +191,7 @@ def test_conversations_go_through_the_template_and_end_at_any_end_token(
         "rollout.prompts_per_step=16",
         "rollout.max_prompt_tokens=16",
         "rollout.max_response_tokens=12",
+        "rollout.stop_token_ids=[3]",
         model=str(chat_model),
         data={"train": str(data)},
     )
@@ -199,7 +200,10 @@ def test_conversations_go_through_the_template_and_end_at_any_end_token(
     tokenizer = AutoTokenizer.from_pretrained(chat_model)
     assert {tokenizer.decode(line["prompt_tokens"]) for line in lines} == {"[0][1+2=]("}
     stopped = [line["token_texts"] for line in lines if line["finish_reason"] == "stop"]
-    assert {texts[-1] for texts in stopped} == {"$", ")"}
+    ends = [*tokenizer.convert_tokens_to_ids(["$", ")"]), 3]
+    assert {texts[-1] for texts in stopped} == {"$", ")", tokenizer.decode([3])}
+    saved = json.loads((policy_folder(config) / "generation_config.json").read_text())
+    assert saved["eos_token_id"] == ends
     assert not any(text in ("$", ")") for texts in stopped for text in texts[:-1])
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -68,6 +70,20 @@ def test_the_held_out_loss_falls_and_the_result_loads(sft_run: Callable[..., Sft
     assert rows[-1]["eval/loss"] < 0.6 * rows[0]["eval/loss"]
     assert rows[-1]["eval/token_accuracy"] > rows[0]["eval/token_accuracy"] + 0.3
     AutoModelForCausalLM.from_pretrained(result.weights)
+
+
+def test_the_saved_policy_stops_where_training_ended_responses(
+    sft_run: Callable[..., SftConfig], tiny_model: Path, tmp_path: Path
+) -> None:
+    """The files name another end than the tokenizer: those of a base model, with a tokenizer for chats."""
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    (model / "generation_config.json").write_text('{"eos_token_id": 3}')
+    config = sft_run(model=str(model), steps=1)
+    said = Console(file=io.StringIO())
+    found = json.loads((train_sft(config, console=said).weights / "generation_config.json").read_text())
+    end = json.loads((model / "config.json").read_text())["eos_token_id"]
+    assert found["eos_token_id"] == [3, end]
+    assert "warning" not in said.file.getvalue()
 
 
 def test_one_pass_draws_every_example_once(sft_run: Callable[..., SftConfig]) -> None:

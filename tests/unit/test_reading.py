@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from pathlib import Path
 from unittest.mock import Mock
@@ -10,7 +11,9 @@ from unittest.mock import Mock
 import pytest
 
 from burnish.cli import main
-from burnish.errors import ConfigError, DataError
+from burnish.data.text_documents import split_documents
+from burnish.errors import BurnishError, ConfigError, DataError
+from burnish.models.chat_templates import check_template
 from burnish.outside.reading import file_problem, read_at_most, reading
 from burnish.outside.user_processes import call_in_own_process
 
@@ -22,8 +25,29 @@ def test_whatever_goes_wrong_names_the_file_and_keeps_its_cause(error: Exception
     said = r"a\.jsonl: reading it: " + type(error).__name__
     with pytest.raises(DataError, match=said) as caught, reading("a.jsonl: reading it"):
         raise error
-    assert caught.value.unexpected
+    assert caught.value.unexpected is isinstance(error, (MemoryError, OverflowError, KeyError))
     assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(13, "no"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+        json.JSONDecodeError("odd", "{", 1),
+        RecursionError("deep"),
+    ],
+)
+def test_what_files_are_known_to_do_leaves_no_traceback(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("burnish.config.loading._validate", Mock(side_effect=error))
+    (tmp_path / "run.yaml").write_text("model: a\n")
+    assert main(["rl", "run.yaml"]) == 2
+    assert f"reading the run file: {type(error).__name__}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
 def test_errors_of_our_own_pass_as_they_are() -> None:
@@ -92,6 +116,7 @@ def test_a_call_in_a_process_of_its_own_ends_with_its_time_and_its_memory(
         "def spin():\n    while True: pass\n"
         "def fill(): return len('x' * (1 << 33))\n"
         "def fail(): raise KeyError('nothing')\n"
+        "def killed():\n    import os\n    os.kill(os.getpid(), 9)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert call_in_own_process("programs:add", {"first": 2, "second": 3}, seconds=10) == 5
@@ -101,3 +126,13 @@ def test_a_call_in_a_process_of_its_own_ends_with_its_time_and_its_memory(
         call_in_own_process("programs:fill", {}, seconds=10, max_bytes=1 << 30)
     with pytest.raises(RuntimeError, match="KeyError: 'nothing'"):
         call_in_own_process("programs:fail", {}, seconds=10)
+    with pytest.raises(BurnishError, match=r"killed by signal 9 \(Killed\)"):
+        call_in_own_process("programs:killed", {}, seconds=10)
+
+
+def test_a_killed_trial_of_a_template_is_not_one_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.run", Mock(return_value=Mock(returncode=-9)))
+    with pytest.raises(BurnishError, match="the template could not be tried: its process was killed by signal 9"):
+        check_template("{{ messages }} of a killed trial", (), "the template", must_parse=False)
+    with pytest.raises(BurnishError, match=r"a\.txt could not be tried: its process was killed by signal 9"):
+        list(split_documents("a\n\nb", "\n\n", "a.txt"))

@@ -34,14 +34,15 @@ def importable_name(call: Callable[..., Any]) -> str | None:
 
 def _is_found(name: str, module: ModuleType) -> bool:
     """Whether importing the name from `sys.path` leads to the file of the loaded module."""
-    if module.__file__ is None:
+    file_of_module = vars(module).get("__file__")  # modules that are part of the interpreter have none
+    if file_of_module is None:
         return False
     parts = name.split(".")
     for entry in sys.path:
         place = Path(entry or ".").joinpath(*parts)
         for file in (place.with_suffix(".py"), place / "__init__.py"):
             if file.is_file():
-                return file.resolve() == Path(module.__file__).resolve()
+                return file.resolve() == Path(file_of_module).resolve()
     return False
 
 

@@ -141,6 +141,11 @@ class Inputs:
                 f"the tokenizer that comes with the model is a {type(tokenizer).__qualname__}",
                 remedy="give model=(model, tokenizer), both of transformers",
             )
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise ConfigError(
+                "model has weights on the device `meta`, which have no numbers",
+                remedy="load them (from_pretrained without device_map), or give the folder",
+            )
         self.models["model"] = (model, tokenizer)
         return str(self.folder / "model")
 
@@ -181,8 +186,8 @@ class Inputs:
             return str(self.folder / f"{name}.jsonl")
         raise DataError(
             f"the data set {name!r} is a {type(given).__module__}.{type(given).__qualname__}",
-            remedy="give a path, a list of dictionaries, or one split of a data set (a table of pandas: "
-            "table.to_dict('records'))",
+            remedy="give a path, a list of dictionaries (of a generator: list(rows)), or one split of a data set (a "
+            "table of pandas: table.to_dict('records'))",
         )
 
     def _rewards(self, given: object) -> list[object]:
@@ -231,9 +236,10 @@ def rows_text(rows: Rows, name: str) -> str:
         for column, value in row.items():
             try:
                 values[str(column)] = plain_value(value)
-            except TypeError as error:
+            except (TypeError, RecursionError) as error:
+                why = "it contains itself" if isinstance(error, RecursionError) else error
                 raise DataError(
-                    f"row {number} of {name}: the column {column!r} cannot be written: {error}",
+                    f"row {number} of {name}: the column {column!r} cannot be written: {why}",
                     remedy="leave it out, or make it text, numbers, lists or dictionaries",
                 ) from error
         try:

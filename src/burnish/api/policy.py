@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnish.api.pictures import tinted_html
 from burnish.config.schema_data import DataConfig, ModelConfig
 from burnish.data.turns import checked_message
-from burnish.errors import BurnishError
+from burnish.errors import BurnishError, DataError, RolloutError
 from burnish.models.loading_bars import without_loading_bars
 from burnish.types import FinishReason, Message, Prompt, RolloutRequest
 
@@ -126,15 +127,20 @@ class Policy:
         from burnish.forward.precision import without_autocast
         from burnish.rollouts.engine import Sampling
 
+        asked, stops = _prompt(prompt), (stop,) if isinstance(stop, str) else stop
+        _check_numbers(temperature=temperature, top_p=top_p, min_p=min_p)
+        _check_numbers(whole=True, max_response_tokens=max_response_tokens, top_k=top_k, seed=seed)
+        if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
+            raise RolloutError(f"stop is {stop!r:.80}", remedy="give a list of texts")
         loaded = self.loaded()
-        tokens = encode_prompt(_prompt(prompt), loaded.tokenizer, ChatFormat.of(self._data))
+        tokens = encode_prompt(asked, loaded.tokenizer, ChatFormat.of(self._data))
         sampling = Sampling(
             max_response_tokens=max_response_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
-            stop=tuple(stop),
+            stop=tuple(stops),
             greedy=greedy,
         )
         request = RolloutRequest("generate", 0, tokens, (0,))
@@ -175,9 +181,22 @@ class Policy:
         return self._engine
 
 
+def _check_numbers(*, whole: bool = False, **given: object) -> None:
+    """RolloutError, by name, for what is not a number, or not a whole one."""
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+            raise RolloutError(f"{name} is {value!r:.80}", remedy=f"give a {'whole number' if whole else 'number'}")
+
+
 def _prompt(asked: Asked) -> Prompt:
     if isinstance(asked, str):
         return Prompt("generate", text=asked)
+    turns: object = asked
+    if not isinstance(turns, Sequence) or isinstance(turns, bytes):
+        raise DataError(
+            f"the prompt is {asked!r:.80}, not a text or the turns of a conversation",
+            remedy='give a text, or a list such as [{"role": "user", "content": "..."}]',
+        )
     return Prompt("generate", messages=tuple(map(_message, asked)))
 
 

@@ -53,6 +53,15 @@ def prepared_run(
 def prepare(kind: Kind, given: Given, fields: Mapping[str, object], inputs: Inputs, caller: str) -> Prepared:
     """Check the run as the command line would. `fields` override it as overrides do there: dictionaries are merged, and
     a name may have dots. ConfigError that lists every problem."""
+    try:
+        return _prepare(kind, given, fields, inputs, caller)
+    except RecursionError as error:
+        raise ConfigError(
+            f"{caller}: a list or dictionary contains itself, or is nested too deeply", remedy="give plain values"
+        ) from error
+
+
+def _prepare(kind: Kind, given: Given, fields: Mapping[str, object], inputs: Inputs, caller: str) -> Prepared:
     if isinstance(given, RunConfig):
         given = given.model_dump(mode="json", exclude_unset=True)
     if isinstance(given, (str, Path)):

@@ -44,9 +44,12 @@ class Run:
 
     def __init__(self, output: str | Path, *, choice: str | None = None, stop: StopRequest | None = None) -> None:
         """`choice`: the checkpoint, given as a step, `best` or `best:METRIC` (None: the newest). `stop` lets `Run.stop`
-        end a run that this program trains."""
-        self.output = Path(output)
+        end a run that this program trains, whose folder may not exist yet. CheckpointError for another folder that is
+        not a run."""
+        self.output = Path(str(output))
         """Folder of the run."""
+        if stop is None and not RunDirectory(self.output).begun():
+            raise _no_run(self.output)
         self._choice = choice
         self._stop = stop
         self._policy: Policy | None = None

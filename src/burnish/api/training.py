@@ -18,6 +18,7 @@ from burnish.checkpointing.sources import check_output
 from burnish.checkpointing.store import CheckpointStore
 from burnish.config.loading import LoadedConfig
 from burnish.config.schema import Kind, RlConfig, SftConfig
+from burnish.errors import ConfigError, DifferentRunError
 from burnish.machine.collecting import uncollected
 from burnish.models.loading_bars import without_loading_bars
 
@@ -99,6 +100,7 @@ def _train(
     from burnish.rewards.in_memory import functions_at_hand
     from burnish.trainers.interrupt import StopRequest, Watch, watching
 
+    _check_callback(on_step)
     console, stop = Console(quiet=quiet), StopRequest()
     with ExitStack() as stack:
         stack.enter_context(without_loading_bars())
@@ -114,6 +116,12 @@ def _train(
         stack.enter_context(watching(Watch(watchers, stop)))
         _run_trainer(call.loaded, console, stop, accept_changes=accept_changes)
     return Run(output)
+
+
+def _check_callback(on_step: object) -> None:
+    """ConfigError for what cannot be called after a step."""
+    if on_step is not None and not callable(on_step):
+        raise ConfigError(f"on_step is {on_step!r:.80}, not a function", remedy="give one of the run and its metrics")
 
 
 _NAMES = {"rl": "train", "sft": "sft", "rm": "reward_model"}
@@ -136,7 +144,20 @@ def _write_inputs(inputs: Inputs, output: Path, *, accept_changes: bool) -> None
 
 
 def trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool, lasting: bool = False) -> RunResult:
-    """Train as the run file says. Only what this kind of training needs is imported; lasting: see `uncollected`."""
+    """Train as the run file says. Only what this kind of training needs is imported; lasting: see `uncollected`.
+
+    If the folder holds another run, what is wrong with the new configuration itself, such as a name, is said first.
+    """
+    try:
+        return _trained(loaded, console, accept_changes=accept_changes, lasting=lasting)
+    except DifferentRunError:
+        from burnish.api.planning import plan_of
+
+        plan_of(loaded, [])
+        raise
+
+
+def _trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool, lasting: bool) -> RunResult:
     config = loaded.config
     if isinstance(config, RlConfig):
         with uncollected(lasting=lasting):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import yaml
 from pydantic import ValidationError
@@ -23,7 +24,7 @@ from burnish.checkpointing.sources import with_inputs_moved
 from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.secrets import masked, masked_command, restored
 from burnish.config.yaml_text import parse_yaml, read_run_text
-from burnish.errors import BurnishError, CheckpointError, ConfigError
+from burnish.errors import BurnishError, CheckpointError, ConfigError, DifferentRunError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
 from burnish.outside.reading import UnreadableError, read_json
 from burnish.types import Json
@@ -193,7 +194,7 @@ class RunDirectory:
         found = refused_differences(self.read_config(), config)
         if found:
             listed = "\n".join(f"  {difference}" for difference in found)
-            raise CheckpointError(
+            raise DifferentRunError(
                 f"{self.path} contains a run with a different configuration:\n{listed}",
                 remedy="set these fields back to resume it, set `output` to another folder, or start over with --fresh",
             )
@@ -291,15 +292,26 @@ def _asked(reward: Json) -> Json:
 
 
 def differences(before: dict[str, Json], now: dict[str, Json], prefix: str = "") -> list[Difference]:
-    """All fields with different values, sorted by their dotted names. Lists are compared as a whole."""
+    """All fields with different values, sorted by their dotted names. Lists of sections are compared section by
+    section, others as a whole."""
     found: list[Difference] = []
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             found += differences(old, new, f"{prefix}{key}.")
+        elif _are_sections(old) and _are_sections(new):
+            found += differences(_by_number(old), _by_number(new), f"{prefix}{key}.")
         elif old != new:
             found.append(Difference(f"{prefix}{key}", old, new))
     return found
+
+
+def _are_sections(value: Json) -> TypeGuard[list[Json]]:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+def _by_number(sections: list[Json]) -> dict[str, Json]:
+    return {str(number): section for number, section in enumerate(sections)}
 
 
 def environment() -> dict[str, Json]:

@@ -89,7 +89,9 @@ def _show(error: BurnishError) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    message = str(error)
+    from burnish.config.secrets import hidden
+
+    message = hidden(str(error))
     if error.unexpected:
         message += f"\n  the full traceback is in {_keep_traceback(error)}"
     shown = io.StringIO()

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from burnish.config.secrets import hidden_name
 from burnish.errors import ConfigError
 
 RunFile = Annotated[str, typer.Argument(metavar="FILE", help="Run file (YAML).", show_default=False)]
@@ -35,7 +36,7 @@ def secret_in(variable: str | None) -> str | None:
     secret = os.environ.get(variable, "").strip()  # as clients do
     if len(secret) < _SECRET_CHARACTERS or not secret.isascii() or not secret.isprintable():
         raise ConfigError(
-            f"the environment variable {variable} holds no token",
+            f"the environment variable {hidden_name(variable)} holds no token",
             remedy=f"set it to a secret of {_SECRET_CHARACTERS} characters or more, as `openssl rand -hex 32` gives",
         )
     return secret

@@ -64,6 +64,9 @@ def quantization(model: ModelConfig, cluster: TrainersConfig) -> Iterator[Proble
     """Weights in few bits that would have to train, or to be cut over trainers."""
     if model.quantization is None:
         return
+    if model.from_scratch:
+        message = f"is {model.quantization}, but model.from_scratch makes random weights, which would stay frozen"
+        yield Problem("model.quantization", message, "remove one of the two")
     if model.lora is None:
         message = f"is {model.quantization}, but without model.lora all weights train, which few bits cannot hold"
         yield Problem("model.quantization", message, "set model.lora, or remove it")

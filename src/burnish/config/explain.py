@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from burnish.config import fields, names
+from burnish.config import fields
+from burnish.config.elsewhere import advice
 from burnish.config.problems import Problem
 from burnish.config.section import Section
 from burnish.words import did_you_mean, nearest
@@ -37,7 +38,7 @@ def _problems(
         return [_wrong_key(_path(item["loc"][:-1], data, section).removesuffix(f".{key}"), key, item)]
     path = _path(item["loc"], data, section, names_a_key=item["type"] in ("missing", "extra_forbidden"))
     if item["type"] == "extra_forbidden":
-        return [_unknown_key(path, section)]
+        return [_unknown_key(path, section, item["input"])]
     if item["type"] == "missing":
         return [_missing(path, section)]
     return [_wrong_value(path, item, section)]
@@ -79,27 +80,42 @@ def _with_origin(problem: Problem, provenance: Mapping[str, str]) -> Problem:
     return Problem(problem.field, f"{problem.message} [value from the {origin}]", problem.remedy)
 
 
-def _unknown_key(path: str, section: type[BaseModel]) -> Problem:
+def _unknown_key(path: str, section: type[BaseModel], value: object) -> Problem:
     parent, _, word = path.rpartition(".")
     inner = section if not parent else fields.inner_section(fields.annotation_at(section, parent))[0]
     if inner is not None and issubclass(inner, Section) and word in inner.not_here:
         return Problem(path, f"is not read by runs of this kind: {inner.not_here[word]}", "remove it")
-    return Problem(path, "is not a known key", _hint(path, section, list(inner.model_fields) if inner else []))
+    hint = _hint(path, section, list(inner.model_fields) if inner else [])
+    return Problem(path, "is not a known key", "; ".join([hint, *_hints_inside(value, path, section)][:4]))
+
+
+def _hints_inside(value: object, path: str, section: type[BaseModel]) -> list[str]:
+    """What to set instead of fields in a section of another system. A critic's have the names of the policy's there."""
+    if not isinstance(value, dict):
+        return []
+    fields_here = {f.path for f in fields.iter_fields(section)}
+    found = []
+    for word, inside in value.items():
+        own = [f"critic_{word}"] if "critic" in path else []
+        told = next(filter(None, (advice(name, fields_here) for name in [*own, str(word)])), None)
+        deeper = _hints_inside(inside, f"{path}.{word}", section)
+        found += deeper if isinstance(inside, dict) else [f"{word}: {told}"] if told is not None else []
+    return found
 
 
 def _hint(path: str, section: type[BaseModel], siblings: list[str]) -> str:
     parent, _, word = path.rpartition(".")
     prefix = f"{parent}." if parent else ""
     everywhere = {f.path for f in fields.iter_fields(section)}
+    elsewhere = [p for p in everywhere if p.rpartition(".")[2] == word]
+    told = None if elsewhere else advice(word, everywhere)  # before a field that is only spelt like it
+    if told is not None:
+        return told
     near = nearest(word, siblings)
     if near is not None:
         return f"did you mean {prefix}{near}?"
-    elsewhere = [p for p in everywhere if p.rpartition(".")[2] == word]
-    known_word = names.WORDS_ELSEWHERE.get(word)
     if elsewhere:
         return "did you mean " + " or ".join(sorted(elsewhere)) + "?"
-    if known_word in everywhere:
-        return f"did you mean {known_word}? (that is its name here)"
     leaf = nearest(word, {p.rpartition(".")[2] for p in everywhere})
     if leaf is not None:
         return "did you mean " + " or ".join(sorted(p for p in everywhere if p.rpartition(".")[2] == leaf)) + "?"

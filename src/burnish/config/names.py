@@ -71,56 +71,6 @@ MODEL_REWARD = "model:"
 IN_MEMORY = "python:"
 """Prefix of the name of a reward that is a function in the training program (`burnish.train`): `python:NAME`."""
 
-_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
-    "rollout.group_size": ("num_generations", "n", "num_return_sequences", "n_samples_per_prompt"),
-    "rollout.prompts_per_step": ("train_batch_size", "batch_size", "rollout_batch_size"),
-    "optimization.tokens_per_microbatch": ("per_device_train_batch_size", "micro_batch_size"),
-    "optimization.minibatches": (
-        "gradient_accumulation_steps",
-        "num_mini_batches",
-        "ppo_mini_batch_size",
-        "nminibatches",
-    ),
-    "optimization.epochs": ("ppo_epochs", "num_iterations", "num_train_epochs", "noptepochs"),
-    "steps": ("max_steps", "total_training_steps"),
-    "rollout.max_response_tokens": (
-        "max_new_tokens",
-        "max_completion_length",
-        "response_length",
-        "max_response_length",
-    ),
-    "rollout.max_prompt_tokens": ("max_prompt_length", "prompt_length", "query_length"),
-    "max_tokens": ("max_length", "max_seq_length"),
-    "optimization.learning_rate": ("lr",),
-    "algorithm.kl_coef": ("beta", "init_kl_coef", "kl_loss_coef"),
-    "algorithm.clip_low": ("epsilon", "cliprange", "clip_ratio"),
-    "algorithm.clip_high": ("epsilon_high",),
-    "algorithm.estimator": ("adv_estimator", "advantage_estimator"),
-    "algorithm.loss": ("loss_type",),
-    "algorithm.aggregation": ("loss_agg_mode",),
-    "output": ("output_dir",),
-    "model.path": ("model_name_or_path", "model_name", "pretrain"),
-    "data.train": ("dataset", "train_files"),
-    "data.eval": ("val_files",),
-    "rewards": ("reward_funcs", "reward"),
-    "optimization.schedule": ("lr_scheduler_type",),
-    "evaluation.every_steps": ("eval_steps",),
-    "checkpoint.every_steps": ("save_steps",),
-    "checkpoint.keep": ("save_total_limit",),
-    "logging.sinks": ("report_to",),
-    "critic.learning_rate": ("critic_lr", "critic_learning_rate"),
-    "critic.coef": ("vf_coef", "value_loss_coef"),
-    "critic.clip": ("cliprange_value", "value_clip"),
-    "critic.warmup_steps": ("critic_warmup", "critic_warmup_steps"),
-    "algorithm.max_epoch_kl": ("target_kl",),
-    "scoring.incomplete_score": ("penalty_reward_value",),
-    "algorithm.whiten_rewards": ("whiten_rewards",),
-}
-"""Fields and what other systems call them."""
-WORDS_ELSEWHERE = {word: field for field, words in _ELSEWHERE.items() for word in words}
-"""Field names of other systems and what they are called here, only for the hint after an unknown key."""
-
-
 VLLM_LOWEST_TEMPERATURE = 0.01
 """vLLM raises lower temperatures to this."""
 VLLM_SHARE = 0.92

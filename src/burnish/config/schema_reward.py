@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationError
 
 from burnish.config import names
 from burnish.config.section import Count, PathText, Seconds, Section, as_list, shorthand
+from burnish.errors import ConfigError
 
 VariableName = Annotated[str, Field(pattern=r"^[^=\s\x00]+$")]
 
@@ -63,8 +64,13 @@ class RewardConfig(Section):
         return not self.domains or domain in self.domains
 
     def weighted(self, weight: float) -> RewardConfig:
-        """The same reward with another weight."""
-        return RewardConfig.model_validate({**self.model_dump(exclude_unset=True), "weight": weight})
+        """The same reward with another weight. ConfigError for what is not a number."""
+        try:
+            return RewardConfig.model_validate({**self.model_dump(exclude_unset=True), "weight": weight})
+        except ValidationError as error:
+            raise ConfigError(
+                f"the weight of the reward {self.log_label!r} is {weight!r:.80}", remedy="give a finite number"
+            ) from error
 
 
 Reward = Annotated[RewardConfig, shorthand("name")]

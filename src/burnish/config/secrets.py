@@ -40,10 +40,14 @@ _SURE = re.compile(
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|xox[abprs]-[A-Za-z0-9-]{10,}|glpat-[\w-]{16,}|AIza[\w-]{30,}"
     r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|\b[A-Za-z][\w+.-]*://[^\s/@:]*:[^\s/@]+@"
-    r"|[?&](?:api_?key|key|token|access_token|password|secret|sig|signature)=[^&\s]{6,}"
+    r"|[?&](?i:[\w.-]*(?:key|token|passw(?:or)?d|pwd|secret|sig|signature|auth|credentials?|code))=[^&\s]{3,}"
     r"|\b[Bb]earer [\w.~+/-]{8,}"
 )
 """Forms that only secrets have, anywhere in a value."""
+_QUERY = re.compile(r"(\b[A-Za-z][\w+.-]*://[^\s?'\"]+)[?][^\s'\")>\]]+")
+_GIVEN = re.compile(r"(?<![\w.-])(-{1,2}[\w-]+|[\w.-]+(?==))((?:=|['\"]?,? +)['\"]?)([^\s'\",;)\]}]+)")
+"""A name, what stands between it and its value, and the value: `--key abc`, `'--key', 'abc'`, `a.api_key=abc`."""
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,49}|[A-Za-z_]+")
 _LIKELY = re.compile(r"(?:hf_|sk-|gh[opusr]_|AKIA|ASIA)(?=[\w-]*[0-9])[\w-]{6,}")
 """Forms of complete values that are very likely secrets, used only where users choose names."""
 
@@ -58,14 +62,27 @@ def masked(data: Json, *, place: str = "", hashed: bool = False) -> Json:
     return _masked(data, tuple(place.split(".")), hashed=hashed)
 
 
+def hidden(text: str) -> str:
+    """A text for the screen, with secrets masked: in any of their forms, as values of options that are named like
+    secrets, and whatever follows the `?` of an address."""
+    text = _QUERY.sub(rf"\1?{MASK}", text)
+    return _SURE.sub(MASK, _GIVEN.sub(_hidden_value, text))
+
+
+def _hidden_value(found: re.Match[str]) -> str:
+    name, between, value = found.groups()
+    return f"{name}{between}{MASK}" if _named_secret(name, int(value) if value.isdecimal() else value) else found[0]
+
+
+def hidden_name(name: str) -> str:
+    """The name of an environment variable for the screen; masked if it is more like what the variable should hold."""
+    looks_right = _VARIABLE.fullmatch(name) and not (_SURE.search(name) or _LIKELY.fullmatch(name))
+    return name if looks_right else MASK
+
+
 def masked_command(words: Sequence[str]) -> list[str]:
     """A command line with its secrets masked: `key.path=value`, `--name value`, `--name=value` and bare values."""
-    shown: list[str] = []
-    for word in words:
-        before = shown[-1] if shown else ""
-        named = before.startswith("-") and "=" not in before and _named_secret(before, word)
-        shown.append(MASK if named else _masked_word(word))
-    return shown
+    return [MASK if _follows_flag(words, index) else _masked_word(word) for index, word in enumerate(words)]
 
 
 def masked_yaml(text: str) -> str:
@@ -115,12 +132,27 @@ def _masked(value: Json, path: tuple[str, ...], *, hashed: bool) -> Json:
     if isinstance(value, dict):
         return {key: _masked(item, (*path, str(key)), hashed=hashed) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_masked(item, path, hashed=hashed) for item in value]
+        given = [_follows_flag(value, index) or _holds_secret(item) for index, item in enumerate(value)]
+        paths = [(*path, "options", "secret") if hide else path for hide in given]
+        return [_masked(item, own, hashed=hashed) for item, own in zip(value, paths, strict=True)]
     if isinstance(value, str) and is_masked(value):
         return value if hashed else MASK
     if _is_secret(value, path):
         return _mask(value) if hashed else MASK
     return value
+
+
+def _follows_flag(words: Sequence[Json], index: int) -> bool:
+    """Whether a word of a command is the value of a secret: `--api-key abc`."""
+    before = words[index - 1] if index else None
+    is_flag = isinstance(before, str) and before.startswith("-") and "=" not in before
+    return is_flag and _named_secret(str(before), words[index])
+
+
+def _holds_secret(word: Json) -> bool:
+    """Whether it is `--api-key=abc` or `API_KEY=abc`."""
+    name, equals, value = word.partition("=") if isinstance(word, str) else ("", "", "")
+    return bool(equals) and " " not in name and _named_secret(name, value)
 
 
 def _is_secret(value: object, path: tuple[str, ...]) -> bool:

@@ -81,12 +81,17 @@ def fitted(example: PreferenceExample, limit: int, *, bos_token_id: int | None) 
     return replace(example, prompt_tokens=prompt, responses_tokens=responses, whole_prompt=example.prompt_tokens)
 
 
+def goes_through_template(row: PreferenceRow, chat: ChatFormat) -> bool:
+    """Whether the row is written by the chat template."""
+    conversational = any(not isinstance(text, str) for text in (row.prompt, *row.responses))
+    return not row.is_tokens and (chat.chat == "always" or (chat.chat == "auto" and conversational))
+
+
 def _encode_texts(
     row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, append_eos: bool
 ) -> tuple[Tokens, tuple[Tokens, ...]]:
     prompt, responses = cast("tuple[Text, tuple[Text, ...]]", (row.prompt, row.responses))
-    conversational = not isinstance(prompt, str) or any(not isinstance(r, str) for r in responses)
-    if chat.chat == "always" or (chat.chat == "auto" and conversational):
+    if goes_through_template(row, chat):
         return _by_template(row.where, prompt, responses, Template(tokenizer, chat.options, row.tools))
     asked = asked_prompt(row.id, prompt, row.tools)
     before = encode_prompt(asked, tokenizer, PLAIN)

@@ -12,9 +12,9 @@ from burnish.config.schema_data import DataSource
 from burnish.data.loaded_sources import LoadedSource, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, PreferenceRow, RowRules, read_row
-from burnish.data.preference_tokens import PreferenceExample, encode_preference, fitted
+from burnish.data.preference_tokens import PreferenceExample, encode_preference, fitted, goes_through_template
 from burnish.data.rows import reading_row
-from burnish.data.template import ChatFormat
+from burnish.data.template import ChatFormat, refuse_unused_options
 from burnish.errors import DataError
 
 if TYPE_CHECKING:
@@ -74,11 +74,12 @@ def load_preferences(
     error (`data.over_long`), and counted. Truncation removes the beginning of the prompt first (except a leading BOS),
     then the end of the responses.
     """
-    rules = RowRules(config.candidates, tokenizer, config.label_pad_token_id)
+    rules, templated = RowRules(config.candidates, tokenizer, config.label_pad_token_id), Counter[str]()
     parts = [
-        _source_examples(loaded, rules, config, tokenizer, max_tokens)
+        _source_examples(loaded, rules, config, tokenizer, max_tokens, templated)
         for loaded in load_sources(sources, "preferences")
     ]
+    refuse_unused_options(ChatFormat.of(config.data), applied=templated.total())
     return PreferenceSet(
         examples=tuple(example for part in parts for example in part[0]),
         source_sizes=tuple(len(part[0]) for part in parts),
@@ -95,7 +96,12 @@ def count_comparisons(sources: Sequence[DataSource], config: RmConfig) -> int:
 
 
 def _source_examples(
-    loaded: LoadedSource, rules: RowRules, config: RmConfig, tokenizer: PreTrainedTokenizerBase, max_tokens: int
+    loaded: LoadedSource,
+    rules: RowRules,
+    config: RmConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int,
+    templated: Counter[str],
 ) -> tuple[list[PreferenceExample], Understanding]:
     kept: list[PreferenceExample] = []
     skipped: Counter[str] = Counter()
@@ -103,6 +109,7 @@ def _source_examples(
     chat, over_long = ChatFormat.of(config.data), config.data.over_long
     reason = f"comparisons over max_tokens ({max_tokens:,})"
     for read in _comparisons(loaded, rules, config, skipped):
+        templated[loaded.source.path] += goes_through_template(read, chat)
         try:
             with reading_row(read.where):
                 example = encode_preference(read, tokenizer, chat, append_eos=config.append_eos)

@@ -25,7 +25,7 @@ from burnish.data.conversations import checked_messages, prompt_of, tools_at
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.rows import Row, reading_row, text_at, value_at
-from burnish.data.template import ChatFormat, Template, notes_on
+from burnish.data.template import ChatFormat, Template, notes_on, refuse_unused_options
 from burnish.errors import DataError
 from burnish.types import Message, Prompt
 
@@ -88,9 +88,12 @@ def load_sft_examples(
     max_tokens: limit on examples. Longer ones are dropped, truncated at the end (or dropped if that leaves nothing to
     train on) or an error, depending on `over_long`, and counted.
     """
+    templated: Counter[str] = Counter()
     parts = [
-        _source_examples(loaded, tokenizer, max_tokens, over_long, chat) for loaded in load_sources(sources, "sft")
+        _source_examples(loaded, tokenizer, max_tokens, over_long, chat, templated)
+        for loaded in load_sources(sources, "sft")
     ]
+    refuse_unused_options(chat, applied=templated.total())
     return SftSet(
         examples=tuple(example for part in parts for example in part[0]),
         source_sizes=tuple(len(part[0]) for part in parts),
@@ -105,13 +108,14 @@ def _source_examples(
     max_tokens: int | None,
     over_long: OverLong,
     chat: ChatFormat,
+    templated: Counter[str],
 ) -> tuple[list[SftExample], Understanding]:
     kept: list[SftExample] = []
     skipped: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     for row_id, row in loaded.rows_with_ids():
         with reading_row(row.where):
-            tokens, mask = _encode(loaded, row, row_id, tokenizer, chat, changed)
+            tokens, mask = _encode(loaded, row, row_id, tokenizer, chat, changed, templated)
         whole = tokens
         if max_tokens is not None and len(tokens) > max_tokens:
             tokens, mask = _shorten((tokens, mask), max_tokens, over_long, row)
@@ -148,7 +152,9 @@ def _encode(
     tokenizer: PreTrainedTokenizerBase,
     chat: ChatFormat,
     changed: Counter[str],
+    templated: Counter[str],
 ) -> Encoded:
+    """`templated` counts the sources' rows that go through the chat template."""
     roles, source = loaded.reading.roles, loaded.source
     if "text" in roles and "completion" not in roles:
         if source.system_prompt is not None or source.prompt_template is not None or {"system", "history"} & set(roles):
@@ -165,11 +171,13 @@ def _encode(
     template = Template(tokenizer, chat.options, tools_at(row, roles))
     if "completion" not in roles:
         turns = _whole_conversation(asked, row, chat)
+        templated[source.path] += 1
         return _encode_turns(turns, template, row, changed, first_trained=0)
     prompt = asked_prompt(row_id, asked, template.tools)
     completion = _completion(row, roles["completion"])
     if chat.chat == "never" or (isinstance(completion, str) and not uses_template(prompt, chat)):
         return _encode_plain_pair(prompt, completion, tokenizer, row)
+    templated[source.path] += 1
     answer = (Message("assistant", completion),) if isinstance(completion, str) else completion
     question = turns_of(prompt)
     return _encode_turns((*question, *answer), template, row, changed, first_trained=len(question))

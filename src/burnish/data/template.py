@@ -226,6 +226,16 @@ def readable_options(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | Non
     return known - _GIVEN - set(tokenizer.special_tokens_map)
 
 
+def refuse_unused_options(chat: ChatFormat, *, applied: int, field: str = "data.template_options") -> None:
+    """Raises DataError for options of a template that is applied to no row."""
+    if chat.options and not applied:
+        why = "data.chat is never" if chat.chat == "never" else "the rows are plain text, not conversations"
+        raise DataError(
+            f"{field} is set, but no chat template is applied: {why}",
+            remedy=f"remove {field}, or set data.chat: always",
+        )
+
+
 def notes_on(messages: Sequence[Message], template: Template) -> list[str]:
     """What the user should know about this conversation: fields of its turns that have no effect, and whether the text
     contains today's date, so that it changes from day to day."""

@@ -57,7 +57,7 @@ def _custom_gaps(separator: str, text: str, where: str) -> list[tuple[int, int]]
     seconds = _SECONDS + len(text) // _CHARACTERS_A_SECOND
     request = {"separator": separator, "text": text}
     try:
-        gaps = call_in_own_process(f"{__name__}:find_gaps", request, seconds=seconds)
+        gaps = call_in_own_process(f"{__name__}:find_gaps", request, seconds=seconds, what=where)
     except TimeoutError as error:
         raise DataError(
             f"{where}: document_separator {separator!r} did not finish the file within {seconds} s",

@@ -23,7 +23,7 @@ from typing import Literal
 from burnish import __version__
 from burnish.errors import ConfigError, KernelError, SandboxError
 from burnish.machine import processor
-from burnish.machine.container import allowed_cores, container_limits
+from burnish.machine.container import allowed_cores, container_limits, free_memory
 from burnish.planning.memory import bytes_in_words
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "peft")
@@ -148,7 +148,7 @@ def of_system() -> Iterator[Finding]:
     yield "system", system
     about = [line.partition(":")[2].strip() for line in processor.description() if "model name" in line]
     yield "processor", about[0] if about else platform.processor() or platform.machine()
-    amounts = [amount for amount in (container_limits().memory_bytes, _available_memory()) if amount is not None]
+    amounts = [amount for amount in (container_limits().memory_bytes, free_memory()) if amount is not None]
     if amounts:
         usable = bytes_in_words(min(amounts))
         yield "memory", f"{usable} can be used"
@@ -336,11 +336,3 @@ def _import_failure(name: str) -> str | None:
     except Exception as error:  # noqa: BLE001 boundary: a package with missing libraries may raise anything
         return hidden(f"{type(error).__name__}: {error}")[:300]
     return None
-
-
-def _available_memory() -> int | None:
-    try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:  # not Linux
-        return None
-    return int(found[1]) * 1024 if found else None

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from burnish.config.secrets import hidden_name, masked_command
 from burnish.errors import ConfigError
 from burnish.tools.calls import ToolError
 from burnish.types import Json
@@ -64,13 +65,15 @@ class McpServer:
             )
         for variable in (*self.environment, *filter(None, [self.token_variable])):
             if not os.environ.get(variable):
-                raise ConfigError(f"the environment variable {variable}, of the MCP server {self.name}, is not set")
+                raise ConfigError(
+                    f"the environment variable {hidden_name(variable)}, of the MCP server {self.name}, is not set"
+                )
 
     @property
     def name(self) -> str:
         """For messages: the command's beginning, or the address without its query, which may hold a secret."""
         if self.url is None:
-            return " ".join(self.command)[:80]
+            return " ".join(map(str, masked_command(self.command)))[:80]
         return urlsplit(self.url)._replace(query="", fragment="").geturl()
 
 

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
+from burnish.config.secrets import hidden_name
 from burnish.environments.mcp_tools import result_of_call, schema_of_tool
 from burnish.environments.protocol import Opening, Step
 from burnish.environments.values import flag_of, number_of, text_of
@@ -66,7 +67,7 @@ def _headers(variable: Json, wanted: str) -> dict[str, str]:
     if token and token.isascii() and token.isprintable():
         return {"Authorization": f"Bearer {token}"}
     raise ConfigError(
-        f"{wanted}, whose token_variable {variable!r} is not set for it, or holds what no header can hold",
+        f"{wanted}, whose token_variable {hidden_name(str(variable))!r} is not set for it, or no header can hold it",
         remedy="set it to printable ASCII where the run is started, and add it to conversation.variables",
     )
 

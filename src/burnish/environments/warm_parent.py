@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from burnish.config.secrets import hidden_name
 from burnish.environments.parent import WORD_BYTES
 from burnish.environments.process import ConversationProcess
 from burnish.errors import ConfigError, RolloutError
@@ -56,7 +57,7 @@ class Wanted:
         missing = [name for name in self.variables if name not in os.environ]
         if missing:
             raise ConfigError(
-                f"{self.where}.variables names {missing[0]}, which is not set",
+                f"{self.where}.variables names {hidden_name(missing[0])}, which is not set",
                 remedy="set it where the run is started, or remove it",
             )
         return {name: os.environ[name] for name in self.variables}

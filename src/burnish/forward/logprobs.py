@@ -108,9 +108,11 @@ def chunked_token_scores(
     chunk_elements: int = CHUNK_ELEMENTS,
     kept_elements: int = KEPT_ELEMENTS,
     buffer: LogitsBuffer | None = None,
+    vocabulary: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(log-probability of each target, entropy in nats or None) of softmax(transform(hidden @ weight.T + bias) / T).
 
+    The softmax is over the first `vocabulary` rows of the weight (None: over all), and the others get no gradient.
     Results are (N,) float32 (float64 for float64 input) and differentiable in hidden, weight and bias.
     `accumulate_in_place` adds the weight's gradient straight into `weight.grad` when weight is a leaf without hooks,
     so that a second micro-batch needs no second (V, H) buffer; `torch.autograd.grad` for the weight then sees nothing.
@@ -130,6 +132,7 @@ def chunked_token_scores(
         chunk_elements,
         kept_elements,
         buffer or LogitsBuffer(),
+        vocabulary,
     )
     logprobs_N, entropy_N = _ChunkedTokenScores.apply(hidden_NH, weight_VH, bias_V, targets_N, plan)
     return logprobs_N, entropy_N if entropy else None
@@ -137,11 +140,16 @@ def chunked_token_scores(
 
 @torch.no_grad()
 def likeliest_tokens(
-    hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, chunk_elements: int = CHUNK_ELEMENTS
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    *,
+    vocabulary: int | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Tensor:
     """(N,) token ids of the largest logit, a few positions at a time; transform and temperature do not change it."""
     rows = max(1, chunk_elements // weight_VH.shape[0])
-    parts = [linear(part, weight_VH, bias_V).argmax(-1) for part in hidden_NH.split(rows)]
+    parts = [linear(part, weight_VH, bias_V)[:, :vocabulary].argmax(-1) for part in hidden_NH.split(rows)]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=hidden_NH.device)
 
 
@@ -155,6 +163,12 @@ class _Plan:
     chunk_elements: int
     kept_elements: int
     buffer: LogitsBuffer
+    vocabulary: int | None
+
+    def kept_logits(self, hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
+        """The head's output for the vocabulary, a view of that for all rows of the weight: a product with a row less
+        may be slower and round differently."""
+        return self.buffer.linear(hidden_KH, weight_VH, bias_V)[:, : self.vocabulary]
 
     def kept_rows(self, num_tokens: int, vocabulary: int) -> int:
         return max(0, min(num_tokens, self.kept_elements // max(1, vocabulary)))
@@ -162,9 +176,9 @@ class _Plan:
     def token_chunks(self, num_tokens: int) -> Iterator[slice]:
         return _slices(num_tokens, TOKENS_PER_CHUNK)
 
-    def vocabulary_chunks(self, num_tokens: int, vocabulary: int) -> Iterator[slice]:
+    def vocabulary_chunks(self, num_tokens: int, weight_VH: Tensor) -> Iterator[slice]:
         rows = max(1, min(num_tokens, TOKENS_PER_CHUNK))
-        return _slices(vocabulary, max(1, self.chunk_elements // rows))
+        return _slices(len(weight_VH[: self.vocabulary]), max(1, self.chunk_elements // rows))
 
     def row_blocks(self, raw_NV: Tensor) -> Iterator[slice]:
         """A few rows at a time: as many as a cache holds, at least one per thread; more on devices that need large
@@ -228,7 +242,7 @@ class _ChunkedTokenScores(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         # With and without a gradient alike: equal weights then give equal numbers to the last bit.
         kept_rows = plan.kept_rows(hidden_NH.shape[0], weight_VH.shape[0])
-        raw_KV = plan.buffer.linear(hidden_NH[:kept_rows], weight_VH, bias_V)
+        raw_KV = plan.kept_logits(hidden_NH[:kept_rows], weight_VH, bias_V)
         logprobs_K, entropy_K = _score_rows(raw_KV, targets_N[:kept_rows], plan)
         ctx.raw_KV = raw_KV
         logprobs_R, log_normalizer_R, entropy_R = _stream(
@@ -257,7 +271,7 @@ class _ChunkedTokenScores(torch.autograd.Function):
         gradients = _HeadGradients(hidden_NH, ctx.weight, bias_V, plan, ctx.needs_input_grad[:3])
         raw_KV, ctx.raw_KV = ctx.raw_KV, None  # overwritten: a second backward pass computes them again
         if raw_KV is None:
-            raw_KV = plan.buffer.linear(hidden_NH[:kept_rows], ctx.weight, bias_V)
+            raw_KV = plan.kept_logits(hidden_NH[:kept_rows], ctx.weight, bias_V)
         _add_kept(gradients, raw_KV, outer, plan)
         plan.buffer.give_back(raw_KV)
         _add_streamed(gradients, hidden_NH, ctx.weight, bias_V, log_normalizer_R, outer, plan)
@@ -287,7 +301,7 @@ def _add_kept(gradients: _HeadGradients, raw_KV: Tensor, outer: _Outer, plan: _P
             log_p = torch.log_softmax(tempered, -1)
             raw_KV[rows] = _raw_gradient(log_p.exp(), log_p.clamp_(min=LEAST_LOGPROB), slope, outer.of(rows))
     first = slice(0, raw_KV.shape[0])
-    for columns in plan.vocabulary_chunks(*raw_KV.shape):
+    for columns in plan.vocabulary_chunks(raw_KV.shape[0], gradients.weight_VH):
         gradients.add(columns, [(first, raw_KV[:, columns])])
 
 
@@ -316,7 +330,7 @@ def _add_streamed(
             return _raw_gradient(log_p.exp_(), None, slope, part).to(raw.dtype)
         return _raw_gradient(log_p.exp(), log_p.clamp_(min=LEAST_LOGPROB), slope, part).to(raw.dtype)
 
-    for columns in plan.vocabulary_chunks(log_normalizer_R.shape[0], weight_VH.shape[0]) if token_chunks else ():
+    for columns in plan.vocabulary_chunks(log_normalizer_R.shape[0], weight_VH) if token_chunks else ():
         gradients.add(columns, ((rows, gradient(rows, columns)) for rows in token_chunks))
 
 
@@ -360,7 +374,7 @@ def _stream_chunk(
     num_tokens = hidden_NH.shape[0]
     peak_N = hidden_NH.new_full((num_tokens,), -torch.inf, dtype=dtype)
     mass_N, moment_N, target_logits_N = (hidden_NH.new_zeros(num_tokens, dtype=dtype) for _ in range(3))
-    for columns in plan.vocabulary_chunks(num_tokens, weight_VH.shape[0]):
+    for columns in plan.vocabulary_chunks(num_tokens, weight_VH):
         raw = linear(hidden_NH, weight_VH[columns], None if bias_V is None else bias_V[columns])
         logits = plan.tempered(raw, overwrite=True)
         _take_targets(logits, targets_N - columns.start, target_logits_N)

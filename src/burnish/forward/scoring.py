@@ -250,13 +250,21 @@ class ResponseScorer:
 
     Models whose head is not `Linear` with a known transform are scored from their own full logits; `is_chunked` tells.
     `plain`: all logits of the response tokens at once, gradients by PyTorch alone. `router_loss`: passes with a
-    gradient also give the router's load-balancing loss; ModelError for models that have none.
+    gradient also give the router's load-balancing loss; ModelError for models that have none. `vocabulary`: logits from
+    this id on have no part in the distribution, as in sampling; None if all have.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, temperature: float = 1.0, plain: bool = False, router_loss: bool = False
+        self,
+        model: PreTrainedModel,
+        *,
+        temperature: float = 1.0,
+        plain: bool = False,
+        router_loss: bool = False,
+        vocabulary: int | None = None,
     ) -> None:
         self.model = model
+        self._vocabulary = vocabulary
         self.temperature = temperature
         self._plain = plain
         self._transform: HeadTransform | None = find_head_transform(model)
@@ -319,13 +327,14 @@ class ResponseScorer:
         )
 
     def _token_scores(self, head_inputs: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        known = slice(self._vocabulary)
         if self._transform is None:
-            return plain_token_scores(head_inputs, targets_N, temperature=self.temperature, entropy=entropy)
+            return plain_token_scores(head_inputs[:, known], targets_N, temperature=self.temperature, entropy=entropy)
         head = self.model.get_output_embeddings()
         if self._plain:
             raw_NV = head(head_inputs)
             logits_NV = self._transform(raw_NV.to(torch.promote_types(raw_NV.dtype, torch.float32)))
-            return plain_token_scores(logits_NV, targets_N, temperature=self.temperature, entropy=entropy)
+            return plain_token_scores(logits_NV[:, known], targets_N, temperature=self.temperature, entropy=entropy)
         return chunked_token_scores(
             head_inputs,
             head.weight,
@@ -336,13 +345,14 @@ class ResponseScorer:
             entropy=entropy,
             accumulate_in_place=True,
             buffer=self._logits_buffer,
+            vocabulary=self._vocabulary,
         )
 
     def _likeliest(self, head_inputs: Tensor) -> Tensor:
         if self._transform is None:
-            return head_inputs.argmax(-1)
+            return head_inputs[:, : self._vocabulary].argmax(-1)
         head = self.model.get_output_embeddings()
-        return likeliest_tokens(head_inputs, head.weight, head.bias)
+        return likeliest_tokens(head_inputs, head.weight, head.bias, vocabulary=self._vocabulary)
 
     def split(self, batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
         """(row numbers, those rows) of each micro-batch, cut to suit how the model reads them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -43,6 +44,16 @@ def allowed_cores(limits: Limits | None = None) -> int:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     limit = (container_limits() if limits is None else limits).processors
     return cores if limit is None else max(1, min(cores, math.ceil(limit)))
+
+
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that the kernel says can still be had, within the limits of this process; None where it does not say."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(root / "proc/meminfo"), re.MULTILINE)
+    free = [int(found[1]) << 10] if found else []
+    for group in _groups(root):
+        used = re.search(r"^(?:anon|total_rss) (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
+        free += [limit - int(used[1] if used else 0) for limit in _memory(group)]
+    return min(free, default=None)
 
 
 def _groups(root: Path) -> Iterator[Path]:

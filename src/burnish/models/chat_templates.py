@@ -48,7 +48,9 @@ def check_template(template: str, tokens: tuple[tuple[str, str], ...], name: str
     """
     try:
         request = {"template": template, "tokens": dict(tokens)}
-        found = call_in_own_process(f"{__name__}:try_template", request, seconds=_SECONDS, max_bytes=_MAX_BYTES)
+        found = call_in_own_process(
+            f"{__name__}:try_template", request, seconds=_SECONDS, max_bytes=_MAX_BYTES, what=name
+        )
     except TimeoutError as error:
         raise ModelError(
             f"{name} does not end: it takes more than {_SECONDS} s for five short turns", remedy=_REMEDY

@@ -34,6 +34,7 @@ from burnish.models.tokenizers import check_vocabulary, choose_pad_token_id, eos
 from burnish.models.weight_checks import (
     check_declared_sizes,
     check_finite,
+    check_quantization,
     check_token_ids,
     read_generation_config,
     refuse_mismatched,
@@ -63,6 +64,8 @@ class LoadedModel:
     plain: scores and gradients use only PyTorch's own operations, on padded rows and full logits.
     kernels: whether C kernels may be used. paths: the implementations chosen among equivalent ones.
     router_aux_coef: weight of the router's load-balancing loss in an update of the policy.
+    vocabulary: ids from this number on are rows of the head without a token (padding, for which no tokenizer has a
+    text): they are never sampled and have no part in probabilities. None if every row has a token.
     """
 
     model: PreTrainedModel
@@ -76,6 +79,7 @@ class LoadedModel:
     kernels: UseKernels = "auto"
     paths: FastPaths = field(default_factory=FastPaths)
     router_aux_coef: float = 0.0
+    vocabulary: int | None = None
 
 
 def load_model(
@@ -133,6 +137,7 @@ def _load_model(
     choose_pages(config)
     raw_config, generation_config = _raw_configs(source, config)
     check_declared_sizes(raw_config, config.path)
+    check_quantization(raw_config, config.path)
     model_config = _model_config(source, config)
     tokenizer = load_tokenizer(config)  # before the weights, which take longer: what is wrong with it is told at once
     weights_note: str | None
@@ -175,12 +180,13 @@ def _with_tokenizer(
     plain: bool,
 ) -> LoadedModel:
     """The model with its tokenizer, and what follows from the two."""
-    check_vocabulary(tokenizer, num_embeddings(model), path=config.path)
+    largest_id = check_vocabulary(tokenizer, num_embeddings(model), path=config.path)
     eos_ids = eos_token_ids(tokenizer, raw_config, generation_config)
     check_token_ids(eos_ids, num_embeddings(model), f"model {config.path!r} names the end-of-sequence id")
     pad_id, pad_note = choose_pad_token_id(tokenizer, eos_ids, pad_token=config.pad_token)
     context_length, context_note = _context_length(model.config, tokenizer)
     eos_note = None if eos_ids else "neither model nor tokenizer has an end token; responses end by length or stop"
+    vocabulary = 1 + max(largest_id, *eos_ids)
     found = (*notes, eos_note, pad_note, context_note)
     return LoadedModel(
         model,
@@ -193,7 +199,13 @@ def _with_tokenizer(
         plain,
         config.kernels,
         router_aux_coef=config.router_aux_coef,
+        vocabulary=vocabulary if vocabulary < num_embeddings(model) else None,
     )
+
+
+def sampled_ids(loaded: LoadedModel) -> int:
+    """Number of token ids that may be sampled, counted from 0."""
+    return loaded.vocabulary or num_embeddings(loaded.model)
 
 
 def num_embeddings(model: PreTrainedModel) -> int:

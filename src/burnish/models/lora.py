@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -86,6 +87,7 @@ class Adapter:
             save_embedding_layers=False,
             state_dict=None if state is None else {**state},
         )
+        _sort_names(folder / "adapter_config.json")
 
     @torch.no_grad()
     def load(self, folder: Path, copy: Callable[[nn.Parameter, Tensor], object] = Tensor.copy_) -> None:
@@ -179,3 +181,15 @@ def effective_weight(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
     for adapter in linear.active_adapters:
         weight = weight + linear.get_delta_weight(adapter).to(weight)
     return weight, bias
+
+
+def _sort_names(file: Path) -> None:
+    """Put the lists of names in order: peft keeps them as sets, whose order is another in each process, and equal runs
+    have equal files."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    named = {
+        key: sorted(value)
+        for key, value in content.items()
+        if isinstance(value, list) and all(isinstance(name, str) for name in value)
+    }
+    file.write_text(json.dumps(content | named, indent=2, sort_keys=True), encoding="utf-8")

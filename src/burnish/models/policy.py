@@ -66,7 +66,11 @@ class LocalPolicy(LearnerByParts[Objective]):
         self.loaded = loaded
         self.settings = settings
         scorer = ResponseScorer(
-            loaded.model, temperature=temperature, plain=loaded.plain, router_loss=loaded.router_aux_coef > 0
+            loaded.model,
+            temperature=temperature,
+            plain=loaded.plain,
+            router_loss=loaded.router_aux_coef > 0,
+            vocabulary=loaded.vocabulary,
         )
         self._adapter = None if lora is None else Adapter(loaded.model, lora, seed=seed)
         optimizer = RoleOptimizer(POLICY, self.trainable_parameters(), settings, lanes)

@@ -28,7 +28,9 @@ class FrozenReference:
         """Freezes and uses the model as it is. Use `copy_of` for a model that continues to train."""
         loaded.model.requires_grad_(False)
         self.model = loaded.model
-        self._scorer = ResponseScorer(loaded.model, temperature=temperature, plain=loaded.plain)
+        self._scorer = ResponseScorer(
+            loaded.model, temperature=temperature, plain=loaded.plain, vocabulary=loaded.vocabulary
+        )
         self._tokens_per_microbatch = tokens_per_microbatch
         self._lanes = lanes
         self._awake: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -111,14 +111,15 @@ def chat_template_for(tokenizer: PreTrainedTokenizerBase, value: str) -> str | d
         return file.read_text(encoding="utf-8")
 
 
-def check_vocabulary(tokenizer: PreTrainedTokenizerBase, num_embeddings: int, *, path: str) -> None:
-    """Raise ModelError if the tokenizer can produce an id that the model has no embedding for."""
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, num_embeddings: int, *, path: str) -> int:
+    """The largest id of the tokenizer. Raises ModelError if the model has no embedding for it."""
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if largest >= num_embeddings:
         raise ModelError(
             f"the tokenizer goes up to id {largest} ({token!r}), but model {path!r} has {num_embeddings} embeddings",
             remedy="set model.tokenizer to the tokenizer that the model was trained with",
         )
+    return largest
 
 
 def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:

@@ -66,11 +66,35 @@ def check_declared_sizes(raw_config: Mapping[str, Any], path: str) -> None:
             value = words.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= largest:
+            sizes = value if name == "intermediate_size" and isinstance(value, list) else [value]  # one for each layer
+            if not sizes or any(_is_no_size(size, largest) for size in sizes):
                 raise ModelError(
                     f"config.json of model {path!r}: {name} is {value!r:.60}",
                     remedy=f"it must be a whole number from 1 to {largest:,}; use the model's own config.json",
                 )
+
+
+def check_quantization(raw_config: Mapping[str, Any], path: str) -> None:
+    """Raise ModelError for weights in few bits of a kind that transformers does not know: it would load them as if they
+    were ordinary ones."""
+    nested = raw_config.get("text_config")
+    for words in (raw_config, nested if isinstance(nested, dict) else {}):
+        found = words.get("quantization_config")
+        if found is None:
+            continue
+        from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+        kind = found.get("quant_method") if isinstance(found, dict) else found
+        old = isinstance(found, dict) and kind is None and ("load_in_4bit" in found or "load_in_8bit" in found)
+        if not old and str(kind) not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+            raise ModelError(
+                f"config.json of model {path!r}: its weights are quantized by {kind!r:.60}, which is not known here",
+                remedy="use the model's weights before quantization (model.quantization can round them)",
+            )
+
+
+def _is_no_size(value: object, largest: int) -> bool:
+    return isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= largest
 
 
 def read_generation_config(source: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ replays them from metrics.jsonl and a resumed run carries on from `state`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ class Detector:
     message: str
     """With `{value}`, `{start}` and `{row[NAME]}`, 0 for a metric that the row does not have."""
     knob: str
+    """May have `{limits}`: the fields that cut responses in the row."""
     patience: int = 1
     also: str = ""
     """A metric that counts in the same way: the higher of the two is the reading."""
@@ -82,6 +83,8 @@ def _runs_away(per_token: float, start: float | None, row: Row) -> bool:
     return per_token > 1.0 or (start is not None and per_token > 10 * max(start, SMALL_KL_PER_TOKEN))
 
 
+_OUT_OF_TURNS, _CUT_TURN = "conversation/out_of_turns_fraction", "conversation/cut_turn_fraction"
+
 DETECTORS: tuple[Detector, ...] = (
     Detector(
         name="reward constant",
@@ -95,9 +98,9 @@ DETECTORS: tuple[Detector, ...] = (
     Detector(
         name="all truncated",
         metric="rollout/truncated_fraction",
-        trips=lambda fraction, start, row: fraction >= 0.999,
-        message="every response of two steps in a row was cut at the length limit: none has an end to be judged by",
-        knob="rollout.max_response_tokens up, or rollout.stop / rollout.stop_token_ids when the end has another sign",
+        trips=lambda fraction, start, row: fraction > 0 and fraction + row.get(_OUT_OF_TURNS, 0.0) >= 0.999,
+        message="every response of two steps in a row was cut at a limit: none has an end to be judged by",
+        knob="{limits} up, or rollout.stop / rollout.stop_token_ids when the end has another sign",
         patience=2,
     ),
     Detector(
@@ -312,6 +315,17 @@ PARTINGS: tuple[Parting, ...] = (
 )
 
 
+def _limits(row: Row) -> Iterator[str]:
+    """Fields that have cut responses: of a turn, of a whole response, of the number of turns."""
+    cut, cut_turn = row.get("rollout/truncated_fraction", 0.0), row.get(_CUT_TURN, 0.0)
+    if cut_turn > 0:
+        yield "conversation.max_turn_tokens"
+    if cut > cut_turn:
+        yield "rollout.max_response_tokens (or that of the domain)"
+    if row.get(_OUT_OF_TURNS, 0.0) > 0:
+        yield "conversation.max_turns"
+
+
 def _words(metric: str, row: Row) -> list[str]:
     """What stands in place of `{word}` in the names of the row that are like this one."""
     before, _, after = metric.partition("{word}")
@@ -382,6 +396,7 @@ class AlarmBell:
             return None
         memory.fired = True
         message = detector.message.format(value=value, start=start, row=defaultdict(float, row), word=word)
+        knob = knob.replace("{limits}", ", ".join(_limits(row)))
         return Alarm(name, message, knob, step)
 
     def _compare(self, parting: Parting, word: str, step: int, row: Row) -> Alarm | None:

@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from burnish.config.secrets import hidden
 from burnish.observability.alarms import Alarm
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -151,7 +152,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print a remark above the table."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(hidden(text), markup=False, highlight=False, soft_wrap=True)
 
     def seconds_left(self) -> float | None:
         """Estimated from the mean time of the steps since the start; None before the first."""
@@ -196,7 +197,7 @@ class Display:
 def say(console: Console, lines: Iterable[str]) -> None:
     """Print lines unchanged: without interpreting markup, and without wrapping."""
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(hidden(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def columns_of(known: Mapping[str, float]) -> list[tuple[str, str, str]]:

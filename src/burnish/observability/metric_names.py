@@ -88,6 +88,7 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("conversation/sampled_tokens_mean", "tokens", "mean", "", "Tokens of a response that the policy sampled, in all its rows; `rollout/response_tokens_mean` is per row."),
         MetricName("conversation/rows_mean", "rows", "mean", "", "Rows of a response. More than 1: the chat template writes earlier turns anew (`conversation.trajectory: fork`), or agents edit the history."),
         MetricName("conversation/out_of_turns_fraction", "fraction", "mean", "lower", "Share of responses that `conversation.max_turns` ended."),
+        MetricName("conversation/cut_turn_fraction", "fraction", "mean", "lower", "Share of responses whose last turn was cut at `conversation.max_turn_tokens`, where that is set."),
         MetricName("conversation/failed_fraction", "fraction", "mean", "lower", "Share of responses whose environment failed, which have no score."),
         MetricName("conversation/environment_reward_mean", "score", "mean", "higher", "Mean of what the environment pays for a whole response."),
         MetricName("tool/calls", "calls", "sum", "", "Calls of tools, also those that could not be made."),

@@ -24,6 +24,8 @@ FOLDER = "is a folder, not a file"
 INDEX = "model.safetensors.index.json"
 """Names the files of a model's folder that hold its weights, where these are several."""
 
+_FORESEEABLE = (OSError, UnicodeError, json.JSONDecodeError, RecursionError)
+"""A file that may not be read, that is no text or no JSON, or nested too deeply: the message says all there is."""
 _MAX_REASON_CHARACTERS = 300
 _KINDS = (
     (stat.S_ISDIR, "folder"),
@@ -38,14 +40,15 @@ _KINDS = (
 def reading(what: str, raises: type[BurnishError] = DataError, *, remedy: str = "fix or replace it") -> Iterator[None]:
     """Turn every exception except our own into `raises`; `what` names the file and what was being done with it.
 
-    The error is marked as unexpected, so the command line keeps its traceback in a file.
+    Except for what files are known to do, the error is marked as unexpected: the command line keeps its traceback.
     """
     try:
         yield
     except BurnishError:
         raise
     except Exception as error:  # boundary: a user's file may make any library raise anything
-        raise raises(f"{what}: {reason_of(error)}", remedy=remedy, unexpected=True) from error
+        unexpected = not isinstance(error, _FORESEEABLE)
+        raise raises(f"{what}: {reason_of(error)}", remedy=remedy, unexpected=unexpected) from error
 
 
 def reason_of(error: BaseException) -> str:

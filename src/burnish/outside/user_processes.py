@@ -12,11 +12,14 @@ import importlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from burnish.errors import BurnishError
 
 BURST_BYTES = 1 << 20
 BYTES_PER_SECOND = 64 << 10
@@ -82,11 +85,14 @@ def _write(data: bytes) -> None:
             data = data[os.write(2, data) :]
 
 
-def call_in_own_process(function: str, request: dict[str, Any], *, seconds: int, max_bytes: int | None = None) -> Any:
+def call_in_own_process(
+    function: str, request: dict[str, Any], *, seconds: int, max_bytes: int | None = None, what: str = "a file"
+) -> Any:
     """Call `module:function` with `request` as keyword arguments. Request and result are plain JSON values.
 
     seconds: limit on CPU time. max_bytes: limit on address space, including what Python itself uses. Raises
-    TimeoutError or MemoryError past these limits, and RuntimeError with the last line that a failing process wrote.
+    TimeoutError or MemoryError past these limits, BurnishError about `what` if something else kills the process, and
+    RuntimeError with the last line that a failing process wrote.
     """
     limits = {"function": function, "seconds": seconds, "max_bytes": max_bytes}
     try:
@@ -99,8 +105,14 @@ def call_in_own_process(function: str, request: dict[str, Any], *, seconds: int,
         )
     except subprocess.TimeoutExpired as error:
         raise TimeoutError from error
-    if done.returncode < 0:  # the system killed it at the limit on CPU time
+    if done.returncode == -signal.SIGXCPU:  # the limit on CPU time
         raise TimeoutError
+    if done.returncode < 0:
+        number = -done.returncode
+        raise BurnishError(
+            f"{what} could not be tried: its process was killed by signal {number} ({signal.strsignal(number)})",
+            remedy="start again; signal 9 mostly means that memory ran out, so free some before",
+        )
     last_line = done.stderr.decode("utf-8", "backslashreplace").strip().rpartition("\n")[2]
     if last_line.startswith("MemoryError"):
         raise MemoryError

@@ -146,6 +146,8 @@ def _elements(path: Path) -> int | None:
 def _first(words: Mapping[str, object], *keys: str) -> int | None:
     for key in keys:
         value = words.get(key)
+        if isinstance(value, list) and value:  # a size for each layer: the largest is the safe one
+            value = max((size for size in value if isinstance(size, int)), default=None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     return None

@@ -14,7 +14,13 @@ from burnish.planning.seats import Machine, Seat, needs_of_gpus, on_this_machine
 def refuse_impossible(config: Trained, seats: Sequence[Seat], machine: Machine) -> None:
     """ConfigError for processes that this machine cannot have: too few GPUs, or too little memory even if all texts are
     short. One process alone is never refused, nor are those that may be on several machines: of a run on an existing
-    Ray cluster only what stays here is looked at."""
+    Ray cluster only what stays here is looked at. Nor is there anything that only Ray could give out."""
+    for field in ("cpus_per_worker", "gpus_per_worker") if config.cluster.runs_on != "ray" else ():
+        if config.cluster.model_dump()[field] is not None:
+            raise ConfigError(
+                f"cluster.{field} is set, but this run does not use Ray, which alone gives them out",
+                remedy="leave it out, or set cluster.backend: ray (or RAY_ADDRESS)",
+            )
     if not config.cluster.uses_processes:
         return
     _refuse_numbered_gpu(config)

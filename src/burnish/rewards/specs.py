@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from burnish.config.secrets import hidden_name
 from burnish.errors import ConfigError
 from burnish.rewards.loading import RewardSpec, find_reward
 from burnish.sandbox.sandbox import START_SHARE
@@ -95,6 +96,6 @@ def _check_environment(spec: RewardSpec) -> None:
     missing = [name for name in spec.environment if name not in os.environ]
     if missing:
         raise ConfigError(
-            f"reward {spec.label!r} needs the environment variable {missing[0]}, which is not set",
-            remedy=f"set it where the run is started, or remove {missing[0]} from the reward's `environment`",
+            f"reward {spec.label!r} needs the environment variable {hidden_name(missing[0])}, which is not set",
+            remedy="set it where the run is started, or remove it from the reward's `environment`, which holds names",
         )

@@ -95,17 +95,25 @@ def success_of(
     answer_labels: Sequence[str],
     evaluation: RlEvaluationConfig,
     path: Callable[[str], str] = "evaluation.{}".format,
+    *,
+    shared: bool = False,
 ) -> Success | None:
     """What a run counts as solved: by `evaluation.success` and `success_score`, else by `full_marks`.
 
-    path: from the name of a setting of the evaluation to where the run file has it, for messages.
+    path: from the name of a setting of the evaluation to where the run file has it, for messages. shared: the settings
+    are those of all domains, some of which they may have no effect on.
 
     None if `evaluation.success` is not set and no reward compares with the answer. Raises ConfigError for a threshold
-    above the top score of a built-in reward.
+    above the top score of a built-in reward, and for one that nothing is compared with.
     """
     least, by_label = evaluation.success_score, _by_label(rewards)
     if evaluation.success is None:
         judged = full_marks(rewards, answer_labels)
+        if judged is None and least is not None and not shared:
+            raise ConfigError(
+                f"{path('success_score')} is {least:g}, but no reward compares with the answer, to reach it",
+                remedy=f"set {path('success')} to the reward that decides, or remove it",
+            )
         if judged is None or least is None:
             return judged
         success = Success(dict.fromkeys(judged.thresholds, least))
@@ -124,7 +132,8 @@ def success_of_domain(domain: DomainSettings, answer_labels: Sequence[str]) -> S
     def path(name: str) -> str:
         return f"domains.{domain.name}.evaluation.{name}" if name in own else f"evaluation.{name}"
 
-    return success_of(domain.rewards, answer_labels, domain.evaluation, path)
+    shared = bool(domain.name) and "success_score" not in own
+    return success_of(domain.rewards, answer_labels, domain.evaluation, path, shared=shared)
 
 
 def why_not_measured(evaluation: RlEvaluationConfig) -> str:

@@ -18,12 +18,14 @@ _PROTOCOL = "see burnish.rollouts.engine.RolloutEngine for what an engine must r
 
 
 class OutsideEngine:
-    """A `RolloutEngine` around a user's class. Raises RolloutError for whatever it raises, and for rollouts other than
-    those asked for. Enters and leaves the engine if that is a context manager."""
+    """A `RolloutEngine` around a user's class. Raises RolloutError for whatever it raises, for rollouts other than
+    those asked for, and for tokens that are not among the first `vocabulary` ids. Enters and leaves the engine if that
+    is a context manager."""
 
-    def __init__(self, engine: RolloutEngine, name: str) -> None:
+    def __init__(self, engine: RolloutEngine, name: str, vocabulary: int) -> None:
         self._engine = engine
         self._name = name
+        self._vocabulary = vocabulary
 
     def generate(
         self,
@@ -36,7 +38,7 @@ class OutsideEngine:
     ) -> list[Rollout]:
         with self._calling("generate"):
             found: Any = self._engine.generate(requests, sampling, seed=seed, step=step, on_finished=on_finished)
-        problem = _problem(found, requests)
+        problem = _problem(found, requests, self._vocabulary)
         if problem:
             raise RolloutError(f"rollout.engine {self._name!r}: generate returned {problem}", remedy=_PROTOCOL)
         return list(found)
@@ -76,8 +78,8 @@ class OutsideEngine:
 class OutsideStoppableEngine(OutsideEngine, StoppableEngine):
     """The same around a `StoppableEngine`."""
 
-    def __init__(self, engine: StoppableEngine, name: str) -> None:
-        super().__init__(engine, name)
+    def __init__(self, engine: StoppableEngine, name: str, vocabulary: int) -> None:
+        super().__init__(engine, name, vocabulary)
         self._stoppable = engine
 
     def generate_until(
@@ -95,7 +97,7 @@ class OutsideStoppableEngine(OutsideEngine, StoppableEngine):
             found: Any = self._stoppable.generate_until(
                 requests, sampling, seed=seed, step=step, stopped=stopped, on_finished=on_finished
             )
-        if problem := _problem_of_both(found, requests):
+        if problem := _problem_of_both(found, requests, self._vocabulary):
             raise RolloutError(
                 f"rollout.engine {self._name!r}: generate_until returned {problem}",
                 remedy="see burnish.rollouts.engine.StoppableEngine for what an engine must return",
@@ -104,12 +106,14 @@ class OutsideStoppableEngine(OutsideEngine, StoppableEngine):
         return list(rollouts), list(rest)
 
 
-def outside_engine(engine: RolloutEngine, name: str) -> OutsideEngine:
+def outside_engine(engine: RolloutEngine, name: str, vocabulary: int) -> OutsideEngine:
     """The boundary to this engine."""
-    return OutsideStoppableEngine(engine, name) if isinstance(engine, StoppableEngine) else OutsideEngine(engine, name)
+    if isinstance(engine, StoppableEngine):
+        return OutsideStoppableEngine(engine, name, vocabulary)
+    return OutsideEngine(engine, name, vocabulary)
 
 
-def _problem_of_both(found: object, requests: Sequence[RolloutRequest]) -> str:
+def _problem_of_both(found: object, requests: Sequence[RolloutRequest], vocabulary: int) -> str:
     """What is wrong with finished rollouts and the requests for the others, or an empty text."""
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(part, list) for part in found):
         return f"{found!r:.80}, not a list of rollouts and a list of requests"
@@ -123,10 +127,10 @@ def _problem_of_both(found: object, requests: Sequence[RolloutRequest]) -> str:
     asked = {(request.group_id, index) for request in requests for index in request.sample_indices}
     if not left <= asked:
         return "requests for samples that were not asked for"
-    return _problem(rollouts, done)
+    return _problem(rollouts, done, vocabulary)
 
 
-def _problem(found: object, requests: Sequence[RolloutRequest]) -> str:
+def _problem(found: object, requests: Sequence[RolloutRequest], vocabulary: int) -> str:
     """What is wrong with the rollouts, or an empty text."""
     if not isinstance(found, (list, tuple)):
         return f"a {type(found).__name__}, not a list of rollouts"
@@ -140,4 +144,7 @@ def _problem(found: object, requests: Sequence[RolloutRequest]) -> str:
     if uneven:
         tokens, numbers = len(uneven[0].response_tokens), len(uneven[0].rollout_logprobs)
         return f"a response of {tokens} tokens with {numbers} log-probabilities"
+    unknown = [token for rollout in found for token in rollout.response_tokens if not 0 <= token < vocabulary]
+    if unknown:
+        return f"token {unknown[0]}, but the tokenizer's ids end at {vocabulary - 1}: an engine must not sample others"
     return ""

@@ -45,7 +45,8 @@ def build_engine(
     if name == _VLLM:
         from burnish.rollouts.vllm.engine import VllmEngine  # imports torch, so only when needed
 
-        return VllmEngine(loaded.model, **arguments, settings=vllm or VllmConfig(), rests=rests, log=log)
+        settings, vocabulary = vllm or VllmConfig(), loaded.vocabulary
+        return VllmEngine(loaded.model, **arguments, settings=settings, vocabulary=vocabulary, rests=rests, log=log)
     found = find_engine(name)
     with calling_outside(f"{_FIELD} {name!r}, its constructor", RolloutError):
         engine: RolloutEngine = construct(found, name, loaded.model, arguments, field=_FIELD, first_name="model")

@@ -60,7 +60,7 @@ def evaluate_sft_run(config: SftConfig, *, console: Console, weights: Path | Non
     loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
     keep_freed_memory(loaded.model.device.type)
     heldout = load_examples(config, loaded.tokenizer, loaded.context_length, "eval")
-    scorer = ResponseScorer(loaded.model, temperature=1.0, plain=loaded.plain)
+    scorer = ResponseScorer(loaded.model, plain=loaded.plain, vocabulary=loaded.vocabulary)
     score = partial(
         scorer.score_in_microbatches,
         tokens_per_microbatch=config.optimization.tokens_per_microbatch,

@@ -25,10 +25,11 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel
 from burnish.models.roles import Learner
+from burnish.models.saved import SavedPolicy
 from burnish.observability.console import Standing, nobody
 from burnish.outside.plugins import describe_failure, is_out_of_memory
 from burnish.trainers.interrupt import StopRequest, graceful_stop
-from burnish.trainers.result import RunResult
+from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.telemetry.journal import Journal
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 
@@ -85,6 +86,8 @@ class Training(ABC):
     store: CheckpointStore
     total_steps: int
     progress: Progress = field(default_factory=Progress)
+    saved: SavedPolicy | None = None
+    """How the policy in a checkpoint is finished for other programs, and tried; None in runs without a policy."""
 
     @property
     @abstractmethod
@@ -142,7 +145,7 @@ def run_loop(training: Training, stop: StopRequest) -> None:
             training.train_step()
             close_step(training)
         if progress.saved_step != progress.step:
-            save(training)
+            save_and_try(training)
 
 
 def close_step(training: Training) -> None:
@@ -159,10 +162,20 @@ def close_step(training: Training) -> None:
     progress.pending = None  # before saving: a resume from this checkpoint must not write the line a second time
     lacking = training.journal.lacks_checkpoint(progress.saved_step)  # asked at every step, because it also says so
     if lacking or settings.checkpoint.due(progress.step, last=last):
-        save(training)
+        save_and_try(training)
 
 
-def save(training: Training) -> None:
+def save_and_try(training: Training) -> None:
+    """Save, and after the first time load the policy again as its users will."""
+    is_first = training.progress.saved_step is None
+    checkpoint = save(training)
+    if is_first and training.saved is not None:
+        problem = training.saved.problem(checkpoint.folder / WEIGHTS_FOLDER)
+        if problem is not None:
+            training.journal.display.note(problem)
+
+
+def save(training: Training) -> Checkpoint:
     """Write a checkpoint of the current step: weights that `from_pretrained` loads, and everything else that an
     uninterrupted run would remember."""
     progress, journal = training.progress, training.journal
@@ -177,6 +190,8 @@ def save(training: Training) -> None:
         for name, learner in training.learners().items():
             learner.save_weights(folder / name)
             state[name] = learner.training_state()
+        if training.saved is not None:
+            training.saved.write_ends(folder / WEIGHTS_FOLDER)
         for name, controller in training.controllers().items():
             state[name] = controller.state_dict()
         hashed = write_state(folder, STATE_NAME, state)
@@ -184,8 +199,9 @@ def save(training: Training) -> None:
         return hashed
 
     journal.check_place()
-    training.store.save(progress.step, write)
+    checkpoint = training.store.save(progress.step, write)
     progress.saved_step = progress.step
+    return checkpoint
 
 
 def restore(training: Training, checkpoint: Checkpoint) -> None:

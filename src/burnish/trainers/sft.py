@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from burnish.models.loading import LoadedModel, load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Learner, Policy
+from burnish.models.saved import SavedPolicy
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.chaining import pinned
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
 
 EVALUATION_ROWS = 64
 """Held-out examples scored at once."""
+RARE_END = 50
+"""A token that ends fewer than one in so many examples is no end of responses."""
 LARGEST_EXPONENT = 700.0
 """Above this loss the perplexity overflows a float."""
 
@@ -249,9 +253,10 @@ def open_sft_run(
         )
         total_steps = config.steps or schedule.count(config.optimization.epochs)
         check_warmup(config.optimization.warmup_steps, total_steps)
+        policy = opened.learner(total_steps)
         run = SftRun(
             config=config,
-            policy=opened.learner(total_steps),
+            policy=policy,
             train=train,
             heldout=heldout,
             schedule=schedule,
@@ -262,6 +267,7 @@ def open_sft_run(
             ),
             store=workplace.store,
             last_position=None if config.steps else config.optimization.epochs * len(train),
+            saved=SavedPolicy(config.model, loaded, policy, response_ends(train.examples, loaded.tokenizer)),
         )
         record_paths(workplace.path, paths)
         if workplace.checkpoint is not None:
@@ -298,6 +304,13 @@ def load_examples(
         over_long=config.data.over_long,
         chat=ChatFormat.of(config.data),
     )
+
+
+def response_ends(examples: Sequence[SftExample], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Control tokens with which responses end in training. One that ends few of them is where those were cut."""
+    control = set(tokenizer.added_tokens_decoder)
+    last = Counter(example.tokens[_trained_span(example)[1] - 1] for example in examples)
+    return [token for token, count in last.most_common() if token in control and count * RARE_END >= len(examples)]
 
 
 def _trained_span(example: SftExample) -> tuple[int, int]:

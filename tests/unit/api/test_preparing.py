@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 
+from burnish.api import training
 from burnish.api.inputs import Inputs
 from burnish.api.preparing import prepare
+from burnish.config.loading import load_run_data
+from burnish.errors import BurnishError, DifferentRunError
 
 OWN = [{"prompt": "1+1=", "answer": "2"}]
 OTHER = [{"prompt": "1+2=", "answer": "3"}]
@@ -52,3 +57,19 @@ def test_a_function_that_overrides_a_function_is_the_one_that_scores(inputs: Inp
     loaded = prepare("rl", {**run("a.jsonl"), "rewards": first}, {"rewards": second}, inputs, "burnish.train").loaded
     (reward,) = loaded.config.rewards  # type: ignore[union-attr]
     assert inputs.functions == {reward.name: second}
+
+
+def test_what_is_wrong_with_a_changed_run_file_comes_before_what_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its names are those of the run file that is being changed, and were right when the run began."""
+    different = Mock(side_effect=DifferentRunError("it differs"))
+    monkeypatch.setattr(training, "_trained", different)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    run = {"output": str(tmp_path / "run"), "model": "m/m", "data": {"train": str(tmp_path / "rows.jsonl")}}
+    for reward, said in (("mth", "no built-in reward 'mth'"), (f"{tmp_path}/x.py:f", "there is no file")):
+        loaded = load_run_data(run | {"rewards": reward})
+        with pytest.raises(BurnishError, match=said):
+            training.trained(loaded, Console(quiet=True), accept_changes=False)
+    with pytest.raises(DifferentRunError, match="it differs"):
+        training.trained(load_run_data(run | {"rewards": "exact"}), Console(quiet=True), accept_changes=False)

@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,8 +95,9 @@ def test_signature(path: str) -> None:
     assert _written(_at(path)) == SIGNATURES[path]
 
 
-def test_what_a_run_has() -> None:
-    run = burnish.Run("nowhere")
+def test_what_a_run_has(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    run = burnish.Run(tmp_path)
     assert sorted(name for name in dir(run) if not name.startswith("_")) == RUN
 
 

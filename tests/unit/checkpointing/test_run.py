@@ -59,9 +59,9 @@ def test_differences_are_refused_and_listed(tmp_path: Path) -> None:
         ({"max_staleness": 1, "cluster": {"rollout_workers": 3}}, ["max_staleness"]),
         ({"cluster": {"rollout_workers": 3, "trainers": 2}}, []),
         ({"data": {"eval": "x.jsonl"}}, []),
-        ({"data": {"train": "x.jsonl"}}, ["data.train"]),
+        ({"data": {"train": "x.jsonl"}}, ["data.train.0"]),
         ({"optimization": {"tokens_per_microbatch": 5}}, []),
-        ({"rewards": ["math", "length"]}, ["rewards"]),
+        ({"rewards": ["math", "length"]}, ["rewards.1"]),
         ({"rollout": {"group_size": 4}}, ["rollout.group_size"]),
         ({"model": {"path": "m", "device": "cuda"}}, []),
         ({"model": {"path": "m", "lora": {"rank": 4}}}, ["model.lora"]),
@@ -76,8 +76,8 @@ def test_what_may_differ(change: dict[str, Any], refused: list[str]) -> None:
     ("changed", "refused"),
     [
         ({"url": "http://there/v1", "retries": 9, "cache": "kept"}, []),
-        ({"model": "another"}, ["rewards"]),
-        ({"template": "{response}?"}, ["rewards"]),
+        ({"model": "another"}, ["rewards.1.options.model"]),
+        ({"template": "{response}?"}, ["rewards.1.options.template"]),
     ],
 )
 def test_where_a_judge_is_asked_may_differ_and_what_may_not(changed: dict[str, Any], refused: list[str]) -> None:
@@ -93,7 +93,7 @@ def test_where_a_judge_is_asked_may_differ_and_what_may_not(changed: dict[str, A
         ({"eval": "other.jsonl", "evaluation": {"samples": 8, "max_prompts": 9}}, []),
         ({"evaluation": {"success_score": 0.5}}, ["domains.sums.evaluation.success_score"]),
         ({"share": 0.5}, ["domains.sums.share"]),
-        ({"train": "other.jsonl"}, ["domains.sums.train"]),
+        ({"train": "other.jsonl"}, ["domains.sums.train.0.path"]),
     ],
 )
 def test_how_a_domain_is_evaluated_may_differ(changed: dict[str, Any], refused: list[str]) -> None:
@@ -136,6 +136,20 @@ def test_a_field_that_is_new_since_then_has_its_default() -> None:
     assert [d.field for d in refused_differences(before, config(rollout={"max_prompt_tokens": 9}))] == [
         "rollout.max_prompt_tokens"
     ]
+
+
+def test_only_what_differs_of_a_section_in_a_list_is_shown() -> None:
+    def config(*rewards: dict[str, Any], **fields: Any) -> RlConfig:
+        return RlConfig.model_validate({"model": "m", "data": {"train": "a"}, "rewards": rewards, **fields})
+
+    before = config({"name": "math"}, {"name": "length", "weight": 0.1}).model_dump(mode="json")
+    changed = config({"name": "math"}, {"name": "length", "weight": 0.2}, data={"train": "b"})
+    assert [str(one) for one in refused_differences(before, changed)] == [
+        "data.train.0.path: 'a' before, 'b' now",
+        "rewards.1.weight: 0.1 before, 0.2 now",
+    ]
+    (more,) = refused_differences(before, config({"name": "math"}))
+    assert (more.field, more.now) == ("rewards.1", None)
 
 
 def test_checkpoints_of_nobody_are_not_taken_over(tmp_path: Path) -> None:

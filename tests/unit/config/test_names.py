@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import yaml
 
 from burnish.algorithms.advantages import ESTIMATORS
 from burnish.algorithms.policy_losses import POLICY_LOSSES
-from burnish.config import names
+from burnish.config import elsewhere, names
 from burnish.config.fields import iter_fields
+from burnish.config.loading import load_run_data
 from burnish.config.presets import PRESETS
-from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema import RUN_FILES, Kind, RlConfig
+from burnish.errors import ConfigError
 
 
 def test_the_tables_have_the_same_names() -> None:
@@ -40,6 +45,67 @@ def test_presets_give_their_loss_and_estimator_options_they_know(preset) -> None
     estimator.check_options(preset.values.get("algorithm.estimator_options", {}))
 
 
-def test_words_of_other_systems_lead_to_fields_that_exist() -> None:
-    known = {field.path for field in (*iter_fields(RlConfig), *iter_fields(SftConfig))}
-    assert set(names.WORDS_ELSEWHERE.values()) <= known
+FIELD = re.compile(
+    r"\b(?:rollout|optimization|algorithm|model|data|critic|scoring|evaluation|checkpoint|logging)\.[a-z_.]+"
+)
+
+
+@pytest.mark.parametrize("section", RUN_FILES.values(), ids=list(RUN_FILES))
+def test_words_of_other_systems_lead_to_fields_that_exist(section) -> None:  # type: ignore[no-untyped-def]
+    known = {field.path for field in iter_fields(section)}
+    table = yaml.safe_load(elsewhere.TABLE.read_text())
+    assert set(table["same"]) <= {field.path for field in iter_fields(RlConfig)}
+    words = [word for words in table["same"].values() for word in words]
+    words += [word for entry in table["differs"] for word in entry["words"]]
+    assert len(words) == len(set(words))
+    told = [text for text in (elsewhere.advice(word, known) for word in words) if text is not None]
+    assert len(told) > 30
+    for named in FIELD.findall(" ".join(told)):
+        assert named.rstrip(".") in known, named
+
+
+SAME = "that is its name here"
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("optimization.gradient_accumulation_steps=4", ("leave it out", "optimization.tokens_per_microbatch")),
+        ("num_train_epochs=3", ("Set steps", "passes over the data", "passes over the responses of one step")),
+        ("optimization.ppo_mini_batch_size=256", ("size in prompts", "rollout.prompts_per_step / ppo_mini_batch_size")),
+        ("algorithm.loss_type=dapo", ("algorithm.aggregation", "dapo are token_mean")),
+        ("optimization.per_device_train_batch_size=8", ("rollout.prompts_per_step", "counts tokens, for memory")),
+        ("micro_train_batch_size=8", ("sequences of a pass", "counts tokens")),
+        ("train_batch_size=128", ("verl's counts the prompts", "OpenRLHF's counts the responses")),
+        ("max_steps=10", ("counts optimizer steps", "rounds of sampling")),
+        ("algorithm.beta=0.04", ("algorithm.kl_coef", "algorithm.kl_in: loss")),
+        ("optimization.beta=0.04", ("algorithm.kl_coef",)),
+        ("algorithm.epsilon=0.1", ("algorithm.clip_low and algorithm.clip_high",)),
+        ("optimization.warmup_ratio=0.1", ("a number of optimizer steps",)),
+        ("missing_eos_penalty=1.0", ("instead of its own",)),
+        ("rollout.max_prompt_length=9", ("rollout.max_prompt_tokens", "truncate keeps their end")),
+        ("target_kl=0.1", ("algorithm.kl_target", "algorithm.max_epoch_kl")),
+        ("save_steps=3", ("rounds of sampling",)),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=64", ("verl's sections", "ppo_mini_batch_size: it is a size")),
+        ("critics={optim: {lr: 1e-5}}", (f"lr: did you mean critic.learning_rate? ({SAME})",)),
+        ("rollout.n=8", (f"did you mean rollout.group_size? ({SAME})",)),
+        ("optimization.ppo_epochs=8", (f"did you mean optimization.epochs? ({SAME})",)),
+        ("optimization.num_mini_batches=8", (f"did you mean optimization.minibatches? ({SAME})",)),
+    ],
+)
+def test_the_same_is_claimed_only_of_the_same(word: str, says: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "math"}, [word])
+    told = str(caught.value)
+    assert all(part in told for part in says), told
+    assert (SAME in told) == any(SAME in part for part in says)
+
+
+@pytest.mark.parametrize("kind", ["sft", "rm"])
+def test_a_word_may_mean_the_same_in_another_kind_of_run(kind: Kind) -> None:
+    for word, field in (("num_train_epochs=2", "optimization.epochs"), ("max_steps=2", "steps")):
+        with pytest.raises(ConfigError, match=rf"did you mean {field}\? \({SAME}\)"):
+            load_run_data({"model": "m", "data": {"train": "a"}}, [word], kind)
+    with pytest.raises(ConfigError, match="leave it out: passes are cut by tokens") as caught:
+        load_run_data({"model": "m", "data": {"train": "a"}}, ["gradient_accumulation_steps=2"], kind)
+    assert "minibatches" not in str(caught.value)

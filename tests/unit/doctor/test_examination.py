@@ -94,7 +94,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.
     monkeypatch.setattr(examination, "_version", lambda name: "1.0" if name in NEEDED else None)
     monkeypatch.setattr(examination, "allowed_cores", lambda: 8)
     monkeypatch.setattr(examination, "container_limits", lambda: Limits(memory_bytes=64 * GIB))
-    monkeypatch.setattr(examination, "_available_memory", lambda: 60 * GIB)
+    monkeypatch.setattr(examination, "free_memory", lambda: 60 * GIB)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -245,6 +246,10 @@ def test_saved_folder_is_an_ordinary_model(load, batch, tmp_path, family, lora):
     tokens = torch.arange(8)[None]
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits, policy.model(tokens).logits, atol=1e-5, rtol=1e-5)
+    if lora is not None:
+        adapted = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["target_modules"]
+        assert adapted == sorted(adapted)  # the order of a set is another one in each process
+        assert len(adapted) > 1
     reloaded = _policy(load_model(ModelConfig(path=str(tmp_path), device="cpu")))
     torch.testing.assert_close(
         reloaded.logprobs(batch).logprobs_BT, policy.logprobs(batch).logprobs_BT, atol=1e-5, rtol=0

@@ -16,8 +16,8 @@ REQUESTS = [RolloutRequest("p", 0, (1,), (0, 1))]
 LEFT: list[str] = []
 
 
-def rollout(index: int, logprobs: tuple[float, ...] = (-0.5,)) -> Rollout:
-    return Rollout("p", 0, index, (1,), (2,), logprobs, FinishReason.STOP, 0)
+def rollout(index: int, logprobs: tuple[float, ...] = (-0.5,), token: int = 2) -> Rollout:
+    return Rollout("p", 0, index, (1,), (token,), logprobs, FinishReason.STOP, 0)
 
 
 class Engine:
@@ -49,7 +49,7 @@ class Engine:
 
 
 def generate(result: Any) -> list[Rollout]:
-    engine = OutsideEngine(Engine(result), "mine:Engine")
+    engine = OutsideEngine(Engine(result), "mine:Engine", 8)
     return engine.generate(REQUESTS, Sampling(4), seed=0, step=1)
 
 
@@ -66,6 +66,7 @@ def test_the_rollouts_asked_for_pass() -> None:
         ([rollout(0)], "1 rollouts that are not, in order, the 2 samples asked for"),
         ([rollout(1), rollout(0)], "2 rollouts that are not, in order"),
         ([rollout(0), rollout(1, ())], "a response of 1 tokens with 0 log-probabilities"),
+        ([rollout(0), rollout(1, token=8)], "token 8, but the tokenizer's ids end at 7"),
         (ValueError("odd"), r"rollout.engine 'mine:Engine', generate failed: ValueError: odd \(.*test_outside_engine"),
         (SystemExit(3), "generate failed: SystemExit: 3"),
     ],
@@ -76,13 +77,13 @@ def test_what_is_wrong_is_named(result: Any, told: str) -> None:
 
 
 def test_the_other_methods_are_guarded_too() -> None:
-    broken = OutsideEngine(Engine(KeyError("x")), "mine:Engine")
+    broken = OutsideEngine(Engine(KeyError("x")), "mine:Engine", 8)
     with pytest.raises(RolloutError, match="sync failed: KeyError"):
         broken.sync(None)  # type: ignore[arg-type]
     with pytest.raises(RolloutError, match="metrics failed: KeyError"):
         broken.take_metrics()
     with pytest.raises(RolloutError, match="metrics returned 3"):
-        OutsideEngine(Engine(3), "mine:Engine").take_metrics()
+        OutsideEngine(Engine(3), "mine:Engine", 8).take_metrics()
     with pytest.raises(RolloutError, match="__exit__ failed"), broken:
         pass
     assert LEFT == ["left"]
@@ -99,7 +100,7 @@ class CanStop(Engine, StoppableEngine):
 
 
 def generate_until(result: Any) -> Any:
-    engine = outside_engine(CanStop(result), "mine:Engine")
+    engine = outside_engine(CanStop(result), "mine:Engine", 8)
     assert isinstance(engine, OutsideStoppableEngine)
     return engine.generate_until(REQUESTS, Sampling(4), seed=0, step=1, stopped=lambda: True)
 
@@ -110,7 +111,7 @@ LEFT_OVER = RolloutRequest("p", 0, (1,), (1,))
 def test_what_is_finished_and_what_is_left_over_pass() -> None:
     assert generate_until(([rollout(0)], [LEFT_OVER])) == ([rollout(0)], [LEFT_OVER])
     assert generate_until(([], REQUESTS)) == ([], REQUESTS)
-    assert not isinstance(outside_engine(Engine(None), "mine:Engine"), StoppableEngine)
+    assert not isinstance(outside_engine(Engine(None), "mine:Engine", 8), StoppableEngine)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from burnish.checkpointing.store import Pending
+from burnish.checkpointing.store import Checkpoint, Pending
 from burnish.errors import BurnishError, DivergenceError
 from burnish.trainers import outer_loop
-from burnish.trainers.outer_loop import Progress, saving_finished_steps
+from burnish.trainers.outer_loop import Progress, save_and_try, saving_finished_steps
 
 
 def stub_training(said: list[str], progress: Progress, learners: Any = dict) -> Any:
@@ -45,3 +46,20 @@ def test_weights_whose_evaluation_is_not_finite_are_not_saved(
         raise DivergenceError("eval/loss is nan")
     assert bool(done) is saved
     assert ("cannot be trusted" in said[0]) is not saved
+
+
+def test_the_policy_is_loaded_again_after_the_first_checkpoint_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(training: Any) -> Checkpoint:
+        training.progress.saved_step = 4
+        return Checkpoint(4, tmp_path)
+
+    monkeypatch.setattr(outer_loop, "save", save)
+    said: list[str] = []
+    training = stub_training(said, Progress(4))
+    training.saved = Mock(problem=Mock(return_value="warning: it differs"))
+    save_and_try(training)
+    save_and_try(training)
+    assert said == ["warning: it differs"]
+    training.saved.problem.assert_called_once_with(tmp_path / "policy")

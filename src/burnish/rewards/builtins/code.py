@@ -8,6 +8,7 @@ from dataclasses import replace
 from textwrap import dedent, indent
 from typing import Annotated, Any, Literal
 
+from burnish.config.secrets import hidden_name
 from burnish.errors import ConfigError, SandboxError
 from burnish.rewards.builtins.code_tests import Task, is_program, task_of_row
 from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, check_word, fenced_blocks
@@ -94,8 +95,8 @@ def _open(tier: str, url: str | None, token_variable: str | None, grade: Grade, 
     token = None if token_variable is None else os.environ.get(token_variable, "").strip()
     if token_variable is not None and not token:
         raise ConfigError(
-            f"the environment variable {token_variable}, which holds the token of {url}, is not set",
-            remedy=f"set it, and name it under environment: [{token_variable}] if the reward has the option itself",
+            f"the environment variable {hidden_name(token_variable)}, which holds the token of {url}, is not set",
+            remedy="set it, and name it under `environment` of the reward if the reward has the option itself",
         )
     from burnish.sandbox.remote import RemoteSandbox  # imported here because most runs never need its HTTP library
 

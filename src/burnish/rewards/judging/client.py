@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 
+from burnish.config.secrets import hidden_name
 from burnish.errors import ConfigError, RewardError
 from burnish.rewards.judging.limits import Gate, Sent
 from burnish.rewards.judging.options import JudgeOptions
@@ -216,8 +217,8 @@ def read_key(options: JudgeOptions) -> str | None:
     key = os.environ.get(name, "").strip()
     if not key:
         raise ConfigError(
-            f"option key_variable of reward 'judge' names {name}, which is not set",
-            remedy=f"export {name}=... where the run is started; the option holds its name, not the key",
+            f"option key_variable of reward 'judge' names {hidden_name(name)}, which is not set",
+            remedy=f"export {hidden_name(name)}=... where the run is started; the option holds its name, not the key",
         )
     if not (key.isascii() and key.isprintable()):  # the HTTP library would repeat it in its own error
         raise ConfigError(

@@ -80,6 +80,7 @@ class LocalEngine(StoppableEngine, KeepingEngine):
     plain: always decode with the model's own forward pass.
     kernels: whether C code (`burnish.kernels`) may decode instead.
     paths: chooses among equivalent ways to decode, and remembers the choice.
+    vocabulary: ids from this number on are never sampled; None if all of the model's may be.
     keep_bytes: most that is kept of finished rows while `keeping`, 0 for nothing. Nothing is kept of models with a
     window or boundary that this run can exceed, or that cannot share a cache.
     `version` is that of the weights of the last `sync`. `notes` are sentences for the user.
@@ -100,6 +101,7 @@ class LocalEngine(StoppableEngine, KeepingEngine):
         plain: bool = False,
         kernels: UseKernels = "auto",
         paths: FastPaths | None = None,
+        vocabulary: int | None = None,
         keep_bytes: int = KEEP_BYTES,
     ) -> None:
         if max_batch_rows < 1:
@@ -111,6 +113,7 @@ class LocalEngine(StoppableEngine, KeepingEngine):
         self._pad_token_id = pad_token_id
         self._context_length = context_length
         self._max_batch_rows = max_batch_rows
+        self._vocabulary = vocabulary
         check_rotation(model.config, context_length)
         self._device = next(model.parameters()).device
         attention = attention_kind(model.config)
@@ -143,6 +146,7 @@ class LocalEngine(StoppableEngine, KeepingEngine):
             plain=loaded.plain,
             kernels=loaded.kernels,
             paths=loaded.paths,
+            vocabulary=loaded.vocabulary,
             keep_bytes=0 if loaded.plain else KEEP_BYTES,  # reading on is a fast path
         )
 
@@ -266,7 +270,8 @@ class LocalEngine(StoppableEngine, KeepingEngine):
         places = min(self._max_batch_rows, len(rows))
         prefiller = Prefiller(self._model, pad_token_id=self._pad_token_id)
         decoder = self._taken_decoder(places)
-        decoding = RowsInProgress(decoder, self._device, self._session.rows if self._session else None)
+        kept = self._session.rows if self._session else None
+        decoding = RowsInProgress(decoder, self._device, kept, self._vocabulary)
         while (queue or decoding.rows) and not stopped():
             free = places - len(decoding.rows)
             if queue and free >= min(len(queue), max(1, int(places * _ADMISSION_FRACTION))):

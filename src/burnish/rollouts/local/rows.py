@@ -41,11 +41,14 @@ class Row:
 class RowsInProgress:
     """The rows being decoded and their state on the device: newest token, its position, noise key, token count.
 
-    kept: where finished rows are kept, if they are.
+    kept: where finished rows are kept, if they are. vocabulary: see `LocalEngine`.
     """
 
-    def __init__(self, decoder: Decoder | TextDecoder, device: torch.device, kept: KeptRows | None) -> None:
+    def __init__(
+        self, decoder: Decoder | TextDecoder, device: torch.device, kept: KeptRows | None, vocabulary: int | None
+    ) -> None:
         self.rows: list[Row] = []
+        self._vocabulary = vocabulary
         self._kept = kept
         self._decoder = decoder
         self._device = device
@@ -86,7 +89,7 @@ class RowsInProgress:
 
     def advance(self, sampling: Sampling, stop: StopConditions) -> list[Row]:
         """Decode one token for every row. Finished rows leave and are returned."""
-        logits_RV = self._decoder.logits(self._tokens, self._positions)
+        logits_RV = self._decoder.logits(self._tokens, self._positions)[:, : self._vocabulary]
         # Noise depends on the row's key and token count only, so a sample does not depend on the rows next to it.
         uniforms_R = uniforms(self._keys, self._counts)
         self._tokens, logprobs_R = sample(logits_RV, uniforms_R, sampling)

@@ -69,8 +69,8 @@ class VllmEngine(RestingEngine):
 
     model: vLLM uses its configuration, and samples with its weights until the first `sync`. context_length: maximum
     tokens of prompt and response together, for which vLLM reserves memory. max_batch_rows: rows decoded at once.
-    log: file for everything that the worker prints. rests: `rest` gives up the GPU's memory. script: replaces the
-    worker in tests. `version` is that of the weights of the last `sync`.
+    vocabulary: as in `LocalEngine`. log: file for everything that the worker prints. rests: `rest` gives up the GPU's
+    memory. script: replaces the worker in tests. `version` is that of the weights of the last `sync`.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class VllmEngine(RestingEngine):
         max_batch_rows: int,
         settings: VllmConfig,
         log: Path,
+        vocabulary: int | None = None,
         rests: bool = False,
         script: Path = SCRIPT,
     ) -> None:
@@ -94,6 +95,7 @@ class VllmEngine(RestingEngine):
         self._context_length = context_length
         self._max_batch_rows = max_batch_rows
         self._settings = settings
+        self._vocabulary = vocabulary
         self._log = log
         self._rests = rests
         self._asleep: tuple[str, ...] = ()
@@ -250,9 +252,9 @@ class VllmEngine(RestingEngine):
                 config = config if self._padding is None else self._padding.config(config)
                 (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
                 self._tokenizer.save_pretrained(folder)
-                worker.ask(
-                    {"kind": "build", "arguments": self._arguments(folder, on_cpu=hello["cpu"])}, seconds=seconds
-                )
+                arguments = self._arguments(folder, on_cpu=hello["cpu"])
+                build = {"kind": "build", "arguments": arguments, "vocabulary": self._vocabulary}
+                worker.ask(build, seconds=seconds)
         except (WorkerLost, WorkerFault) as error:
             worker.kill()
             raise RolloutError(

@@ -9,7 +9,8 @@ library, torch and vllm are imported, never burnish: the two environments share 
     ->  hello                                    <-  vllm (its version), cpu (whether it computes on a CPU),
                                                      head_sizes (that its attention supports there, else null),
                                                      sleeps (whether it has a sleep mode there)
-    ->  build: folder, arguments of vllm.LLM     <-  done
+    ->  build: arguments of vllm.LLM, vocabulary (ids from this number on are never sampled; null if all may be)
+                                                 <-  done
     ->  push: version, then chunks: a list of name, dtype, shape and offset in the first `bytes` bytes of MEMORY. Each
         is answered with `done`. An empty one ends the weights
                                                  <-  version
@@ -33,6 +34,7 @@ if __name__ == "__main__":
 
 import json
 import logging
+import math
 import mmap
 import signal
 import socket
@@ -88,7 +90,7 @@ class Server:
         if kind == "hello":
             return self._hello()
         if kind == "build":
-            return self._build(message["arguments"])
+            return self._build(message["arguments"], message["vocabulary"])
         if kind == "push":
             return (
                 {"refused": "the weights are asleep"} if "weights" in self._asleep else self._push(message["version"])
@@ -113,10 +115,10 @@ class Server:
             sizes = CPUAttentionBackend.get_supported_head_sizes()
         return {"vllm": vllm.__version__, "cpu": on_cpu, "head_sizes": sizes, "sleeps": has_sleep_mode}
 
-    def _build(self, arguments: Message) -> Message:
+    def _build(self, arguments: Message, vocabulary: int | None) -> Message:
         from vllm import LLM
 
-        self._llm = LLM(**arguments, logits_processors=[greedy_temperature()])
+        self._llm = LLM(**arguments, logits_processors=[sampled_distribution(vocabulary)])
         # It warns about every layer without its own weights (rotary tables, a tied head) at every push.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         return {"done": True}
@@ -199,14 +201,15 @@ def repack_embeddings(model: Any) -> None:
                 module.quant_method.process_weights_after_loading(module)
 
 
-def greedy_temperature() -> Any:
-    """A logits processor class that divides the logits of greedy requests by their own temperature.
+def sampled_distribution(vocabulary: int | None) -> Any:
+    """A logits processor class that divides the logits of greedy requests by their own temperature, and rules out all
+    ids from `vocabulary` on.
 
     vLLM's greedy requests have temperature 0, and their log-probabilities are those of the undivided logits.
     """
     from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-    class GreedyTemperature(AdapterLogitsProcessor):
+    class SampledDistribution(AdapterLogitsProcessor):
         def is_argmax_invariant(self) -> bool:
             return False  # else vLLM leaves it out for greedy requests
 
@@ -214,7 +217,13 @@ def greedy_temperature() -> Any:
             temperature = (params.extra_args or {}).get(_TEMPERATURE)
             return None if temperature is None else lambda output_ids, logits: logits / temperature
 
-    return GreedyTemperature
+        def apply(self, logits: Any) -> Any:
+            logits = super().apply(logits)
+            if vocabulary is not None:
+                logits[:, vocabulary:] = -math.inf
+            return logits
+
+    return SampledDistribution
 
 
 def end_with(parent: int) -> None:

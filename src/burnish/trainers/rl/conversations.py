@@ -17,6 +17,7 @@ from burnish.config.names import AUTO_PARSER, KEEP_THINKING, MCP_TOOL, PYTHON_TO
 from burnish.config.schema import RlConfig
 from burnish.config.schema_conversation import ConversationConfig, ToolConfig
 from burnish.config.schema_rl import SandboxConfig
+from burnish.config.secrets import hidden_name
 from burnish.data.chat import uses_template
 from burnish.data.histories import HistoryEncoder
 from burnish.data.observations import ObservationFormat, Observer
@@ -304,7 +305,7 @@ def _python(tool: ToolConfig, sandbox: SandboxConfig, conversation: Conversation
         token = os.environ.get(sandbox.token_variable, "").strip()
         if not token:
             raise ConfigError(
-                f"sandbox.token_variable names {sandbox.token_variable}, which is not set",
+                f"sandbox.token_variable names {hidden_name(sandbox.token_variable)}, which is not set",
                 remedy="set it where the run is started",
             )
     return open_python_tool(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from burnish.config.domains import DomainSettings, Split, sources_of
 from burnish.config.schema import RlConfig
+from burnish.data.chat import uses_template
 from burnish.data.prompts import ELSEWHERE, DomainRows, PromptSet, load_prompts
-from burnish.data.template import ChatFormat
+from burnish.data.template import ChatFormat, refuse_unused_options
 from burnish.errors import ConfigError
 from burnish.models.tokenizers import chat_template_for
 from burnish.types import Json
@@ -45,6 +46,11 @@ def load_prompt_set(
         rows=DomainRows.of(config, domain, split),
         offered=offered,
     )
+    has_own = domain.conversation is None and (not domain.name or domain.own.template_options)
+    if split == "train" and found and has_own:
+        chat = ChatFormat(domain.chat, domain.template_options)
+        applied = sum(uses_template(prompt, chat) for prompt in found.prompts)
+        refuse_unused_options(chat, applied=applied, field=domain.place("data", "template_options"))
     if not found and (split == "train" or not domain.is_trained):
         purpose = "trained" if split == "train" else "evaluated"
         raise ConfigError(

@@ -15,7 +15,7 @@ from burnish.forward.allocator import keep_freed_memory, return_freed_memory
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32
 from burnish.forward.lanes import Lanes
-from burnish.models.loading import LoadedModel, load_model, load_outline, num_embeddings
+from burnish.models.loading import LoadedModel, load_model, load_outline, sampled_ids
 from burnish.models.roles import Objective
 from burnish.observability.console import Standing, nobody, say
 from burnish.outside.plugins import is_outside
@@ -45,7 +45,7 @@ def open_model(
     loaded = load_model(
         config.model, seed=config.seed, plain=config.debug.plain, paths=paths, takes_weights=takes_weights
     )
-    check_fit(config, loaded.context_length, num_embeddings(loaded.model))
+    check_fit(config, loaded.context_length, sampled_ids(loaded))
     keep_freed_memory(loaded.model.device.type)
     with fast_float32(loaded.model, plain=config.debug.plain or computes_twice_at_once(config), paths=paths):
         say(console, loaded.notes)
@@ -56,7 +56,7 @@ def open_model(
 def open_outline(config: RlConfig) -> Iterator[LoadedModel]:
     """The same without weights, where all that needs them is in other processes."""
     loaded = load_outline(config.model, plain=config.debug.plain)
-    check_fit(config, loaded.context_length, num_embeddings(loaded.model))
+    check_fit(config, loaded.context_length, sampled_ids(loaded))
     yield loaded
 
 
@@ -78,7 +78,7 @@ def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> I
         return_freed_memory()  # of the trials that chose how to decode
         say(console, cast("LocalEngine", engine).notes)
     if is_outside(rollout.engine):
-        engine = outside_engine(engine, rollout.engine)
+        engine = outside_engine(engine, rollout.engine, sampled_ids(loaded))
     with engine if isinstance(engine, AbstractContextManager) else nullcontext():
         yield engine
 

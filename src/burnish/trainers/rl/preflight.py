@@ -65,9 +65,9 @@ def check_settings(config: RlConfig, parts: AlgorithmParts) -> None:
     find_sinks(config.logging.sinks)
 
 
-def check_fit(config: RlConfig, context_tokens: int | None, num_embeddings: int) -> None:
+def check_fit(config: RlConfig, context_tokens: int | None, sampled_ids: int) -> None:
     """Raises ConfigError or ModelError for responses that can never fit into the model's context (`context_tokens` of
-    prompt and response together, None if unlimited), and for stop ids that the model does not have."""
+    prompt and response together, None if unlimited), and for stop ids that are never sampled."""
     longest = config.rollout.max_response_tokens
     if context_tokens is not None and longest >= context_tokens:
         raise ConfigError(
@@ -75,7 +75,7 @@ def check_fit(config: RlConfig, context_tokens: int | None, num_embeddings: int)
             "leaves no room for a prompt",
             remedy=f"set it below {context_tokens:,}, or use a model with a longer context",
         )
-    check_token_ids(config.rollout.stop_token_ids, num_embeddings, "rollout.stop_token_ids names")
+    check_token_ids(config.rollout.stop_token_ids, sampled_ids, "rollout.stop_token_ids names")
 
 
 def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, list[str]]:

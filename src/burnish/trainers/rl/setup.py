@@ -15,6 +15,7 @@ from burnish.data.overlap import find_overlap
 from burnish.data.prompts import check_bound_rewards
 from burnish.forward.fast_paths import FastPaths
 from burnish.models.loading import choose_pages
+from burnish.models.saved import SavedPolicy
 from burnish.models.weights import Weights
 from burnish.observability.console import say
 from burnish.rewards.scorer import ProcessRewardScorer
@@ -118,6 +119,9 @@ def open_rl_run(
             critic=roles.critic,
             value_objective=None if roles.critic is None else build_value_objective(config),
             beside=players.beside,
+            saved=SavedPolicy(
+                config.model, loaded, roles.policy, config.rollout.stop_token_ids, config.rollout.temperature
+            ),
         )
         if workplace.checkpoint is not None:
             restore(run, workplace.checkpoint)

@@ -21,12 +21,12 @@ def constant_fraction(groups: Sequence[RolloutGroup]) -> Metric:
 
 
 def describe_groups(
-    groups: Sequence[RolloutGroup], *, missing: int = 0, fixed_length: bool = False
+    groups: Sequence[RolloutGroup], *, missing: int = 0, fixed_length: bool = False, turn_limit: int | None = None
 ) -> dict[str, Metric]:
     """Rewards, lengths and finish reasons of everything that was sampled, before any filter or penalty.
 
     Lengths count what the policy sampled in a row, not what tools and environments said. missing: groups that the step
-    lacks. fixed_length: no response ended by itself, so none counts as cut.
+    lacks. fixed_length: no response ended by itself, so none counts as cut. turn_limit: on the tokens of a turn.
     """
     rollouts = [r for group in groups for r in group.rollouts]
     samples = [r for group in groups for r in group.samples()]
@@ -52,7 +52,8 @@ def describe_groups(
     }
     domains = sorted({group.prompt.domain for group in groups})
     by_domain = _rewards_of(groups, domains) if len(domains) > 1 else {}  # those of the rows, where there are several
-    return metrics | mean_parts(samples, "reward/part") | by_domain | describe_conversations(rollouts)
+    turns = describe_conversations(rollouts) | _cut_turns(rollouts, turn_limit)
+    return metrics | mean_parts(samples, "reward/part") | by_domain | turns
 
 
 def describe_domains(
@@ -139,6 +140,15 @@ def describe_conversations(rollouts: Sequence[Rollout], prefix: str = "") -> dic
         **({"environment_reward_mean": mean_of(pays)} if pays else {}),
     }
     return {f"{prefix}conversation/{name}": metric for name, metric in found.items()}
+
+
+def _cut_turns(rollouts: Sequence[Rollout], limit: int | None) -> dict[str, Metric]:
+    """How many of the responses the `limit` on the tokens of a turn has cut; nothing without one."""
+    ends = [(rollout.finish_reason is FinishReason.LENGTH, rollout.turns[-1]) for rollout in rollouts if rollout.turns]
+    if limit is None or not ends:
+        return {}
+    cut = [is_cut and turn.author == "policy" and turn.stop - turn.start >= limit for is_cut, turn in ends]
+    return {"conversation/cut_turn_fraction": mean_of(cut)}
 
 
 def describe_staleness(groups: Sequence[RolloutGroup], steps: Mapping[int, int], step: int) -> dict[str, Metric]:

@@ -185,6 +185,7 @@ def unloaded_model() -> Any:
         plain=False,
         kernels="auto",
         paths=None,
+        vocabulary=16,
     )
 
 

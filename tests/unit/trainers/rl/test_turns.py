@@ -359,6 +359,19 @@ def test_log_probabilities_of_what_a_tool_said_change_nothing(
 # Metrics
 
 
+def test_turns_cut_at_their_own_limit_are_told_from_responses_that_are() -> None:
+    cut = {"finish_reason": FinishReason.LENGTH}
+    rows = [
+        dataclasses.replace(conversation(0, ("policy", 2), ("tool", 3), ("policy", 4)), **cut),  # the turn
+        dataclasses.replace(conversation(1, ("policy", 4), ("tool", 4), ("policy", 3)), **cut),  # the response
+        dataclasses.replace(conversation(2, ("policy", 4), ("tool", 4)), **cut),  # by what a tool said
+        conversation(3, ("policy", 4)),
+    ]
+    group = RolloutGroup(Prompt("p0", text="x", domain="d"), 0, tuple(rows))
+    assert describe_groups([group], turn_limit=4)["conversation/cut_turn_fraction"].result() == 1 / 4
+    assert "conversation/cut_turn_fraction" not in describe_groups([group])
+
+
 def test_lengths_and_staleness_count_what_was_sampled() -> None:
     rows = four_conversations()[:3]
     group = RolloutGroup(Prompt("p0", text="x", domain="d"), 0, tuple(rows))
