@@ -13,7 +13,7 @@ import math
 import select
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +24,7 @@ from burnish.data.observations import ObservationFormat, Observer
 from burnish.environments.host import ConversationHost
 from burnish.environments.messages import count, flag, number, opening, text
 from burnish.environments.process import ConversationProcess
-from burnish.errors import DataError
+from burnish.errors import DataError, OutageError
 from burnish.outside.frames import GarbledError
 from burnish.rollouts.conversation import Answer, Closed, ConversationKey, Event, Opened
 from burnish.rollouts.tool_calls import Caller, CallLimits, CallUnderWay, Places, Tool, ToolCalls, result_in
@@ -40,6 +40,10 @@ _SEED_STRIDE = 1_000_003
 _UNREADABLE = "unreadable"
 """Stands for the name of a tool in a call of none that there is, where a template wants one."""
 _CANNOT_BE_SHOWN = "Error: the result has characters that cannot be shown"
+_OPENING_PAUSES = 0.2, 0.8
+"""Before an environment that has failed to open is opened again."""
+_QUICK_SECONDS = 5.0
+"""An environment that took longer to fail has been patient itself."""
 _MAX_POLL_SECONDS = 1.0
 _GRACE_SECONDS = 0.01
 
@@ -49,7 +53,7 @@ class PartnerLimits:
     """open_seconds: for an environment to start, and to say what it pays. call_seconds: for a call of a tool without
     limits of its own, or for a step of the environment. result_characters: of one result. prompt_tokens: of a prompt
     with what an environment adds to it. same_start: the environments of a group start alike. turns: of the policy, at
-    most."""
+    most. failed_fraction: of the conversations of a call, may have called a tool that never worked."""
 
     open_seconds: float = 60.0
     call_seconds: float = 30.0
@@ -57,6 +61,7 @@ class PartnerLimits:
     prompt_tokens: int | None = None
     same_start: bool = True
     turns: int | None = None
+    failed_fraction: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,8 @@ class _Line:
     """One conversation as its partner knows it.
 
     messages: all so far. heard: where in them the words of tools and environment begin, by number of the message.
-    doing: what it waits for until `deadline`, or has waited for. results: of the calls of the last turn, None for those
+    openings: how often its environment has failed to open; it is opened again when `resumes` says. doing: what it waits
+    for until `deadline`, or has waited for. results: of the calls of the last turn, None for those
     that are not there yet. in_process: which of them are the environment's. ended, reward: what it said after them.
     """
 
@@ -161,6 +167,8 @@ class _Line:
     caller: Caller
     heard: dict[int, int] = field(default_factory=dict)
     process: ConversationProcess | None = None
+    openings: int = 0
+    resumes: float = math.inf
     doing: str = ""
     begun: float = 0.0
     deadline: float = math.inf
@@ -178,6 +186,23 @@ class _Line:
         return f"call{self.turn_number % 1000:03d}{index % 100:02d}"
 
 
+@dataclass(slots=True)
+class ToolRecord:
+    """How the calls of a tool went. failed_in: conversations. first: what the first one was told."""
+
+    has_worked: bool = False
+    failed_in: set[ConversationKey] = field(default_factory=set)
+    first: str = ""
+
+    def note(self, key: ConversationKey, result: ToolResult) -> None:
+        """A tool that says itself what is wrong with a call works."""
+        if not result.failed or result.told:
+            self.has_worked = True
+        else:
+            self.failed_in.add(key)
+            self.first = self.first or result.text.removeprefix("Error: ")
+
+
 class _Answers:
     """`Answerer` of one call.
 
@@ -192,12 +217,15 @@ class _Answers:
         self._polled: dict[int, _Line] = {}  # by descriptor of the process that is asked
         self._next_deadline = math.inf  # there is none before it
         self._events: dict[ConversationKey, Event] = {}
+        self._begun = 0
+        self._records: dict[str, ToolRecord] = defaultdict(ToolRecord)
         self._poller = select.poll()
         self._calls = ToolCalls(partner.host, self._poller, partner.limits.result_characters)
         self._token = object()  # conversations of other calls may have the same keys
 
     def open(self, key: ConversationKey, prompt: Prompt) -> None:
         """See `Answerer`."""
+        self._begun += 1
         seed = start_seed(self._seed, self._step, prompt.id, None if self._partner.limits.same_start else key[1])
         line = self._lines[key] = _Line(key, prompt, seed, turns_of(prompt), Caller((self._token, key)))
         if not self._partner.has_environment:
@@ -205,7 +233,7 @@ class _Answers:
             return
         self._partner.count(opened=1)
         self._wait(line, "open", self._partner.limits.open_seconds)
-        self._ask(line, "open", row=_row(prompt), seed=line.seed)
+        self._ask_to_open(line)
 
     def begin(self, key: ConversationKey, turn: Rollout, number: int) -> None:
         """See `Answerer`."""
@@ -251,6 +279,19 @@ class _Answers:
         found, self._events = self._events, {}
         return found
 
+    def check(self) -> None:
+        """See `Answerer`."""
+        allowed = self._partner.limits.failed_fraction * self._begun
+        for name, record in self._records.items():
+            if not record.has_worked and len(record.failed_in) > max(allowed, 1):
+                raise OutageError(
+                    f"{self._partner.where}: the tool {name} has failed each time, in {len(record.failed_in)} of "
+                    f"{self._begun} conversations, more than scoring.max_failure_fraction allows. The first time: "
+                    f"{record.first}",
+                    remedy="mend the tool, then give the same command again, which goes on; if its calls are wrong, "
+                    "let it raise burnish.tools.calls.ToolError, or raise scoring.max_failure_fraction",
+                )
+
     def close(self) -> None:
         """See `Answerer`."""
         for line in list(self._lines.values()):
@@ -262,6 +303,10 @@ class _Answers:
         line.deadline = line.begun + seconds
         self._waiting[line.key] = line
         self._next_deadline = min(self._next_deadline, line.deadline)
+
+    def _ask_to_open(self, line: _Line) -> None:
+        line.resumes = math.inf
+        self._ask(line, "open", row=_row(line.prompt), seed=line.seed)
 
     def _ask(self, line: _Line, do: str, **given: Any) -> None:
         """Ask the conversation's process, which is started if there is none."""
@@ -336,15 +381,24 @@ class _Answers:
         if now >= self._next_deadline:
             for line in [line for line in self._waiting.values() if now >= line.deadline]:
                 self._give_up(line, timed_out=True)
-            self._next_deadline = min((line.deadline for line in self._waiting.values()), default=math.inf)
+            for line in [line for line in self._waiting.values() if now >= line.resumes]:
+                self._ask_to_open(line)
+            until = (min(line.deadline, line.resumes) for line in self._waiting.values())
+            self._next_deadline = min(until, default=math.inf)
 
     def _take_results(self) -> None:
         """Note what calls of tools have come to."""
         for call, result in self._calls.results():
             line = self._lines[call.caller.key[1]]
             self._partner.count(timed_out=result.timed_out)
-            line.results[call.index] = result
+            self._note_result(line, call.index, result)
             self._settle(line)
+
+    def _note_result(self, line: _Line, index: int, result: ToolResult) -> None:
+        line.results[index] = result
+        call = line.parsed.calls[index]
+        assert isinstance(call, ToolCall)
+        self._records[call.name].note(line.key, result)
 
     def _hear(self, line: _Line) -> None:
         """Take what the process of a conversation says."""
@@ -371,7 +425,9 @@ class _Answers:
     def _take(self, line: _Line, message: Mapping[str, Any]) -> None:
         """One message. GarbledError for one that does not answer what was asked."""
         if "failed" in message:
-            self._lose(line, text(message, "failed"))
+            why = text(message, "failed")
+            if not self._opens_again(line):
+                self._lose(line, why)
             return
         match line.doing:
             case "open":
@@ -384,7 +440,7 @@ class _Answers:
                 index = count(message, "result")
                 if index not in line.in_process or line.results[index] is not None:
                     raise GarbledError(f"the result of call {index}")
-                line.results[index] = result_in(message)
+                self._note_result(line, index, result_in(message))
                 self._wait(line, "calls", self._partner.limits.call_seconds)  # for the next one
             case "calls":
                 self._called(line, number(message, "reward"), flag(message, "ended"))
@@ -495,11 +551,27 @@ class _Answers:
 
     def _give_up(self, line: _Line, *, timed_out: bool = False, why: str = "") -> None:
         """What a conversation waits for will not come: its time is up, or its process has ended."""
+        if not timed_out and self._opens_again(line):
+            return
         if line.doing == "calls":
             missing = sum(line.results[index] is None for index in line.in_process)
             self._partner.count(timed_out=missing if timed_out else 0)
         self._partner.count(hung=float(timed_out))
         self._lose(line, f"{line.doing}: {why or f'no answer within {line.deadline - line.begun:g} s'}")
+
+    def _opens_again(self, line: _Line) -> bool:
+        """Whether what has failed is an opening that is tried again, after a pause."""
+        now = time.monotonic()
+        if line.doing != "open" or line.openings >= len(_OPENING_PAUSES) or now > line.begun + _QUICK_SECONDS:
+            return False
+        self._answered(line)
+        assert line.process is not None
+        line.process.close()
+        line.process = None
+        line.resumes = now + _OPENING_PAUSES[line.openings]
+        line.openings += 1
+        self._next_deadline = min(self._next_deadline, line.resumes)
+        return True
 
     def _lose(self, line: _Line, why: str) -> None:
         """The conversation's environment is of no use any more."""

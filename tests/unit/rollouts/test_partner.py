@@ -21,6 +21,7 @@ from burnish.data.observations import ObservationFormat
 from burnish.data.template import Template
 from burnish.environments.host import ConversationHost
 from burnish.environments.warm_parent import Wanted
+from burnish.errors import OutageError
 from burnish.models.characters import character_tokenizer
 from burnish.rollouts.conversation import Answer, Closed, Opened
 from burnish.rollouts.partner import PartnerLimits, ToolsAndEnvironment
@@ -68,6 +69,11 @@ def say(kind: str) -> str:
     return {"end": "a<|im_end|><|im_start|>user b", "half": chr(0xD800), "spaces": "  a  ", "list": [1, {"a": "b"}],
             "answer": "burnish answer",
             "call": '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'}[kind]
+
+def refuse() -> str:
+    """Say that the call is wrong."""
+    from burnish.tools.calls import ToolError
+    raise ToolError("not today")
 
 def end(how: str) -> str:
     """End the process."""
@@ -760,6 +766,54 @@ def test_an_environment_that_fails_ends_its_conversation_alone(
         assert numbers.get("environment/timed_out_fraction", 0.0) == (0.5 if what == "hang" else 0.0)
         if at == "step":
             assert bad.ends is FinishReason.FAILED
+
+
+def test_an_opening_that_fails_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(
+        "from pathlib import Path\n\nclass Late:\n    def reset(self, tries, file, **row):\n"
+        "        path = Path(file)\n        path.write_text((path.read_text() if path.exists() else '') + '.')\n"
+        "        if len(path.read_text()) < tries:\n            raise ConnectionError('still starting')\n"
+        "        return 'here'\n    def step(self, action):\n        return '', 0.0, True, False, {}\n"
+    )
+    host = ConversationHost(Wanted(environment=f"{tmp_path / 'late.py'}:Late"))
+    rows: list[dict[str, Json]] = [{"tries": n, "file": str(tmp_path / f"{n}")} for n in (1, 3, 4)]
+    try:
+        with Talker(partner_of(host)) as talker:
+            first, third, never = talker.open(*rows)
+            assert not first.failed + third.failed
+            assert never.failed.startswith("the environment failed: open: reset of the environment")
+            assert "ConnectionError: still starting" in never.failed
+            numbers = talker.numbers()
+            assert (numbers["environment/opened"], numbers["environment/failed_fraction"]) == (3, 1 / 3)
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ([call("fail", kind="ValueError")] * 2 + [""] * 3, "ValueError: in tool.py it broke"),
+        ([call("end", how="exit")] * 5, "its process has ended"),
+        ([call("hang")] * 2, "no answer within 0.5 s"),
+        ([call("fail", kind="ValueError")] + [""] * 4, ""),  # one conversation alone
+        ([call("fail", kind="ValueError")] * 2 + [""] * 18, ""),  # a tenth of them
+        ([call("refuse")] * 5, ""),  # the tool says that the calls are wrong
+        ([call("end", how="exit")] * 4 + [call("end", how="not")], ""),
+        ([call("add", a="x", b=1)] * 5, ""),
+    ],
+)
+def test_a_tool_that_always_fails_ends_the_run(tools: ConversationHost, said: list[str], why: str) -> None:
+    with talking(
+        tools, *[{}] * len(said), failed_fraction=0.1, call_seconds=0.5 if "hang" in said[0] else 20
+    ) as talker:
+        talker.say(*said)
+        if not why:
+            talker.answers.check()
+            return
+        with pytest.raises(
+            OutageError, match=rf"has failed each time, in \d of {len(said)} conv.*The first time: .*{why}"
+        ):
+            talker.answers.check()
 
 
 @pytest.mark.parametrize("what", ["raise", "exit"])

@@ -185,6 +185,7 @@ def open_partner(
             prompt_tokens=domain.max_prompt_tokens,
             same_start=conversation.same_start,
             turns=conversation.max_turns,
+            failed_fraction=config.scoring.max_failure_fraction,
         ),
         rewriting=rewriting,
         where=where,
