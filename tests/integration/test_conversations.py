@@ -66,6 +66,18 @@ class Eager:
         return Parsed("", tuple(calls))
 
 
+class Broken(Eager):
+    """Calls a tool that never works."""
+
+    def parse(self, text, tools=()):
+        return Parsed("", (ToolCall("broken", {}),))
+
+
+def broken() -> str:
+    """Look something up."""
+    raise ConnectionError("the database is down")
+
+
 class Echo:
     """A game: says how long a turn was, pays for short ones, and dies, fails or hangs where it is told to; or is away
     for some of its openings, which it counts in a file."""
@@ -121,6 +133,7 @@ def run(
     partners = {
         "calculator": {"tools": "calculator", "parser": f"{tmp_path / 'partners.py'}:Eager"},
         "echo": {"environment": f"{tmp_path / 'partners.py'}:Echo"},
+        "broken": {"tools": f"{tmp_path / 'partners.py'}:broken", "parser": f"{tmp_path / 'partners.py'}:Broken"},
     }
 
     def build(name: str, partner: str = "calculator", conversation: Any = (), **fields: Any) -> RlConfig:
@@ -323,6 +336,14 @@ def test_an_environment_that_always_fails_ends_the_run(
     with pytest.raises(OutageError, match=r"The first one: prompt .* ValueError: no"):
         train_rl(config, console=QUIET)
     assert rows(config.output) == []
+
+
+@pytest.mark.slow
+def test_a_tool_that_always_fails_ends_the_run(run: Callable[..., RlConfig]) -> None:
+    why = r"the tool broken has failed each time, in 12 of 12 .* ConnectionError: the database is down"
+    with pytest.raises(OutageError, match=why):
+        train_rl(run("run", "broken", evaluation={"every_steps": None}), console=QUIET)
+    train(run("other", "broken", evaluation={"every_steps": None}, scoring={"max_failure_fraction": 1.0}))
 
 
 @pytest.mark.slow

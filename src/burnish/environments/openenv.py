@@ -314,21 +314,17 @@ def begin(server: Server, first: Callable[[Session], Any]) -> tuple[Session, Any
     deadline, pause = time.monotonic() + server.timeout, _FIRST_PAUSE
     while True:
         try:
-            return _begun(server, first)
+            session = Session(server)
+            try:
+                return session, first(session)
+            except BaseException:
+                session.close()
+                raise
         except _NoSessionError:
             if time.monotonic() + pause > deadline:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def _begun(server: Server, first: Callable[[Session], Any]) -> tuple[Session, Any]:
-    session = Session(server)
-    try:
-        return session, first(session)
-    except BaseException:
-        session.close()
-        raise
 
 
 def error_text(error: Any) -> str:

@@ -49,7 +49,7 @@ class Session:
         try:
             while True:
                 request = json.loads(read_frame(channel.recv))
-                self._answer(request, lambda *messages: self._send(channel, *messages))
+                self._answer(request, lambda *messages: channel.sendall(b"".join(map(encode, messages))))
         except EOFError:
             pass  # nobody asks any more
         finally:
@@ -59,9 +59,6 @@ class Session:
         environment, self.environment = self.environment, None
         if environment is not None:
             environment.close()
-
-    def _send(self, channel: socket.socket, *messages: Mapping[str, Any]) -> None:
-        channel.sendall(b"".join(map(encode, messages)))
 
     def _answer(self, request: Mapping[str, Any], send: Send) -> None:
         """One request. Whatever the environment raises ends its conversation, also SystemExit and KeyboardInterrupt;

@@ -375,20 +375,16 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         domains = Counter(prompt.domain for prompt, _ in failed)
         counts = ", ".join(f"{domain}: {count}" for domain, count in sorted(domains.items()))
         reason, _, traceback = first.status_detail.partition("\n")
-        message = (
+        fix = f"fix the reward{' (--debug shows the whole traceback)' if traceback else ''}"
+        if lost:
+            fix = "mend or restart the environment, then give the same command again, which goes on"
+        raise (OutageError if lost else RewardError)(
             f"{len(failed)} of {len(ends)} responses could not be scored (by domain: {counts}), more than"
             f" scoring.max_failure_fraction {self._scoring.max_failure_fraction:g} allows."
             f" The first one: prompt {prompt.id!r}, sample {first.sample_index}, {first.status.value}:"
-            f" {reason[:MAX_REASON]}"
-        )
-        accept = "raise scoring.max_failure_fraction if these failures are expected"
-        if lost:
-            remedy = f"mend or restart the environment, then give the same command again, which goes on; or {accept}"
-            raise OutageError(message, remedy=remedy)
-        shown = " (--debug shows the whole traceback)" if traceback else ""
-        raise RewardError(message, remedy=f"fix the reward{shown}, or {accept}") from (
-            TracebackInWorkerError(traceback) if traceback else None
-        )
+            f" {reason[:MAX_REASON]}",
+            remedy=f"{fix}, or raise scoring.max_failure_fraction if these failures are expected",
+        ) from (TracebackInWorkerError(traceback) if traceback else None)
 
 
 def _signature_of_model(label: str) -> Signature:

@@ -27,7 +27,7 @@ from burnish.environments.process import ConversationProcess
 from burnish.errors import DataError, OutageError
 from burnish.outside.frames import GarbledError
 from burnish.rollouts.conversation import Answer, Closed, ConversationKey, Event, Opened
-from burnish.rollouts.tool_calls import Caller, CallLimits, CallUnderWay, Places, Tool, ToolCalls, result_in
+from burnish.rollouts.tool_calls import Caller, CallLimits, CallUnderWay, Tool, ToolCalls, result_in
 from burnish.tools.calls import MalformedCall, Parsed, ServedTools, ToolCall
 from burnish.tools.checking import check_call, function_of
 from burnish.tools.parsers.protocol import ToolParser
@@ -113,7 +113,7 @@ class ToolsAndEnvironment:
             if name not in self._tools:
                 limits = self.tool_limits.get(name, CallLimits(self.limits.call_seconds))
                 served = next((one for one in self.served if _has_tool(one, name)), None)
-                self._tools[name] = Tool(name, limits, Places(limits.at_once), served)
+                self._tools[name] = Tool(name, limits, served)
             return self._tools[name]
 
     def count(self, **counts: float) -> None:
@@ -457,7 +457,8 @@ class _Answers:
 
     def _paid(self, line: _Line, reward: float | None, clean: bool) -> None:
         self._done(line)
-        _part_with_process(line, clean)
+        if clean:
+            line.process = None  # others may have it; otherwise something that was started there still runs
         self._release(line)
         self._events[line.key] = Closed(reward)
 
@@ -612,14 +613,6 @@ def start_seed(seed: int, step: int, prompt_id: str, sample: int | None) -> int:
     start = "" if sample is None else f"|{sample}"
     digest = hashlib.sha256(f"{seed}|{step}|{prompt_id}{start}".encode()).digest()
     return int.from_bytes(digest[:4], "big") & MAX_SEED
-
-
-def _part_with_process(line: _Line, clean: bool) -> None:
-    """Others may have the conversation's process, unless something that was started there is still running."""
-    assert line.process is not None
-    if not clean:
-        line.process.close()
-    line.process = None
 
 
 def _said(line: _Line) -> Message:

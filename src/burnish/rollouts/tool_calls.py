@@ -45,43 +45,34 @@ class CallLimits:
     in_order: bool = False
 
 
-class Places:
-    """The places of one tool, for all threads. A thread that does not return keeps its place, so a tool never has more
-    threads than places."""
+@dataclass(slots=True, eq=False)
+class Tool:
+    """A tool, and who has its places, in all threads. A thread that does not return keeps its place, so a tool never
+    has more threads than places. served: None for a function, which runs in a process of the host."""
 
-    def __init__(self, at_once: int) -> None:
-        self.at_once = at_once
-        self._lock = threading.Lock()
-        self._taken: set[CallUnderWay] = set()
+    name: str
+    limits: CallLimits
+    served: ServedTools | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _running: set[CallUnderWay] = field(default_factory=set)
 
     def take(self, call: CallUnderWay) -> bool:
         """Whether there was a place for this call, which has it now."""
         with self._lock:
-            if len(self._taken) >= self.at_once:
-                return False
-            self._taken.add(call)
-            return True
+            has_place = len(self._running) < self.limits.at_once
+            self._running |= {call} if has_place else set()
+            return has_place
 
     def free(self, call: CallUnderWay) -> None:
         """Give its place back."""
         with self._lock:
-            self._taken.discard(call)
+            self._running.discard(call)
 
-    def are_stuck(self) -> bool:
+    def is_stuck(self) -> bool:
         """Whether all places have calls whose time is over."""
         now = time.monotonic()
         with self._lock:
-            return len(self._taken) >= self.at_once and all(now >= call.deadline for call in self._taken)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tool:
-    """A tool as its calls are made. served: None for a function, which runs in a process of the host."""
-
-    name: str
-    limits: CallLimits
-    places: Places
-    served: ServedTools | None = None
+            return len(self._running) >= self.limits.at_once and all(now >= call.deadline for call in self._running)
 
 
 @dataclass(slots=True, eq=False)
@@ -127,8 +118,6 @@ class ToolCalls:
     _wakes: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
 
     def __post_init__(self) -> None:
-        for end in self._wakes:
-            end.setblocking(False)
         self.poller.register(self._wakes[0], select.POLLIN)
 
     def begin(self, calls: Sequence[CallUnderWay]) -> None:
@@ -146,8 +135,7 @@ class ToolCalls:
     def hear(self, descriptor: int, what: int) -> bool:
         """Take what can be read from, or written to, a descriptor; whether it is one of these calls'."""
         if descriptor == self._wakes[0].fileno():
-            with contextlib.suppress(BlockingIOError):
-                self._wakes[0].recv(4096)
+            self._wakes[0].recv(4096)
             return True
         call = self._polled.get(descriptor)
         if call is None:
@@ -186,28 +174,23 @@ class ToolCalls:
     def close(self) -> None:
         """Wait for nothing any more."""
         self._waiting.clear()
-        for caller in {call.caller for call in self._running}:
-            self.drop(caller)
         for end in self._wakes:
             end.close()
 
     def _start_waiting(self) -> None:
         """Start what has a place. A tool all of whose places are stuck answers nobody until one of them returns."""
         for tool, waiting in list(self._waiting.items()):
-            while waiting and tool.places.take(waiting[0]):
+            while waiting and tool.take(waiting[0]):
                 self._start(waiting.popleft())
-            if waiting and tool.places.are_stuck():
-                many = f"all {tool.places.at_once} calls of it" if tool.places.at_once > 1 else "a call of it"
-                why = f"{tool.name} does not answer: {many} did not end in time, and still run"
-                while waiting:
-                    self._finish(waiting.popleft(), self._error(why, timed_out=True))
+            while waiting and tool.is_stuck():
+                why = f"{tool.name} does not answer: as many calls as may run did not end in time, and still run"
+                self._finish(waiting.popleft(), self._error(why, timed_out=True))
             if not waiting:
                 del self._waiting[tool]
 
     def _start(self, call: CallUnderWay) -> None:
-        served, limits = call.tool.served, call.tool.limits
-        late = 0.0 if served is None else LATE_SECONDS
-        call.deadline = time.monotonic() + limits.seconds + late
+        served = call.tool.served
+        call.deadline = time.monotonic() + call.tool.limits.seconds + (0.0 if served is None else LATE_SECONDS)
         self.next_deadline = min(self.next_deadline, call.deadline)
         self._running.add(call)
         if served is None:
@@ -237,9 +220,9 @@ class ToolCalls:
             if call.caller.over:  # it ended meanwhile, perhaps before the call had opened what is kept for it
                 served.end(key)
         finally:
-            call.tool.places.free(call)
+            call.tool.free(call)
             self._returned.put((call, result))
-            with contextlib.suppress(OSError):  # nobody listens any more, or need not be woken again
+            with contextlib.suppress(OSError):  # nobody listens any more
                 self._wakes[1].send(b"1")
 
     def _hear_process(self, call: CallUnderWay, process: ConversationProcess) -> None:
@@ -267,7 +250,7 @@ class ToolCalls:
             self.poller.unregister(call.process.fileno())
             (self.host.give_back if is_clean else ConversationProcess.close)(call.process)
             call.process = None
-            call.tool.places.free(call)
+            call.tool.free(call)
         if not call.done:
             call.done = True
             self._found.append((call, result))

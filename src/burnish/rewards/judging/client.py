@@ -181,13 +181,13 @@ class ChatClient:
         reason = f"status {code}: {' '.join(self._hidden(reply.text).split())[:300]}"
         if code in TRANSIENT or code >= 500:
             return _Trouble(reason, retry_after(reply.retry_after))
-        if code < 400:
-            raise NoVerdictError(f"the endpoint leads elsewhere, or answers nothing: {reason}; check the option url")
         said = reply.text.casefold()
         if code == 413 or (code == 400 and any(word in said for word in _TOO_LONG)):
             raise NoVerdictError(f"the prompt is too long for the endpoint: {reason}")
         if code == 400 and any(word in said for word in _FILTERED):
             raise NoVerdictError(f"the endpoint filters this prompt: {reason}")
+        if code < 400:
+            raise NoVerdictError(f"the endpoint gives no answer; redirects are not followed: {reason}")
         if self._has_answered:
             raise NoVerdictError(f"the endpoint refuses this prompt, and has answered others: {reason}")
         self._refusal = RewardError(

@@ -158,11 +158,10 @@ def open_partner(
         )
         stack.callback(host.close)
     served, tool_limits = open_served_tools(conversation, config.sandbox, where, stack)
-    functions = zip(
-        [tool for tool in conversation.tools if not tool.is_served], () if host is None else host.schemas, strict=False
-    )
+    own = () if host is None else host.schemas
+    functions = zip((tool for tool in conversation.tools if not tool.is_served), own, strict=False)
     tool_limits |= {str(function_of(schema)["name"]): _limits(tool, conversation) for tool, schema in functions}
-    schemas = (*(() if host is None else host.schemas), *(schema for tools in served for schema in tools.schemas))
+    schemas = (*own, *(schema for tools in served for schema in tools.schemas))
     _check_names(schemas, where)
     tokenizer = with_template(loaded.tokenizer, domain.chat_template)
     chat = ChatFormat("always", domain.template_options)
@@ -323,10 +322,9 @@ def _python(
     given = {"seconds": seconds, "memory_mb": sandbox.memory_mb, **tool.options}
     options = _options(PythonToolOptions, given, f"{field}: python")
     if options.seconds >= limits.seconds:
-        name = "call_timeout_seconds" if tool.timeout_seconds is None else "timeout_seconds"
         raise ConfigError(
-            f"{field}: python has {options.seconds:g} s for a call, and {name} ends it after {limits.seconds:g} s",
-            remedy=f"raise {name}, or lower its option seconds",
+            f"{field}: python has {options.seconds:g} s for a call, and its time limit is {limits.seconds:g} s",
+            remedy="raise timeout_seconds of the tool, or call_timeout_seconds, or lower its option seconds",
         )
     token = None
     if sandbox.token_variable is not None:

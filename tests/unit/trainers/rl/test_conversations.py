@@ -117,7 +117,7 @@ def test_a_tool_has_the_limits_of_the_run_file(opened: Callable[..., Any]) -> No
     for given, limits in ((of_tool, CallLimits(7.0, 2)), (of_all, CallLimits(5.0, 9))):
         tool = partner(opened(given)[0]).tool("calculator")
         assert tool is not None
-        assert (tool.limits, tool.places.at_once) == (limits, limits.at_once)
+        assert tool.limits == limits
 
 
 def test_what_depends_on_timing_is_said(opened: Callable[..., Any]) -> None:
