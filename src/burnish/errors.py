@@ -46,7 +46,11 @@ class RolloutError(BurnishError):
 
 
 class EnvironmentFailedError(BurnishError):
-    """The environment of a conversation is of no use any more. It ends the conversation, never the run."""
+    """The environment of a conversation is of no use any more. It ends the conversation."""
+
+
+class OutageError(BurnishError):
+    """Environments or tools fail more often than the run allows, or no response has a score. That may pass."""
 
 
 class KernelError(BurnishError):

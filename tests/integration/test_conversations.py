@@ -16,7 +16,7 @@ from rich.console import Console
 
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, OutageError
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.tokenizers import load_tokenizer
 from burnish.trainers.cluster import train_rl
@@ -66,13 +66,32 @@ class Eager:
         return Parsed("", tuple(calls))
 
 
-class Echo:
-    """A game: says how long a turn was, pays for short ones, and dies, fails or hangs where it is told to."""
+class Broken(Eager):
+    """Calls a tool that never works."""
 
-    def __init__(self, dies_every=0, how="die"):
-        self.dies_every, self.how = dies_every, how
+    def parse(self, text, tools=()):
+        return Parsed("", (ToolCall("broken", {}),))
+
+
+def broken() -> str:
+    """Look something up."""
+    raise ConnectionError("the database is down")
+
+
+class Echo:
+    """A game: says how long a turn was, pays for short ones, and dies, fails or hangs where it is told to; or is away
+    for some of its openings, which it counts in a file."""
+
+    def __init__(self, dies_every=0, how="die", log="", away=(0, 0)):
+        self.dies_every, self.how, self.log, self.away = dies_every, how, log, away
 
     def reset(self, seed, **row):
+        if self.log:
+            with open(self.log, "a") as log:
+                log.write(".")
+                log.flush()
+                if self.away[0] < os.path.getsize(self.log) <= self.away[1]:
+                    raise ConnectionError("the server is away")
         self.bad = self.dies_every and seed % self.dies_every == 0
         self.turns = 0
         if self.bad and self.how == "at once":
@@ -114,6 +133,7 @@ def run(
     partners = {
         "calculator": {"tools": "calculator", "parser": f"{tmp_path / 'partners.py'}:Eager"},
         "echo": {"environment": f"{tmp_path / 'partners.py'}:Echo"},
+        "broken": {"tools": f"{tmp_path / 'partners.py'}:broken", "parser": f"{tmp_path / 'partners.py'}:Broken"},
     }
 
     def build(name: str, partner: str = "calculator", conversation: Any = (), **fields: Any) -> RlConfig:
@@ -282,7 +302,8 @@ def test_a_template_that_writes_earlier_turns_anew(
 @pytest.mark.parametrize("how", ["die", "raise"])
 def test_an_environment_that_fails_in_every_third_conversation(run: Callable[..., RlConfig], how: str) -> None:
     conversation = {"environment_options": {"dies_every": 3, "how": how}, "same_start": False}
-    folder = train(run("run", "echo", conversation, algorithm={"preset": "grpo", "dynamic_sampling": False}))
+    algorithm = {"preset": "grpo", "dynamic_sampling": False}
+    folder = train(run("run", "echo", conversation, algorithm=algorithm, scoring={"max_failure_fraction": 0.9}))
     found = [row for row in rows(folder) if row["step"] > 0]
     assert len(found) == 4
     lines = rollouts(folder)
@@ -302,19 +323,62 @@ def test_an_environment_that_fails_in_every_third_conversation(run: Callable[...
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_an_environment_that_always_fails_does_not_end_the_run(run: Callable[..., RlConfig], staleness: int) -> None:
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("allowed", [0.1, 1.0])
+def test_an_environment_that_always_fails_ends_the_run(
+    run: Callable[..., RlConfig], staleness: int, allowed: float
+) -> None:
     conversation = {"environment_options": {"dies_every": 1, "how": "at once"}}
-    folder = train(run("run", "echo", conversation, max_staleness=staleness, steps=3))
-    found = [row for row in rows(folder) if row["step"] > 0]
-    assert [row["conversation/failed_fraction"] for row in found] == [1.0] * 3
-    assert [row["groups/missing"] for row in found] == [3.0] * 3
+    scoring = {"max_failure_fraction": allowed}
+    config = run(
+        "run", "echo", conversation, max_staleness=staleness, scoring=scoring, evaluation={"every_steps": None}
+    )
+    with pytest.raises(OutageError, match=r"The first one: prompt .* ValueError: no"):
+        train_rl(config, console=QUIET)
+    assert rows(config.output) == []
+
+
+@pytest.mark.slow
+def test_a_tool_that_always_fails_ends_the_run(run: Callable[..., RlConfig]) -> None:
+    why = r"the tool broken has failed each time, in 12 of 12 .* ConnectionError: the database is down"
+    with pytest.raises(OutageError, match=why):
+        train_rl(run("run", "broken", evaluation={"every_steps": None}), console=QUIET)
+    train(run("other", "broken", evaluation={"every_steps": None}, scoring={"max_failure_fraction": 1.0}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_an_outage_changes_nothing_if_it_passes_and_costs_no_step_if_it_does_not(
+    run: Callable[..., RlConfig], tmp_path: Path, staleness: int
+) -> None:
+    """Away from the second step on: for one try and a bit, or for good. The run then goes on where it was."""
+
+    def play(name: str, until: int) -> RlConfig:
+        options = {"log": str(tmp_path / f"{name}.log"), "away": [12, until]}
+        conversation = {"environment_options": options}
+        fields = {"steps": 3, "evaluation": {"every_steps": None}, "scoring": {"retry_seconds": 2.0}}
+        return run(name, "echo", conversation, max_staleness=staleness, **fields)
+
+    undisturbed, passing, lasting = play("undisturbed", 0), play("passing", 60), play("lasting", 10**6)
+    train(undisturbed)
+    train(passing)
+    untimed = [[(line["response"], line["reward"]) for line in rollouts(one.output)] for one in (undisturbed, passing)]
+    assert untimed[0] == untimed[1]
+    with pytest.raises(OutageError, match="the server is away"):
+        train_rl(lasting, console=QUIET)
+    done = [row["step"] for row in rows(lasting.output)]
+    assert done == ([] if staleness else [1])  # ahead of training, the second batch is sampled before the first step
+    assert (Path(lasting.output) / "checkpoints" / "step-000001").is_dir() == bool(done)
+    (tmp_path / "lasting.log").write_text("." * 10**6)
+    train(lasting)
+    assert [line["response"] for line in rollouts(lasting.output)] == [response for response, _ in untimed[0]]
 
 
 @pytest.mark.slow
 def test_ppo_with_a_critic(run: Callable[..., RlConfig]) -> None:
     options = {"environment_options": {"dies_every": 5}, "same_start": False}
-    folder = train(run("run", "echo", options, algorithm="ppo", critic={"learning_rate": 1e-3}))
+    scoring = {"max_failure_fraction": 0.9}
+    folder = train(run("run", "echo", options, algorithm="ppo", critic={"learning_rate": 1e-3}, scoring=scoring))
     found = [row for row in rows(folder) if row["step"] > 0]
     assert len(found) == 4
     assert all("critic/explained_variance" in row for row in found)

@@ -46,6 +46,8 @@ MAY_DIFFER = (
     "optimization.tokens_per_microbatch",
     "rollout.max_batch_rows",
     "scoring.workers",
+    "scoring.max_failure_fraction",
+    "scoring.retry_seconds",
     "sandbox.tier",
     "sandbox.url",
     "sandbox.token_variable",

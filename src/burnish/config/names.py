@@ -116,6 +116,6 @@ AUTO_PARSER = "auto"
 """The parser of tool calls that reads what the chat template writes."""
 PYTHON_TOOL, MCP_TOOL = "python", "mcp"
 SERVED_TOOLS = (PYTHON_TOOL, MCP_TOOL)
-"""Tools that something other than the process of a conversation runs."""
+"""Tools that are no functions."""
 ENVIRONMENT_REWARD = "environment"
 """The reward that an environment pays."""

@@ -19,20 +19,28 @@ class ToolConfig(Section):
     (docs/tools.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Of `python` and `mcp`."""
+    timeout_seconds: Seconds | None = None
+    """Time limit for each call, from when it starts. `null`: `call_timeout_seconds`."""
+    concurrency: Annotated[int, Field(ge=1, le=4_096)] | None = None
+    """Most calls of the tool (of each tool of an `mcp` server) that run at the same time; others wait for them. `null`:
+    `max_open`, for `python` one for each processor, and 16 with `sandbox.url`."""
 
     @property
     def is_served(self) -> bool:
-        """Whether something other than the process of a conversation runs it."""
+        """Whether it is no function: a sandbox or a server runs it."""
         return self.name in names.SERVED_TOOLS
 
 
 def _tool_shorthand(value: object) -> object:
-    """`calculator`, or `{python: {state: kept}}`."""
+    """`calculator`, or `{python: {state: kept, timeout_seconds: 20}}`."""
     if isinstance(value, str):
         return {"name": value}
-    if isinstance(value, dict) and len(value) == 1 and not value.keys() & {"name", "options"}:
+    if isinstance(value, dict) and len(value) == 1 and not value.keys() & ToolConfig.model_fields.keys():
         ((name, options),) = value.items()
-        return {"name": name, "options": {} if options is None else options}
+        if not isinstance(options, dict):
+            return {"name": name, "options": {} if options is None else options}
+        limits = {key: options[key] for key in ("timeout_seconds", "concurrency") if key in options}
+        return {"name": name, "options": {k: v for k, v in options.items() if k not in limits}, **limits}
     return value
 
 
@@ -46,7 +54,8 @@ class ConversationConfig(Section):
     """
 
     tools: Annotated[tuple[Tool, ...], BeforeValidator(as_list)] = ()
-    """Tools: a name, a section, or a list of them."""
+    """Tools: a name, a section (`name`, `options`, `timeout_seconds`, `concurrency`; docs/tools.md), or a list of
+    them."""
     environment: PathText | None = None
     """Environment that answers: `path/to/file.py:Class`, `package.module:Class`, `gym:ID` or `openenv:URL`
     (docs/environments.md)."""
@@ -80,7 +89,7 @@ class ConversationConfig(Section):
     same_start: bool = True
     """Give the environments of a group the same seed, so that its responses are compared on the same task."""
     call_timeout_seconds: Seconds = 30.0
-    """Time limit for the calls of one turn, or for one step of an environment."""
+    """Time limit for each call of a tool, from when it starts, or for one step of an environment."""
     open_timeout_seconds: Seconds = 60.0
     """Time limit for an environment to start its task, and to say what it pays."""
     start_timeout_seconds: Seconds = 60.0
@@ -91,5 +100,5 @@ class ConversationConfig(Section):
 
     @property
     def own_tools(self) -> tuple[str, ...]:
-        """The tools that run in the process of a conversation."""
+        """The tools that are functions."""
         return tuple(tool.name for tool in self.tools if not tool.is_served)

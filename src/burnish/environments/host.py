@@ -1,7 +1,7 @@
 """Lends conversation processes to conversations.
 
 A process serves one conversation at a time. An environment has it from the beginning to the end, so whatever goes wrong
-there ends no other conversation; plain tools have it for the calls of one turn.
+there ends no other conversation; functions have it for one call.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ three files), and of the rest of a training process, generously."""
 class ConversationHost:
     """Processes to lend. Lends to several threads.
 
-    schemas: of all tools, those of the environment last. answers_text: whether the environment answers turns that call
-    no tool. Raises ConfigError if tools or environment cannot be loaded.
+    schemas: of all tools, those of the environment last. environment_tools: their names. answers_text: whether the
+    environment answers turns that call no tool. Raises ConfigError if tools or environment cannot be loaded.
     """
 
     def __init__(self, wanted: Wanted) -> None:
@@ -38,6 +38,7 @@ class ConversationHost:
         description = self._parent.description
         own: list[Mapping[str, Json]] = description["environment_tools"]
         self.schemas: tuple[Mapping[str, Json], ...] = (*description["tools"], *own)
+        self.environment_tools = frozenset(str(_name_of(schema)) for schema in own)
         self.answers_text: bool = description["answers_text"]
         try:
             self._check_names()

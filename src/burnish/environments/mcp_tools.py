@@ -80,7 +80,8 @@ class McpServer:
 class McpTools:
     """Serves the tools of some servers (`burnish.tools.calls.ServedTools`).
 
-    All servers are started, or connected to, and asked for their tools by the constructor. Raises ConfigError if the
+    All servers are started, or connected to, and asked for their tools by the constructor. names: those of each server,
+    in the order of the servers. Raises ConfigError if the
     SDK is not installed, if a server cannot be reached, and if two have a tool of the same name.
     """
 
@@ -93,6 +94,7 @@ class McpTools:
         self._closing = threading.Lock()
         self._owners: dict[str, _Connection] = {}
         self.schemas: tuple[Mapping[str, Json], ...] = ()
+        self.names: tuple[tuple[str, ...], ...] = ()
         try:
             listed = [self._submit(connection.schemas()) for connection in self._connections]
             for connection, schemas in zip(self._connections, listed, strict=True):
@@ -157,6 +159,7 @@ class McpTools:
                     remedy="leave one of them out: a model calls tools by this name alone",
                 )
         self.schemas += tuple(schemas)
+        self.names += (tuple(str(schema["function"]["name"]) for schema in schemas),)  # type: ignore[index,call-overload]
 
 
 class _Connection:

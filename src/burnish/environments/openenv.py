@@ -37,7 +37,7 @@ _LARGEST = 100 * 2**20
 """Bytes of a message, as in OpenEnv's own client."""
 _OF_SESSION = ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
 """Errors that end the session. All others are about one message."""
-_BETWEEN_TRIES = 0.2
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _LOOK = "see what the server has written, and whether it still runs"
 _START = "start the server, and check the URL (the port, http or https)"
 _MORE = "raise max_concurrent_envs where the server is made, to as many conversations as are held at once"
@@ -223,7 +223,7 @@ class RefusedError(ToolError):
 
 
 class _NoSessionError(EnvironmentFailedError):
-    """The server has no session for this connection."""
+    """The server has no session for this connection, or cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class Session:
             address = f"ws{server.url.removeprefix('http')}/ws"
             self._socket = connect(address, additional_headers=server.headers, **more)
         except (OSError, WebSocketException) as error:
-            raise server.failed(f"cannot be reached: {error}", _START) from error
+            raise _NoSessionError(server.failed(f"cannot be reached: {error}").message, remedy=_START) from error
 
     def ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """What the server answers to a message. Raises RefusedError if it refuses the message, EnvironmentFailedError
@@ -309,18 +309,23 @@ class Session:
 
 
 def begin(server: Server, first: Callable[[Session], Any]) -> tuple[Session, Any]:
-    """A session, and what its first exchange returned. A server whose sessions are all taken is asked again until
-    `server.timeout` is over: it frees them a little after their connections are closed."""
-    deadline = time.monotonic() + server.timeout
+    """A session, and what its first exchange returned. A server that cannot be reached, or whose sessions are all
+    taken, is asked again, after pauses that grow, until `server.timeout` is over: it may be starting, and frees
+    sessions a little after their connections are closed."""
+    deadline, pause = time.monotonic() + server.timeout, _FIRST_PAUSE
     while True:
-        session = Session(server)
         try:
-            return session, first(session)
-        except BaseException as error:
-            session.close()
-            if not isinstance(error, _NoSessionError) or time.monotonic() + _BETWEEN_TRIES > deadline:
+            session = Session(server)
+            try:
+                return session, first(session)
+            except BaseException:
+                session.close()
                 raise
-        time.sleep(_BETWEEN_TRIES)
+        except _NoSessionError:
+            if time.monotonic() + pause > deadline:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def error_text(error: Any) -> str:

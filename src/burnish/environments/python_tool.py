@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -99,12 +97,12 @@ def open_python_tool(
     url: str | None = None,
     token: str | None = None,
     conversations: int = 64,
-    at_once: int | None = None,
+    at_once: int = 64,
 ) -> PythonTool:
     """The tool `python`, in a sandbox of this tier on this machine, or in the one at `url`.
 
-    conversations: how many may keep a state at a time; others wait for one to end. at_once: calls that run at a time on
-    this machine; by default one for each of its processors, so that a call has the time that it was promised.
+    conversations: how many may keep a state at a time; others wait for one to end. at_once: calls without a state that
+    run at a time on this machine. A call has the time that it was promised if there is a processor for each.
     Raises ConfigError and SandboxError.
     """
     if url is not None:
@@ -113,40 +111,26 @@ def open_python_tool(
         found = tried.tier
     times = _FRESH_PROCESSOR if options.state == "fresh" else _KEPT_PROCESSOR
     limits = Limits(options.seconds, times * options.seconds + 1.0, options.memory_mb)
-    threads = at_once or len(os.sched_getaffinity(0))
-    most = threads if options.state == "fresh" else conversations
+    most = at_once if options.state == "fresh" else conversations
     sessions = Sessions(found, most=most, limits=limits, shown_bytes=options.output_bytes)
-    return (_Fresh if options.state == "fresh" else _Kept)(options, sessions, threads)
+    return (_Fresh if options.state == "fresh" else _Kept)(options, sessions)
 
 
 class _Fresh(PythonTool):
     """A session for each call."""
 
-    def __init__(self, options: PythonToolOptions, sessions: Sessions, at_once: int) -> None:
+    def __init__(self, options: PythonToolOptions, sessions: Sessions) -> None:
         super().__init__(options)
         self._sessions = sessions
-        self._at_once = at_once
-        self._free = threading.BoundedSemaphore(at_once)
-
-    @contextmanager
-    def _turn(self, deadline: float) -> Iterator[None]:
-        """Among the calls that run at a time."""
-        if not self._free.acquire(timeout=_left(deadline)):
-            raise TimeoutError(f"{self._at_once} other calls of the tool python were running all the time")
-        try:
-            yield
-        finally:
-            self._free.release()
 
     def _run(self, conversation: Hashable, code: str, deadline: float) -> str:
         seconds = self._options.seconds
-        with self._turn(deadline):
-            session = self._sessions.open(_left(deadline))
-            try:
-                given = min(seconds, _left(deadline))
-                output = session.run(code, given)
-            finally:
-                session.close()
+        session = self._sessions.open(_left(deadline))
+        try:
+            given = min(seconds, _left(deadline))
+            output = session.run(code, given)
+        finally:
+            session.close()
         return _told(output, was_cut=given < seconds)
 
     def close(self) -> None:
@@ -156,17 +140,16 @@ class _Fresh(PythonTool):
 class _Kept(_Fresh):
     """A session for each conversation that has called. One that ends is named to the model, and replaced."""
 
-    def __init__(self, options: PythonToolOptions, sessions: Sessions, at_once: int) -> None:
-        super().__init__(options, sessions, at_once)
+    def __init__(self, options: PythonToolOptions, sessions: Sessions) -> None:
+        super().__init__(options, sessions)
         self._lock = threading.Lock()
         self._kept: dict[Hashable, Session] = {}
 
     def _run(self, conversation: Hashable, code: str, deadline: float) -> str:
         seconds = self._options.seconds
-        with self._turn(deadline):
-            session, lost = self._session(conversation, deadline)
-            given = min(seconds, _left(deadline))
-            output = session.run(code, given)
+        session, lost = self._session(conversation, deadline)
+        given = min(seconds, _left(deadline))
+        output = session.run(code, given)
         if output.ended:
             self.end(conversation)
         return lost + _told(output, was_cut=given < seconds, loss=f" {_LOSS} The next call begins anew.")

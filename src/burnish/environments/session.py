@@ -13,7 +13,6 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +31,6 @@ from burnish.types import Json
 
 Send = Callable[..., None]
 """Sends messages, all of them at once."""
-_MOST_THREADS = 32
-"""For the calls of one turn; a turn may have hundreds."""
 _CLOSE_SECONDS = 2.0
 """For an environment that has failed to let go of what it holds elsewhere."""
 
@@ -45,7 +42,6 @@ class Session:
     tools: Mapping[str, LoadedTool]
     source: EnvironmentSource | None
     environment: Environment | None = None
-    _sending: threading.Lock = field(default_factory=threading.Lock)
     _loop: OwnLoop = field(default_factory=OwnLoop)
 
     def serve(self, channel: socket.socket) -> None:
@@ -53,7 +49,7 @@ class Session:
         try:
             while True:
                 request = json.loads(read_frame(channel.recv))
-                self._answer(request, lambda *messages: self._send(channel, *messages))
+                self._answer(request, lambda *messages: channel.sendall(b"".join(map(encode, messages))))
         except EOFError:
             pass  # nobody asks any more
         finally:
@@ -64,10 +60,6 @@ class Session:
         if environment is not None:
             environment.close()
 
-    def _send(self, channel: socket.socket, *messages: Mapping[str, Any]) -> None:
-        with self._sending:  # results come from several threads
-            channel.sendall(b"".join(map(encode, messages)))
-
     def _answer(self, request: Mapping[str, Any], send: Send) -> None:
         """One request. Whatever the environment raises ends its conversation, also SystemExit and KeyboardInterrupt;
         what a tool raises is for the model."""
@@ -75,9 +67,11 @@ class Session:
             match request["do"]:
                 case "open":
                     send({"opening": self._open(request["row"], request["seed"])})
+                case "call":
+                    _seed(request["seed"])  # whichever process serves the call, a tool draws the same numbers
+                    result = self._call_plain(self.tools[request["name"]], request["arguments"], request["limit"])
+                    send({**_told(result), "clean": not has_children()})
                 case "calls":
-                    if self.source is None:  # whichever process serves the conversation, tools draw the same numbers
-                        _seed(request["seed"])
                     self._call_all(request["calls"], request["limit"], send)
                 case "step":
                     assert self.environment is not None
@@ -113,41 +107,19 @@ class Session:
         return [{"role": str(turn["role"]), "content": _whole(str(turn["content"]))} for turn in opening]
 
     def _call_all(self, calls: Sequence[Any], limit: int, send: Send) -> None:
-        """Call tools, and say what came of it."""
+        """Call tools of the environment one after the other, in the order of the turn, because they change its state.
+        Each result is sent as soon as it is there, the last one with what came of it all."""
+        assert self.environment is not None
         steps: list[Step] = []
-        if len(calls) == 1:
-            # Most turns. Starting a thread takes longer than many a tool, and each message wakes the training process.
-            last = [self._call(calls[0], limit, steps)]
-        else:
-            last = []
-            self._call_several(calls, limit, steps, send)
-        rewards = [step.reward for step in steps if step.reward is not None]
-        ended = any(step.ended for step in steps) or (self.environment is not None and self.environment.ended())
-        reward = sum(rewards) if rewards else None
-        clean = self.environment is None and not has_children()  # an environment wants to hear how its programs end
-        send(*last, {"called": True, "ended": ended, "reward": reward, "clean": clean})
-
-    def _call_several(self, calls: Sequence[Any], limit: int, steps: list[Step], send: Send) -> None:
-        """Plain functions run at the same time; tools of the environment one after the other, in the order of the turn,
-        because they change its state. Each result is sent as soon as it is there."""
-        plain = [call for call in calls if call[1] in self.tools]
-        with ThreadPoolExecutor(min(max(len(plain), 1), _MOST_THREADS)) as threads:
-            begun = [threads.submit(lambda call: send(self._call(call, limit, steps)), call) for call in plain]
-            for call in calls:
-                if call[1] not in self.tools:
-                    send(self._call(call, limit, steps))
-            for future in begun:
-                future.result()
-
-    def _call(self, call: Sequence[Any], limit: int, steps: list[Step]) -> dict[str, Any]:
-        """The message with the result of a call. What the environment says about it is appended to `steps`."""
-        index, name, arguments = call
-        if name in self.tools:
-            result = self._call_plain(self.tools[name], arguments, limit)
-        else:
+        last: list[dict[str, Any]] = []
+        for index, name, arguments in calls:
+            send(*last)
             step, result = self._call_environment(name, arguments, limit)
             steps += [] if step is None else [step]
-        return {"result": index, "text": result.text, "failed_call": result.failed, "cut": result.cut}
+            last = [{"result": index, **_told(result)}]
+        rewards = [step.reward for step in steps if step.reward is not None]
+        ended = any(step.ended for step in steps) or self.environment.ended()
+        send(*last, {"called": True, "ended": ended, "reward": sum(rewards) if rewards else None})
 
     def _call_plain(self, tool: LoadedTool, arguments: Mapping[str, Json], limit: int) -> ToolResult:
         try:
@@ -167,6 +139,10 @@ class Session:
         if isinstance(value, Step):
             return value, result_of(value.text, limit)
         return None, result_of(value, limit)
+
+
+def _told(result: ToolResult) -> dict[str, Any]:
+    return {"text": result.text, "failed_call": result.failed, "cut": result.cut, "told": result.told}
 
 
 def _whole(text: str) -> str:

@@ -189,7 +189,7 @@ DETECTORS: tuple[Detector, ...] = (
         metric="environment/failed_fraction",
         trips=lambda fraction, start, row: fraction > 0.1,
         message="{value:.0%} of the environments failed, and more than 10% in three steps in a row: their responses "
-        "have no score, and what is left may be the easy part",
+        "have no score, and what is left may be the easy part; the run stops past scoring.max_failure_fraction",
         knob="status_detail in the recorded rollouts says why; conversation.call_timeout_seconds and "
         "open_timeout_seconds for those that are slow, conversation.max_open where memory or a server is short",
         patience=3,

@@ -96,7 +96,7 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("tool/malformed_fraction", "fraction", "mean", "lower", "Share of calls that cannot be read."),
         MetricName("tool/invalid_fraction", "fraction", "mean", "lower", "Share of calls of a tool that does not exist, or with other arguments than it takes."),
         MetricName("tool/failed_fraction", "fraction", "mean", "lower", "Share of calls whose result is an error that the tool raised, or that took too long."),
-        MetricName("tool/timed_out_fraction", "fraction", "mean", "lower", "Share of calls that took longer than `conversation.call_timeout_seconds`."),
+        MetricName("tool/timed_out_fraction", "fraction", "mean", "lower", "Share of calls that took longer than `conversation.call_timeout_seconds`, or the tool's own `timeout_seconds`."),
         MetricName("tool/cut_fraction", "fraction", "mean", "", "Share of results longer than `conversation.max_result_characters`, whose rest the policy does not see."),
         MetricName("agent/started", "agents", "sum", "", "Agents that were started (`conversation.agent`)."),
         MetricName("agent/failed_fraction", "fraction", "mean", "lower", "Share of agents that raised an error, ended, took too long or asked for no turn. Their responses have no score."),

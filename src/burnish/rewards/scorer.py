@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from burnish.errors import ConfigError, RewardError
+from burnish.errors import ConfigError, OutageError, RewardError
 from burnish.rewards.begun import BegunResponses, Numbered
 from burnish.rewards.calling import Caller, TracebackInWorkerError, broken_contract
 from burnish.rewards.combining import Weighted, combine, not_for_prompt
@@ -186,11 +186,13 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         """The rollouts in the same order, scored; see `RewardScorer`.
 
         Raises RewardError if a reward breaks its contract, or if more than `max_failure_fraction` of the responses
-        could not be scored (missing scores count as well). Conversations whose environment has failed are returned as
-        they are, and all rows of a conversation have the score of the last one.
+        could not be scored (missing scores count as well); OutageError if conversations whose environment has failed
+        are among these. They are returned as they are, and all rows of a conversation have the score of the last one.
         """
         own = to_score(items)
-        return with_scores(items, self._score(own) if own else ())
+        scored = with_scores(items, self._score(own) if own else ())
+        self._check_failures(items, scored)
+        return scored
 
     def _score(self, items: Sequence[Item]) -> list[Rollout]:
         self._check_items(items)
@@ -206,7 +208,6 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
             self._counts.incomplete += sum(not ending.is_complete(rollout) for _, rollout in items)
         self._tell_of_audits(items, results)
         self._counts.add(items, results, scored)
-        self._check_failures(items, scored)
         return scored
 
     def take_metrics(self) -> dict[str, Metric]:
@@ -363,23 +364,26 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         return combine(rollout, results, self._scoring.failure_score)
 
     def _check_failures(self, items: Sequence[Item], scored: Sequence[Rollout]) -> None:
-        """RewardError if more of a step's responses could not be scored than `scoring.max_failure_fraction` allows.
-        Conversations whose environment has failed are not among them."""
-        pairs = [(prompt, rollout) for (prompt, _), rollout in zip(items, scored, strict=True) if not is_lost(rollout)]
-        failed = [(prompt, rollout) for prompt, rollout in pairs if has_failed(rollout)]
-        if len(failed) <= self._scoring.max_failure_fraction * len(pairs):
+        """RewardError if more of a step's responses could not be scored than `scoring.max_failure_fraction` allows, or
+        OutageError if the environments of some have failed."""
+        ends = [(prompt, one) for (prompt, _), one in zip(items, scored, strict=True) if one.ends_in is None]
+        failed = [(prompt, rollout) for prompt, rollout in ends if has_failed(rollout)]
+        if len(failed) <= self._scoring.max_failure_fraction * len(ends):
             return
-        prompt, first = failed[0]
+        lost = [(prompt, rollout) for prompt, rollout in failed if is_lost(rollout)]
+        prompt, first = (lost or failed)[0]
         domains = Counter(prompt.domain for prompt, _ in failed)
         counts = ", ".join(f"{domain}: {count}" for domain, count in sorted(domains.items()))
         reason, _, traceback = first.status_detail.partition("\n")
-        raise RewardError(
-            f"{len(failed)} of {len(pairs)} responses could not be scored (by domain: {counts}), more than"
+        fix = f"fix the reward{' (--debug shows the whole traceback)' if traceback else ''}"
+        if lost:
+            fix = "mend or restart the environment, then give the same command again, which goes on"
+        raise (OutageError if lost else RewardError)(
+            f"{len(failed)} of {len(ends)} responses could not be scored (by domain: {counts}), more than"
             f" scoring.max_failure_fraction {self._scoring.max_failure_fraction:g} allows."
             f" The first one: prompt {prompt.id!r}, sample {first.sample_index}, {first.status.value}:"
             f" {reason[:MAX_REASON]}",
-            remedy=f"fix the reward{' (--debug shows the whole traceback)' if traceback else ''}, or raise"
-            " scoring.max_failure_fraction if these failures are expected",
+            remedy=f"{fix}, or raise scoring.max_failure_fraction if these failures are expected",
         ) from (TracebackInWorkerError(traceback) if traceback else None)
 
 

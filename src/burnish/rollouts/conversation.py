@@ -105,6 +105,10 @@ class Answerer(Protocol):
         """What has happened, at least one thing; or all that was begun."""
         ...
 
+    def check(self) -> None:
+        """OutageError if a tool has failed whenever it was called, in too many of the conversations."""
+        ...
+
     def close(self) -> None:
         """Let go of all conversations."""
         ...
@@ -377,7 +381,9 @@ class ConversingEngine(TalkingEngine[Talk]):
             for index in request.sample_indices
         ]
         with keeping(self._engine), closing(talk.partner.answering(seed=call.seed, step=call.step)) as answerer:
-            return _RoundTable(talk, answerer, draw, call.on_finished, call.only_last).hold(conversations)
+            rows = _RoundTable(talk, answerer, draw, call.on_finished, call.only_last).hold(conversations)
+            answerer.check()
+            return rows
 
     def take_metrics(self) -> Mapping[str, Metric]:
         """See `RolloutEngine`."""

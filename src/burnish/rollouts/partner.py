@@ -1,24 +1,20 @@
 """Tools and environments as partners of conversations: a turn is read, its calls are made, and what comes back is
 appended as tokens.
 
-Nobody waits for anybody: calls go to the process of their conversation (`burnish.environments`) or to a thread, and
-come back as events. Whatever goes wrong in a tool is told to the model and counted; an environment that is of no use
-any more ends its conversation, and is counted.
+Nobody waits for anybody: an environment has a process for its conversation (`burnish.environments`), calls of tools
+have their own (`burnish.rollouts.tool_calls`), and what they say comes back as events. Whatever goes wrong in a tool is
+told to the model and counted; an environment that is of no use any more ends its conversation, and is counted.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
-import queue
 import select
-import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,28 +24,36 @@ from burnish.data.observations import ObservationFormat, Observer
 from burnish.environments.host import ConversationHost
 from burnish.environments.messages import count, flag, number, opening, text
 from burnish.environments.process import ConversationProcess
-from burnish.errors import DataError
+from burnish.errors import DataError, OutageError
 from burnish.outside.frames import GarbledError
 from burnish.rollouts.conversation import Answer, Closed, ConversationKey, Event, Opened
+from burnish.rollouts.tool_calls import Caller, CallLimits, CallUnderWay, Tool, ToolCalls, result_in
 from burnish.tools.calls import MalformedCall, Parsed, ServedTools, ToolCall
 from burnish.tools.checking import check_call, function_of
 from burnish.tools.parsers.protocol import ToolParser
-from burnish.tools.results import ToolResult, error_of, result_of
+from burnish.tools.results import ToolResult, result_of
 from burnish.types import Author, FinishReason, Json, Message, Metric, Prompt, Reduction, Rollout
 
 MAX_SEED = 2**31 - 1
+_SEED_STRIDE = 1_000_003
+"""Between the seeds of the calls of a turn."""
 _UNREADABLE = "unreadable"
 """Stands for the name of a tool in a call of none that there is, where a template wants one."""
 _CANNOT_BE_SHOWN = "Error: the result has characters that cannot be shown"
+_OPENING_PAUSES = 0.2, 0.8
+"""Before an environment that has failed to open is opened again."""
+_QUICK_SECONDS = 5.0
+"""An environment that took longer to fail has been patient itself."""
 _MAX_POLL_SECONDS = 1.0
 _GRACE_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class PartnerLimits:
-    """open_seconds: for an environment to start, and to say what it pays. call_seconds: for the calls of one turn, or
-    for a step of the environment. result_characters: of one result. prompt_tokens: of a prompt with what an environment
-    adds to it. same_start: the environments of a group start alike. turns: of the policy, at most."""
+    """open_seconds: for an environment to start, and to say what it pays. call_seconds: for a call of a tool without
+    limits of its own, or for a step of the environment. result_characters: of one result. prompt_tokens: of a prompt
+    with what an environment adds to it. same_start: the environments of a group start alike. turns: of the policy, at
+    most. failed_fraction: of the conversations of a call, may have called a tool that never worked."""
 
     open_seconds: float = 60.0
     call_seconds: float = 30.0
@@ -57,15 +61,16 @@ class PartnerLimits:
     prompt_tokens: int | None = None
     same_start: bool = True
     turns: int | None = None
+    failed_fraction: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ToolsAndEnvironment:
     """`Partner`: the tools and the environment of one domain.
 
-    host: of those that run in a conversation's own process, if there are any. served: the other tools. parser: how
-    calls are written; None without tools. rewriting: by which roles of messages the chat template is led to write
-    earlier turns anew. where: the section of the run file, for messages.
+    host: of functions and of the environment, if there are any. served: the other tools. parser: how calls are written;
+    None without tools. rewriting: by which roles of messages the chat template is led to write earlier turns anew.
+    where: the section of the run file, for messages. tool_limits: of the calls of a tool, by its name.
     """
 
     host: ConversationHost | None
@@ -76,7 +81,8 @@ class ToolsAndEnvironment:
     limits: PartnerLimits
     rewriting: frozenset[Observer] = frozenset()
     where: str = "conversation"
-    threads: int = 16
+    tool_limits: Mapping[str, CallLimits] = field(default_factory=dict)
+    _tools: dict[str, Tool] = field(default_factory=dict)
     _counts: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -99,12 +105,16 @@ class ToolsAndEnvironment:
         """See `Partner`."""
         return _Answers(self, seed, step)
 
-    def served_by(self, name: str) -> int | None:
-        """Which of `served` is asked for this tool, if it does not run in the conversation's own process."""
-        for place, tools in enumerate(self.served):
-            if any(function_of(schema)["name"] == name for schema in tools.schemas):
-                return place
-        return None
+    def tool(self, name: str) -> Tool | None:
+        """The tool of this name; None if it is the environment's."""
+        if self.host is not None and name in self.host.environment_tools:
+            return None
+        with self._lock:
+            if name not in self._tools:
+                limits = self.tool_limits.get(name, CallLimits(self.limits.call_seconds))
+                served = next((one for one in self.served if _has_tool(one, name)), None)
+                self._tools[name] = Tool(name, limits, served)
+            return self._tools[name]
 
     def count(self, **counts: float) -> None:
         with self._lock:
@@ -145,17 +155,20 @@ class _Line:
     """One conversation as its partner knows it.
 
     messages: all so far. heard: where in them the words of tools and environment begin, by number of the message.
-    doing: what it waits for until `deadline`, or has waited for. results: of the calls of the last turn, None for those
-    that are not there yet. ended, reward: what the environment said after these calls. over: nobody waits for anything
-    any more.
+    openings: how often its environment has failed to open; it is opened again when `resumes` says. doing: what it waits
+    for until `deadline`, or has waited for. results: of the calls of the last turn, None for those
+    that are not there yet. in_process: which of them are the environment's. ended, reward: what it said after them.
     """
 
     key: ConversationKey
     prompt: Prompt
     seed: int
     messages: tuple[Message, ...]
+    caller: Caller
     heard: dict[int, int] = field(default_factory=dict)
     process: ConversationProcess | None = None
+    openings: int = 0
+    resumes: float = math.inf
     doing: str = ""
     begun: float = 0.0
     deadline: float = math.inf
@@ -167,11 +180,27 @@ class _Line:
     awaits_process: bool = False
     ended: bool = False
     reward: float | None = None
-    over: bool = False
 
     def identity(self, index: int) -> str:
         """Of a call. Nine letters and digits, which is what strict templates want."""
         return f"call{self.turn_number % 1000:03d}{index % 100:02d}"
+
+
+@dataclass(slots=True)
+class ToolRecord:
+    """How the calls of a tool went. failed_in: conversations. first: what the first one was told."""
+
+    has_worked: bool = False
+    failed_in: set[ConversationKey] = field(default_factory=set)
+    first: str = ""
+
+    def note(self, key: ConversationKey, result: ToolResult) -> None:
+        """A tool that says itself what is wrong with a call works."""
+        if not result.failed or result.told:
+            self.has_worked = True
+        else:
+            self.failed_in.add(key)
+            self.first = self.first or result.text.removeprefix("Error: ")
 
 
 class _Answers:
@@ -188,23 +217,23 @@ class _Answers:
         self._polled: dict[int, _Line] = {}  # by descriptor of the process that is asked
         self._next_deadline = math.inf  # there is none before it
         self._events: dict[ConversationKey, Event] = {}
-        self._from_threads: queue.SimpleQueue[tuple[ConversationKey, int, int, ToolResult]] = queue.SimpleQueue()
-        self._woken, self._wakes = socket.socketpair()
+        self._begun = 0
+        self._records: dict[str, ToolRecord] = defaultdict(ToolRecord)
         self._poller = select.poll()
-        self._poller.register(self._woken, select.POLLIN)
-        self._threads = ThreadPoolExecutor(partner.threads, "tool") if partner.served else None
+        self._calls = ToolCalls(partner.host, self._poller, partner.limits.result_characters)
         self._token = object()  # conversations of other calls may have the same keys
 
     def open(self, key: ConversationKey, prompt: Prompt) -> None:
         """See `Answerer`."""
+        self._begun += 1
         seed = start_seed(self._seed, self._step, prompt.id, None if self._partner.limits.same_start else key[1])
-        line = self._lines[key] = _Line(key, prompt, seed, turns_of(prompt))
+        line = self._lines[key] = _Line(key, prompt, seed, turns_of(prompt), Caller((self._token, key)))
         if not self._partner.has_environment:
             self._events[key] = Opened()
             return
         self._partner.count(opened=1)
         self._wait(line, "open", self._partner.limits.open_seconds)
-        self._ask(line, "open", row=_row(prompt), seed=line.seed)
+        self._ask_to_open(line)
 
     def begin(self, key: ConversationKey, turn: Rollout, number: int) -> None:
         """See `Answerer`."""
@@ -250,20 +279,34 @@ class _Answers:
         found, self._events = self._events, {}
         return found
 
+    def check(self) -> None:
+        """See `Answerer`."""
+        allowed = self._partner.limits.failed_fraction * self._begun
+        for name, record in self._records.items():
+            if not record.has_worked and len(record.failed_in) > max(allowed, 1):
+                raise OutageError(
+                    f"{self._partner.where}: the tool {name} has failed each time, in {len(record.failed_in)} of "
+                    f"{self._begun} conversations, more than scoring.max_failure_fraction allows. The first time: "
+                    f"{record.first}",
+                    remedy="mend the tool, then give the same command again, which goes on; if its calls are wrong, "
+                    "let it raise burnish.tools.calls.ToolError, or raise scoring.max_failure_fraction",
+                )
+
     def close(self) -> None:
         """See `Answerer`."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
         for line in list(self._lines.values()):
             self._release(line)
-        self._woken.close()
-        self._wakes.close()
+        self._calls.close()
 
     def _wait(self, line: _Line, doing: str, seconds: float) -> None:
         line.doing, line.begun = doing, time.monotonic()
         line.deadline = line.begun + seconds
         self._waiting[line.key] = line
         self._next_deadline = min(self._next_deadline, line.deadline)
+
+    def _ask_to_open(self, line: _Line) -> None:
+        line.resumes = math.inf
+        self._ask(line, "open", row=_row(line.prompt), seed=line.seed)
 
     def _ask(self, line: _Line, do: str, **given: Any) -> None:
         """Ask the conversation's process, which is started if there is none."""
@@ -292,21 +335,21 @@ class _Answers:
         line.results = [self._refusal(call, partner.schemas, limit) for call in line.parsed.calls]
         asked = [(i, call) for i, call in enumerate(line.parsed.calls) if line.results[i] is None]
         partner.count(calls=len(line.parsed.calls))
-        self._wait(line, "calls", partner.limits.call_seconds)
         own: list[tuple[int, str, dict[str, Json]]] = []
-        served: dict[int, list[tuple[int, ToolCall]]] = {}  # by the place of those who serve them
+        others: list[CallUnderWay] = []
         for i, call in asked:
             assert isinstance(call, ToolCall)
-            place = partner.served_by(call.name)
-            if place is None:
+            tool, seed = partner.tool(call.name), (line.seed + line.turn_number + i * _SEED_STRIDE) & MAX_SEED
+            if tool is None:
                 own.append((i, call.name, dict(call.arguments)))
             else:
-                served.setdefault(place, []).append((i, call))
-        for place, calls in served.items():
-            self._call_served(line, calls, partner.served[place])
+                others.append(CallUnderWay(line.caller, tool, call, i, seed))
+        self._wait(line, "calls", partner.limits.call_seconds if own else math.inf)
         line.in_process = tuple(i for i, *_ in own)
         if own:
-            self._ask(line, "calls", calls=own, limit=limit, seed=(line.seed + line.turn_number) & MAX_SEED)
+            self._ask(line, "calls", calls=own, limit=limit)
+        self._calls.begin(others)
+        self._take_results()
         self._settle(line)
 
     def _refusal(self, call: ToolCall | MalformedCall, schemas: Sequence[Any], limit: int) -> ToolResult | None:
@@ -320,57 +363,42 @@ class _Answers:
         self._partner.count(invalid=1)
         return result_of(f"Error: {problem}", limit)
 
-    def _call_served(self, line: _Line, calls: Sequence[tuple[int, ToolCall]], tools: ServedTools) -> None:
-        """Make these calls in a thread, one after the other: they may share what is kept for the conversation."""
-        assert self._threads is not None
-        limit, number, deadline = self._partner.limits.result_characters, line.turn_number, line.deadline
-
-        def run() -> None:
-            for index, call in calls:
-                left = deadline - time.monotonic()
-                if left <= 0 or line.over:  # the turn has been answered, or the conversation has ended
-                    return
-                try:
-                    result = result_of(tools.call((self._token, line.key), call.name, call.arguments, left), limit)
-                except BaseException as error:  # noqa: BLE001  boundary: a tool may raise anything
-                    result = error_of(error, limit)
-                if line.over:  # it ended meanwhile, perhaps before the call had opened what is kept for it
-                    tools.end((self._token, line.key))
-                self._from_threads.put((line.key, number, index, result))
-                with contextlib.suppress(OSError):  # nobody listens any more
-                    self._wakes.send(b"1")
-
-        self._threads.submit(run)
-
     def _listen(self, seconds: float) -> None:
         """Wait for at most so long until anything has happened, or a deadline has passed."""
-        left = max(self._next_deadline - time.monotonic(), 0.0)
+        left = max(min(self._next_deadline, self._calls.next_deadline) - time.monotonic(), 0.0)
         for descriptor, what in self._poller.poll(1000 * min(left, seconds)):
             line = self._polled.get(descriptor)
-            if line is None:
-                if descriptor == self._woken.fileno():
-                    self._take_from_threads()
-                continue  # else it was asked something else by what has just been heard
+            if self._calls.hear(descriptor, what) or line is None:
+                continue  # it was asked something else by what has just been heard
             assert line.process is not None
             if what & select.POLLOUT:
                 line.process.flush()
                 self._poll(line.process)
             if what & ~select.POLLOUT:
                 self._hear(line)
+        self._take_results()
         now = time.monotonic()
         if now >= self._next_deadline:
             for line in [line for line in self._waiting.values() if now >= line.deadline]:
                 self._give_up(line, timed_out=True)
-            self._next_deadline = min((line.deadline for line in self._waiting.values()), default=math.inf)
+            for line in [line for line in self._waiting.values() if now >= line.resumes]:
+                self._ask_to_open(line)
+            until = (min(line.deadline, line.resumes) for line in self._waiting.values())
+            self._next_deadline = min(until, default=math.inf)
 
-    def _take_from_threads(self) -> None:
-        self._woken.recv(4096)
-        while not self._from_threads.empty():
-            key, number, index, result = self._from_threads.get()
-            line = self._lines.get(key)
-            if line is not None and line.key in self._waiting and line.turn_number == number:
-                line.results[index] = result  # else it came too late
-                self._settle(line)
+    def _take_results(self) -> None:
+        """Note what calls of tools have come to."""
+        for call, result in self._calls.results():
+            line = self._lines[call.caller.key[1]]
+            self._partner.count(timed_out=result.timed_out)
+            self._note_result(line, call.index, result)
+            self._settle(line)
+
+    def _note_result(self, line: _Line, index: int, result: ToolResult) -> None:
+        line.results[index] = result
+        call = line.parsed.calls[index]
+        assert isinstance(call, ToolCall)
+        self._records[call.name].note(line.key, result)
 
     def _hear(self, line: _Line) -> None:
         """Take what the process of a conversation says."""
@@ -397,7 +425,9 @@ class _Answers:
     def _take(self, line: _Line, message: Mapping[str, Any]) -> None:
         """One message. GarbledError for one that does not answer what was asked."""
         if "failed" in message:
-            self._lose(line, text(message, "failed"))
+            why = text(message, "failed")
+            if not self._opens_again(line):
+                self._lose(line, why)
             return
         match line.doing:
             case "open":
@@ -410,27 +440,25 @@ class _Answers:
                 index = count(message, "result")
                 if index not in line.in_process or line.results[index] is not None:
                     raise GarbledError(f"the result of call {index}")
-                line.results[index] = ToolResult(
-                    text(message, "text"), flag(message, "failed_call"), count(message, "cut")
-                )
+                self._note_result(line, index, result_in(message))
+                self._wait(line, "calls", self._partner.limits.call_seconds)  # for the next one
             case "calls":
-                self._called(line, number(message, "reward"), flag(message, "ended"), flag(message, "clean"))
+                self._called(line, number(message, "reward"), flag(message, "ended"))
             case _:
                 raise GarbledError("an answer to something else")
 
-    def _called(self, line: _Line, reward: float | None, ended: bool, clean: bool) -> None:
-        """All calls that the process was asked for are over."""
+    def _called(self, line: _Line, reward: float | None, ended: bool) -> None:
+        """All calls of the environment's tools are over."""
         if any(line.results[index] is None for index in line.in_process):
             raise GarbledError("fewer results than there were calls")
         self._answered(line)
-        line.ended, line.reward = ended, reward
-        if not self._partner.has_environment:
-            _part_with_process(line, clean)
+        line.ended, line.reward, line.deadline = ended, reward, math.inf
         self._settle(line)
 
     def _paid(self, line: _Line, reward: float | None, clean: bool) -> None:
         self._done(line)
-        _part_with_process(line, clean)
+        if clean:
+            line.process = None  # others may have it; otherwise something that was started there still runs
         self._release(line)
         self._events[line.key] = Closed(reward)
 
@@ -464,7 +492,7 @@ class _Answers:
 
     def _settle(self, line: _Line) -> None:
         """Answer the turn if all of its calls have results."""
-        if line.doing != "calls" or line.awaits_process or None in line.results:
+        if line.key not in self._waiting or line.doing != "calls" or line.awaits_process or None in line.results:
             return
         self._done(line)
         results = [result for result in line.results if result is not None]
@@ -524,24 +552,27 @@ class _Answers:
 
     def _give_up(self, line: _Line, *, timed_out: bool = False, why: str = "") -> None:
         """What a conversation waits for will not come: its time is up, or its process has ended."""
-        why = why or f"no answer within {line.deadline - line.begun:g} s"
-        missing = [i for i, result in enumerate(line.results) if result is None and (timed_out or i in line.in_process)]
-        if line.doing == "calls":
-            self._partner.count(timed_out=float(len(missing) if timed_out else 0))
-        if line.doing != "calls" or (self._partner.has_environment and line.awaits_process):
-            self._partner.count(hung=float(timed_out))
-            self._lose(line, f"{line.doing}: {why}")
+        if not timed_out and self._opens_again(line):
             return
-        for index in missing:
-            line.results[index] = replace(
-                result_of(f"Error: {why}", self._partner.limits.result_characters), failed=True
-            )
-        if line.awaits_process:
-            assert line.process is not None
-            self._answered(line)
-            line.process.close()  # the next call gets a new one
-            line.process = None
-        self._settle(line)
+        if line.doing == "calls":
+            missing = sum(line.results[index] is None for index in line.in_process)
+            self._partner.count(timed_out=missing if timed_out else 0)
+        self._partner.count(hung=float(timed_out))
+        self._lose(line, f"{line.doing}: {why or f'no answer within {line.deadline - line.begun:g} s'}")
+
+    def _opens_again(self, line: _Line) -> bool:
+        """Whether what has failed is an opening that is tried again, after a pause."""
+        now = time.monotonic()
+        if line.doing != "open" or line.openings >= len(_OPENING_PAUSES) or now > line.begun + _QUICK_SECONDS:
+            return False
+        self._answered(line)
+        assert line.process is not None
+        line.process.close()
+        line.process = None
+        line.resumes = now + _OPENING_PAUSES[line.openings]
+        line.openings += 1
+        self._next_deadline = min(self._next_deadline, line.resumes)
+        return True
 
     def _lose(self, line: _Line, why: str) -> None:
         """The conversation's environment is of no use any more."""
@@ -563,13 +594,18 @@ class _Answers:
 
     def _release(self, line: _Line) -> None:
         self._done(line)
-        line.over = True  # before its tools are told to end: a call that begins later sees it
+        line.caller.over = True  # before its tools are told to end: a call that begins later sees it
+        self._calls.drop(line.caller)
         self._lines.pop(line.key, None)
         if line.process is not None:
             line.process.close()
             line.process = None
         for tools in self._partner.served:
-            tools.end((self._token, line.key))
+            tools.end(line.caller.key)
+
+
+def _has_tool(tools: ServedTools, name: str) -> bool:
+    return any(function_of(schema)["name"] == name for schema in tools.schemas)
 
 
 def start_seed(seed: int, step: int, prompt_id: str, sample: int | None) -> int:
@@ -577,14 +613,6 @@ def start_seed(seed: int, step: int, prompt_id: str, sample: int | None) -> int:
     start = "" if sample is None else f"|{sample}"
     digest = hashlib.sha256(f"{seed}|{step}|{prompt_id}{start}".encode()).digest()
     return int.from_bytes(digest[:4], "big") & MAX_SEED
-
-
-def _part_with_process(line: _Line, clean: bool) -> None:
-    """Others may have the conversation's process, unless something that was started there is still running."""
-    assert line.process is not None
-    if not clean:
-        line.process.close()
-    line.process = None
 
 
 def _said(line: _Line) -> Message:

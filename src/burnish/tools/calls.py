@@ -88,7 +88,7 @@ class ServedTools(Protocol):
     def call(self, conversation: Hashable, name: str, arguments: Mapping[str, Json], seconds: float) -> object:
         """The result of the tool `name`: a text or plain data.
 
-        Several threads may call, for one conversation one at a time. Blocks for about `seconds` at most, then raises
+        Several threads may call, also for one conversation. Blocks for about `seconds` at most, then raises
         TimeoutError. Raises what the tool raises.
         """
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from burnish.tools.calls import ToolError
 
@@ -15,11 +15,17 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The text that a model is given for a call. `cut` counts the characters that were left out of it."""
+    """The text that a model is given for a call. `cut` counts the characters that were left out of it.
+
+    failed: the call has no other result than this error. told: the tool says so itself, by a ToolError, about a call
+    that was wrong. timed_out: its time was over.
+    """
 
     text: str
     failed: bool = False
     cut: int = 0
+    told: bool = False
+    timed_out: bool = False
 
 
 def result_of(value: object, limit: int) -> ToolResult:
@@ -48,7 +54,7 @@ def error_of(error: BaseException, limit: int) -> ToolResult:
     run is, and differ from one run to the next.
     """
     if isinstance(error, ToolError):  # in the tool's own words
-        return _cut(f"Error: {error}", limit, failed=True)
+        return replace(_cut(f"Error: {error}", limit, failed=True), told=True)
     try:
         message = str(error)
     except Exception as second:  # noqa: BLE001  boundary: an exception of the user's may fail to print itself

@@ -36,6 +36,22 @@ def test_tools_may_be_written_briefly(written: Any, read: list[tuple[str, dict[s
     assert [(tool.name, tool.options) for tool in conversation.tools] == read
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ({"name": "python", "options": {"state": "kept"}, "timeout_seconds": 20}, (20.0, None, {"state": "kept"})),
+        ({"python": {"state": "kept", "timeout_seconds": 20, "concurrency": 3}}, (20.0, 3, {"state": "kept"})),
+        ({"a.py:look_up": {"concurrency": 3}}, (None, 3, {})),
+        ({"mcp": {"url": "http://h/mcp", "timeout_seconds": 5}}, (5.0, None, {"url": "http://h/mcp"})),
+    ],
+)
+def test_limits_of_a_tool(written: Any, read: tuple[Any, ...]) -> None:
+    conversation = load({"tools": written}).conversation
+    assert conversation is not None
+    (tool,) = conversation.tools
+    assert (tool.timeout_seconds, tool.concurrency, tool.options) == read
+
+
 def test_tools_that_others_serve_do_not_run_in_a_conversations_process() -> None:
     conversation = load({"tools": ["calculator", "python", "a.py:look_up", {"mcp": {"command": "x"}}]}).conversation
     assert conversation is not None
@@ -73,6 +89,9 @@ def game(**fields: Any) -> dict[str, Any]:
         ({**TALK, "max_turn_tokens": 0}, {}, "max_turn_tokens"),
         ({**TALK, "max_result_characters": 63}, {}, "max_result_characters"),
         ({**TALK, "call_timeout_seconds": 0}, {}, "call_timeout_seconds"),
+        ({"tools": {"name": "calculator", "timeout_seconds": 0}}, {}, "timeout_seconds"),
+        ({"tools": {"calculator": {"concurrency": 0}}}, {}, "concurrency"),
+        ({"tools": {"calculator": {"concurrency": 10**9}}}, {}, "concurrency"),
         ({**TALK, "variables": "a b"}, {}, "variables"),
         ({**TALK, "turns": 3}, {}, "turns"),
         (None, game(conversation={}), "domains.game.conversation has no tools, no environment and no agent"),

@@ -57,6 +57,6 @@ def test_a_client_that_an_asynchronous_tool_keeps_can_be_used_again() -> None:
     sent: list[Any] = []
     session = Session({"ask": LoadedTool("ask", {}, ask)}, None)
     for _ in range(2):
-        request = {"do": "calls", "calls": [[0, "ask", {}]], "limit": 100, "seed": 0}
+        request = {"do": "call", "name": "ask", "arguments": {}, "limit": 100, "seed": 0}
         session._answer(request, lambda *messages: sent.extend(messages))
-    assert [message["text"] for message in sent if "result" in message] == ["same", "same"]
+    assert [message["text"] for message in sent] == ["same", "same"]

@@ -54,17 +54,16 @@ def make(tmp_path: Path) -> Iterator[Callable[..., ConversationHost]]:
 
 
 def ask(process: ConversationProcess, tool: str = "pid", *, clean: list[bool] | None = None, **arguments: Any) -> str:
-    process.send({"do": "calls", "calls": [[0, tool, arguments]], "limit": 1000, "seed": 0})
+    process.send({"do": "call", "name": tool, "arguments": arguments, "limit": 1000, "seed": 0})
     found: list[dict[str, Any]] = []
     deadline = time.monotonic() + 20
-    while len(found) < 2:
+    while not found:
         assert not process.gone
         assert time.monotonic() < deadline
         select.select([process], [], [], 1)
         found += process.receive()
-    assert found[1]["called"] is True
     if clean is not None:
-        clean.append(found[1]["clean"])
+        clean.append(found[0]["clean"])
     return str(found[0]["text"])
 
 

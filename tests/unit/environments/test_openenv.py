@@ -39,13 +39,15 @@ class FakeServer:
     tools: what its MCP server lists, None if it has none. answers: instead of its own, by the type of the message.
     """
 
-    def __init__(self, action: dict[str, Any], *, tools: list[Any] | None = None, capacity: int = 8) -> None:
+    def __init__(
+        self, action: dict[str, Any], *, tools: list[Any] | None = None, capacity: int = 8, port: int = 0
+    ) -> None:
         self.action, self.tools, self.capacity = action, tools, capacity
         self.token: str | None = None
         self.answers: dict[str, Callable[[Any], Any]] = {}
         self.resets: list[Any] = []
         self.sessions: set[Any] = set()
-        self._server = serve(self._talk, "127.0.0.1", 0, process_request=self._request)
+        self._server = serve(self._talk, "127.0.0.1", port, process_request=self._request)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.socket.getsockname()[1]}"
 
@@ -206,6 +208,16 @@ def test_a_server_whose_sessions_are_taken_is_asked_again(server: Callable[..., 
     with pytest.raises(EnvironmentFailedError, match="has no session: all taken\n  -> raise max_concurrent_envs"):
         find(fake, seconds=2.0)
     second.close()
+
+
+def test_a_server_that_is_away_is_asked_again(server: Callable[..., FakeServer]) -> None:
+    fake = server(TEXT)
+    source, port = find(fake), fake._server.socket.getsockname()[1]
+    fake.close()
+    threading.Timer(0.4, lambda: server(TEXT, port=port)).start()
+    environment = source.start({}, 0)
+    assert environment.step("7").ended
+    environment.close()
 
 
 def test_a_server_that_dies(server: Callable[..., FakeServer]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.environments.python_tool import PythonTool, PythonToolOptions, _Kept, as_program, open_python_tool
+from burnish.environments.python_tool import PythonTool, PythonToolOptions, _Fresh, _Kept, as_program, open_python_tool
 from burnish.errors import ConfigError, SandboxError
 from burnish.sandbox.job import Output
 from burnish.sandbox.remote import RemoteSandbox
@@ -147,25 +147,22 @@ def test_memory_and_output_are_limited(tier: str) -> None:
 
 
 @pytest.mark.slow
-def test_calls_wait_for_each_other_and_no_longer_than_they_have(tier: str) -> None:
-    tool = open_python_tool(PythonToolOptions("kept", seconds=SECONDS), tier=tier, conversations=3, at_once=1)
+@pytest.mark.parametrize("state", ["fresh", "kept"])
+def test_no_more_processes_than_are_allowed(tier: str, state: str) -> None:
+    options = PythonToolOptions(state, seconds=SECONDS)  # type: ignore[arg-type]
+    tool = open_python_tool(options, tier=tier, conversations=1, at_once=1)
     try:
-        for conversation in (1, 2, 3):
-            ask(tool, f"x = {conversation}", conversation)
         found: list[str] = []
-        code = "import time\nprint('begun')\ntime.sleep(.7)\nx"
-        slow = threading.Thread(target=lambda: found.append(ask(tool, code, 1)))
+        slow = threading.Thread(target=lambda: found.append(ask(tool, "import time\ntime.sleep(1)\n1", 1)))
         slow.start()
-        wait_for(lambda: has_printed(tool, 1))
-        with pytest.raises(TimeoutError, match="1 other calls of the tool python were running"):
-            tool.call(2, "python", {"code": "x"}, 0.1)
-        assert ask(tool, "x", 2) == "2"  # it has time, and waits
+        assert isinstance(tool, _Fresh)
+        wait_for(lambda: bool(tool._sessions._open))
+        with pytest.raises(TimeoutError, match="all 1 sessions"):
+            tool.call(2, "python", {"code": "1"}, 0.1)
         slow.join(60)
-        assert found == ["begun\n1"]
-        with pytest.raises(TimeoutError, match="all 3 sessions"):
-            tool.call(4, "python", {"code": "x"}, 0.1)
-        tool.end(3)
-        assert ask(tool, "1 + 1", 4) == "2"
+        tool.end(1)
+        assert ask(tool, "1 + 1", 2) == "2"
+        assert found == ["1"]
     finally:
         tool.close()
 

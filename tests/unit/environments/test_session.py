@@ -114,46 +114,36 @@ def test_a_conversation(asked: Asked) -> None:
 
 def test_calls_of_the_environment_keep_their_order(asked: Asked) -> None:
     asked.ask("open", row={}, seed=0)
-    *found, over = asked.call("one", "plain", "two", "later", "wrong", "end", "three")
-    by_index = {message["result"]: message["text"] for message in found}
-    assert by_index == {
-        0: "one {'a': 0}",
-        1: "plain 1",
-        2: "two {'a': 2}",
-        3: "later",
-        4: "Error: ValueError: not so",
-        5: "last",
-        6: "three {'a': 6}",
-    }
+    *found, over = asked.call("one", "two", "later", "wrong", "end", "three")
+    assert [(message["result"], message["text"]) for message in found] == [
+        (0, "one {'a': 0}"),
+        (1, "two {'a': 1}"),
+        (2, "later"),
+        (3, "Error: ValueError: not so"),
+        (4, "last"),
+        (5, "three {'a': 5}"),
+    ]
     assert asked.source.started[0].order == ["one", "two", "later", "wrong", "end", "three"]
     assert (over["called"], over["ended"], over["reward"]) == (True, True, 2.5)
 
 
-def test_the_result_of_a_single_call_and_the_end_of_the_calls_are_sent_at_once(asked: Asked) -> None:
+def test_the_last_result_and_the_end_of_the_calls_are_sent_at_once(asked: Asked) -> None:
     asked.ask("open", row={}, seed=0)
     sent: list[Any] = []
-    for name in ("plain", "end"):
-        request = {"do": "calls", "calls": [[0, name, {"a": 4}]], "limit": 100, "seed": 1}
-        asked.session._answer(request, lambda *messages: sent.append(messages))
-    assert [[message.get("text", message.get("ended")) for message in messages] for messages in sent] == [
-        ["plain 4", False],
+    request = {"do": "calls", "calls": [[0, "one", {"a": 4}], [1, "end", {"a": 4}]], "limit": 100}
+    asked.session._answer(request, lambda *messages: sent.append(messages))
+    assert [[message.get("text", message.get("ended")) for message in messages] for messages in sent if messages] == [
+        ["one {'a': 4}"],
         ["last", True],
     ]
-    assert sent[1][1]["reward"] == 2.0
+    assert sent[-1][1]["reward"] == 2.0
 
 
-def test_functions_of_one_turn_run_at_the_same_time() -> None:
-    meeting = threading.Barrier(2)
-
-    def meet(a: int) -> str:
-        meeting.wait(60)
-        return f"met {a}"
-
-    source = Source()
-    asked = Asked(Session({"meet": LoadedTool("meet", {}, meet)}, source), source)
-    *found, over = asked.call("meet", "meet")
-    assert sorted(message["text"] for message in found) == ["met 0", "met 1"]
-    assert over["called"]
+def test_a_call_of_a_function(asked: Asked) -> None:
+    (sent,) = asked.ask("call", name="plain", arguments={"a": 4}, limit=100, seed=1)
+    assert sent == {"text": "plain 4", "failed_call": False, "cut": 0, "told": False, "clean": True}
+    (sent,) = asked.ask("call", name="plain", arguments={"a": 4, "b": 5}, limit=100, seed=1)
+    assert sent["failed_call"]
 
 
 def test_an_environment_that_breaks_in_a_call_ends_the_conversation(asked: Asked) -> None:

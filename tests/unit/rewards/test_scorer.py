@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from burnish.config.schema import ScoringConfig
-from burnish.errors import BurnishError, ConfigError, RewardError
+from burnish.errors import BurnishError, ConfigError, OutageError, RewardError
 from burnish.rewards import ProcessRewardScorer
-from burnish.types import RewardStatus
+from burnish.types import FinishReason, RewardStatus
 
 REWARDS = """
     import time
@@ -224,6 +225,22 @@ def test_too_many_failures_stop_with_the_first_one_in_a_line(make_scorer: Any, m
         assert words in str(caught.value)
     assert "Traceback" not in str(caught.value)
     assert "Traceback (most recent call last)" in str(caught.value.__cause__)  # which --debug shows
+
+
+@pytest.mark.parametrize(("lost", "allowed"), [(2, 0.4), (1, 0.4), (5, 0.9), (5, 1.0)])
+def test_environments_that_fail_count_as_rewards_that_do(
+    make_scorer: Any, make_items: Any, file: Path, lost: int, allowed: float
+) -> None:
+    scorer = make_scorer(f"{file}:sometimes", max_failure_fraction=allowed)
+    items = make_items(["a", "b", "", "c", "d"])
+    why = "the environment failed: reset: ConnectionError: the database is down"
+    failed = {"finish_reason": FinishReason.FAILED, "status": RewardStatus.ERROR, "status_detail": why}
+    items = [(p, replace(r, **failed) if n >= 5 - lost else r) for n, (p, r) in enumerate(items)]
+    if lost + (lost < 3) <= allowed * 5:  # the third response has no score either
+        assert [r.reward for r in scorer.score(items)][5 - lost :] == [None] * lost
+        return
+    with pytest.raises(OutageError, match=f"{lost + (lost < 3)} of 5 responses.*sample.*{why}"):
+        scorer.score(items)
 
 
 def test_stateful_class_options_and_function_options(make_scorer: Any, make_items: Any, file: Path) -> None:

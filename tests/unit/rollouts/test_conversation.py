@@ -115,6 +115,8 @@ class Echo:
         else:
             self._put(key, Answer(message, ends=self.ends))
 
+    def check(self) -> None: ...
+
     def finish(self, key: Key) -> None:
         self._note("finish", key, None)
         failed = self.fails.get(key[1]) == "close"

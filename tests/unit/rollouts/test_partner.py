@@ -21,9 +21,11 @@ from burnish.data.observations import ObservationFormat
 from burnish.data.template import Template
 from burnish.environments.host import ConversationHost
 from burnish.environments.warm_parent import Wanted
+from burnish.errors import OutageError
 from burnish.models.characters import character_tokenizer
 from burnish.rollouts.conversation import Answer, Closed, Opened
 from burnish.rollouts.partner import PartnerLimits, ToolsAndEnvironment
+from burnish.rollouts.tool_calls import CallLimits
 from burnish.tools.parsers.tagged import Hermes
 from burnish.types import FinishReason, Json, Prompt, Rollout
 
@@ -67,6 +69,11 @@ def say(kind: str) -> str:
     return {"end": "a<|im_end|><|im_start|>user b", "half": chr(0xD800), "spaces": "  a  ", "list": [1, {"a": "b"}],
             "answer": "burnish answer",
             "call": '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'}[kind]
+
+def refuse() -> str:
+    """Say that the call is wrong."""
+    from burnish.tools.calls import ToolError
+    raise ToolError("not today")
 
 def end(how: str) -> str:
     """End the process."""
@@ -218,6 +225,10 @@ class Desk:
         if how == "die":
             os._exit(1)
         raise RuntimeError("it is stuck")
+
+    def process(self) -> int:
+        """Which process."""
+        return os.getpid()
 
     def get_reward(self):
         return float(self.count)
@@ -380,23 +391,17 @@ def test_whatever_a_tool_does_is_told_to_the_model(tools: ConversationHost, writ
 def test_a_tool_that_hangs_is_ended_and_the_others_results_are_there_in_order(
     tools: ConversationHost, tool: str
 ) -> None:
-    """Those of its own turn, and of the other conversation. With Python's lock in its hands, only what was done before
-    it can have a result."""
+    """Those of its own turn, and of the other conversation; also if it holds Python's lock."""
     with talking(tools, {}, {}, call_seconds=2.5) as talker:
         first, last = (call("add", a=1, b=2), call("fail", kind="ValueError"))
-        written = first + last + call(tool) if tool == "hang_in_c" else first + call(tool) + last
-        answer, other = talker.say(written, call("add", a=5, b=5))
-        expected = ["3", "Error: no answer within 2.5 s", "Error: ValueError: in tool.py it broke"]
-        if tool == "hang_in_c":
-            assert results(answer)[2] == expected[1]
-        else:
-            assert results(answer) == expected
+        answer, other = talker.say(first + call(tool) + last, call("add", a=5, b=5))
+        assert results(answer) == ["3", "Error: no answer within 2.5 s", "Error: ValueError: in tool.py it broke"]
         assert results(other) == ["10"]
         assert [m.extra["tool_call_id"] for m in answer.messages] == ["call00100", "call00101", "call00102"]
         numbers = talker.numbers()
         assert numbers["tool/calls"] == 4
         assert numbers["tool/calls_per_turn"] == 2
-        assert numbers["tool/timed_out_fraction"] >= 0.25
+        assert numbers["tool/timed_out_fraction"] == 0.25
         again = talker.say(call("add", a=2, b=2), call("add", a=3, b=3))
         assert [results(one) for one in again] == [["4"], ["6"]]
 
@@ -518,27 +523,24 @@ def test_what_one_conversation_has_started_is_not_ended_by_the_end_of_another(ga
     ("line", "why"),
     [
         ("no json", "b'no json', which is not JSON"),
-        ('{"something": 1}', "reward as None"),
-        ('{"result": 7, "text": "", "failed_call": false, "cut": 0}', "the result of call 7"),
-        ('{"called": true, "ended": false, "clean": true}', "fewer results than there were calls"),
+        ('{"something": 1}', "failed_call as None, not true or false"),
+        ('{"text": "", "failed_call": false, "told": false, "cut": -1, "clean": true}', "cut as "),
     ],
 )
 def test_a_process_that_sends_nonsense_is_ended(tools: ConversationHost, line: str, why: str) -> None:
     with talking(tools) as talker:
         (answer,) = talker.say(call("write", line=line))
         (result,) = results(answer)
-        assert result.startswith("Error: ")
-        if "reward as None" not in why:
-            assert why in result
+        assert result.startswith("Error: its process sent ")
+        assert why in result
         assert results(talker.say(call("add", a=1, b=1))[0]) == ["2"]
 
 
 def test_a_result_that_comes_twice_serves_nobody_else(tools: ConversationHost) -> None:
-    """A tool that writes the end of its own turn cannot speak for the next conversation of its process."""
-    end = '{"called": true, "ended": false, "clean": true}'
-    false = '{"result": 0, "text": "false", "failed_call": false, "cut": 0}'
+    """A tool that writes its own result cannot speak for the next call of its process."""
+    false = '{"text": "false", "failed_call": false, "told": false, "cut": 0, "clean": true}'
     with talking(tools) as talker:
-        (answer,) = talker.say(call("write", line=f"{false}\n{end}\n{false}\n{end}"))
+        (answer,) = talker.say(call("write", line=f"{false}\n{false}"))
         assert results(answer) == ["false"]
         assert results(talker.say(call("add", a=1, b=1))[0]) == ["2"]
 
@@ -559,20 +561,23 @@ def test_the_parent_is_started_again(tmp_path: Path) -> None:
 
 
 class Served:
-    """Tools in threads: `wait` until told, `ready` at once."""
+    """Tools in threads: `wait` until told, `pair` until there are two of it, `ready` at once."""
 
     schemas = tuple(
         {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
-        for name in ("wait", "ready", "break")
+        for name in ("wait", "pair", "ready", "break")
     )
 
     def __init__(self) -> None:
         self.go = threading.Event()
+        self.two = threading.Barrier(2)
         self.ended: list[Any] = []
         self.log: list[str] = []
+        self.seconds: list[float] = []
 
     def call(self, conversation: Any, name: str, arguments: Mapping[str, Json], seconds: float) -> object:
         self.log.append(f"begin {name}")
+        self.seconds.append(seconds)
         try:
             return self._call(name)
         finally:
@@ -581,6 +586,8 @@ class Served:
     def _call(self, name: str) -> object:
         if name == "wait" and not self.go.wait(20):
             raise TimeoutError
+        if name == "pair":
+            self.two.wait(20)
         if name == "break":
             raise SystemExit("gone")
         return name
@@ -591,11 +598,13 @@ class Served:
     def close(self) -> None: ...
 
 
-def served_with(host: ConversationHost, served: Served, **limits: Any) -> ToolsAndEnvironment:
+def served_with(
+    host: ConversationHost, served: Served, limits_of: Mapping[str, CallLimits] | None = None, **limits: Any
+) -> ToolsAndEnvironment:
     partner = partner_of(host, **limits)
     template = Template(TOKENIZER, {}, (*host.schemas, *served.schemas))
     observations = ObservationFormat(template, frozenset({TOKENIZER.eos_token_id}))
-    return replace(partner, served=(served,), observations=observations)
+    return replace(partner, served=(served,), observations=observations, tool_limits=limits_of or {})
 
 
 def test_served_tools_answer_next_to_others_in_order(tools: ConversationHost) -> None:
@@ -603,13 +612,69 @@ def test_served_tools_answer_next_to_others_in_order(tools: ConversationHost) ->
     with Talker(served_with(tools, served)) as talker:
         talker.open({})
         threading.Timer(0.05, served.go.set).start()
-        (answer,) = talker.say(call("wait") + call("add", a=1, b=1) + call("break") + call("ready"))
-        assert results(answer) == ["wait", "2", "Error: SystemExit: gone", "ready"]
+        (answer,) = talker.say(
+            call("wait") + call("add", a=1, b=1) + call("break") + call("pair") + call("ready") + call("pair")
+        )
+        assert results(answer) == ["wait", "2", "Error: SystemExit: gone", "pair", "ready", "pair"]
         talker.say("It is 2.")
         assert talker.finish(0) == [Closed()]
         assert len(served.ended) == 1
-        # One at a time for a conversation: they may share a state.
-        assert served.log == [f"{what} {name}" for name in ("wait", "break", "ready") for what in ("begin", "end")]
+        assert served.seconds == [20.0] * 5  # the whole time, however long others took
+
+
+def test_calls_that_share_a_state_run_one_after_the_other(tools: ConversationHost) -> None:
+    served = Served()
+    served.go.set()
+    with Talker(served_with(tools, served, {"wait": CallLimits(20.0, 4, in_order=True)})) as talker:
+        talker.open({})
+        assert results(talker.say(call("wait") * 3)[0]) == ["wait"] * 3
+        assert served.log == ["begin wait", "end wait"] * 3
+
+
+def test_slow_calls_cost_no_other_tool_and_wait_for_each_other_without_losing_time(tools: ConversationHost) -> None:
+    """Forty conversations whose calls hang, and ten with fast ones, which do not wait for them."""
+    served = Served()
+    limits = {"wait": CallLimits(20.0, 24)}
+    with Talker(served_with(tools, served, limits, call_seconds=20.0)) as talker:
+        talker.open(*[{}] * 50)
+        turn = (5, TOKENIZER.eos_token_id)
+        for number in range(50):
+            said = call("wait") if number < 40 else call("ready") + call("add", a=1, b=1)
+            rollout = Rollout("p", 0, number, (1,), turn, (-0.5,) * 2, FinishReason.STOP, 0, response=said)
+            talker.answers.begin((0, number), rollout, 1)
+        found: dict[Any, Any] = {}
+        while len(found) < 10:
+            found |= talker.answers.events(wait_for_all=False)
+        assert {tuple(results(answer)) for answer in found.values()} == {("ready", "2")}
+        assert served.log.count("begin wait") == 24
+        served.go.set()
+        assert {tuple(results(answer)) for answer in talker.events(40)} == {("wait",)}
+
+
+@pytest.fixture
+def punctual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Served tools have no more than their time."""
+    monkeypatch.setattr("burnish.rollouts.tool_calls.LATE_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("punctual")
+def test_a_tool_that_never_returns_has_no_more_threads_than_places(tools: ConversationHost) -> None:
+    served = Served()
+    partner = served_with(tools, served, {"wait": CallLimits(0.2, 2), "ready": CallLimits(0.2, 1)})
+    with Talker(partner) as talker:
+        talker.open({})
+        (answer,) = talker.say(call("wait") * 4 + call("ready"))
+        stuck = "Error: wait does not answer: as many calls as may run did not end in time, and still run"
+        assert results(answer) == ["Error: no answer within 0.2 s"] * 2 + [stuck] * 2 + ["ready"]
+        assert talker.numbers()["tool/timed_out_fraction"] == 0.8
+    with Talker(partner) as talker:  # the next step
+        talker.open({})
+        assert results(talker.say(call("wait"))[0]) == [stuck]
+        assert served.log.count("begin wait") == 2
+        assert all(thread.daemon for thread in threading.enumerate() if thread.name == "wait")
+        served.go.set()
+        wait_for(lambda: served.log.count("end wait") == 2)
+        wait_for(lambda: results(talker.say(call("wait"))[0]) == ["wait"])
 
 
 def test_a_process_that_ends_takes_no_result_of_served_tools_with_it(tools: ConversationHost) -> None:
@@ -621,6 +686,7 @@ def test_a_process_that_ends_takes_no_result_of_served_tools_with_it(tools: Conv
         assert results(answer) == ["wait", "Error: its process has ended"]
 
 
+@pytest.mark.usefixtures("punctual")
 def test_a_result_that_comes_too_late_is_nobodys(tools: ConversationHost) -> None:
     served = Served()
     with Talker(served_with(tools, served, call_seconds=0.2)) as talker:
@@ -632,6 +698,7 @@ def test_a_result_that_comes_too_late_is_nobodys(tools: ConversationHost) -> Non
         assert results(answer) == ["ready"]
 
 
+@pytest.mark.usefixtures("punctual")
 def test_a_call_that_outlives_its_conversation_leaves_nothing_kept_for_it(tools: ConversationHost) -> None:
     """It may open what is kept only after the tools were told that the conversation has ended."""
     served = Served()
@@ -701,6 +768,54 @@ def test_an_environment_that_fails_ends_its_conversation_alone(
             assert bad.ends is FinishReason.FAILED
 
 
+def test_an_opening_that_fails_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(
+        "from pathlib import Path\n\nclass Late:\n    def reset(self, tries, file, **row):\n"
+        "        path = Path(file)\n        path.write_text((path.read_text() if path.exists() else '') + '.')\n"
+        "        if len(path.read_text()) < tries:\n            raise ConnectionError('still starting')\n"
+        "        return 'here'\n    def step(self, action):\n        return '', 0.0, True, False, {}\n"
+    )
+    host = ConversationHost(Wanted(environment=f"{tmp_path / 'late.py'}:Late"))
+    rows: list[dict[str, Json]] = [{"tries": n, "file": str(tmp_path / f"{n}")} for n in (1, 3, 4)]
+    try:
+        with Talker(partner_of(host)) as talker:
+            first, third, never = talker.open(*rows)
+            assert not first.failed + third.failed
+            assert never.failed.startswith("the environment failed: open: reset of the environment")
+            assert "ConnectionError: still starting" in never.failed
+            numbers = talker.numbers()
+            assert (numbers["environment/opened"], numbers["environment/failed_fraction"]) == (3, 1 / 3)
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ([call("fail", kind="ValueError")] * 2 + [""] * 3, "ValueError: in tool.py it broke"),
+        ([call("end", how="exit")] * 5, "its process has ended"),
+        ([call("hang")] * 2, "no answer within 0.5 s"),
+        ([call("fail", kind="ValueError")] + [""] * 4, ""),  # one conversation alone
+        ([call("fail", kind="ValueError")] * 2 + [""] * 18, ""),  # a tenth of them
+        ([call("refuse")] * 5, ""),  # the tool says that the calls are wrong
+        ([call("end", how="exit")] * 4 + [call("end", how="not")], ""),
+        ([call("add", a="x", b=1)] * 5, ""),
+    ],
+)
+def test_a_tool_that_always_fails_ends_the_run(tools: ConversationHost, said: list[str], why: str) -> None:
+    with talking(
+        tools, *[{}] * len(said), failed_fraction=0.1, call_seconds=0.5 if "hang" in said[0] else 20
+    ) as talker:
+        talker.say(*said)
+        if not why:
+            talker.answers.check()
+            return
+        with pytest.raises(
+            OutageError, match=rf"has failed each time, in \d of {len(said)} conv.*The first time: .*{why}"
+        ):
+            talker.answers.check()
+
+
 @pytest.mark.parametrize("what", ["raise", "exit"])
 def test_an_environment_that_cannot_be_closed_has_failed(game: ConversationHost, what: str) -> None:
     with talking(game, {"at": "close", "what": what}) as talker:
@@ -759,8 +874,7 @@ def test_tools_of_an_environment_are_called_in_order_next_to_others(desk: Conver
     ("written", "why"),
     [
         (call("go_wrong", how="die"), "calls: its process has ended"),
-        (call("go_wrong", how="hang"), "calls: no answer within 2.5 s"),
-        (call("add", a=1, b=1) + call("hang"), "calls: no answer within 2.5 s"),
+        (call("add", a=1, b=1) + call("go_wrong", how="hang"), "calls: no answer within 2.5 s"),
     ],
 )
 def test_an_environment_is_lost_with_its_process(desk: ConversationHost, written: str, why: str) -> None:
@@ -771,9 +885,17 @@ def test_an_environment_is_lost_with_its_process(desk: ConversationHost, written
         assert talker.numbers()["environment/failed_fraction"] == 0.5
 
 
+def test_a_function_that_hangs_or_dies_costs_no_environment(desk: ConversationHost) -> None:
+    with talking(desk, call_seconds=1.5) as talker:
+        (answer,) = talker.say(call("press", times=1) + call("hang") + call("add", a=1, b=1))
+        assert results(answer) == ["pressed 1", "Error: no answer within 1.5 s", "2"]
+        assert results(talker.say(call("press", times=2))[0]) == ["pressed 3"]
+        assert talker.finish(0) == [Closed(3.0)]
+
+
 def test_an_environment_that_dies_between_turns_is_noticed(desk: ConversationHost) -> None:
     with talking(desk) as talker:
-        (answer,) = talker.say(call("pid"))
+        (answer,) = talker.say(call("process"))
         os.kill(int(results(answer)[0]), 9)
         (answer,) = talker.say(call("press", times=1))
         assert answer.failed == "the environment failed: calls: its process has ended"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
 import httpx2
@@ -19,18 +20,18 @@ from burnish.config.secrets import hidden_name
 from burnish.errors import ConfigError, RewardError
 from burnish.rewards.judging.limits import Gate, Sent
 from burnish.rewards.judging.options import JudgeOptions
-from burnish.rewards.judging.prompts import Messages
+from burnish.rewards.judging.prompts import Messages, encodable
 from burnish.rewards.judging.tally import Tally
 from burnish.types import RewardStatus
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 BYTES_PER_TOKEN = 3  # an estimate on the safe side: 4 letters in English, a character in Chinese
-MAX_ANSWER_BYTES = 16 << 20
-"""Of one body, decompressed: an endpoint that never ends would fill the memory until its time is over."""
+MAX_ANSWER_BYTES = 4 << 20
+"""Of one body. Longer ones are refused, and so are compressed ones, which could be of any size."""
+MOST_TOKENS = 10**9
+"""Beyond it, a report of tokens is no report."""
 TRANSIENT = frozenset({408, 429})
-OF_ONE_PROMPT = frozenset({400, 413, 422})
-"""What endpoints answer to a prompt that they do not take, and also to a field that they do not know."""
 _TOO_LONG = ("context length", "context_length", "maximum context", "too long", "too many tokens", "max_model_len")
 _FILTERED = ("content_filter", "content_policy", "content management policy")
 
@@ -67,8 +68,17 @@ class _Trouble:
     timeout: bool = False
 
 
-class _TooLargeError(Exception):
-    """A body beyond MAX_ANSWER_BYTES."""
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """What an endpoint has sent. text: its body."""
+
+    status: int
+    text: str
+    retry_after: str | None
+
+
+class _BodyError(Exception):
+    """A body that is not read."""
 
 
 class ChatClient:
@@ -76,7 +86,7 @@ class ChatClient:
 
     Connection errors, timeouts, 408, 429 and 5xx are tried again, with growing pauses and as the endpoint's Retry-After
     says. Another 4xx stops the run (RewardError), except a prompt that is refused: that has no verdict. A prompt is
-    refused if the endpoint says that it is too long or filtered, or if the same fields were answered before: wordings
+    refused if the endpoint says that it is too long or filtered, or if another one was answered before: wordings
     differ, and no response may stop a run.
     """
 
@@ -87,7 +97,9 @@ class ChatClient:
         self._key = read_key(options)
         self._address = f"{(options.url or '').rstrip('/')}/chat/completions"
         self._http = httpx2.AsyncClient(
-            headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
+            headers={"Accept-Encoding": "identity"}
+            | ({} if self._key is None else {"Authorization": f"Bearer {self._key}"}),
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # an endpoint has nothing to keep here
             timeout=None,  # our own deadlines and limits apply, and the pool only has to follow them
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=options.concurrency),
         )
@@ -126,64 +138,72 @@ class ChatClient:
         async with self._gate.place(tokens) as sent:
             if self._refusal is not None:
                 raise self._refusal
+            if patience.seconds <= 0:
+                raise NoVerdictError("no answer within timeout_seconds", RewardStatus.TIMEOUT)
             allowed = min(patience.seconds, self._options.request_timeout_seconds or patience.seconds)
+            limit = "timeout_seconds" if allowed == patience.seconds else "request_timeout_seconds"
             began = time.monotonic()
             self._tally.requests += 1
             try:
                 async with asyncio.timeout(allowed):
-                    response = await self._post(body)
+                    reply = await self._post(body)
             except TimeoutError:
-                return _Trouble(f"no answer within {allowed:.3g} seconds", timeout=True)
-            except _TooLargeError:
-                return _Trouble(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
+                return _Trouble(f"no answer within {limit}", timeout=True)
+            except _BodyError as error:
+                return _Trouble(str(error))
             except httpx2.RequestError as error:
                 return _Trouble(self._hidden(f"{type(error).__name__}: {error}"))
             finally:
                 seconds = time.monotonic() - began
                 patience.seconds -= seconds
                 self._tally.seconds += seconds
-            return self._read(response, sent)
+            return self._read(reply, sent)
 
-    async def _post(self, body: Mapping[str, Any]) -> httpx2.Response:
-        """The answer with its whole body. _TooLargeError for more than MAX_ANSWER_BYTES."""
+    async def _post(self, body: Mapping[str, Any]) -> _Reply:
+        """The answer with its whole body. _BodyError for one of more than MAX_ANSWER_BYTES, or that is compressed."""
         async with self._http.stream("POST", self._address, json=body) as response:
+            encoding = response.headers.get("Content-Encoding", "identity")
+            if encoding.casefold() not in ("identity", ""):
+                raise _BodyError(f"an answer in the encoding {encoding[:20]!r}, which was not asked for")
             content = bytearray()
-            async for piece in response.aiter_bytes():
+            async for piece in response.aiter_raw():
                 content += piece
                 if len(content) > MAX_ANSWER_BYTES:
-                    raise _TooLargeError
-        kept = {name: value for name, value in response.headers.items() if name in ("content-type", "retry-after")}
-        return httpx2.Response(response.status_code, headers=kept, content=bytes(content))
+                    raise _BodyError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
+        text = content.decode("utf-8-sig", "replace")
+        return _Reply(response.status_code, text, response.headers.get("Retry-After"))
 
-    def _read(self, response: httpx2.Response, sent: Sent) -> str | _Trouble:
-        code = response.status_code
+    def _read(self, reply: _Reply, sent: Sent) -> str | _Trouble:
+        code = reply.status
         if code == 200:
             self._has_answered = True
-            return self._content(response, sent)
+            return self._content(reply.text, sent)
         # Masked first: a key that is cut in two would not be recognised.
-        reason = f"status {code}: {' '.join(self._hidden(response.text).split())[:300]}"
+        reason = f"status {code}: {' '.join(self._hidden(reply.text).split())[:300]}"
         if code in TRANSIENT or code >= 500:
-            return _Trouble(reason, retry_after(response.headers.get("Retry-After")))
-        said = response.text.casefold()
+            return _Trouble(reason, retry_after(reply.retry_after))
+        said = reply.text.casefold()
         if code == 413 or (code == 400 and any(word in said for word in _TOO_LONG)):
             raise NoVerdictError(f"the prompt is too long for the endpoint: {reason}")
         if code == 400 and any(word in said for word in _FILTERED):
             raise NoVerdictError(f"the endpoint filters this prompt: {reason}")
-        if code in OF_ONE_PROMPT and self._has_answered:
+        if code < 400:
+            raise NoVerdictError(f"the endpoint gives no answer; redirects are not followed: {reason}")
+        if self._has_answered:
             raise NoVerdictError(f"the endpoint refuses this prompt, and has answered others: {reason}")
         self._refusal = RewardError(
             f"the endpoint of a judge, {self._options.url}, refuses requests: {reason}", remedy=_remedy(code)
         )
         raise self._refusal
 
-    def _content(self, response: httpx2.Response, sent: Sent) -> str:
+    def _content(self, body: str, sent: Sent) -> str:
         """The text of the answer; empty for an answer without one, which is then as unreadable as any other.
         NoVerdictError for one that was cut off: a repair would be, too."""
         try:
-            data = response.json()
+            data = json.loads(body)
             choice = data["choices"][0]
             content = choice["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError):
+        except (ValueError, RecursionError, KeyError, IndexError, TypeError):
             return ""
         # A good answer counts, whatever is wrong with the report of its tokens.
         tokens_in, tokens_out = (_tokens(data.get("usage"), name) for name in ("prompt_tokens", "completion_tokens"))
@@ -192,7 +212,7 @@ class ChatClient:
         sent.tokens = tokens_in + tokens_out or sent.tokens
         if choice.get("finish_reason") == "length":
             raise NoVerdictError(cut_off(self._options))
-        return content if isinstance(content, str) else ""
+        return encodable(content) if isinstance(content, str) else ""
 
     def _estimate(self, body: Mapping[str, Any]) -> int:
         """Tokens of a request and its answer, at most. NoVerdictError for more than may ever be sent in a minute."""
@@ -246,7 +266,7 @@ def retry_after(text: str | None) -> float:
     except ValueError:
         try:
             seconds = (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return 0.0
     return max(0.0, seconds) if seconds == seconds else 0.0
 
@@ -254,7 +274,7 @@ def retry_after(text: str | None) -> float:
 def _tokens(usage: object, name: str) -> int:
     """A number of tokens in an endpoint's report; 0 for one that cannot be."""
     count = usage.get(name) if isinstance(usage, dict) else None
-    return count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 0
+    return count if isinstance(count, int) and not isinstance(count, bool) and 0 < count <= MOST_TOKENS else 0
 
 
 def _pause(body: Mapping[str, Any], tries: int) -> float:

@@ -159,10 +159,18 @@ class PromptWriter:
         return _PLACEHOLDER.sub(lambda match: values[match[1]] if match[1] else match[0][0], self.template)
 
 
+MOST_REPEATED = 1 << 16
+"""Characters of the end of an answer that a judge is shown again."""
+
+
 def repair(messages: Messages, reply: str, problem: str, instruction: str) -> Messages:
     """The conversation that asks once more for a verdict that could not be read."""
     again = f"That could not be read: {problem}. Do not reason again. {instruction}"
-    return (*messages, {"role": "assistant", "content": encodable(reply)}, {"role": "user", "content": again})
+    return (
+        *messages,
+        {"role": "assistant", "content": encodable(reply[-MOST_REPEATED:])},
+        {"role": "user", "content": again},
+    )
 
 
 def encodable(text: str) -> str:

@@ -17,6 +17,11 @@ Better = Literal["A", "B", "tie"]
 BETTER: Mapping[str, Better] = {"a": "A", "b": "B", "tie": "tie"}
 KEYS = ("score", "scores", "better")
 """Names in verdicts, which are also taken out of what is judged."""
+END_CHARACTERS = 1 << 16
+"""How much of the end of an answer is read. No verdict is longer."""
+_MOST_BRACES = 200
+"""Braces, from the end, at which the JSON of a verdict may begin."""
+_SHOWN = 80
 
 T = TypeVar("T")
 
@@ -55,14 +60,14 @@ class Scale:
         if self.labels:
             found = {word.casefold(): number for word, number in self.labels}
             if not isinstance(value, str) or value.strip().casefold() not in found:
-                raise UnreadableVerdictError(f"{value!r} is not {self.described()}")
+                raise UnreadableVerdictError(f"{_shown(value)} is not {self.described()}")
             return found[value.strip().casefold()]
         if isinstance(value, str):
             raise UnreadableVerdictError(
-                f"{value[:80]!r} is text, not {self.described()}; write it without quotation marks"
+                f"{_shown(value)} is text, not {self.described()}; write it without quotation marks"
             )
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.low <= value <= self.high:
-            raise UnreadableVerdictError(f"{str(value)[:80]!r} is not {self.described()}")
+            raise UnreadableVerdictError(f"{_shown(value)} is not {self.described()}")
         return (value - self.low) / (self.high - self.low)
 
     def read_text(self, text: str) -> float:
@@ -70,7 +75,7 @@ class Scale:
         if self.labels:
             return self.read(text)
         if not re.fullmatch(r"[-+]?\d+(\.\d+)?", text.strip()):
-            raise UnreadableVerdictError(f"{text.strip()[:80]!r} is not a number")
+            raise UnreadableVerdictError(f"{_shown(text.strip())} is not a number")
         return self.read(float(text))
 
     def described(self) -> str:
@@ -157,7 +162,7 @@ def better_wanted(style: AnswerFormat) -> Wanted[Better]:
 
     def read(value: object) -> Better:
         if not isinstance(value, str) or value.strip().casefold() not in BETTER:
-            raise UnreadableVerdictError(f"{value!r} is not A, B or tie")
+            raise UnreadableVerdictError(f"{_shown(value)} is not A, B or tie")
         return BETTER[value.strip().casefold()]
 
     example = {"json": '{"better": "A"}', "tag": "<better>A</better>", "last_line": "A"}[style]
@@ -175,6 +180,7 @@ def _reader(
     key: str, style: AnswerFormat, of_json: Callable[[object], T], of_text: Callable[[str], T]
 ) -> Callable[[str], T]:
     def read(reply: str) -> T:
+        reply = reply[-END_CHARACTERS:]
         if style == "json":
             return of_json(_last_object(reply, key))
         return of_text(_last_tag(reply, key) if style == "tag" else _last_line(reply))
@@ -184,17 +190,18 @@ def _reader(
 
 def _last_object(reply: str, key: str) -> object:
     """The value of `key` in the JSON object that the answer ends with."""
-    text = re.sub(r"\s*```\s*\Z", "", reply).rstrip()  # the end of a block of code
+    text = reply.rstrip().removesuffix("```").rstrip()  # the end of a block of code
     if not text.endswith("}"):
         raise UnreadableVerdictError("it does not end with a JSON object")
-    start = text.rfind("{")
-    while start >= 0:
+    start = len(text)
+    for _ in range(_MOST_BRACES):
+        if (start := text.rfind("{", 0, start)) < 0:
+            break
         try:
             found = json.loads(text[start:], object_pairs_hook=_without_doubles)
         except UnreadableVerdictError:
             raise
         except (ValueError, RecursionError):  # ValueError also for a number of thousands of digits
-            start = text.rfind("{", 0, start)
             continue
         if key not in found:
             raise UnreadableVerdictError(f"the JSON object at its end has no {key!r}")
@@ -207,6 +214,13 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise UnreadableVerdictError("it gives a name twice")
     return found
+
+
+def _shown(value: object) -> str:
+    """For a message. Lists and objects by their kind alone: they may be nested deeper than can be written."""
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    return repr(str(value)[:_SHOWN])
 
 
 def _last_tag(reply: str, key: str) -> str:

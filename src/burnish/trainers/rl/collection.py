@@ -18,6 +18,7 @@ from burnish.data.feeds import Drawn, Positions
 from burnish.observability.metrics import MetricStore
 from burnish.rewards.protocol import RewardScorer
 from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
+from burnish.rollouts.outages import Patience, check_scores
 from burnish.trainers.rl.domains import Domains
 from burnish.trainers.telemetry.groups import describe_audits, describe_domains, describe_groups, describe_penalties
 from burnish.trainers.telemetry.stopwatch import Stopwatch
@@ -47,7 +48,7 @@ class Collector:
 
     overlaps: which rewards score responses while others are still being sampled. Not all of them beside an engine that
     samples on the CPU: if one of its cores is busy with a reward, all of its threads wait for that one at every matrix
-    product. Those that wait for an answer keep no core busy.
+    product. Those that wait for an answer keep no core busy. patience: with outages.
     """
 
     config: RlConfig
@@ -56,10 +57,12 @@ class Collector:
     scorer: RewardScorer
     needs_greedy: bool
     overlaps: Overlaps = "none"
+    patience: Patience = dataclasses.field(default_factory=Patience)
 
     def collect(self, step: int, positions: Positions, stopwatch: Stopwatch) -> Collected:
         """Each domain's groups of `prompts_per_step`. Those that would not teach are left out, and replaced in up to
-        `max_refills` rounds where the domain refills."""
+        `max_refills` rounds where the domain refills. Raises OutageError if environments or tools have failed, or if no
+        response has a score."""
         wanted = lacking = self.domains.feeds.counts(step)
         kept: list[RolloutGroup] = []
         sampled: list[RolloutGroup] = []
@@ -76,6 +79,7 @@ class Collector:
             lacking = self.domains.lacking(wanted, kept)
             if not any(lacking.values()):
                 break
+        check_scores(sampled, step)
         self.domains.observe(step, sampled)
         metrics = self._describe(sampled, kept, wanted)
         if self.config.algorithm.overlong_buffer is not None:

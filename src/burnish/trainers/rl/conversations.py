@@ -33,6 +33,7 @@ from burnish.observability.console import say
 from burnish.rollouts.conversation import ConversingEngine, Talk
 from burnish.rollouts.engine import RolloutEngine
 from burnish.rollouts.partner import PartnerLimits, ToolsAndEnvironment
+from burnish.rollouts.tool_calls import CallLimits
 from burnish.tools.calls import ServedTools
 from burnish.tools.checking import function_of
 from burnish.tools.parsers.protocol import Schemas, ToolParser
@@ -44,6 +45,9 @@ from burnish.words import did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+REMOTE_AT_ONCE = 16
+"""Calls of the tool `python` that a server runs at a time, unless the run file says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,8 @@ def open_conversations(
     the model's chat template."""
     talks: dict[str, Talk] = {}
     schemas: dict[str, Schemas] = {}
-    allow_connections(sum(one.conversation.max_open for one in settings if one.conversation is not None))
+    having = [one.conversation for one in settings if one.conversation is not None]
+    allow_connections(sum(one.max_open * (1 + len(one.own_tools) // 4) for one in having))
     with ExitStack() as stack:
         agents = stack.enter_context(open_agents(config, settings, loaded, console))
         for domain in settings:
@@ -153,8 +158,11 @@ def open_partner(
             )
         )
         stack.callback(host.close)
-    served = open_served_tools(conversation, config.sandbox, where, stack)
-    schemas = (*(() if host is None else host.schemas), *(schema for tools in served for schema in tools.schemas))
+    served, tool_limits = open_served_tools(conversation, config.sandbox, where, stack)
+    own = () if host is None else host.schemas
+    functions = zip((tool for tool in conversation.tools if not tool.is_served), own, strict=False)
+    tool_limits |= {str(function_of(schema)["name"]): _limits(tool, conversation) for tool, schema in functions}
+    schemas = (*own, *(schema for tools in served for schema in tools.schemas))
     _check_names(schemas, where)
     tokenizer = with_template(loaded.tokenizer, domain.chat_template)
     chat = ChatFormat("always", domain.template_options)
@@ -177,9 +185,11 @@ def open_partner(
             prompt_tokens=domain.max_prompt_tokens,
             same_start=conversation.same_start,
             turns=conversation.max_turns,
+            failed_fraction=config.scoring.max_failure_fraction,
         ),
         rewriting=rewriting,
         where=where,
+        tool_limits=tool_limits,
     )
     return partner, _lines(conversation, where, schemas, name, rewriting)
 
@@ -274,31 +284,48 @@ Options = TypeVar("Options")
 
 def open_served_tools(
     conversation: ConversationConfig, sandbox: SandboxConfig, where: str, stack: ExitStack
-) -> list[ServedTools]:
-    """The sandbox of `python`, and all MCP servers as one, closed with `stack`. Raises ConfigError, SandboxError."""
+) -> tuple[list[ServedTools], dict[str, CallLimits]]:
+    """The sandbox of `python`, and all MCP servers as one, closed with `stack`, and the limits of their tools. Raises
+    ConfigError, SandboxError."""
     served: list[ServedTools] = []
-    servers: list[McpServer] = []
+    limits: dict[str, CallLimits] = {}
+    servers: list[tuple[McpServer, ToolConfig]] = []
     for index, tool in enumerate(conversation.tools):
         field = f"{where}.tools.{index}"
         if tool.name == PYTHON_TOOL:
-            served.append(_python(tool, sandbox, conversation, field))
+            at_once = len(os.sched_getaffinity(0)) if sandbox.url is None else REMOTE_AT_ONCE
+            limits[tool.name] = _limits(tool, conversation, at_once, in_order=tool.options.get("state") == "kept")
+            served.append(_python(tool, sandbox, conversation, field, limits[tool.name]))
             stack.callback(served[-1].close)
         elif tool.name == MCP_TOOL:
-            servers.append(_server(tool, field))
+            servers.append((_server(tool, field), tool))
     if servers:
-        served.append(McpTools(servers, start_seconds=conversation.start_timeout_seconds))
-        stack.callback(served[-1].close)
-    return served
+        tools = McpTools([server for server, _ in servers], start_seconds=conversation.start_timeout_seconds)
+        stack.callback(tools.close)
+        served.append(tools)
+        for (_, tool), names in zip(servers, tools.names, strict=True):
+            limits |= dict.fromkeys(names, _limits(tool, conversation))
+    return served, limits
 
 
-def _python(tool: ToolConfig, sandbox: SandboxConfig, conversation: ConversationConfig, field: str) -> ServedTools:
-    given = {"seconds": sandbox.seconds, "memory_mb": sandbox.memory_mb, **tool.options}
+def _limits(
+    tool: ToolConfig, conversation: ConversationConfig, at_once: int | None = None, *, in_order: bool = False
+) -> CallLimits:
+    """Those of each call of the tool. at_once: where the run file does not say it."""
+    seconds = tool.timeout_seconds or conversation.call_timeout_seconds
+    return CallLimits(seconds, tool.concurrency or at_once or conversation.max_open, in_order)
+
+
+def _python(
+    tool: ToolConfig, sandbox: SandboxConfig, conversation: ConversationConfig, field: str, limits: CallLimits
+) -> ServedTools:
+    seconds = sandbox.seconds if tool.timeout_seconds is None else min(sandbox.seconds, 0.8 * tool.timeout_seconds)
+    given = {"seconds": seconds, "memory_mb": sandbox.memory_mb, **tool.options}
     options = _options(PythonToolOptions, given, f"{field}: python")
-    if options.seconds >= conversation.call_timeout_seconds:
+    if options.seconds >= limits.seconds:
         raise ConfigError(
-            f"{field}: python has {options.seconds:g} s for a call, and call_timeout_seconds ends it after "
-            f"{conversation.call_timeout_seconds:g} s",
-            remedy="raise call_timeout_seconds, or lower its option seconds",
+            f"{field}: python has {options.seconds:g} s for a call, and its time limit is {limits.seconds:g} s",
+            remedy="raise timeout_seconds of the tool, or call_timeout_seconds, or lower its option seconds",
         )
     token = None
     if sandbox.token_variable is not None:
@@ -309,7 +336,12 @@ def _python(tool: ToolConfig, sandbox: SandboxConfig, conversation: Conversation
                 remedy="set it where the run is started",
             )
     return open_python_tool(
-        options, tier=sandbox.tier, url=sandbox.url, token=token, conversations=conversation.max_open
+        options,
+        tier=sandbox.tier,
+        url=sandbox.url,
+        token=token,
+        conversations=conversation.max_open,
+        at_once=limits.at_once,
     )
 
 

@@ -23,6 +23,7 @@ from burnish.models.accumulation import count_denominators
 from burnish.models.roles import Critic, Learner, Objective, Policy, Reference, Signals, Update, ValueObjective
 from burnish.observability.metrics import MetricStore, mean, total
 from burnish.observability.recorder import TokenValues
+from burnish.rollouts.outages import Patience
 from burnish.trainers.outer_loop import Controller, Training
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 from burnish.trainers.rl.batching import build_batch, epoch_rows, scored
@@ -234,7 +235,8 @@ class RlRun(Training):
         values: TokenValues = {}
         with stopwatch.phase("evaluate"):
             with self.supply.evaluating():
-                metrics, groups = self.evaluator.evaluate()
+                patience = self.supply.collector.patience if self.progress.step else Patience()
+                metrics, groups = patience.through(self.evaluator.evaluate)
             store.merge(metrics)
             if self.critic is not None:
                 expected, values = held_out_values(self.critic, groups, pad_token_id=self.pad_token_id)

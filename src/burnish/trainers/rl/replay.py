@@ -30,7 +30,7 @@ from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.batching import build_batch, padded, scored
-from burnish.trainers.rl.collection import penalised, why_left_out
+from burnish.trainers.rl.collection import GREEDY_SAMPLE, penalised, why_left_out
 from burnish.trainers.rl.credit import credit_rows
 from burnish.trainers.rl.domain_credit import DomainCredit
 from burnish.trainers.rl.domains import Domains, build_domains
@@ -152,14 +152,14 @@ class Replayer:
             (group.prompt, _unscored(rollout))
             for group in groups
             for rollout in (*group.rollouts, group.greedy)
-            if rollout is not None
+            if rollout is not None and rollout.finish_reason is not FinishReason.FAILED  # which stay as they are
         ]
         scores = {(r.group_id, r.sample_index): r for r in self.scorer.score(fresh)}
         return tuple(
             replace(
                 group,
-                rollouts=tuple(scores[r.group_id, r.sample_index] for r in group.rollouts),
-                greedy=None if group.greedy is None else scores[group.group_id, group.greedy.sample_index],
+                rollouts=tuple(scores.get((r.group_id, r.sample_index), r) for r in group.rollouts),
+                greedy=scores.get((group.group_id, GREEDY_SAMPLE), group.greedy),
             )
             for group in groups
         )
@@ -263,9 +263,7 @@ def _rollout(line: RecordedLine) -> Rollout:
 
 
 def _unscored(rollout: Rollout) -> Rollout:
-    """Before any reward has seen it. A conversation whose environment has failed stays as it is."""
-    if rollout.finish_reason is FinishReason.FAILED:
-        return rollout
+    """Before any reward has seen it."""
     return replace(
         rollout, reward=None, reward_parts={}, token_rewards=None, status=RewardStatus.PENDING, status_detail=""
     )

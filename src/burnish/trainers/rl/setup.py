@@ -22,6 +22,7 @@ from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import success_of_domain
 from burnish.rollouts.answering import open_model as open_judge
 from burnish.rollouts.limits import check_rotation
+from burnish.rollouts.outages import Patience
 from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import Progress, restore
 from burnish.trainers.rl.collection import Collector, Overlaps
@@ -85,6 +86,7 @@ def open_rl_run(
             scorer=scorer,
             needs_greedy=estimator.needs_greedy,
             overlaps=overlaps,
+            patience=Patience(config.scoring.retry_seconds, lambda line: say(console, (line,))),
         )
         evaluator = None
         if config.evaluation.happens:

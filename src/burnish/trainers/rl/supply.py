@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from burnish.models.weights import Weights
@@ -103,7 +104,9 @@ class Supply:
         with stopwatch.phase("sync"):
             self._load(weights)
         before = self._collected.get(due - 1, self._progress)
-        collected = self.collector.collect(due, before.positions, stopwatch)
+        attempt = partial(self.collector.collect, due, before.positions, stopwatch)
+        # What fails from the first step on is no outage.
+        collected = attempt() if due == 1 else self.collector.patience.through(attempt)
         staleness = describe_staleness(collected.sampled, self._steps_of(weights, weights_step), due)
         collected.metrics.update(staleness if self._max_staleness else {})
         return collected

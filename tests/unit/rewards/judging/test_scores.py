@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gzip
 import json
 import random
+import socket
+import threading
+import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from stub_judge import shown
 
 from burnish.errors import ConfigError, RewardError
+from burnish.rewards.judging.client import ChatClient, NoVerdictError, Patience
+from burnish.rewards.judging.limits import Bounds, Gate
+from burnish.rewards.judging.options import JudgeOptions
+from burnish.rewards.judging.tally import Tally
 from burnish.types import RewardStatus
 
 
@@ -104,11 +116,122 @@ def test_nothing_is_lost_among_faults_and_a_second_pass_asks_nothing(
 
 def test_an_answer_without_end_is_cut_and_large_ones_are_read(endpoint: Any, ask: Any) -> None:
     stub = endpoint(lambda count, prompt: "endless" if "QQQQ" in prompt else "")
-    stub.usage["padding"] = "x" * 5_000_000
+    stub.usage["padding"] = "x" * 3_000_000
     endless, large = ask(stub, ["QQQQ", "aaaa"], retries=0)
     assert (endless.reward, endless.status) == (None, RewardStatus.ERROR)
-    assert "an answer of more than 16 MiB" in endless.status_detail
+    assert "an answer of more than 4 MiB" in endless.status_detail
     assert large.reward == 0.4
+
+
+def said(content: Any, **more: Any) -> bytes:
+    return json.dumps({"choices": [{"message": {"content": content}}], **more}).encode()
+
+
+def http(body: bytes, head: str = "", status: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body
+
+
+NESTED = b"[" * 100_000 + b"]" * 100_000
+NO_VERDICT = {
+    "nested": http(NESTED),
+    "nested in an answer": http(b'{"choices": ' + NESTED + b"}"),
+    "nested in a verdict": http(said('{"score": ' * 20_000 + "1" + "}" * 20_000)),
+    "nested score": http(said('{"score": ' + "[" * 900 + "]" * 900 + "}")),
+    "gzip": http(gzip.compress(bytes(50 << 20)), "Content-Encoding: gzip\r\n"),
+    "unknown encoding": http(said('{"score": 7}'), "Content-Encoding: br\r\n"),
+    "5 MB": http(said("x" * (5 << 20) + '{"score": 7}')),
+    "braces": http(said("{" * (3 << 20) + "x}")),
+    "spaces": http(said(" " * (3 << 20) + "x")),
+    "strings without end": http(said("{'a'" * (1 << 18) + "}")),
+    "short": b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n" + said('{"score": 7}'),
+    "negative length": b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
+    "chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "headers": b"HTTP/1.1 200 OK\r\n" + b"X-A: aaaaaaaaa\r\n" * 100_000,
+    "no HTTP": b"hello\r\n\r\n",
+    "digits": http(b'{"choices": ' + b"9" * 5000 + b"}"),
+    "half a surrogate pair": http(said("\ud800 nothing")),
+    "codec": http(b"zzz", "Content-Type: text/plain; charset=zlib_codec\r\n", "500 X"),
+    "redirect": http(b"", "Location: /v1/chat/completions\r\n", "302 Found"),
+    "nothing": b"HTTP/1.1 204 No Content\r\n\r\n",
+    "99": http(b"", status="099 X"),
+    "when": http(b"", "Retry-After: Fri, 31 Dec 9999 23:59:59 -2359\r\n", "503 X"),
+    "dictionary": http(b'{"choices": {"0": 1}}'),
+    "content": http(said({"score": 7})),
+    **{
+        score: http(said(f'{{"score": {score}}}')) for score in ("NaN", "1e999", "9" * 5000, '"7"', "[7]", "true", "{}")
+    },
+    "twice": http(said('{"score": 7, "score": 9}')),
+}
+
+
+@pytest.mark.parametrize("sent", NO_VERDICT.values(), ids=[name[:20] for name in NO_VERDICT])
+def test_an_answer_that_is_none_costs_its_response_alone(sent: bytes, raw: Any, ask: Any) -> None:
+    (scored,) = ask(raw(sent), ["a"], retries=0, tokens_per_minute=10**6)
+    assert (scored.reward, scored.status) == (None, RewardStatus.ERROR)
+    scored.status_detail.encode()  # it can be written to a file
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        http(said('{"score": 7}', usage={"prompt_tokens": 10**400, "completion_tokens": 10**30})),
+        http(b"\xef\xbb\xbf" + said('\ud800 {"score": 7}'), "Content-Encoding: identity\r\n"),
+        http(b'{"choices": [{"message": {"content": "\xff {\\"score\\": 7}"}}], "usage": {"prompt_tokens": NaN}}'),
+        http(said("x" * (3 << 20) + ' {"score": 7}'), "Set-Cookie: a=b\r\n" * 50),
+    ],
+)
+def test_an_odd_answer_with_a_verdict_counts(sent: bytes, raw: Any, make_scorer: Any, make_items: Any) -> None:
+    scorer = make_scorer(settings(raw(sent), price_in=1.0))
+    assert [r.reward for r in scorer.score(make_items(["a"]))] == [0.7]
+    assert all((metric.result() or 0) >= 0 for metric in scorer.take_metrics().values())
+
+
+def test_a_verdict_that_drips_ends_with_its_time(raw: Any, make_scorer: Any, make_items: Any) -> None:
+    """Also the time for a repair, of which nothing is left."""
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    scorer = make_scorer({**settings(raw(head, b"1\r\n \r\n"), retries=2), "timeout_seconds": 0.5})
+    (scored,) = scorer.score(make_items(["a"]))
+    assert (scored.reward, scored.status) == (None, RewardStatus.TIMEOUT)
+    assert "no answer within timeout_seconds" in scored.status_detail
+    with pytest.raises(NoVerdictError, match="no answer within timeout_seconds"):
+        asyncio.run(reply_after(-0.5))
+
+
+async def reply_after(left: float) -> None:
+    client = ChatClient(JudgeOptions(url="http://127.0.0.1:9/v1", model="m"), Gate(Bounds(1)), Tally())
+    await client.reply(({"role": "user", "content": "a"},), Patience(left))
+
+
+@pytest.fixture
+def raw() -> Iterator[Any]:
+    """Starts an endpoint that sends these bytes, and then others as often as it can: `raw(sent, drip)`."""
+    listening: list[socket.socket] = []
+
+    def answer(connection: socket.socket, sent: bytes, drip: bytes) -> None:
+        with connection, contextlib.suppress(OSError):
+            asked = b""
+            while not asked.endswith(b"}"):
+                asked += connection.recv(1 << 16)
+            connection.sendall(sent)
+            while drip:
+                connection.sendall(drip)
+                time.sleep(0.02)
+
+    def serve(server: socket.socket, sent: bytes, drip: bytes) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                answer(server.accept()[0], sent, drip)
+
+    def start(sent: bytes, drip: bytes = b"") -> Any:
+        server = socket.create_server(("127.0.0.1", 0))
+        listening.append(server)
+        threading.Thread(target=serve, args=(server, sent, drip), daemon=True).start()
+        return SimpleNamespace(url=f"http://127.0.0.1:{server.getsockname()[1]}/v1")
+
+    yield start
+    for server in listening:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
 
 
 def test_equal_responses_are_asked_about_once(endpoint: Any, ask: Any) -> None:
@@ -148,7 +271,7 @@ def test_responses_are_judged_while_others_are_sampled(make_scorer: Any, make_it
     assert not scorer._judges._early
 
 
-@pytest.mark.parametrize(("code", "word"), [("401", "key"), ("404", "model"), ("422", "field"), ("302", "url")])
+@pytest.mark.parametrize(("code", "word"), [("401", "key"), ("404", "model"), ("422", "field"), ("418", "url")])
 def test_what_will_not_pass_stops_the_run(
     code: str, word: str, make_scorer: Any, make_items: Any, endpoint: Any
 ) -> None:
@@ -264,8 +387,12 @@ def test_the_key_goes_into_the_header_and_nowhere_else(
     scorer = make_scorer(settings(stub, key_variable="MY_JUDGE_KEY"))
     assert scorer.score(make_items(["abc"]))[0].reward == 0.3
     assert stub.headers[0]["Authorization"] == "Bearer secret-word"
-    with pytest.raises(RewardError) as caught:
-        scorer.score(make_items(["bad"]))
+    (refused,) = scorer.score(make_items(["bad"]))
+    assert (refused.reward, refused.status) == (None, RewardStatus.ERROR)
+    assert "status 401" in refused.status_detail
+    assert "secret-word" not in refused.status_detail
+    with pytest.raises(RewardError, match="status 401") as caught:
+        make_scorer(settings(stub, key_variable="MY_JUDGE_KEY")).score(make_items(["bad"]))
     assert "secret-word" not in str(caught.value)
 
 

@@ -346,6 +346,8 @@ class Guesser:
     def open(self, key: tuple[int, int], prompt: Prompt) -> None:
         self.ready[key] = Opened()
 
+    def check(self) -> None: ...
+
     def finish(self, key: tuple[int, int]) -> None:
         self.ready[key] = Closed()
 

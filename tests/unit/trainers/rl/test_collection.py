@@ -11,7 +11,10 @@ from plain_samples import Feed, domains_of, plain_rollout
 
 from burnish.config.domains import ALL
 from burnish.config.schema import RlConfig
+from burnish.errors import OutageError
+from burnish.rollouts import outages
 from burnish.rollouts.engine import Sampling
+from burnish.rollouts.outages import Patience
 from burnish.trainers.rl.collection import Collector, Overlaps, penalised
 from burnish.trainers.telemetry.groups import describe_groups
 from burnish.trainers.telemetry.stopwatch import Stopwatch
@@ -123,6 +126,40 @@ def test_dynamic_sampling_replaces_constant_groups_and_moves_the_position() -> N
     assert len(collected.sampled) == 5
     assert collected.positions == {ALL: 5}
     assert collected.metrics["groups/constant_fraction"].result() == pytest.approx(2 / 5)
+
+
+def test_a_step_without_any_score_is_no_step() -> None:
+    loop = collector(lambda prompt, rollout: None)
+    with pytest.raises(OutageError, match=r"step 3: none of 6 responses has a score\. .* prompt 'p0', error"):
+        loop.collect(3, {ALL: 0}, Stopwatch())
+    one = collector(lambda prompt, rollout: 1.0 if (prompt.id, rollout.sample_index) == ("p1", 1) else None)
+    assert [group.prompt.id for group in one.collect(3, {ALL: 0}, Stopwatch()).groups] == ["p1"]
+
+
+@pytest.mark.parametrize(("fails", "seconds", "tries"), [(0, 0.0, 1), (3, 60.0, 4), (99, 0.0, 1), (99, 10.0, 4)])
+def test_an_outage_is_waited_for_within_a_deadline(
+    fails: int, seconds: float, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pauses of 1, 2, 4 and 8 seconds, the last of which would end too late."""
+    clock, said, tried = [0.0], list[str](), list[float]()
+    monkeypatch.setattr(outages.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(outages.time, "sleep", lambda pause: clock.__setitem__(0, clock[0] + pause))
+
+    def attempt() -> str:
+        tried.append(clock[0])
+        if len(tried) <= fails:
+            raise OutageError("the server is gone")
+        return "done"
+
+    patience = Patience(seconds, said.append)
+    if fails < tries:
+        assert patience.through(attempt) == "done"
+    else:
+        with pytest.raises(OutageError, match="the server is gone"):
+            patience.through(attempt)
+    assert tried == [0.0, 1.0, 3.0, 7.0][:tries]
+    assert len(said) == tries - 1
+    assert all(f"the server is gone. Trying again for up to {seconds:.0f} s" in line for line in said[:1])
 
 
 def test_refills_end_and_the_missing_groups_are_counted() -> None:

@@ -21,6 +21,7 @@ from burnish.models.characters import character_tokenizer
 from burnish.models.chat_templates import keep_thinking
 from burnish.rollouts.conversation import ConversingEngine, Talk
 from burnish.rollouts.partner import ToolsAndEnvironment
+from burnish.rollouts.tool_calls import CallLimits
 from burnish.trainers.rl.conversations import Conversations, open_conversations
 from burnish.types import Message, Prompt
 
@@ -108,6 +109,15 @@ def test_tools_are_offered_and_said(opened: Callable[..., Any]) -> None:
     talk = conversations.by_domain[""]
     assert (talk.turns, talk.turn_tokens, talk.in_rounds, talk.open) == (5, 7, True, 9)
     assert isinstance(conversations.around(object(), 10), ConversingEngine)
+
+
+def test_a_tool_has_the_limits_of_the_run_file(opened: Callable[..., Any]) -> None:
+    slow = {"calculator": {"timeout_seconds": 7, "concurrency": 2}}
+    of_tool, of_all = ({"call_timeout_seconds": 5, "max_open": 9} | {"tools": tool} for tool in (slow, "calculator"))
+    for given, limits in ((of_tool, CallLimits(7.0, 2)), (of_all, CallLimits(5.0, 9))):
+        tool = partner(opened(given)[0]).tool("calculator")
+        assert tool is not None
+        assert tool.limits == limits
 
 
 def test_what_depends_on_timing_is_said(opened: Callable[..., Any]) -> None:

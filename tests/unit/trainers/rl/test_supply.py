@@ -15,6 +15,7 @@ from burnish.config.domains import ALL
 from burnish.data.feeds import Drawn, EncodedPrompt
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
+from burnish.rollouts.outages import Patience
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.supply import Supply, from_text, to_text
@@ -59,6 +60,7 @@ class FakeCollector:
 
     def __init__(self, lag: int = 0) -> None:
         self.engine = Engine()
+        self.patience = Patience()
         self.feed = Feed()
         self.domains = SimpleNamespace(feeds=SimpleNamespace(at=self.drawn), observe=lambda step, groups: None)
         self.config = SimpleNamespace(algorithm=SimpleNamespace(overlong_buffer=None))
