@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class Crew:
 
     on_gpu: whether they use GPUs where there are any. output: the run's folder, which trainers and models read and
     write, and rollout workers if `workers_log`. stacks: the folder in which a process that stalls says where its
-    threads are. plugins: what they import, as the run file names it.
+    threads are. plugins: what they import, as the run file names it. say: tells the user what takes a while.
     """
 
     trainers: tuple[str, ...]
@@ -52,6 +52,7 @@ class Crew:
     stacks: Path
     plugins: tuple[str, ...] = ()
     workers_log: bool = False
+    say: Callable[[str], None] = field(default=lambda text: None, compare=False)
 
 
 class Launcher(Protocol):

@@ -236,6 +236,8 @@ class RolloutPool(RestingEngine):
             try:
                 call.finish(portion, *self._sample(worker, portion, call))
             except RoleLostError as error:
+                if error.process != worker.name:  # the trainer whose weights it was to take over
+                    return call.fail(error)
                 call.give_back(portion, error)
                 if worker.start is None:
                     return call.fail(error)
