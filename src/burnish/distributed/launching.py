@@ -54,6 +54,12 @@ class Crew:
     workers_log: bool = False
     say: Callable[[str], None] = field(default=lambda text: None, compare=False)
 
+    def in_words(self) -> str:
+        """All of them: `2 trainers, 1 critic, 1 rollout worker`."""
+        kinds = [("trainer", len(self.trainers)), *((name, 1) for name in self.models)]
+        kinds.append(("rollout worker", len(self.workers)))
+        return ", ".join(f"{count} {name}{'s' * (count > 1)}" for name, count in kinds if count)
+
 
 class Launcher(Protocol):
     """Starts processes, and knows how those that it starts reach each other."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from burnish.distributed.handles import PublishedElsewhere
 from burnish.distributed.handover import SealedWeights, SharedWeights
 from burnish.distributed.peers import END_SECONDS, ProcessRole, RoleLostError, Stop, ask_all
-from burnish.errors import RolloutError
+from burnish.errors import BurnishError, RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore, total
 from burnish.rollouts.engine import OnFinished, RestingEngine, Sampling
@@ -293,9 +293,11 @@ class RolloutPool(RestingEngine):
         """Have the process of a lost worker started again, within the limit."""
         start = worker.start if worker.may_restart(self._restarts) else None
         if start is None:
-            self._say(f"{lost}; it is not started again: {self._restarts} restarts an hour is the limit")
+            limit = f"{self._restarts} restarts an hour is the limit (cluster.restarts)"
+            self._say(f"{lost.message}; it is not started again: {limit}")
         else:
-            self._say(f"{lost}; what it was asked for goes to another worker, and it is started again")
+            then = "what it was asked for goes to another worker, and it is started again: nothing to do"
+            self._say(f"{lost.message}; {then}")
         with self._changed:
             worker.gone, worker.tried = True, time.monotonic()
             if start is not None:
@@ -323,7 +325,8 @@ class RolloutPool(RestingEngine):
             engine = start(self._closed)
         except Exception as error:  # noqa: BLE001  boundary: whatever building its roles raises there
             if not self._closed.is_set():
-                self._say(f"{worker.name} cannot be started again: {error}")
+                why = error.message if isinstance(error, BurnishError) else error
+                self._say(f"{worker.name} cannot be started again: {why}")
             worker.tried = time.monotonic()
             return
         with self._lock:

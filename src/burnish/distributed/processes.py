@@ -19,7 +19,7 @@ from burnish.distributed.peers import END_SECONDS, START_SECONDS, BuildRoles, Pe
 from burnish.distributed.pulse import Pulse, PulseWatch
 from burnish.distributed.server import STACKS_SIGNAL
 from burnish.outside.plugins import describe_exit
-from burnish.outside.supervise import end_group, start_interpreter
+from burnish.outside.supervise import activity, end_group, start_interpreter
 
 _STACKS_SECONDS = 0.5
 
@@ -66,7 +66,6 @@ class RoleProcess(MemoryPeer):
         self.name = name
         self._stacks = stacks
         self._pulse = Pulse.new()
-        self._watch = PulseWatch(self._pulse.read)
         ours, theirs = socket.socketpair()
         with theirs:
             descriptors = theirs.fileno(), self._pulse.descriptor
@@ -80,6 +79,8 @@ class RoleProcess(MemoryPeer):
                 environment={**os.environ, **(environment or {})},
             )
         self._channel = Channel(ours)
+        self._watch = PulseWatch(self._signs)
+        self._watch.begin()
         try:
             count = threads or torch.get_num_threads()
             self._build(build, arguments, count, seconds=seconds, given_up=given_up)
@@ -91,6 +92,12 @@ class RoleProcess(MemoryPeer):
     def pid(self) -> int:
         """Its process id, which is also its session id."""
         return self._process.pid
+
+    def _signs(self) -> tuple[int, int]:
+        """Beats and pieces of work. Before the first beat it imports much, which the system sees, and then beats are
+        counted from below zero on."""
+        beats, done = self._pulse.read()
+        return beats or activity(self._process.pid) - (1 << 62), done
 
     def _write_stacks(self) -> None:
         """See `Peer`. They go to a file in the folder for that."""

@@ -151,6 +151,7 @@ class RayProcess(Peer):
         self._channel = Channel(lines.requests)
         self._pulse = DistantPulse(lines.beats)
         self._watch = PulseWatch(self._pulse.read)
+        self._watch.begin()
 
     def load(self, role: str, shared: SealedWeights, *, what: str, seconds: float) -> None:
         """See `Peer`."""

@@ -81,7 +81,8 @@ def with_restarts(train: Callable[[], RunResult], config: RunOfSeveral, console:
         except RoleLostError as error:
             if watch.stop or attempt > config.cluster.restarts or config.cluster.runs_on == "torchrun":
                 raise  # torchrun starts all of its processes again, or none
-            say(console, (f"{error}", "all processes are started again from the newest checkpoint"))
+            then = "all processes are started again from the newest checkpoint: nothing to do"
+            say(console, (f"{error.message}; {then}",))
     raise AssertionError("count() does not end")
 
 
@@ -145,6 +146,7 @@ def open_processes(
     team: tuple[Peer, ...] = ()
     with ExitStack() as stack:
         launcher = stack.enter_context(site.reserved(crew))
+        crew.say(f"starting {crew.in_words()}")
         if here:
             roles = build_roles(config, loaded, Lanes(config.cluster.num_lanes))
             record_paths(Path(config.output), paths)

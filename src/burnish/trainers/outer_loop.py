@@ -281,7 +281,8 @@ def _keep(training: Training, *, diverged: bool) -> str:
     try:
         moved = bool(progress.versions) and progress.versions != _versions(training)
     except Exception as error:  # noqa: BLE001  boundary: a model in a process that is lost too cannot be asked
-        return f"nothing more is saved ({describe_failure(error)})"
+        reason = error.message if isinstance(error, BurnishError) else describe_failure(error)
+        return f"nothing more is saved ({reason})"
     hindrance = ""
     if moved:
         hindrance = f"step {step + 1} was stopped in the middle of its updates, so its weights belong to no step"
