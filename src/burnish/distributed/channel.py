@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import select
 import socket
 import threading
 from collections.abc import Sequence
@@ -17,6 +16,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+
+from burnish.outside import frames
 
 
 class HasDescriptor(Protocol):
@@ -128,10 +129,7 @@ def _tensor(dtype: str, shape: tuple[int, ...], numbers: np.ndarray[Any, np.dtyp
 
 
 def readable(waited: Sequence[Waited], seconds: float) -> list[Waited]:
-    """Those from which something can be read, or that have ended, within this time. (`select.select` cannot look at
-    descriptors above 1,023, which a process with many connections has.)"""
-    poller = select.poll()
+    """Those from which something can be read, or that have ended, within this time."""
     by_descriptor = {one.fileno(): one for one in waited}
-    for descriptor in by_descriptor:
-        poller.register(descriptor, select.POLLIN)
-    return [by_descriptor[descriptor] for descriptor, _ in poller.poll(1000 * seconds)]
+    found = frames.readable(by_descriptor, seconds)
+    return [one for descriptor, one in by_descriptor.items() if descriptor in found]

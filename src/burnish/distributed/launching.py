@@ -6,7 +6,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,8 +152,10 @@ def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
         return []
     failed: list[BaseException] = []
     with ThreadPoolExecutor(len(seats)) as starting:
-        futures = [starting.submit(launcher.start, seat) for seat in seats]
+        futures: list[Future[Peer]] = []
         try:
+            for seat in seats:
+                futures.append(starting.submit(launcher.start, seat))
             for future in as_completed(futures):
                 if (error := future.exception()) is not None:
                     failed.append(error)

@@ -192,16 +192,15 @@ class RolloutPool(RestingEngine):
         `MAX_LOSSES` of them."""
         portions = cut(requests, self._lanes, sampling.max_response_tokens)
         call = _Call(portions, sampling, seed, step, self._changed)
-        threads = [
-            threading.Thread(target=self._serve, args=(worker, call), name=worker.name, daemon=True)
-            for worker in self._workers  # those that are gone, too: they may come back in time
-        ]
+        threads: list[threading.Thread] = []
         rollouts: list[Rollout] = []
         measured: dict[int, Mapping[str, Metric]] = {}
         self._call = call  # before anyone is at work, so that `stop` misses no one
-        for thread in threads:
-            thread.start()
         try:
+            for worker in self._workers:  # those that are gone, too: they may come back in time
+                thread = threading.Thread(target=self._serve, args=(worker, call), name=worker.name, daemon=True)
+                thread.start()
+                threads.append(thread)
             for index, done, metrics in call.results(lambda: self._may_go_on(threads)):
                 rollouts += done
                 measured[index] = metrics
@@ -314,8 +313,12 @@ class RolloutPool(RestingEngine):
 
     def _begin_return(self, worker: Worker, start: Callable[[threading.Event], ProcessRole]) -> None:
         thread = threading.Thread(target=self._return, args=(worker, start), daemon=True)
-        thread.start()
-        worker.returning = thread
+        try:
+            thread.start()
+        except RuntimeError as error:  # there are too many
+            self._say(f"{worker.name} cannot be started again: {error}")
+        else:
+            worker.returning = thread
 
     def _return(self, worker: Worker, start: Callable[[threading.Event], ProcessRole]) -> None:
         """Give the worker a new process."""

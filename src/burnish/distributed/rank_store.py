@@ -8,7 +8,6 @@ is to one call, and whoever waits looks for a newer call.
 from __future__ import annotations
 
 import json
-import select
 import socket
 import time
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from burnish.config.torchrun import TorchrunRank
 from burnish.distributed.network import Address, Lines, accept, address_of, address_towards, listen, listen_here
 from burnish.distributed.nodes import versions_here
 from burnish.errors import BurnishError, ConfigError
+from burnish.outside.frames import can_be_read
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -112,7 +112,7 @@ class RankStore:
                     self._write(f"burnish/{answered}/{self.here.rank}", answer)
                 if listener is None:
                     time.sleep(_LOOK_SECONDS)
-                elif select.select((listener,), (), (), _LOOK_SECONDS)[0]:
+                elif can_be_read(listener.fileno(), _LOOK_SECONDS):
                     return accept(listener, bytes.fromhex(answered), seconds=deadline - time.monotonic())
         except TimeoutError:
             pass  # somebody else came

@@ -242,8 +242,12 @@ def main(descriptor: int, pulse_descriptor: int, parent: int, stacks: str | None
     process that asks; stacks: the file in which a process that stalls says where its threads are."""
     ignore_stop_signals()
     pulse = Pulse(pulse_descriptor)
-    threading.Thread(target=_live_with, args=(parent, pulse), daemon=True).start()
+    channel = Channel(socket.socket(fileno=descriptor))
+    try:
+        threading.Thread(target=_live_with, args=(parent, pulse), daemon=True).start()
+    except RuntimeError as error:  # the machine has no more threads, which is the answer to the first request
+        channel.receive(seconds=None)
+        return channel.send(_raised(error), seconds=None)
     if stacks is not None:
         faulthandler.register(STACKS_SIGNAL, file=open(stacks, "a", encoding="utf-8"), all_threads=True)  # noqa: SIM115
-    channel = Channel(socket.socket(fileno=descriptor))
-    serve(channel, pulse, MemoryGate(channel))
+    return serve(channel, pulse, MemoryGate(channel))
