@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -201,6 +203,28 @@ def test_what_is_lacking_is_said_before_the_start(
         RaySite().reserved(crew),
     ):
         pass
+
+
+def test_why_a_cluster_cannot_be_joined_is_said_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "Version mismatch: The cluster was started with:\n    Ray: 2.50.0\n    Python: 3.12.1\nThis process on node"
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(
+        ray, "init", Mock(side_effect=RuntimeError(f"{said} 10.0.0.1 was started with:\n    Ray: 2.60.0"))
+    )
+    with pytest.raises(ConfigError, match=r"Ray: 2.50.0 Python: 3.12.1 This .* was started with: Ray: 2.60.0"):
+        RaySite()._connect()
+
+
+def test_what_ray_hears_of_lost_nodes_stays_out_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"lines": ["The node has been marked dead"], "pid": "raylet", "is_err": False, "ip": "x"}
+    shown = io.StringIO()
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    for name in ("init", "shutdown"):
+        monkeypatch.setattr(ray, name, lambda **_: None)
+    with RaySite() as site:
+        site._connect()
+        ray._private.worker.print_worker_logs(said, shown)
+    assert shown.getvalue() == ""
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -55,6 +55,8 @@ _REACH_SECONDS = 10.0
 _STACKS_SECONDS = 2.0
 _CAUSE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
+_REASON_CHARACTERS = 600
+"""Of an error of Ray's: a mismatch names the versions of both sides in lines of their own."""
 
 Reference = Any
 """Of an object in Ray's store, or of an answer to come."""
@@ -325,6 +327,7 @@ class RaySite:
     def __exit__(self, *exception: object) -> None:
         if self._started:
             ray.shutdown()
+            _let_ray_print(True)
 
     @contextmanager
     def reserved(self, crew: Crew) -> Iterator[RayLauncher]:
@@ -365,7 +368,7 @@ class RaySite:
             with _keeping_signals():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **only_here)
         except (RayError, RuntimeError, ValueError, OSError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = " ".join(str(error).split())[:_REASON_CHARACTERS] or type(error).__name__
             raise ConfigError(
                 "Ray does not start on this machine: " + reason
                 if address == "local"
@@ -375,6 +378,13 @@ class RaySite:
                 else "it has to run the same versions of Ray and Python; `ray status` tells more",
             ) from error
         self._started = True
+        _let_ray_print(False)
+
+
+def _let_ray_print(wanted: bool) -> None:
+    """Whatever `log_to_driver` says, Ray prints what it hears of lost nodes, and the last lines of their logs, into the
+    live table. What is lost is said by the run, and the logs are on the nodes."""
+    ray._private.worker._worker_logs_enabled = wanted
 
 
 @contextmanager

@@ -219,7 +219,6 @@ def test_threads_that_run_out_end_a_call_and_leave_none_behind(started: int, mon
 
 def test_no_thread_for_the_start_of_a_lost_worker_loses_only_that_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, said = pool_of(FakeEngine("a", lambda: time.sleep(0.02)), FakeEngine("b", lost), restarts=1)
-    monkeypatch.setattr(pool_module.RolloutPool, "_return", None)
     start = threading.Thread.start
 
     def limited(thread: threading.Thread) -> None:
