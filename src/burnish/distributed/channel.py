@@ -6,7 +6,6 @@ Both ends are Burnish itself, started by the same run. Nothing from outside is u
 
 from __future__ import annotations
 
-import io
 import pickle
 import socket
 import threading
@@ -108,9 +107,18 @@ def pickled(message: object) -> bytes:
 
     Raises what `pickle` raises for values that it cannot handle, such as functions without a module.
     """
-    buffer = io.BytesIO()
-    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
-    return buffer.getvalue()
+    pieces = _Pieces()
+    _Pickler(pieces, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
+    return b"".join(pieces)
+
+
+class _Pieces(list[bytes | pickle.PickleBuffer]):
+    """What a pickler writes: of tensors only references, so that the message is their one copy. (A buffer that grows is
+    copied on the way, and may take the memory of three.)"""
+
+    def write(self, piece: bytes | memoryview | pickle.PickleBuffer) -> None:
+        """Keep it. A view may be of memory that is about to go."""
+        self.append(bytes(piece) if isinstance(piece, memoryview) else piece)
 
 
 class _Pickler(pickle.Pickler):

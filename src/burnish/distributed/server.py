@@ -46,6 +46,7 @@ from burnish.distributed.handover import Gate, Layout, SharedWeights
 from burnish.distributed.nodes import problems_here
 from burnish.distributed.pulse import BEAT_SECONDS, Pulse
 from burnish.errors import RolloutError
+from burnish.forward.allocator import return_freed_memory
 from burnish.models.roles import Policy
 from burnish.models.weights import Weights
 from burnish.outside.supervise import ignore_stop_signals
@@ -211,12 +212,20 @@ def _answer_all(channel: Channel, server: Server, gate: Gate) -> None:
     while (message := channel.receive(seconds=None)) != ("end",):
         if message == STOP:
             continue
-        try:
-            answer = pickled(("done", server.answer(*message)))
-        except BaseException as error:  # noqa: BLE001 - boundary: whatever a role raises is raised again over there
-            answer = _raised(error)
+        answer = _answer(server, message)
         channel.send(answer, seconds=None)
+        is_large = len(answer) > BUCKET_BYTES
+        del answer  # it may be an optimizer's state, and the next request may take long to come
+        if is_large:
+            return_freed_memory()
         gate.follow()
+
+
+def _answer(server: Server, message: tuple[Any, ...]) -> bytes:
+    try:
+        return pickled(("done", server.answer(*message)))
+    except BaseException as error:  # noqa: BLE001 - boundary: whatever a role raises is raised again over there
+        return _raised(error)
 
 
 def _raised(error: BaseException) -> bytes:
