@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -67,9 +69,14 @@ class Role:
         return self.taken
 
 
+class Large(Role):
+    def publish(self):
+        return Weights(self.version, lambda: iter([("a", torch.zeros(1_000_000))]))
+
+
 @contextlib.contextmanager
 def roles(left):
-    yield {"policy": Role(), "engine": Role()}
+    yield {"policy": Role(), "engine": Role(), "large": Large()}
     pathlib.Path(left).write_text("left")
 """
 
@@ -196,6 +203,28 @@ def test_what_is_lacking_is_said_before_the_start(
         RaySite().reserved(crew),
     ):
         pass
+
+
+def test_why_a_cluster_cannot_be_joined_is_said_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "Version mismatch: The cluster was started with:\n    Ray: 2.50.0\n    Python: 3.12.1\nThis process on node"
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(
+        ray, "init", Mock(side_effect=RuntimeError(f"{said} 10.0.0.1 was started with:\n    Ray: 2.60.0"))
+    )
+    with pytest.raises(ConfigError, match=r"Ray: 2.50.0 Python: 3.12.1 This .* was started with: Ray: 2.60.0"):
+        RaySite()._connect()
+
+
+def test_what_ray_hears_of_lost_nodes_stays_out_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"lines": ["The node has been marked dead"], "pid": "raylet", "is_err": False, "ip": "x"}
+    shown = io.StringIO()
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    for name in ("init", "shutdown"):
+        monkeypatch.setattr(ray, name, lambda **_: None)
+    with RaySite() as site:
+        site._connect()
+        ray._private.worker.print_worker_logs(said, shown)
+    assert shown.getvalue() == ""
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -378,6 +407,96 @@ def test_a_lost_node_leaves_a_smaller_pool(
         for node in nodes:
             if node not in lost:
                 cluster.remove_node(node)
+
+
+@pytest.fixture
+def five_cpus(cluster: Any) -> Iterator[Callable[[int], list[Any]]]:
+    """Adds nodes of five CPUs, so that whoever asks for five is not on the first node, which has four."""
+    there: list[Any] = []
+
+    def add(count: int) -> list[Any]:
+        there.extend(cluster.add_node(num_cpus=5, object_store_memory=STORE_BYTES) for _ in range(count))
+        return there
+
+    yield add
+    for node in there:
+        if node in cluster.list_all_nodes():
+            cluster.remove_node(node)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lost", "spare"),
+    [
+        pytest.param("trainer 0", 1, marks=pytest.mark.matrix),
+        ("rollout worker 0", 1),
+        pytest.param("trainer 0", 0, marks=pytest.mark.matrix),
+    ],
+)
+def test_a_run_goes_on_without_any_node_while_there_are_places(
+    lost: str,
+    spare: int,
+    cluster: Any,
+    five_cpus: Callable[[int], list[Any]],
+    run: Callable[..., Path],
+    trace: Callable[[Path], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A trainer and a rollout worker have a node each, one of which goes in the middle of a run that samples ahead."""
+    there, places, removed = five_cpus(2 + spare), list[Any](), list[Any]()
+    start = ray_workers.RayLauncher.start
+
+    def noting(launcher: Any, seat: Seat) -> Any:
+        places.append(launcher.places)
+        return start(launcher, seat)
+
+    def losing(journal: Journal, step: int, row: dict[str, float]) -> None:
+        WRITE(journal, step, row)
+        if step == 3 and not removed:
+            (node_id,) = ray_workers._nodes_of(places[0][lost][0])
+            removed.append(next(node for node in there if node.node_id == node_id))
+            cluster.remove_node(removed[0], allow_graceful=False)
+
+    monkeypatch.setattr(ray_workers.RayLauncher, "start", noting)
+    monkeypatch.setattr(Journal, "write", losing)
+    monkeypatch.setattr(ray_workers, "PLACE_SECONDS", 60.0 if spare else 2.0)
+    settings = {"backend": "ray", "rollout_workers": 1, "cpus_per_worker": 5}
+    if spare == 0:
+        with pytest.raises(ConfigError, match=r"no place for 1 process \((trainer|rollout worker) 0\)"):
+            run("any", steps=6, ahead=1, **settings)
+        return
+    found = trace(run("any", steps=6, ahead=1, **settings))
+    assert lost_workers(found) == (lost != "trainer 0")
+    assert found == trace(run("inline", ahead=1, steps=6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_node", [pytest.param(False, marks=pytest.mark.matrix), True])
+def test_a_trainer_lost_between_two_requests_is_named_and_not_who_reads_its_weights(
+    whole_node: bool, cluster: Any, five_cpus: Callable[[int], list[Any]], module: Any, tmp_path: Path
+) -> None:
+    """It has answered that its weights are written, and they go with its node, or it ends before it hands them over."""
+    there = five_cpus(2)
+    crew = crew_of(tmp_path, 1, 1, cpus_per_worker=5)
+    with RaySite() as site, site.reserved(crew) as launcher, ExitStack() as stack:
+        trainer, worker = (
+            stack.enter_context(peer)
+            for peer in started(launcher, module, tmp_path / "left", "trainer 0", "rollout worker 0")
+        )
+        shared = trainer.role("large", seconds=60).share(3)
+        if whole_node:
+            (node_id,) = ray_workers._nodes_of(launcher.places["trainer 0"][0])  # type: ignore[attr-defined]
+            cluster.remove_node(next(n for n in there if n.node_id == node_id), allow_graceful=False)
+        else:
+            os.kill(trainer.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            shared.reference = trainer._actor.published.remote()  # type: ignore[attr-defined]
+        engine = worker.role("engine", seconds=60)
+        with pytest.raises(RoleLostError, match=r"process 'trainer 0' .*(ended|lost)") as raised:
+            engine.load(shared)
+        assert raised.value.process == "trainer 0"
+        assert engine.ask("echo", 3) == 3
+        with pytest.raises(RoleLostError, match="process 'trainer 0'"):
+            dict(shared())
 
 
 @pytest.mark.slow

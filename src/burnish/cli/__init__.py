@@ -13,6 +13,7 @@ from pathlib import Path
 
 from burnish.errors import BurnishError
 from burnish.machine.collecting import uncollected
+from burnish.outside.shortage import shortage
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -48,6 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         _show(error)
+        return EXIT_BAD_INPUT
+    except Exception as error:  # boundary: whatever the machine has no more of, wherever it is noticed
+        named = shortage(error)
+        if named is None or debug:
+            raise
+        _show(named)
         return EXIT_BAD_INPUT
     return 0
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from burnish.config.section import Count, NonNegativeInt, PositiveInt, Seconds, Section, as_list
+from burnish.config.section import NonNegativeInt, Processes, Seconds, Section, Threads, as_list
 
 _NOTHING_SAMPLES = "only `burnish rl` samples while it trains"
 _ONE_MODEL = "only `burnish rl` has a reference, a critic or rewards"
@@ -46,7 +46,7 @@ class TrainersConfig(Section):
         "own_process": _ONE_MODEL,
     }
 
-    trainers: Count = 1
+    trainers: Processes = 1
     """Processes that train. Each works on a part of every minibatch; gradients are added in an order that `lanes`
     fixes. A single trainer is the command's own process, except with Ray, or with `own_process` and no rollout
     workers."""
@@ -60,10 +60,10 @@ class TrainersConfig(Section):
     `RAY_ADDRESS`, or of one that is started here. `torchrun`: the processes that torchrun has started, on one or
     several nodes. `auto`: if more than one process is asked for, `torchrun` if that has started the command, `ray`
     where `RAY_ADDRESS` is set, else `processes`."""
-    lanes: PositiveInt | None = None
+    lanes: Processes | None = None
     """Parts of a step that are summed one by one; a multiple of `trainers`. Runs with equal `lanes` and `threads` have
     equal bits on 1, 2, ... processes. `null`: as many as `trainers`."""
-    threads: PositiveInt | None = None
+    threads: Threads | None = None
     """Threads of PyTorch in each process. The last bits of sums depend on it. `null`: an equal share of this machine's
     cores (of rank 0's, under torchrun); with Ray, as many as `cpus_per_worker`."""
     cpus_per_worker: Resource | None = None
@@ -129,13 +129,13 @@ class ClusterConfig(TrainersConfig):
 
     not_here: ClassVar[Mapping[str, str]] = {}
 
-    rollout_workers: NonNegativeInt = 0
+    rollout_workers: Annotated[int, Field(ge=0, le=4_096)] = 0
     """Processes that only sample, each with its own engine and copy of the weights. 0: the trainers sample."""
     own_process: OwnProcess = ()
     """Models that get a process of their own: `reference` and `critic`, which are in every trainer otherwise, and
     `reward_model`, all `model:PATH` rewards together, which are in the command's process otherwise. They work while
     others do, with the same numbers."""
-    lanes: PositiveInt | None = None
+    lanes: Processes | None = None
     """Parts of a step that are summed, and sampled, one by one; a multiple of `trainers`. Runs with equal `lanes` and
     `threads` have equal bits on 1, 2, ... processes. `null`: the smallest multiple of `trainers` that gives every
     rollout worker something to do."""

@@ -18,6 +18,9 @@ PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 """How much is held or drawn at once. Above a million no machine would reach the first step."""
+Processes = Annotated[int, Field(ge=1, le=4_096)]
+"""Processes of a run, or what is dealt to them. More than any machine here has been thought for."""
+Threads = Annotated[int, Field(ge=1, le=1_024)]
 Passes = Annotated[int, Field(ge=1, le=10_000)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]

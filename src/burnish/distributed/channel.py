@@ -6,9 +6,7 @@ Both ends are Burnish itself, started by the same run. Nothing from outside is u
 
 from __future__ import annotations
 
-import io
 import pickle
-import select
 import socket
 import threading
 from collections.abc import Sequence
@@ -17,6 +15,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+
+from burnish.outside import frames
 
 
 class HasDescriptor(Protocol):
@@ -107,9 +107,18 @@ def pickled(message: object) -> bytes:
 
     Raises what `pickle` raises for values that it cannot handle, such as functions without a module.
     """
-    buffer = io.BytesIO()
-    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
-    return buffer.getvalue()
+    pieces = _Pieces()
+    _Pickler(pieces, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
+    return b"".join(pieces)
+
+
+class _Pieces(list[bytes | pickle.PickleBuffer]):
+    """What a pickler writes: of tensors only references, so that the message is their one copy. (A buffer that grows is
+    copied on the way, and may take the memory of three.)"""
+
+    def write(self, piece: bytes | memoryview | pickle.PickleBuffer) -> None:
+        """Keep it. A view may be of memory that is about to go."""
+        self.append(bytes(piece) if isinstance(piece, memoryview) else piece)
 
 
 class _Pickler(pickle.Pickler):
@@ -128,10 +137,7 @@ def _tensor(dtype: str, shape: tuple[int, ...], numbers: np.ndarray[Any, np.dtyp
 
 
 def readable(waited: Sequence[Waited], seconds: float) -> list[Waited]:
-    """Those from which something can be read, or that have ended, within this time. (`select.select` cannot look at
-    descriptors above 1,023, which a process with many connections has.)"""
-    poller = select.poll()
+    """Those from which something can be read, or that have ended, within this time."""
     by_descriptor = {one.fileno(): one for one in waited}
-    for descriptor in by_descriptor:
-        poller.register(descriptor, select.POLLIN)
-    return [by_descriptor[descriptor] for descriptor, _ in poller.poll(1000 * seconds)]
+    found = frames.readable(by_descriptor, seconds)
+    return [one for descriptor, one in by_descriptor.items() if descriptor in found]

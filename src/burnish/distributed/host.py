@@ -8,7 +8,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from faulthandler import dump_traceback
 
@@ -35,7 +35,7 @@ class Host:
     def __init__(self, environment: Mapping[str, str], folder: str | None, paths: Sequence[str]) -> None:
         os.environ.update(environment)
         enter(folder, paths)
-        self._lent: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
+        self._lent: queue.SimpleQueue[Callable[[], Bytes]] = queue.SimpleQueue()
         self._published: Bytes | None = None
 
     def open(self, controller: str, token: bytes) -> tuple[tuple[str, int], int]:
@@ -48,9 +48,9 @@ class Host:
         threading.Thread(target=self._serve, args=(listener, token), daemon=True).start()
         return address, os.getpid()
 
-    def lend(self, numbers: Bytes) -> None:
-        """Weights for the request that follows."""
-        self._lent.put(numbers)
+    def lend(self, fetch: Callable[[], Bytes]) -> None:
+        """How to get the weights for the request that follows."""
+        self._lent.put(fetch)
 
     def published(self) -> Bytes:
         """What `publish` wrote. As an answer it belongs to the controller, and outlives this process."""
@@ -70,7 +70,8 @@ class Host:
 
     def receive(self, layout: Layout) -> SealedWeights:
         """See `Gate`."""
-        return LentWeights(layout, self._lent.get(timeout=MEETING_SECONDS))
+        fetch = self._lent.get(timeout=MEETING_SECONDS)
+        return LentWeights(layout, fetch())
 
     def publish(self, weights: Weights) -> Layout:
         """See `Gate`."""

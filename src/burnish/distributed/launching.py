@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +40,7 @@ class Crew:
 
     on_gpu: whether they use GPUs where there are any. output: the run's folder, which trainers and models read and
     write, and rollout workers if `workers_log`. stacks: the folder in which a process that stalls says where its
-    threads are. plugins: what they import, as the run file names it.
+    threads are. plugins: what they import, as the run file names it. say: tells the user what takes a while.
     """
 
     trainers: tuple[str, ...]
@@ -52,6 +52,13 @@ class Crew:
     stacks: Path
     plugins: tuple[str, ...] = ()
     workers_log: bool = False
+    say: Callable[[str], None] = field(default=lambda text: None, compare=False)
+
+    def in_words(self) -> str:
+        """All of them: `2 trainers, 1 critic, 1 rollout worker`."""
+        kinds = [("trainer", len(self.trainers)), *((name, 1) for name in self.models)]
+        kinds.append(("rollout worker", len(self.workers)))
+        return ", ".join(f"{count} {name}{'s' * (count > 1)}" for name, count in kinds if count)
 
 
 class Launcher(Protocol):
@@ -145,8 +152,10 @@ def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
         return []
     failed: list[BaseException] = []
     with ThreadPoolExecutor(len(seats)) as starting:
-        futures = [starting.submit(launcher.start, seat) for seat in seats]
+        futures: list[Future[Peer]] = []
         try:
+            for seat in seats:
+                futures.append(starting.submit(launcher.start, seat))
             for future in as_completed(futures):
                 if (error := future.exception()) is not None:
                     failed.append(error)

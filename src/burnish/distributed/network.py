@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import hmac
 import secrets
-import select
 import socket
 import struct
 import threading
@@ -18,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from burnish.distributed.pulse import BEAT_SECONDS, Pulse
-from burnish.outside.frames import exactly, until
+from burnish.outside.frames import can_be_read, exactly, until
 
 TOKEN_BYTES = 32
 _REQUESTS, _BEATS = b"r", b"b"
@@ -126,7 +125,7 @@ def send_beats(stream: socket.socket, pulse: Pulse, fulfil: Callable[[str], None
         while True:
             pulse.beat()
             stream.sendall(_COUNTERS.pack(*pulse.read()))
-            if select.select((stream,), (), (), BEAT_SECONDS)[0]:
+            if can_be_read(stream.fileno(), BEAT_SECONDS):
                 wish = stream.recv(_MOST_OF_A_WISH)
                 if not wish:
                     return

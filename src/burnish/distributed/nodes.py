@@ -6,6 +6,7 @@ with another version of it, can be named instead of failing while it unpickles.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import secrets
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
 from typing import TypedDict
 
@@ -42,6 +44,28 @@ def versions_here() -> dict[str, str]:
     devices count as the same: the controller may be on a machine without a GPU."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"Python": python, "torch": version("torch").partition("+")[0], "Burnish": __version__}
+
+
+def words_here() -> list[tuple[str, str]]:
+    """The words of this command, each with a hash of the file that it names, or "" where it names none here."""
+    return [(word, _hash_of(word)) for word in sys.argv[1:]]
+
+
+def _hash_of(file: str) -> str:
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except (OSError, ValueError):
+        return ""
+
+
+def other_words(theirs: Sequence[Sequence[str]], ours: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Where two commands differ. The same file may have another path, and need not be there on every node."""
+    for (word, content), (own, own_content) in zip_longest(theirs, ours, fillvalue=("nothing", "")):
+        if content and own_content:
+            if content != own_content:
+                yield f"the content of {word} is another one than at rank 0"
+        elif word != own:
+            yield f"{word} is where rank 0 has {own}"
 
 
 def expected_here(plugins: Sequence[str], *, folder: str | None, marked: tuple[str, str] | None = None) -> Expected:

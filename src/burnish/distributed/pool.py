@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from burnish.distributed.handles import PublishedElsewhere
 from burnish.distributed.handover import SealedWeights, SharedWeights
 from burnish.distributed.peers import END_SECONDS, ProcessRole, RoleLostError, Stop, ask_all
-from burnish.errors import RolloutError
+from burnish.errors import BurnishError, RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore, total
 from burnish.rollouts.engine import OnFinished, RestingEngine, Sampling
@@ -192,16 +192,15 @@ class RolloutPool(RestingEngine):
         `MAX_LOSSES` of them."""
         portions = cut(requests, self._lanes, sampling.max_response_tokens)
         call = _Call(portions, sampling, seed, step, self._changed)
-        threads = [
-            threading.Thread(target=self._serve, args=(worker, call), name=worker.name, daemon=True)
-            for worker in self._workers  # those that are gone, too: they may come back in time
-        ]
+        threads: list[threading.Thread] = []
         rollouts: list[Rollout] = []
         measured: dict[int, Mapping[str, Metric]] = {}
         self._call = call  # before anyone is at work, so that `stop` misses no one
-        for thread in threads:
-            thread.start()
         try:
+            for worker in self._workers:  # those that are gone, too: they may come back in time
+                thread = threading.Thread(target=self._serve, args=(worker, call), name=worker.name, daemon=True)
+                thread.start()
+                threads.append(thread)
             for index, done, metrics in call.results(lambda: self._may_go_on(threads)):
                 rollouts += done
                 measured[index] = metrics
@@ -236,6 +235,8 @@ class RolloutPool(RestingEngine):
             try:
                 call.finish(portion, *self._sample(worker, portion, call))
             except RoleLostError as error:
+                if error.process != worker.name:  # the trainer whose weights it was to take over
+                    return call.fail(error)
                 call.give_back(portion, error)
                 if worker.start is None:
                     return call.fail(error)
@@ -291,9 +292,11 @@ class RolloutPool(RestingEngine):
         """Have the process of a lost worker started again, within the limit."""
         start = worker.start if worker.may_restart(self._restarts) else None
         if start is None:
-            self._say(f"{lost}; it is not started again: {self._restarts} restarts an hour is the limit")
+            limit = f"{self._restarts} restarts an hour is the limit (cluster.restarts)"
+            self._say(f"{lost.message}; it is not started again: {limit}")
         else:
-            self._say(f"{lost}; what it was asked for goes to another worker, and it is started again")
+            then = "what it was asked for goes to another worker, and it is started again: nothing to do"
+            self._say(f"{lost.message}; {then}")
         with self._changed:
             worker.gone, worker.tried = True, time.monotonic()
             if start is not None:
@@ -310,8 +313,12 @@ class RolloutPool(RestingEngine):
 
     def _begin_return(self, worker: Worker, start: Callable[[threading.Event], ProcessRole]) -> None:
         thread = threading.Thread(target=self._return, args=(worker, start), daemon=True)
-        thread.start()
-        worker.returning = thread
+        try:
+            thread.start()
+        except RuntimeError as error:  # there are too many
+            self._say(f"{worker.name} cannot be started again: {error}")
+        else:
+            worker.returning = thread
 
     def _return(self, worker: Worker, start: Callable[[threading.Event], ProcessRole]) -> None:
         """Give the worker a new process."""
@@ -321,7 +328,8 @@ class RolloutPool(RestingEngine):
             engine = start(self._closed)
         except Exception as error:  # noqa: BLE001  boundary: whatever building its roles raises there
             if not self._closed.is_set():
-                self._say(f"{worker.name} cannot be started again: {error}")
+                why = error.message if isinstance(error, BurnishError) else error
+                self._say(f"{worker.name} cannot be started again: {why}")
             worker.tried = time.monotonic()
             return
         with self._lock:

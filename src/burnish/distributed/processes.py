@@ -18,8 +18,10 @@ from burnish.distributed.handover import Layout, SealedWeights, SharedWeights
 from burnish.distributed.peers import END_SECONDS, START_SECONDS, BuildRoles, Peer
 from burnish.distributed.pulse import Pulse, PulseWatch
 from burnish.distributed.server import STACKS_SIGNAL
+from burnish.errors import BurnishError
 from burnish.outside.plugins import describe_exit
-from burnish.outside.supervise import end_group, start_interpreter
+from burnish.outside.shortage import FEWER
+from burnish.outside.supervise import activity, end_group, start_interpreter
 
 _STACKS_SECONDS = 0.5
 
@@ -65,21 +67,14 @@ class RoleProcess(MemoryPeer):
         """
         self.name = name
         self._stacks = stacks
-        self._pulse = Pulse.new()
-        self._watch = PulseWatch(self._pulse.read)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            descriptors = theirs.fileno(), self._pulse.descriptor
-            self._process = start_interpreter(
-                "burnish.distributed.server:main",
-                *descriptors,
-                os.getpid(),
-                *(() if stacks is None else (str(stacks / f"{name.replace(' ', '-')}.txt"),)),
-                descriptors=descriptors,
-                output=None,
-                environment={**os.environ, **(environment or {})},
-            )
-        self._channel = Channel(ours)
+        try:
+            self._start({**os.environ, **(environment or {})})
+        except OSError as error:
+            raise BurnishError(
+                f"process {name!r} cannot be started: {error.strerror or error}", remedy=FEWER
+            ) from error
+        self._watch = PulseWatch(self._signs)
+        self._watch.begin()
         try:
             count = threads or torch.get_num_threads()
             self._build(build, arguments, count, seconds=seconds, given_up=given_up)
@@ -87,10 +82,37 @@ class RoleProcess(MemoryPeer):
             self.kill()
             raise
 
+    def _start(self, environment: Mapping[str, str]) -> None:
+        with contextlib.ExitStack() as ours:  # what is closed if it cannot be started
+            self._pulse = Pulse.new()
+            ours.callback(self._pulse.close)
+            here, theirs = socket.socketpair()
+            ours.callback(here.close)
+            with theirs:
+                descriptors = theirs.fileno(), self._pulse.descriptor
+                stacks = () if self._stacks is None else (str(self._stacks / f"{self.name.replace(' ', '-')}.txt"),)
+                self._process = start_interpreter(
+                    "burnish.distributed.server:main",
+                    *descriptors,
+                    os.getpid(),
+                    *stacks,
+                    descriptors=descriptors,
+                    output=None,
+                    environment=environment,
+                )
+            self._channel = Channel(here)
+            ours.pop_all()
+
     @property
     def pid(self) -> int:
         """Its process id, which is also its session id."""
         return self._process.pid
+
+    def _signs(self) -> tuple[int, int]:
+        """Beats and pieces of work. Before the first beat it imports much, which the system sees, and then beats are
+        counted from below zero on."""
+        beats, done = self._pulse.read()
+        return beats or activity(self._process.pid) - (1 << 62), done
 
     def _write_stacks(self) -> None:
         """See `Peer`. They go to a file in the folder for that."""

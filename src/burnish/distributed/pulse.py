@@ -74,7 +74,7 @@ class PulseWatch:
         self._seen = (beats, done)
 
     def begin(self) -> None:
-        """It has answered, so that it should beat, though it may be stopped before its first beat is seen."""
+        """It is there, so that it should give signs of life, though it may be stopped before its first beat."""
         self._begun = True
 
     def restart(self) -> None:
@@ -84,8 +84,7 @@ class PulseWatch:
 
     @property
     def silent_seconds(self) -> float:
-        """Since the last beat, or since something was asked for; 0 before the first one, or the first answer, because a
-        process that starts has to import much."""
+        """Since the last beat, or since something was asked for; 0 before the first one, or `begin`."""
         return time.monotonic() - self._beat_at if self._begun or self._seen[0] else 0.0
 
     @property

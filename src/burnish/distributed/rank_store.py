@@ -8,10 +8,9 @@ is to one call, and whoever waits looks for a newer call.
 from __future__ import annotations
 
 import json
-import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
@@ -21,8 +20,9 @@ import torch.distributed as dist
 
 from burnish.config.torchrun import TorchrunRank
 from burnish.distributed.network import Address, Lines, accept, address_of, address_towards, listen, listen_here
-from burnish.distributed.nodes import versions_here
+from burnish.distributed.nodes import versions_here, words_here
 from burnish.errors import BurnishError, ConfigError
+from burnish.outside.frames import can_be_read
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -43,11 +43,12 @@ class Call(TypedDict):
 
 
 class Answer(TypedDict):
-    """What each other rank leaves. address: at which it waits for the controller."""
+    """What each other rank leaves. address: at which it waits for the controller. words: `nodes.words_here`."""
 
     host: str
     address: Address
     versions: Mapping[str, str]
+    words: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +109,10 @@ class RankStore:
                     if listener is not None:
                         listener.close()
                     listener, answered = self._listener(call), call["session"]
-                    answer = Answer(host=socket.gethostname(), address=address_of(listener), versions=versions_here())
-                    self._write(f"burnish/{answered}/{self.here.rank}", answer)
+                    self._write(f"burnish/{answered}/{self.here.rank}", _answer_at(listener))
                 if listener is None:
                     time.sleep(_LOOK_SECONDS)
-                elif select.select((listener,), (), (), _LOOK_SECONDS)[0]:
+                elif can_be_read(listener.fileno(), _LOOK_SECONDS):
                     return accept(listener, bytes.fromhex(answered), seconds=deadline - time.monotonic())
         except TimeoutError:
             pass  # somebody else came
@@ -143,6 +143,11 @@ class RankStore:
             return json.loads(self.store.get(key)) if self.store.check([key]) else None
         except dist.DistError as error:
             raise _unreachable(self.here, error) from error
+
+
+def _answer_at(listener: socket.socket) -> Answer:
+    address, host = address_of(listener), socket.gethostname()
+    return Answer(host=host, address=address, versions=versions_here(), words=words_here())
 
 
 def _unreachable(here: TorchrunRank, error: Exception) -> ConfigError:

@@ -31,7 +31,7 @@ from burnish.distributed.channel import Channel
 from burnish.distributed.handover import SealedWeights, SharedWeights
 from burnish.distributed.launching import Crew, LocalLauncher, Seat
 from burnish.distributed.network import TOKEN_BYTES, DistantPulse, address_towards, connect
-from burnish.distributed.nodes import Expected, expected_here, marked, versions_here
+from burnish.distributed.nodes import Expected, expected_here, marked, other_words, versions_here, words_here
 from burnish.distributed.peers import START_SECONDS, Peer, RoleLostError
 from burnish.distributed.processes import MemoryPeer
 from burnish.distributed.pulse import PulseWatch
@@ -73,6 +73,7 @@ class RankPeer(MemoryPeer):
         self._channel = Channel(lines.requests)
         self._pulse = DistantPulse(lines.beats)
         self._watch = PulseWatch(self._pulse.read)
+        self._watch.begin()
 
     @property
     def near(self) -> bool:
@@ -290,6 +291,7 @@ class RankSite:
         token = secrets.token_bytes(TOKEN_BYTES)
         others = RankStore.joined(self._here).call(token)
         refuse_other_versions(others)
+        refuse_other_words(others)
         try:
             for rank, there in others.items():
                 self._peers.append(RankPeer(rank, there, token))
@@ -351,6 +353,22 @@ def refuse_other_versions(others: Mapping[int, Answer]) -> None:
         raise ConfigError(
             "\n".join(["not all processes of torchrun run the same versions", *found]),
             remedy="install the same versions of Python, PyTorch and Burnish on every node",
+        )
+
+
+def refuse_other_words(others: Mapping[int, Answer]) -> None:
+    """ConfigError with a line for each rank that was started with other words, or another run file, than this one:
+    they would be ignored, and which node has rank 0 is a matter of chance."""
+    here = words_here()
+    found = [
+        f"rank {rank} on {there['host']}: {line}"
+        for rank, there in others.items()
+        for line in other_words(there["words"], here)
+    ]
+    if found:
+        raise ConfigError(
+            "\n".join(["not all processes of torchrun were started with the same command", *found]),
+            remedy="start the same command, with the same run file, on every node",
         )
 
 

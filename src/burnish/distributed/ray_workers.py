@@ -34,7 +34,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from torch import Tensor
 
 from burnish.distributed.channel import Channel
-from burnish.distributed.handover import Layout, SealedWeights, unsealed
+from burnish.distributed.handover import Bytes, Layout, SealedWeights, unsealed
 from burnish.distributed.host import Host, sealed
 from burnish.distributed.launching import Crew, Seat
 from burnish.distributed.network import DistantPulse, connect
@@ -49,25 +49,66 @@ PLACE_SECONDS = 60.0
 """For Ray to find places, and to move those of a node that was lost."""
 ACTOR_SECONDS = 180.0
 """For Ray to start a process that has imported what it needs, on a busy machine with a slow disk."""
+_QUIET_SECONDS = 3.0
+"""For Ray to find places before anyone is told that it takes a while."""
 _REACH_SECONDS = 10.0
 _STACKS_SECONDS = 2.0
 _CAUSE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
+_REASON_CHARACTERS = 600
+"""Of an error of Ray's: a mismatch names the versions of both sides in lines of their own."""
 
 Reference = Any
 """Of an object in Ray's store, or of an answer to come."""
 
 
+class UnreadableWeightsError(RolloutError):
+    """Ray has lost weights: mostly the process that published them has ended, or its node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Fetches bytes from Ray's object store, in whichever process calls it. An argument of a call that could not be
+    fetched would be an error of the call itself, as if the one who reads had failed."""
+
+    reference: Reference
+
+    def __call__(self) -> Bytes:
+        """The bytes. Raises UnreadableWeightsError."""
+        try:
+            numbers: Bytes = ray.get(self.reference, timeout=START_SECONDS)
+        except RayError as error:
+            raise UnreadableWeightsError(
+                f"published weights cannot be read from Ray's object store ({_cause(error)})",
+                remedy="see what became of the node on which they were published",
+            ) from error
+        return numbers
+
+
 @dataclass(slots=True)
 class StoredWeights(SealedWeights):
-    """`SealedWeights` in Ray's object store, seen from the controller. Each node fetches them once."""
+    """`SealedWeights` in Ray's object store, seen from the controller. Each node fetches them once. `author`: the
+    process that published them; None for the controller."""
 
     layout: Layout
     reference: Reference
+    author: RayProcess | None = None
 
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
         """See `SealedWeights`."""
-        return unsealed(ray.get(self.reference, timeout=START_SECONDS), self.layout)
+        with self.blaming("weights"):
+            numbers = Fetch(self.reference)()
+        return unsealed(numbers, self.layout)
+
+    @contextmanager
+    def blaming(self, what: str) -> Iterator[None]:
+        """Whoever reads them here and cannot is not to blame: RoleLostError for the process that published them."""
+        try:
+            yield
+        except UnreadableWeightsError as error:
+            if self.author is None:
+                raise
+            raise self.author.unreadable(what, error) from error
 
     def close(self) -> None:
         """See `SealedWeights`. Ray frees them when nobody reads them any more."""
@@ -78,11 +119,12 @@ class RayProcess(Peer):
     """An actor with roles of the run."""
 
     def __init__(
-        self, seat: Seat, host: Any, *, seconds: float, threads: int, stacks: Path, folder: str | None
+        self, seat: Seat, host: Any, place: Place, *, seconds: float, threads: int, stacks: Path, folder: str | None
     ) -> None:
-        """Returns when the roles are built. host: the actor's class, with the place and the resources that it gets.
+        """Returns when the roles are built. host: the actor's class, with the `place` and the resources that it gets.
         Otherwise as `RoleProcess`."""
         self.name = seat.name
+        self._place = place
         self._stacks = stacks
         self._pulse: DistantPulse | None = None
         environment = {name: value for name, value in os.environ.items() if name.startswith("BURNISH_")}
@@ -111,33 +153,42 @@ class RayProcess(Peer):
         self._channel = Channel(lines.requests)
         self._pulse = DistantPulse(lines.beats)
         self._watch = PulseWatch(self._pulse.read)
+        self._watch.begin()
 
     def load(self, role: str, shared: SealedWeights, *, what: str, seconds: float) -> None:
         """See `Peer`."""
         assert isinstance(shared, StoredWeights), "actors read from Ray's object store"
-        self._answer(self._actor.lend.remote(shared.reference), what=what, seconds=seconds)
-        self.ask(("load", role, shared.layout), what=what, seconds=seconds)
+        self._answer(self._actor.lend.remote(Fetch(shared.reference)), what=what, seconds=seconds)
+        with shared.blaming(what):
+            self.ask(("load", role, shared.layout), what=what, seconds=seconds)
 
     def share(self, role: str, version: int, *, what: str, seconds: float) -> StoredWeights:
         """See `Peer`."""
         layout: Layout = self.ask(("share", role, version), what=what, seconds=seconds)
-        return StoredWeights(layout, self._actor.published.remote())
+        return StoredWeights(layout, self._actor.published.remote(), author=self)
+
+    def unreadable(self, what: str, error: UnreadableWeightsError) -> RoleLostError:
+        """The error for weights that this process has published and nobody can read. Others may be asking it, so it is
+        left to them."""
+        return self._error(what, self._lost or f"is lost: {error.message}")
 
     def _answer(self, call: Reference, *, what: str, seconds: float) -> Any:
-        """The answer of the actor itself, while it gives signs of life. Raises RoleLostError."""
+        """The answer of the actor itself, while it gives signs of life, or has a place to start in. RoleLostError, with
+        the actor killed: it would keep its place."""
         deadline = time.monotonic() + seconds
         if self._pulse is not None:
             self._watch.restart()
         while not ray.wait([call], timeout=min(_LOOK_SECONDS, max(deadline - time.monotonic(), 0.0)))[0]:
             if self._pulse is not None:
                 self.check_alive(what=what, seconds=seconds)
+            elif self._place.is_lost:
+                raise self.lose(what, "has lost its place")
             elif time.monotonic() > deadline:
-                raise self.lose(what, f"did not answer within {seconds:g} seconds")
+                raise self.lose(what, f"did not answer within {seconds:.0f} seconds")
         try:
             return ray.get(call, timeout=_REACH_SECONDS)
         except RayError as error:
-            self._lost = f"has failed ({_cause(error)})"
-            raise self._error(what, self._lost) from error
+            raise self.lose(what, f"has failed ({_cause(error)})") from error
 
     def _write_stacks(self) -> None:
         """See `Peer`. They go to a file in the folder for that, here."""
@@ -165,18 +216,18 @@ class RayProcess(Peer):
         self._end()
 
     def _epitaph(self) -> str:
-        """See `Peer`. Ray may need a moment to find out."""
-        deadline = time.monotonic() + _CAUSE_SECONDS
+        """See `Peer`. Ray needs a moment to find out, and longer for a node that is lost."""
+        deadline, why = time.monotonic() + _CAUSE_SECONDS, "closed its connection without ending"
         while time.monotonic() < deadline:
             try:
                 ray.get(self._actor.ping.remote(), timeout=_CAUSE_SECONDS)
             except (ActorDiedError, GetTimeoutError) as error:
                 return f"on node {self.address[0]} ended ({_cause(error)})"
             except RayError:
-                pass  # unavailable for now
+                why = "cannot be reached any more (its node may be lost)"
             time.sleep(_LOOK_SECONDS)
         self.kill()
-        return f"on node {self.address[0]} closed its connection without ending, and was killed"
+        return f"on node {self.address[0]} {why}, and was killed"
 
 
 def _cause(error: RayError) -> str:
@@ -185,6 +236,27 @@ def _cause(error: RayError) -> str:
     told = re.search(r"exit detail: ([^.\n]*)|([^.\n]*(?:node (?:has|was|is)|low on memory)[^.\n]*)", text)
     sentence = next(filter(None, told.groups())) if told else text.strip().splitlines()[-1] if text.strip() else ""
     return sentence.strip() or type(error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One of the places of a group, on the node that Ray has found for it."""
+
+    group: PlacementGroup
+    number: int
+    node: str
+
+    @staticmethod
+    def now(group: PlacementGroup, number: int) -> Place:
+        """Where it is now. Ray moves those of a lost node."""
+        return Place(group, number, placement_group_table(group)["bundles_to_node_id"][number])
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its node is lost, as far as Ray knows. Then a process that was to start there never does."""
+        table = placement_group_table(self.group)
+        moved = table["state"] != "CREATED" or table["bundles_to_node_id"][self.number] != self.node
+        return moved or not any(node["NodeID"] == self.node and node["Alive"] for node in ray.nodes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +271,31 @@ class RayLauncher:
     folder: str | None
 
     def start(self, seat: Seat) -> RayProcess:
-        """See `Launcher`."""
-        group, number = self.places[seat.name]
-        _await_places(group, f"process {seat.name!r}", self.each)
-        if seat.given_up.is_set():  # the run may have ended meanwhile, and Ray with it, which would start anew
-            raise RoleLostError(f"start: process {seat.name!r} is not needed any more", remedy="", process=seat.name)
+        """See `Launcher`. A node may be lost before Ray knows of it, and then the process starts on another one."""
+        deadline = time.monotonic() + ACTOR_SECONDS
+        while True:
+            group, number = self.places[seat.name]
+            _await_places(group, f"process {seat.name!r}", self.each, self.crew.say)
+            if seat.given_up.is_set():  # the run may have ended meanwhile, and Ray with it, which would start anew
+                why = f"start: process {seat.name!r} is not needed any more"
+                raise RoleLostError(why, remedy="", process=seat.name)
+            place = Place.now(group, number)
+            try:
+                return self._start_at(place, seat)
+            except RoleLostError as error:
+                if time.monotonic() > deadline or not place.is_lost:
+                    raise
+                self.crew.say(f"{error.message}; it starts on another node")
+
+    def _start_at(self, place: Place, seat: Seat) -> RayProcess:
         host = ray.remote(Host).options(
             num_cpus=self.each["CPU"],
             num_gpus=self.each["GPU"],
             max_restarts=0,  # restarts are ours: the pool knows what was asked for
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, place.number),
         )
         return RayProcess(
-            seat, host, seconds=START_SECONDS, threads=self.threads, stacks=self.crew.stacks, folder=self.folder
+            seat, host, place, seconds=START_SECONDS, threads=self.threads, stacks=self.crew.stacks, folder=self.folder
         )
 
     def meetings(self, size: int, *, seconds: float) -> AbstractContextManager[list[Meeting]]:
@@ -243,6 +327,7 @@ class RaySite:
     def __exit__(self, *exception: object) -> None:
         if self._started:
             ray.shutdown()
+            _let_ray_print(True)
 
     @contextmanager
     def reserved(self, crew: Crew) -> Iterator[RayLauncher]:
@@ -257,7 +342,8 @@ class RaySite:
         groups = [placement_group([dict(each) for _ in names], strategy="PACK") for names in kinds]
         try:
             for group, names in zip(groups, kinds, strict=True):
-                _await_places(group, f"{len(names)} processes ({names[0]} ...)", each)
+                count = f"{len(names)} process{'es' * (len(names) > 1)}"
+                _await_places(group, f"{count} ({', '.join(names)})", each, crew.say)
             expected = _expected(crew)
             for group, names in zip(groups, kinds, strict=True):
                 needs_folder = names != crew.workers or crew.workers_log
@@ -282,7 +368,7 @@ class RaySite:
             with _keeping_signals():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **only_here)
         except (RayError, RuntimeError, ValueError, OSError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = " ".join(str(error).split())[:_REASON_CHARACTERS] or type(error).__name__
             raise ConfigError(
                 "Ray does not start on this machine: " + reason
                 if address == "local"
@@ -292,6 +378,13 @@ class RaySite:
                 else "it has to run the same versions of Ray and Python; `ray status` tells more",
             ) from error
         self._started = True
+        _let_ray_print(False)
+
+
+def _let_ray_print(wanted: bool) -> None:
+    """Whatever `log_to_driver` says, Ray prints what it hears of lost nodes, and the last lines of their logs, into the
+    live table. What is lost is said by the run, and the logs are on the nodes."""
+    ray._private.worker._worker_logs_enabled = wanted
 
 
 @contextmanager
@@ -320,8 +413,11 @@ def _threads(crew: Crew, each: Mapping[str, float]) -> int:
     return crew.cluster.threads or max(1, int(each["CPU"]))
 
 
-def _await_places(group: PlacementGroup, what: str, each: Mapping[str, float]) -> None:
+def _await_places(group: PlacementGroup, what: str, each: Mapping[str, float], say: Callable[[str], None]) -> None:
     """Wait until Ray has set aside what the group asks for. Raises ConfigError."""
+    if group.wait(_QUIET_SECONDS):
+        return
+    say(f"Ray has no place yet for {what}: waiting, at most {PLACE_SECONDS:g} seconds")
     if group.wait(PLACE_SECONDS):
         return
     free = ray.available_resources()

@@ -105,6 +105,6 @@ class RewardModelProcess:
                 "it does not answer: raise cluster.stall_seconds",
             ) from error
         self._started_again.append(now)
-        self._say(f"{error.message}; it is started again, and asked for the same scores")
+        self._say(f"{error.message}; it is started again, and asked for the same scores: nothing to do")
         with self._lock:
             self._process = None

@@ -46,6 +46,7 @@ from burnish.distributed.handover import Gate, Layout, SharedWeights
 from burnish.distributed.nodes import problems_here
 from burnish.distributed.pulse import BEAT_SECONDS, Pulse
 from burnish.errors import RolloutError
+from burnish.forward.allocator import return_freed_memory
 from burnish.models.roles import Policy
 from burnish.models.weights import Weights
 from burnish.outside.supervise import ignore_stop_signals
@@ -211,12 +212,20 @@ def _answer_all(channel: Channel, server: Server, gate: Gate) -> None:
     while (message := channel.receive(seconds=None)) != ("end",):
         if message == STOP:
             continue
-        try:
-            answer = pickled(("done", server.answer(*message)))
-        except BaseException as error:  # noqa: BLE001 - boundary: whatever a role raises is raised again over there
-            answer = _raised(error)
+        answer = _answer(server, message)
         channel.send(answer, seconds=None)
+        is_large = len(answer) > BUCKET_BYTES
+        del answer  # it may be an optimizer's state, and the next request may take long to come
+        if is_large:
+            return_freed_memory()
         gate.follow()
+
+
+def _answer(server: Server, message: tuple[Any, ...]) -> bytes:
+    try:
+        return pickled(("done", server.answer(*message)))
+    except BaseException as error:  # noqa: BLE001 - boundary: whatever a role raises is raised again over there
+        return _raised(error)
 
 
 def _raised(error: BaseException) -> bytes:
@@ -242,8 +251,12 @@ def main(descriptor: int, pulse_descriptor: int, parent: int, stacks: str | None
     process that asks; stacks: the file in which a process that stalls says where its threads are."""
     ignore_stop_signals()
     pulse = Pulse(pulse_descriptor)
-    threading.Thread(target=_live_with, args=(parent, pulse), daemon=True).start()
+    channel = Channel(socket.socket(fileno=descriptor))
+    try:
+        threading.Thread(target=_live_with, args=(parent, pulse), daemon=True).start()
+    except RuntimeError as error:  # the machine has no more threads, which is the answer to the first request
+        channel.receive(seconds=None)
+        return channel.send(_raised(error), seconds=None)
     if stacks is not None:
         faulthandler.register(STACKS_SIGNAL, file=open(stacks, "a", encoding="utf-8"), all_threads=True)  # noqa: SIM115
-    channel = Channel(socket.socket(fileno=descriptor))
-    serve(channel, pulse, MemoryGate(channel))
+    return serve(channel, pulse, MemoryGate(channel))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.algorithms.dealing import deal
+from burnish.forward.allocator import return_freed_memory
 from burnish.forward.team import Gradients, Slices, Span, Team, fill, is_cut, scattered, slices_of, telling
 
 Part = TypeVar("Part")
@@ -135,6 +136,7 @@ class Lanes:
                 outcome.own = (values[entries:], sums.reached())
             values[entries:] = [value for given, _ in outcome.everyones for value in given]
             reached = [any(flags) for flags in zip(*(flags for _, flags in outcome.everyones), strict=True)]
+            return_freed_memory()  # of passes and sampling: the exchange takes the most memory of a step
             total = self._added_up(self.team, sums.nodes, reached, parameters)
         for parameter, gradient in zip(summed, add_gradients(before, total), strict=True):
             parameter.grad = gradient

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 ROW = 256
 """Numbers in a row. Their squares are added in float32: few enough that none is rounded away."""
-PIECE_NUMBERS = 1 << 24
-"""Numbers that all processes together exchange at a time: 64 MiB, so that buffers stay small next to a gradient."""
+PIECE_NUMBERS = 1 << 22
+"""Numbers that all processes together exchange at a time: 16 MiB, so that buffers stay small next to a gradient."""
 
 Span = tuple[int, int]
 """From the first number up to, but not including, the second: lanes, or numbers of a tensor."""

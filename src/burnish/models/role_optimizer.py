@@ -11,6 +11,7 @@ from typing import NoReturn
 from torch import Tensor, nn
 
 from burnish.errors import DivergenceError
+from burnish.forward.allocator import return_freed_memory
 from burnish.forward.lanes import Lanes
 from burnish.models.cut import CutModel
 from burnish.models.optimizers import OptimizerSettings
@@ -42,6 +43,8 @@ class RoleOptimizer:
         self.weights = optimizer_for(parameters, settings, lanes)
         self.parameters = [parameter for _, parameter in parameters]
         self.version = 0
+        self._gathers = lanes.count > 1
+        """Whether several gradients are there at once, which leave holes in the heap that the next ones do not fill."""
 
     def let_go(self) -> None:
         """Forget the parameters, or they would stay while they are cut. To be followed by `share`."""
@@ -81,6 +84,8 @@ class RoleOptimizer:
         in `roles.Policy.update`."""
         self.version += 1  # before the weights change, so that the old version never names changed weights
         rate = self.weights.step(self._settings.own_step(planned_step, self.version - 1), grad_norm)
+        if self._gathers:
+            return_freed_memory()
         return {
             f"{self._owner.prefix}/grad_norm": Metric(Reduction.MEAN, float(grad_norm)),
             f"{self._owner.prefix}/learning_rate": Metric(Reduction.LAST, rate),

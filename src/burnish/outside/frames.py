@@ -10,7 +10,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 LENGTH = struct.Struct(">I")
 MAX_BYTES = (1 << 32) - 1
@@ -55,11 +55,18 @@ def exactly(read: Callable[[int], bytes], count: int) -> bytes:
     return b"".join(parts)
 
 
+def readable(descriptors: Collection[int], seconds: float) -> set[int]:
+    """Those that can be read within this time, or have been closed. (`select.select` takes none above 1,023, which a
+    process with many connections has.)"""
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poller.poll(1000 * seconds)}
+
+
 def can_be_read(descriptor: int, seconds: float) -> bool:
-    """Whether it can be read within this time, or has been closed. (`select` takes no descriptor above 1,023.)"""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(1000 * seconds))
+    """Whether it can be read within this time, or has been closed."""
+    return bool(readable((descriptor,), seconds))
 
 
 class FrameReader:

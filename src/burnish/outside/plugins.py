@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import importlib.util
 import inspect
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from burnish.errors import BurnishError, ConfigError
+from burnish.outside.shortage import is_out_of_memory
 from burnish.words import did_you_mean
 
 FIX_IT = "fix it (--debug shows the whole traceback)"
@@ -148,16 +148,6 @@ def calling_outside(what: str, kind: type[BurnishError]) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         raise kind(f"{what} failed: {describe_failure(error)}", remedy=FIX_IT) from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error means out of memory: Python's MemoryError, ENOMEM, or a message of torch's allocators."""
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    words = ("can't allocate memory", "out of memory", "cannot allocate memory", "bad_alloc")
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
-    )
 
 
 def construct(found: Any, name: str, first: Any, arguments: Mapping[str, Any], *, field: str, first_name: str) -> Any:

@@ -26,7 +26,13 @@ _LINUX = sys.platform == "linux"
 _LISTED = Path("/proc/thread-self/children")  # not in every kernel
 _END_SECONDS = 10.0
 _OOM_SCORE = "600"
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from {module} import {name}; {name}(*{arguments!r})"
+_PROGRAM = (
+    "import sys; sys.path[:] = {path!r}; import burnish.outside.supervise as first; first.wake_at_parents_end(); "
+    "from {module} import {name}; {name}(*{arguments!r})"
+)
+_COUNTED = 7, 9, 11, 12
+"""Page faults (small and large) and seconds of the processor (of its own and of the system) in /proc/PID/stat, counted
+from the process' state on."""
 
 
 @contextlib.contextmanager
@@ -72,6 +78,21 @@ def start_interpreter(
             env=dict(environment),
             start_new_session=True,
         )
+
+
+def wake_at_parents_end() -> None:
+    """Have the kernel wake this process, if it is stopped then, when its parent ends: it has to end as well."""
+    if _LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def activity(pid: int) -> int:
+    """A number that rises while the process does anything at all; 0 if there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return sum(int(fields[index]) for index in _COUNTED)
 
 
 def adopt_orphans() -> None:

@@ -7,6 +7,7 @@ size, F feed-forward size, N tokens in one forward and backward pass, V vocabula
 |---|---|---|
 | weights | P b; with `model.quantization` 1 or 1/2 and 1/16 for each of a linear layer | a scale for 64 weights |
 | gradients | 4 Q, times those held at once with several lanes or trainers (`gradients_at_once`) | summed in float32 |
+| exchanged at a time | 64 MiB at most, with several trainers | sums travel in pieces |
 | master weights | 4 Q, only below float32 | small updates would round to nothing |
 | Adam | 8 Q | two float32 moments |
 | reference | P b, only with a KL and without adapters | |
@@ -63,6 +64,7 @@ Sharding = Literal["whole", "optimizer", "full"]
 """What each of several trainers keeps of a trained model; see `ParameterBytes.kept`."""
 
 _CHUNK_LOGITS, _KEPT_LOGITS, _BLOCK_LOGITS = 1 << 22, 1 << 26, 1 << 19  # as in burnish.forward.logprobs
+_PIECE_NUMBERS = 1 << 22  # as in burnish.forward.team
 _UPDATE: tuple[Phase, ...] = ("update", "optimizer step")
 _CRITIC_UPDATE: tuple[Phase, ...] = ("critic update", "critic's optimizer step")
 _BITS, _SHARE_A_SCALE = {"int8": 8, "nf4": 4}, 64  # as in burnish.forward.quantized_layers
@@ -184,6 +186,12 @@ class Table:
         formula = f"{trained:,} trained parameters x 4 bytes (float32)"
         formula += "" if held == 1 else f" x {held:g} at once (cluster.lanes)"
         yield MemoryItem("gradients", round(trained * self.gradients), formula, _UPDATE)
+        if self.trainers > 1:
+            piece = min(_PIECE_NUMBERS, trained)
+            formula = f"{piece:,} numbers x 4 bytes, packed, joined, received, passed on"
+            both = isinstance(self.config, RlConfig) and has_separate_critic(self.config)
+            phases: tuple[Phase, ...] = ("update", "critic update") if both else ("update",)
+            yield MemoryItem("exchanged at a time", 16 * piece, formula, phases, at_most=True)
         sliced = "" if self.trainers == 1 or self.sharding == "whole" else f", in slices of {self.trainers} trainers"
         for name, each, factor in (
             ("master weights", self.kept.master, 4),
@@ -252,6 +260,8 @@ class Table:
                 formula = f"{head:,} weights of the head x {self.width} bytes"
                 item = replace(item, num_bytes=head * self.width, formula=formula)
             yield item
+            if self.config.cluster.rollout_workers:
+                yield replace(item, name="the next weights, while they are laid out")
         yield from self.sampling()
 
     def sampling(self) -> Iterator[MemoryItem]:
@@ -315,12 +325,24 @@ class Table:
         if sends:
             yield self.state("optimizer state, sent to the controller")
 
-    def state(self, name: str, copies: int = 1) -> MemoryItem:
-        """Copies of the optimizer's state while a checkpoint is written."""
+    def state(self, name: str) -> MemoryItem:
+        """A copy of the optimizer's state while a checkpoint is written."""
         trained = num_trained(self.config.model.lora, self.facts)
+        return self._state_of(name, trained)
+
+    def collected(self) -> Iterator[MemoryItem]:
+        """The optimizers' states in a controller that does not train: all of them, and the message that brings the last
+        one."""
+        yield self.state("optimizer state, to be saved")
+        last = num_trained(self.config.model.lora, self.facts)
+        if isinstance(self.config, RlConfig) and has_separate_critic(self.config):
+            last = (self.facts.critic or self.facts).num_parameters
+            yield self._state_of("critic's optimizer state, to be saved", last)
+        yield self._state_of("the message with the last of them", last)
+
+    def _state_of(self, name: str, count: int) -> MemoryItem:
         each = ParameterBytes.of(self.config.model.dtype).optimizer
-        formula = f"{trained:,} x {each:g} bytes{'' if copies == 1 else f' x {copies}'}"
-        return MemoryItem(name, round(copies * each * trained), formula, ("checkpoint",))
+        return MemoryItem(name, round(each * count), f"{count:,} x {each:g} bytes", ("checkpoint",))
 
     def weights(self, name: str) -> MemoryItem:
         """The model's weights once more."""

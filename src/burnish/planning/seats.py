@@ -128,7 +128,7 @@ def _with_models(
         holds = ("the loop", "data", *_trained(config))
         controller = seat("controller", holds, host, [*trained, *table.saving(), *of_loop])
     else:
-        host = [*table.versions(), *of_loop, table.state("optimizer state, to be saved", 2), buffer]
+        host = [*table.versions(), *of_loop, *table.collected(), buffer]
         controller = seat("controller", ("the loop", "data"), host, computes=False)
     if isinstance(config, RlConfig) and "reward_model" not in config.cluster.own_process:
         yield from _with_judges(controller, config, machine, rewards)

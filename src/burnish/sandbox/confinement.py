@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import resource
-import select
 import signal
 import sysconfig
 import tempfile
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from burnish.outside.frames import can_be_read
 from burnish.sandbox import kernel, seccomp
 from burnish.sandbox.job import Limits
 
@@ -194,7 +194,7 @@ def _end_with_parent(parent: int) -> None:
 def _end_with(shadow: int) -> None:
     """Be killed when the process at the other end of this pipe ends."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if select.select([shadow], [], [], 0)[0]:  # it ended before that
+    if can_be_read(shadow, 0):  # it ended before that
         os._exit(1)
     os.close(shadow)
 

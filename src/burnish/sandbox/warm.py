@@ -12,7 +12,6 @@ import gc
 import json
 import os
 import random
-import select
 import signal
 import socket
 import sys
@@ -23,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from burnish.outside.frames import readable
 from burnish.sandbox import candidate, kernel, tester
 from burnish.sandbox.confinement import Confinement, confine, prepare
 from burnish.sandbox.job import Limits
@@ -109,8 +109,8 @@ class Child:
     def is_confined(self, channel: socket.socket) -> bool:
         """Whether it is; it then begins to read code. To be asked once."""
         try:
-            readable = select.select([self.ready, channel.fileno()], [], [], _START_SECONDS)[0]
-            return self.ready in readable and os.read(self.ready, 1) == b"1"
+            found = readable((self.ready, channel.fileno()), _START_SECONDS)
+            return self.ready in found and os.read(self.ready, 1) == b"1"
         finally:
             os.close(self.ready)
 
@@ -194,7 +194,7 @@ def _ended(pid: int, seconds: float, channel: socket.socket) -> bool:
     can be read, the other end has gone, and there is nobody to wait for."""
     descriptor = os.pidfd_open(pid)
     try:
-        return descriptor in select.select([descriptor, channel.fileno()], [], [], seconds)[0]
+        return descriptor in readable((descriptor, channel.fileno()), seconds)
     finally:
         os.close(descriptor)
 

@@ -81,7 +81,8 @@ def with_restarts(train: Callable[[], RunResult], config: RunOfSeveral, console:
         except RoleLostError as error:
             if watch.stop or attempt > config.cluster.restarts or config.cluster.runs_on == "torchrun":
                 raise  # torchrun starts all of its processes again, or none
-            say(console, (f"{error}", "all processes are started again from the newest checkpoint"))
+            then = "all processes are started again from the newest checkpoint: nothing to do"
+            say(console, (f"{error.message}; {then}",))
     raise AssertionError("count() does not end")
 
 
@@ -140,11 +141,12 @@ def open_processes(
     site: Site, config: RlConfig, loaded: LoadedModel, paths: FastPaths, console: Console
 ) -> Iterator[Players]:
     """`OpenPlayers` with trainers and rollout workers in other processes. A single trainer may be the command's own."""
-    here, crew = config.cluster.trains_here, _crew(config)
+    here, crew = config.cluster.trains_here, _crew(config, console)
     workers: list[Worker] = []
     team: tuple[Peer, ...] = ()
     with ExitStack() as stack:
         launcher = stack.enter_context(site.reserved(crew))
+        crew.say(f"starting {crew.in_words()}")
         if here:
             roles = build_roles(config, loaded, Lanes(config.cluster.num_lanes))
             record_paths(Path(config.output), paths)
@@ -165,7 +167,7 @@ def open_processes(
             workers,
             lanes=config.cluster.num_lanes,
             restarts=config.cluster.restarts,
-            say=lambda text: say(console, (text,)),
+            say=crew.say,
             write=launcher.write,
             partial=config.partial,
             rests="rollout_engine" in config.cluster.offload,
@@ -187,11 +189,12 @@ def open_processes(
         )
 
 
-def _crew(config: RlConfig) -> Crew:
+def _crew(config: RlConfig, console: Console) -> Crew:
     """The processes that the run file asks for."""
     named = (config.algorithm.estimator, config.algorithm.loss, config.rollout.engine)
     return crew_of(
         config,
+        console,
         models=config.cluster.own_names,
         workers=tuple(f"rollout worker {number}" for number in range(config.cluster.rollout_workers)),
         plugins=tuple(name for name in named if is_outside(name)),
@@ -202,6 +205,7 @@ def _crew(config: RlConfig) -> Crew:
 
 def crew_of(
     config: RunOfSeveral,
+    console: Console,
     *,
     trainers: int,
     models: tuple[str, ...] = (),
@@ -215,7 +219,18 @@ def crew_of(
     stacks.mkdir(exist_ok=True)
     names = tuple(f"trainer {rank}" for rank in range(trainers))
     on_gpu = config.model.device != "cpu"
-    return Crew(names, models, workers, config.cluster, on_gpu, output, stacks, plugins, workers_log)
+    return Crew(
+        names,
+        models,
+        workers,
+        config.cluster,
+        on_gpu,
+        output,
+        stacks,
+        plugins,
+        workers_log,
+        say=lambda text: say(console, (text,)),
+    )
 
 
 @contextmanager
@@ -357,7 +372,7 @@ def own_processes(config: RlConfig, crew: Crew, launcher: Launcher, console: Con
                         start if config.cluster.runs_on != "torchrun" else None,  # which ends all when one is lost
                         restarts=config.cluster.restarts,
                         seconds=seconds,
-                        say=lambda text: say(console, (text,)),
+                        say=crew.say,
                     )
                 )
             else:

@@ -81,8 +81,9 @@ def _open_elsewhere(
 
         def learner(total_steps: int) -> LearnerT:
             roles = partial(learner_role, open_here, total_steps)
-            crew = crew_of(config, trainers=config.cluster.trainers)
+            crew = crew_of(config, console, trainers=config.cluster.trainers)
             launcher = stack.enter_context(site.reserved(crew))
+            crew.say(f"starting {crew.in_words()}")
             team.extend(stack.enter_context(open_team(config, crew, roles, launcher, console)))
             paths.follow(team[0].role("ways", seconds=config.cluster.stall_seconds).ask("record"))
             cuts = config.cluster.sharding == "full"

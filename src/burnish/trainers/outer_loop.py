@@ -27,7 +27,8 @@ from burnish.models.loading import LoadedModel
 from burnish.models.roles import Learner
 from burnish.models.saved import SavedPolicy
 from burnish.observability.console import Standing, nobody
-from burnish.outside.plugins import describe_failure, is_out_of_memory
+from burnish.outside.plugins import describe_failure
+from burnish.outside.shortage import naming_shortages
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.telemetry.journal import Journal
@@ -120,7 +121,7 @@ class Training(ABC):
 def train_to_end(opened: AbstractContextManager[Training], console: Console) -> RunResult:
     """Open a run, train it, and return where it is. The first Ctrl-C finishes the current step and saves."""
     with (
-        naming_memory_errors(),
+        naming_shortages(),
         graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop,
         opened as training,
     ):
@@ -271,24 +272,6 @@ def saving_finished_steps(training: Training) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def naming_memory_errors() -> Iterator[None]:
-    """Around a whole command: running out of memory becomes one BurnishError that says what to lower."""
-    try:
-        yield
-    except BurnishError:
-        raise
-    except Exception as error:  # boundary: each library has its own exception for it
-        if not is_out_of_memory(error):
-            raise
-        detail = str(error).strip().partition("\n")[0]
-        raise BurnishError(
-            f"memory ran out{f': {detail}' if detail else ''}",
-            remedy="lower optimization.tokens_per_microbatch or the number of sequences sampled at once "
-            "(rollout.max_batch_rows), free memory, or use a smaller model; `burnish plan` estimates what a run needs",
-        ) from error
-
-
 def _keep(training: Training, *, diverged: bool) -> str:
     """Save what can be saved, and return what to say about it. diverged: a number that is not finite ended the run."""
     progress = training.progress
@@ -297,7 +280,8 @@ def _keep(training: Training, *, diverged: bool) -> str:
     try:
         moved = bool(progress.versions) and progress.versions != _versions(training)
     except Exception as error:  # noqa: BLE001  boundary: a model in a process that is lost too cannot be asked
-        return f"nothing more is saved ({describe_failure(error)})"
+        reason = error.message if isinstance(error, BurnishError) else describe_failure(error)
+        return f"nothing more is saved ({reason})"
     hindrance = ""
     if moved:
         hindrance = f"step {step + 1} was stopped in the middle of its updates, so its weights belong to no step"

@@ -159,6 +159,8 @@ CONFIG = [
          words="cluster.backend=inline cluster.trainers=2"),
     case("lanes that cannot be shared", "cluster.lanes is 3", "2 trainers cannot share equally", "a multiple of 2",
          words="cluster.trainers=2 cluster.lanes=3"),
+    *(case(f"too many {field}", f"cluster.{field} is {number}", "at most", words=f"cluster.{field}={number}")
+      for field, number in (("threads", 100_000), ("lanes", 10**9), ("trainers", 10**6), ("rollout_workers", 10**9))),
     case("sharded weights that trainers sample with", "cluster.sharding is full", "need whole weights", "at least 1",
          words="cluster.trainers=2 cluster.sharding=full"),
     case("a process twice", "cluster.own_process.1 critic is named twice", "keep one of the two",

@@ -64,6 +64,12 @@ def test_where_a_run_is(address: str, fields: dict[str, object], runs_on: str, m
     assert config.trains_here == (runs_on != "ray" and config.trainers == 1)
 
 
+def test_a_crew_is_said_in_one_line(tmp_path: Path) -> None:
+    cluster = ClusterConfig()
+    crew = Crew(("trainer 0", "trainer 1"), ("critic",), ("rollout worker 0",), cluster, False, tmp_path, tmp_path)
+    assert crew.in_words() == "2 trainers, 1 critic, 1 rollout worker"
+
+
 def test_each_process_of_a_machine_with_gpus_sees_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch.distributed as dist
 from watching import wait_for
 
+from burnish.config.torchrun import TorchrunRank
 from burnish.distributed import network
 from burnish.distributed.network import DistantPulse, Lines, accept, connect, interface_towards, listen, send_beats
 from burnish.distributed.pulse import Pulse
+from burnish.distributed.rank_store import RankStore
 
 TOKEN = bytes(range(32))
 
@@ -64,6 +70,34 @@ def test_beats_arrive_until_the_reader_is_gone(monkeypatch: pytest.MonkeyPatch) 
     distant.close()
     sender.join(timeout=30)
     assert not sender.is_alive()
+
+
+@pytest.fixture
+def beyond_a_thousand() -> Iterator[None]:
+    """The next descriptors are above 1,023."""
+    spent = [os.open(os.devnull, os.O_RDONLY)]
+    while spent[-1] <= 1_023:
+        spent.append(os.dup(spent[0]))
+    yield
+    for descriptor in spent:
+        os.close(descriptor)
+
+
+def test_connections_above_a_thousand_descriptors(beyond_a_thousand: None) -> None:
+    """Beats, and the wait of a rank for its controller."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    other = RankStore(TorchrunRank(1, 2, 0, 1, 0, "localhost", 1, True, 0), store)
+    with ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(other.await_call)
+        first = RankStore(TorchrunRank(0, 2, 0, 1, 0, "localhost", 1, True, 0), store)
+        lines = connect(first.call(TOKEN)[1]["address"], TOKEN, seconds=10)
+        theirs = waiting.result(timeout=10)
+        assert theirs.beats.fileno() > 1_023
+        beating = threads.submit(send_beats, theirs.beats, Pulse.new())
+        pulse = DistantPulse(lines.beats)
+        wait_for(lambda: pulse.read()[0] > 1)
+        pulse.close()
+        beating.result(timeout=10)
 
 
 def test_half_a_message_is_kept_for_later() -> None:

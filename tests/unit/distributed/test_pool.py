@@ -80,8 +80,8 @@ def pool_of(
     return RolloutPool(workers, lanes=lanes, restarts=restarts, say=said.append), said
 
 
-def lost() -> None:
-    raise RoleLostError("generate: process 'b' ended", remedy="", process="b")
+def lost(name: str = "b") -> None:
+    raise RoleLostError(f"generate: process {name!r} ended", remedy="", process=name)
 
 
 def waited(event: threading.Event) -> None:
@@ -112,7 +112,8 @@ def test_what_a_lost_worker_had_goes_to_another() -> None:
 
     pool, said = pool_of(FakeEngine("a", lambda: waited(taken)), FakeEngine("b", dies))
     assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=1)) == WANTED
-    assert said == ["generate: process 'b' ended\n  -> ; it is not started again: 0 restarts an hour is the limit"]
+    limit = "0 restarts an hour is the limit (cluster.restarts)"
+    assert said == [f"generate: process 'b' ended; it is not started again: {limit}"]
     assert pool.take_metrics()["rollout/lost_workers"].result() == 1
 
 
@@ -133,7 +134,7 @@ def test_a_worker_that_is_lost_for_good_is_not_asked_again() -> None:
 def test_a_lost_worker_is_started_again_within_the_limit() -> None:
     pool, said = pool_of(FakeEngine("b", lost), restarts=1)
     assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=1)) == WANTED
-    assert "it is started again" in said[0]
+    assert said[0].endswith("it is started again: nothing to do")
 
 
 def test_a_call_that_is_done_does_not_wait_for_the_start_of_a_lost_worker() -> None:
@@ -189,14 +190,56 @@ def test_a_worker_that_comes_back_joins_a_call_that_has_begun(monkeypatch: pytes
     assert sampled.is_set()
 
 
+def test_a_lost_trainer_is_not_taken_for_the_worker_that_reads_its_weights() -> None:
+    worker = FakeEngine("a")
+    worker.load = Mock(side_effect=RoleLostError("sync: 'trainer 0' ended", remedy="", process="trainer 0"))  # type: ignore[method-assign]
+    pool, said = pool_of(worker, restarts=3)
+    pool.sync(Weights(7, lambda: iter([("w", torch.zeros(2))])))
+    with pytest.raises(RoleLostError, match="'trainer 0' ended"):
+        pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
+    assert (said, pool.standing()) == ([], [("a", "its first weights, idle")])
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_threads_that_run_out_end_a_call_and_leave_none_behind(started: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, _ = pool_of(FakeEngine("a"), FakeEngine("b"))
+    start, left = threading.Thread.start, [started]
+
+    def limited(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
+    assert not [thread for thread in threading.enumerate() if thread.name in "ab"]
+
+
+def test_no_thread_for_the_start_of_a_lost_worker_loses_only_that_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, said = pool_of(FakeEngine("a", lambda: time.sleep(0.02)), FakeEngine("b", lost), restarts=1)
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name not in "ab":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    while len(said) < 2:  # until b is asked
+        assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=1)) == WANTED
+    assert said[1] == "b cannot be started again: can't start new thread"
+
+
 def test_no_worker_left_is_an_error() -> None:
-    pool, _ = pool_of(FakeEngine("a", lost), FakeEngine("b", lost))
+    pool, _ = pool_of(FakeEngine("a", lambda: lost("a")), FakeEngine("b", lost))
     with pytest.raises(RolloutError, match="no rollout worker is left"):
         pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
 
 
 def test_prompts_that_end_every_worker_are_named() -> None:
-    pool, _ = pool_of(FakeEngine("a", lost), lanes=1, restarts=MAX_LOSSES, start=lambda: FakeEngine("a", lost))
+    pool, _ = pool_of(FakeEngine("b", lost), lanes=1, restarts=MAX_LOSSES, start=lambda: FakeEngine("b", lost))
     with pytest.raises(RolloutError, match=r"3 workers were lost over the same prompts \(p0, p1, p2, p3, p4\)"):
         pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
 
@@ -353,7 +396,7 @@ def test_no_schedule_of_losses_and_delays_changes_a_rollout(seed: int) -> None:
             lost()
 
     pool, _ = pool_of(
-        *(FakeEngine(name, fate) for name in "abc"), lanes=6, restarts=100, start=lambda: FakeEngine("again", fate)
+        *(FakeEngine("b", fate) for _ in range(3)), lanes=6, restarts=100, start=lambda: FakeEngine("b", fate)
     )
     try:
         assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=1)) == WANTED
@@ -367,7 +410,7 @@ def test_stop_ends_an_open_call_and_starts_nothing_again() -> None:
     def working() -> None:
         begun.set()
         assert engine.process.killed.wait(10)
-        lost()
+        lost("a")
 
     engine = FakeEngine("a", working)
     pool, said = pool_of(engine, restarts=3)
@@ -476,7 +519,7 @@ def test_a_lost_worker_costs_what_it_had_begun_since_it_last_stopped() -> None:
             pool.sync(Weights(2, lambda: iter([("a", torch.zeros(1))])))
             lost()
 
-    pool = partial_pool([TokenEngine("a", meanwhile)], lambda: TokenEngine("again", lambda _: None), lanes=1)
+    pool = partial_pool([TokenEngine("b", meanwhile)], lambda: TokenEngine("again", lambda _: None), lanes=1)
     rollouts = pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
     assert tokens(rollouts) == [(0, 1, 2, 3)] * 12
     assert {rollout.versions for rollout in rollouts} == {((0, 0), (1, 2))}
@@ -500,7 +543,7 @@ def test_any_schedule_of_new_weights_and_lost_workers_samples_every_token_once(s
             lost()
 
     def engine() -> TokenEngine:
-        return TokenEngine("one", meanwhile)
+        return TokenEngine("b", meanwhile)
 
     pool = partial_pool([engine() for _ in range(1 + seed % 3)], engine)
     rollouts = pool.generate(REQUESTS, SAMPLING, seed=0, step=1)

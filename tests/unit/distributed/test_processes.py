@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 import torch
 from watching import runs, wait_for
 
-from burnish.distributed import handles, peers, server
+from burnish.distributed import handles, peers, processes, server
 from burnish.distributed.handles import RemotePolicy, TeamRole
 from burnish.distributed.peers import ProcessRole, RoleLostError, Stop, TracebackElsewhereError
 from burnish.distributed.processes import RoleProcess
@@ -315,6 +316,28 @@ def test_a_process_that_is_stopped_gives_no_sign_of_life(
 
 
 @pytest.mark.slow
+def test_a_process_that_is_stopped_before_it_can_beat_is_noticed(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool]
+) -> None:
+    """While it still imports. One that takes its time is left alone: the others of this file take longer."""
+    begun: list[int] = []
+    start = processes.start_interpreter
+
+    def stopped(*arguments: Any, **named: Any) -> Any:
+        process = start(*arguments, **named)
+        time.sleep(0.2)
+        os.kill(process.pid, signal.SIGSTOP)
+        begun.append(process.pid)
+        return process
+
+    monkeypatch.setattr(processes, "start_interpreter", stopped)
+    monkeypatch.setattr(peers, "SILENT_SECONDS", 1.5)
+    with pytest.raises(RoleLostError, match=r"start: process 'trainer' has given no sign of life for 1.5 seconds"):
+        RoleProcess("trainer", module.roles, tmp_path / "left", seconds=30)
+    assert gone(begun[0])
+
+
+@pytest.mark.slow
 def test_one_that_dies_ends_those_that_worked_with_it(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool]
 ) -> None:
@@ -460,7 +483,10 @@ def test_closing_leaves_the_roles_and_ends_the_process(module: Any, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_it_ends_with_its_parent_even_while_it_works(module: Any, tmp_path: Path, gone: Callable[..., bool]) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_it_ends_with_its_parent_even_while_it_works_or_is_stopped(
+    stopped: bool, module: Any, tmp_path: Path, gone: Callable[..., bool]
+) -> None:
     program = f"""
 import sys
 sys.path.append({os.path.dirname(module.__file__)!r})
@@ -473,6 +499,8 @@ process.role("policy", seconds=60).ask("sleeps")
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
+    if stopped:
+        os.kill(pid, signal.SIGSTOP)
     parent.kill()
     parent.wait()
     assert gone(pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,12 +23,12 @@ from burnish.config.torchrun import TorchrunRank
 from burnish.distributed import rank_store, ranks
 from burnish.distributed.launching import LocalLauncher, Seat
 from burnish.distributed.network import Lines, connect
-from burnish.distributed.nodes import expected_here, versions_here
+from burnish.distributed.nodes import expected_here, versions_here, words_here
 from burnish.distributed.peers import RoleLostError
 from burnish.distributed.pulse import Pulse
 from burnish.distributed.rank_server import RankChannel, live_with
 from burnish.distributed.rank_store import Answer, RankStore
-from burnish.distributed.ranks import RankLauncher, RankPeer, refuse_other_versions
+from burnish.distributed.ranks import RankLauncher, RankPeer, refuse_other_versions, refuse_other_words
 from burnish.distributed.server import MemoryGate, serve
 from burnish.errors import BurnishError, ConfigError, DivergenceError
 from burnish.models.weights import Weights
@@ -229,11 +230,40 @@ def test_nobody_else_may_connect(met: tuple[RankPeer, Rank]) -> None:
 
 
 def test_other_versions_are_refused_by_rank() -> None:
-    same = Answer(host="a", address="x", versions=versions_here())
+    same = Answer(host="a", address="x", versions=versions_here(), words=words_here())
     refuse_other_versions({1: same})
-    other = Answer(host="b", address="x", versions={**versions_here(), "Burnish": "0.0.1"})
+    other = Answer(host="b", address="x", versions={**versions_here(), "Burnish": "0.0.1"}, words=words_here())
     with pytest.raises(ConfigError, match=rf"rank 2 on b: Burnish is 0.0.1, and {__version__} at rank 0(?s:.*)install"):
         refuse_other_versions({1: same, 2: other})
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("rl HERE steps=3", ""),
+        ("rl SAME steps=3", ""),  # another path of the same file
+        ("rl HERE steps=4", "rank 1 on b: steps=4 is where rank 0 has steps=3"),
+        ("rl HERE", "rank 1 on b: nothing is where rank 0 has steps=3"),
+        ("rl HERE steps=3 --fresh", "rank 1 on b: --fresh is where rank 0 has nothing"),
+        ("rl OTHER steps=3", r"rank 1 on b: the content of \S+ is another one than at rank 0"),
+        ("sft HERE steps=3", "rank 1 on b: sft is where rank 0 has rl"),
+    ],
+)
+def test_a_node_that_was_started_otherwise_is_refused(
+    words: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("HERE", "steps: 1"), ("SAME", "steps: 1"), ("OTHER", "steps: 2")):
+        (tmp_path / name).write_text(text)
+
+    def asked(text: str) -> list[tuple[str, str]]:
+        words = [str(tmp_path / word) if word.isupper() else word for word in text.split()]
+        monkeypatch.setattr(sys, "argv", ["burnish", *words])
+        return words_here()
+
+    there = Answer(host="b", address="x", versions={}, words=asked(words))
+    asked("rl HERE steps=3")
+    with pytest.raises(ConfigError, match=line) if line else contextlib.nullcontext():
+        refuse_other_words({1: there})
 
 
 def watched(peer: RankPeer, loop: Callable[[ranks._LossWatch], object]) -> None:

@@ -143,7 +143,8 @@ def test_the_bytes_of_each_process_by_hand() -> None:
         "Python and its libraries": PROCESS_BYTES,
         "weights in shared memory": 4 * M,
         "their next version, while it is written": 4 * M,
-        "optimizer state, to be saved": 2 * 8 * M,
+        "optimizer state, to be saved": 8 * M,
+        "the message with the last of them": 8 * M,
         "buffer of checkpoints": BLOCK_BYTES,
     }
     assert controller.host_bytes == PROCESS_BYTES + 4 * M + 16 * M + BLOCK_BYTES  # while a checkpoint is written
@@ -151,6 +152,7 @@ def test_the_bytes_of_each_process_by_hand() -> None:
         "Python and its libraries": PROCESS_BYTES,
         "policy weights": 4 * M,
         "gradients": 10 * M,  # own sum, half of the total, total: 2.5 of 4 MB
+        "exchanged at a time": 16 * M,
         "Adam moments": 8 * M,
         "activations": 40 * 2 * (80 + 10 + 60) * 4,  # 8 responses of 20 tokens on four lanes; two layers
         "log-probabilities": 4 * 4000 + 4 * (3 * 4000 + 3 * 40 * 10),
@@ -163,6 +165,7 @@ def test_the_bytes_of_each_process_by_hand() -> None:
         "Python and its libraries": PROCESS_BYTES,
         "weights": 4 * M,
         "weights laid out for decoding": 4 * M,
+        "the next weights, while they are laid out": 4 * M,
         "key/value cache": 2 * 20 * (2 * 2 * 5 * 4),  # two of eight responses at a time
     }
     assert rewards.host_bytes == 2 * REWARD_WORKER_BYTES
@@ -249,7 +252,7 @@ def test_what_saving_copies() -> None:
     gpus = Machine(8, 8, 64 << 30, (80 << 30,) * 2)
     assert in_checkpoint(rl(model="m"), gpus) == [buffer | weights]
     assert in_checkpoint(rl(model={"path": "m", "device": "cpu", "lora": {"rank": 2}})) == [buffer | merged]
-    state = {"optimizer state, to be saved": 16 * M}
+    state = {"optimizer state, to be saved": 8 * M, "the message with the last of them": 8 * M}
     sent = {"optimizer state, sent to the controller": 8 * M}
     collected = {"optimizer state, collected from slices": 8 * M}
     assert in_checkpoint(sft(trainers=2, sharding="whole")) == [state | buffer, sent, {}]

@@ -14,8 +14,9 @@ from burnish.errors import ConfigError
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutRecorder
+from burnish.outside.shortage import naming_shortages
 from burnish.trainers.chaining import measured
-from burnish.trainers.outer_loop import naming_memory_errors, train_to_end
+from burnish.trainers.outer_loop import train_to_end
 from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
 from burnish.trainers.rl.conversations import open_conversations
 from burnish.trainers.rl.evaluation import build_evaluator
@@ -45,7 +46,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
     check_place(config.output)
     config = measured(config, weights, console)
     with ExitStack() as stack:
-        stack.enter_context(naming_memory_errors())
+        stack.enter_context(naming_shortages())
         paths = recorded_paths(Path(config.output))
         scorer = stack.enter_context(open_scorer(config, console, paths))
         loaded = stack.enter_context(open_model(config, paths, console))
