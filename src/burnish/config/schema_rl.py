@@ -320,6 +320,11 @@ class RlFields(RunConfig):
         return found
 
     @property
+    def turn_limit(self) -> int | None:
+        """Most tokens of a turn in a conversation; None without such a limit."""
+        return None if self.conversation is None else self.conversation.max_turn_tokens
+
+    @property
     def all_rewards(self) -> tuple[RewardConfig, ...]:
         """The rewards of all domains, those under `rewards` first. A reward that several domains name with the same
         settings is there once, with all of their names."""

@@ -47,6 +47,7 @@ class TurnFrame:
     def closing(self) -> int | None:
         """The special token that is written behind an answer, in front of the next question."""
         behind = self._write(_ASKED, Message("assistant", _SAID), _ASKED).partition(_SAID)[2]
+        behind = behind.partition(_ASKED.content)[0]  # a small tokenizer may not know its letters
         return next(iter(self.special.intersection(encode_bare(behind, self.template.tokenizer)[:1])), None)
 
     def with_ends(
@@ -98,7 +99,7 @@ class TurnFrame:
             call = message.tool_calls[0]
             heard = Message("tool", _SAID, extra={"tool_call_id": call.get("id"), "name": message.called()[0]})
         ended, going_on = self._write(_ASKED, said), self._write(_ASKED, said, heard)
-        rest = going_on[len(ended) :] if ended and going_on.startswith(ended) else ""
+        rest = going_on[len(ended) :].partition(heard.content)[0] if ended and going_on.startswith(ended) else ""
         tokens = encode_bare(rest, self.template.tokenizer)
         return next((token for token in tokens if not self._is_space(token)), None)
 

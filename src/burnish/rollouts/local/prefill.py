@@ -60,6 +60,7 @@ class Prefiller:
 
     def __init__(self, model: PreTrainedModel, *, pad_token_id: int) -> None:
         self._model = model
+        self._cache_argument = cache_argument(model)
         self._pad_token_id = pad_token_id
         self._device = next(model.parameters()).device
         self._kept: tuple[Tokens, PrefilledPrompts] | None = None
@@ -109,7 +110,7 @@ class Prefiller:
             position_ids=positions,
             use_cache=True,
             logits_to_keep=1,  # none are needed, but 0 would mean all
-            **{cache_argument(self._model): cache},
+            **{self._cache_argument: cache},
             **quiet_outputs(self._model),
         )
         self._tokens += sum(len(prompt) - 1 for prompt in chunk)

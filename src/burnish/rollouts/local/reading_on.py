@@ -45,6 +45,7 @@ class RowReader:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
+        self._cache_argument = cache_argument(model)
         self._device = next(model.parameters()).device
         self._masks = Masks(model, attention_kind(model.config))
 
@@ -108,7 +109,7 @@ class RowReader:
             attention_mask=self._masks(positions_RT, width),
             use_cache=True,
             logits_to_keep=1,  # none are needed, but 0 would mean all
-            **{cache_argument(self._model): cache},
+            **{self._cache_argument: cache},
             **quiet_outputs(self._model),
         )
         return cache
