@@ -43,8 +43,6 @@ class RoleOptimizer:
         self.weights = optimizer_for(parameters, settings, lanes)
         self.parameters = [parameter for _, parameter in parameters]
         self.version = 0
-        self._gathers = lanes.count > 1
-        """Whether several gradients are there at once, which leave holes in the heap that the next ones do not fill."""
 
     def let_go(self) -> None:
         """Forget the parameters, or they would stay while they are cut. To be followed by `share`."""
@@ -84,8 +82,6 @@ class RoleOptimizer:
         in `roles.Policy.update`."""
         self.version += 1  # before the weights change, so that the old version never names changed weights
         rate = self.weights.step(self._settings.own_step(planned_step, self.version - 1), grad_norm)
-        if self._gathers:
-            return_freed_memory()
         return {
             f"{self._owner.prefix}/grad_norm": Metric(Reduction.MEAN, float(grad_norm)),
             f"{self._owner.prefix}/learning_rate": Metric(Reduction.LAST, rate),
@@ -104,6 +100,7 @@ class RoleOptimizer:
         """Version and optimizer state (nested dictionaries of tensors by parameter name). The learning rate has no
         state: it is a pure function of the planned step (or the version). Of a team every process makes this call, and
         the first one gets the optimizer state. The next update changes its tensors."""
+        return_freed_memory()  # of the updates: a copy of the state takes as much again
         return {"version": self.version, "optimizer": self.weights.state()}
 
     def load_state(self, state: TrainingState) -> None:
