@@ -136,7 +136,6 @@ class Lanes:
                 outcome.own = (values[entries:], sums.reached())
             values[entries:] = [value for given, _ in outcome.everyones for value in given]
             reached = [any(flags) for flags in zip(*(flags for _, flags in outcome.everyones), strict=True)]
-            return_freed_memory()  # of passes and sampling: the exchange takes the most memory of a step
             total = self._added_up(self.team, sums.nodes, reached, parameters)
         for parameter, gradient in zip(summed, add_gradients(before, total), strict=True):
             parameter.grad = gradient
@@ -157,6 +156,7 @@ class Lanes:
 
         Each process adds up its own slice of every gradient.
         """
+        return_freed_memory()  # of passes and sampling: the exchange takes the most memory of a step
         there = [index for index, has in enumerate(reached) if has]
         given = {span: [gradients[index] for index in there] for span, gradients in nodes.items()}
         shapes = [like[index] for index in there]

@@ -1,10 +1,10 @@
-"""What one allowed version of a library has and another has not: each is probed here, once, and nowhere else.
+"""What one allowed version of a library has and another has not, and where it is probed.
 
-| probed | has it | without it |
-|---|---|---|
-| `enable_gqa` of PyTorch's `varlen_attn` | PyTorch 2.12 | key heads are repeated for their query heads |
-| `cache` in a model's forward pass | transformers 5.24 | the argument is called `past_key_values` |
-| `activation_checkpointing_enable` of models | transformers 5.23 | it is called `gradient_checkpointing_enable` |
+| probed | has it | without it | by |
+|---|---|---|---|
+| `enable_gqa` of PyTorch's `varlen_attn` | PyTorch 2.12 | key heads are repeated | `varlen_shares_keys` |
+| `activation_checkpointing_enable` | transformers 5.23 | `gradient_checkpointing_enable` | `enable_checkpointing` |
+| `cache` in a model's forward pass | transformers 5.24 | `past_key_values` | `rollouts.local.cache.as_argument` |
 
 `make test-oldest` and `make test-newest` run the unit tests at both ends of what `pyproject.toml` allows.
 """
@@ -25,11 +25,6 @@ def varlen_shares_keys() -> bool:
     from torch.nn.attention.varlen import varlen_attn
 
     return "enable_gqa" in inspect.signature(varlen_attn).parameters
-
-
-def cache_argument(model: PreTrainedModel) -> str:
-    """Name of the argument for what a model keeps of the tokens that it has read."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def enable_checkpointing(model: PreTrainedModel) -> None:

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import Cache
+
+from burnish.forward.row_rules import takes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _FIRST_COLUMNS = 64
 
@@ -165,3 +171,8 @@ def _padded(prompts: Sequence[Tensor]) -> Tensor:
     for number, tensor in enumerate(prompts):
         together[number, :, : tensor.shape[1]] = tensor
     return together
+
+
+def as_argument(cache: Cache, model: PreTrainedModel) -> dict[str, Cache]:
+    """The cache under the name that the model's forward pass has for it (`burnish.forward.versions`)."""
+    return {"cache" if takes(model, "cache") else "past_key_values": cache}

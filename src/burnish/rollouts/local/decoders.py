@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from burnish.forward.row_rules import quiet_outputs
-from burnish.forward.versions import cache_argument
-from burnish.rollouts.local.cache import Columns, PrefilledPrompts, RowCache
+from burnish.rollouts.local.cache import Columns, PrefilledPrompts, RowCache, as_argument
 from burnish.rollouts.local.kept import KeptRow, Tokens
 from burnish.rollouts.local.masks import Masks
 from burnish.rollouts.local.reading_on import RowReader, as_columns
@@ -66,7 +65,7 @@ class ModelDecoder:
     def __init__(self, model: PreTrainedModel, places: int, attention: str) -> None:
         self._model = model
         self._cache = RowCache(places)
-        self._cached = {cache_argument(model): self._cache}
+        self._cached = as_argument(self._cache, model)
         self._masks = Masks(model, attention)
         self._prompts: list[_Prompt] = []  # of each row
 

@@ -13,8 +13,7 @@ from burnish.errors import RolloutError
 from burnish.forward.attention import packing_way
 from burnish.forward.precision import rounded_up, rounds_up
 from burnish.forward.row_rules import quiet_outputs
-from burnish.forward.versions import cache_argument
-from burnish.rollouts.local.cache import PrefilledPrompts
+from burnish.rollouts.local.cache import PrefilledPrompts, as_argument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -60,7 +59,6 @@ class Prefiller:
 
     def __init__(self, model: PreTrainedModel, *, pad_token_id: int) -> None:
         self._model = model
-        self._cache_argument = cache_argument(model)
         self._pad_token_id = pad_token_id
         self._device = next(model.parameters()).device
         self._kept: tuple[Tokens, PrefilledPrompts] | None = None
@@ -110,7 +108,7 @@ class Prefiller:
             position_ids=positions,
             use_cache=True,
             logits_to_keep=1,  # none are needed, but 0 would mean all
-            **{self._cache_argument: cache},
+            **as_argument(cache, self._model),
             **quiet_outputs(self._model),
         )
         self._tokens += sum(len(prompt) - 1 for prompt in chunk)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from burnish.forward.row_rules import quiet_outputs
-from burnish.forward.versions import cache_argument
-from burnish.rollouts.local.cache import Columns, PrefilledPrompts, RowCache
+from burnish.rollouts.local.cache import Columns, PrefilledPrompts, RowCache, as_argument
 from burnish.rollouts.local.kept import Held, KeptRow, Tokens
 from burnish.rollouts.local.masks import Masks
 from burnish.rollouts.local.prefill import attention_kind, tokens_per_forward
@@ -45,7 +44,6 @@ class RowReader:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._cache_argument = cache_argument(model)
         self._device = next(model.parameters()).device
         self._masks = Masks(model, attention_kind(model.config))
 
@@ -109,7 +107,7 @@ class RowReader:
             attention_mask=self._masks(positions_RT, width),
             use_cache=True,
             logits_to_keep=1,  # none are needed, but 0 would mean all
-            **{self._cache_argument: cache},
+            **as_argument(cache, self._model),
             **quiet_outputs(self._model),
         )
         return cache

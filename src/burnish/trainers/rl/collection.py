@@ -93,8 +93,7 @@ class Collector:
         self, sampled: Sequence[RolloutGroup], kept: Sequence[RolloutGroup], wanted: Mapping[str, int]
     ) -> dict[str, Metric]:
         fixed = all(domain.sampling.ignore_eos for domain in self.domains.by_name.values())
-        limit, missing = self.config.turn_limit, sum(wanted.values()) - len(kept)
-        metrics = describe_groups(sampled, missing=missing, fixed_length=fixed, turn_limit=limit)
+        metrics = describe_groups(sampled, sum(wanted.values()) - len(kept), self.config.turn_limit, fixed_length=fixed)
         metrics |= describe_audits(sampled, [reward.log_label for reward in self.config.all_rewards if reward.audit])
         if ALL in self.domains.by_name:
             return metrics

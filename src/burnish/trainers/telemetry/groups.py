@@ -21,7 +21,7 @@ def constant_fraction(groups: Sequence[RolloutGroup]) -> Metric:
 
 
 def describe_groups(
-    groups: Sequence[RolloutGroup], *, missing: int = 0, fixed_length: bool = False, turn_limit: int | None = None
+    groups: Sequence[RolloutGroup], missing: int = 0, turn_limit: int | None = None, *, fixed_length: bool = False
 ) -> dict[str, Metric]:
     """Rewards, lengths and finish reasons of everything that was sampled, before any filter or penalty.
 
