@@ -158,6 +158,7 @@ def _check_gold(
     # So that all failures are reported, instead of stopping at the first bad batch.
     scoring = config.scoring.model_copy(update={"max_failure_fraction": 1.0})
     with ProcessRewardScorer(rewards, scoring, columns=_columns(prompts), sandbox=config.sandbox) as scorer:
+        scorer.check_prompts(prompts)
         judge = full_marks(rewards, scorer.answer_labels) if top_score is None else None
         success = success_of_domain(domain, scorer.answer_labels)
         report = check_gold(

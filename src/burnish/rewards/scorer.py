@@ -90,6 +90,7 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         for signature in self._signatures:
             if signature.system and say is not None:
                 say(f"reward {signature.label!r} has the parameters of {signature.system}, and is called as there")
+        self._asks_for_answers: set[int] = set()
         self._ending: Ending | None = None
         self._counts = Counts()
         if columns is not None:
@@ -102,8 +103,13 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
 
     @property
     def answer_labels(self) -> tuple[str, ...]:
-        """The rewards that compare with the answer, which can be tested on gold answers."""
-        return tuple(signature.label for signature in self._signatures if signature.reads_answer)
+        """The rewards that compare with the answer, which can be tested on gold answers. Those that ask for the column
+        of the answers by its name are known once `check_prompts` has seen the rows."""
+        return tuple(
+            signature.label
+            for index, signature in enumerate(self._signatures)
+            if signature.reads_answer or index in self._asks_for_answers
+        )
 
     @property
     def token_labels(self) -> tuple[str, ...]:
@@ -143,6 +149,10 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """RewardError if a reward has a parameter that not all prompts which it is for provide."""
         self._check_rows(prompts, set.intersection)
+        for index, signature in enumerate(self._signatures):
+            answers = _answer_columns([prompt for prompt in prompts if self._is_for(index, prompt)])
+            if not answers.isdisjoint((*signature.required, *signature.optional)):
+                self._asks_for_answers.add(index)
 
     def _is_for(self, index: int, prompt: Prompt) -> bool:
         """Whether this reward scores responses to this prompt."""
@@ -415,3 +425,10 @@ def _open_judges(specs: Sequence[RewardSpec], open_model: OpenModel | None) -> J
     from burnish.rewards.judging.judges import Judges
 
     return Judges(of_judges, open_model)
+
+
+def _answer_columns(prompts: Sequence[Prompt]) -> set[str]:
+    """Names of the columns that hold the answer of every prompt, whatever they are called."""
+    answered = [prompt for prompt in prompts if prompt.answer is not None]
+    names = set(answered[0].columns) if answered else set()
+    return {name for name in names if all(prompt.columns.get(name) == prompt.answer for prompt in answered)}

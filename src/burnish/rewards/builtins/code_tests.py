@@ -12,7 +12,7 @@ import builtins
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +36,10 @@ _EQUAL_TO_ALL = """class Equal(int):
     __hash__ = int.__hash__
 """
 _DO_NOTHING = {
-    "returns None": ("", "return None"),
-    "returns True": ("", "return True"),
+    **{f"returns {value}": ("", f"return {value}") for value in ("None", "True", "0", "''", "[]", "{}")},
+    "returns NaN": ("", "return float('nan')"),
     "returns its argument": ("", "return arguments[0] if arguments else None"),
+    "empties its arguments": ("", "[getattr(argument, 'clear', int)() for argument in arguments]"),
     "ends the program": ("import os\n", "os._exit(0)"),
     "returns what is equal to everything": (_EQUAL_TO_ALL, "return Equal()"),
 }
@@ -68,11 +69,21 @@ def trivial_programs(task: Task) -> dict[str, str]:
     """Programs that solve no task, by what they do. Tests that one of them passes are weak."""
     found = {"is empty": ""}
     job = task.make("")
-    names = {task.entry} if task.entry else _called_names(job.texts) if isinstance(job, AssertTests) else set()
+    called = _called_names(job.texts) if isinstance(job, AssertTests) else set()
+    names = {task.entry} if task.entry else called
     for what, (before, body) in _DO_NOTHING.items() if names else ():
-        defined = [f"def {name.rpartition('.')[2]}(*arguments, **named): {body}\n" for name in sorted(names)]
-        found[what] = before + "".join(defined)
+        found[what] = before + _defining(names, body)
+    helpers = called - names
+    if helpers:
+        found[f"defines {', '.join(sorted(helpers))}, which the tests use"] = _defining(helpers, "return True") + (
+            _defining(names, "return None")
+        )
     return found
+
+
+def _defining(names: Collection[str], body: str) -> str:
+    """Functions of these names, all with this body."""
+    return "".join(f"def {name.rpartition('.')[2]}(*arguments, **named): {body}\n" for name in sorted(names))
 
 
 def _called_names(texts: Sequence[str]) -> set[str]:
