@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import datasets
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from burnish.config.schema import RmConfig
@@ -73,10 +71,8 @@ def test_what_is_part_of_the_prompt_is_in_it(
 
 def test_rows_that_differ_in_their_system_prompt_are_not_repeats(jsonl: Callable, chat_tokenizer) -> None:
     source = DataSource(path=jsonl(*(SHAREGPT | {"system": system} for system in ("a", "b", "a"))))
-    for found in (
-        load_prompts([source], tokenizer=chat_tokenizer),
-        load_sft_examples([source], tokenizer=chat_tokenizer),
-    ):
+    for load in (load_prompts, load_sft_examples):
+        found = load([source], tokenizer=chat_tokenizer)
         assert find_overlap(found.asked()).repeated_train == (("rows:2", "rows:0"),)
 
 
@@ -91,11 +87,9 @@ def test_rows_that_differ_in_their_system_prompt_are_not_repeats(jsonl: Callable
     ],
 )  # fmt: skip
 def test_context_that_cannot_be_read_is_refused(jsonl: Callable, chat_tokenizer, row: dict, words: str) -> None:
+    source = DataSource(path=jsonl(row), columns={"input": "persona"} if "persona" in row else {})
     with pytest.raises(DataError, match=r"rows\.jsonl:1: ") as caught:
-        load_prompts(
-            [DataSource(path=jsonl(row), columns={"input": "persona"} if "persona" in row else {})],
-            tokenizer=chat_tokenizer,
-        )
+        load_prompts([source], tokenizer=chat_tokenizer)
     assert words in str(caught.value)
 
 
@@ -127,9 +121,8 @@ def test_pictures_and_sounds_are_refused_wherever_they_come_from(
     jsonl: Callable, chat_tokenizer, tmp_path, name: str, value: object
 ) -> None:
     row = {"messages": [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "A"}], name: value}
-    table = pyarrow.Table.from_pylist([row])
-    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    saved = datasets.Dataset(table)
+    saved = datasets.Dataset.from_list([row])
+    saved.to_parquet(tmp_path / "rows.parquet")
     if value is PICTURE:  # it is not decoded, which would need another package
         saved = saved.cast_column(name, datasets.Image())
     saved.save_to_disk(tmp_path / "saved")
