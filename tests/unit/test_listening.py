@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from watching import wait_for
 
 from burnish.outside.listening import UVICORN, listening
 from burnish.rollouts.endpoint.desk import Desk
@@ -24,12 +25,6 @@ pytest.importorskip("starlette", reason="needs burnish[serve]")
 uvicorn = pytest.importorskip("uvicorn", reason="needs burnish[serve]")
 
 
-class Programs:
-    limits = Limits()
-
-    def close(self) -> None: ...
-
-
 @pytest.fixture(scope="module", params=["models", "programs"])
 def server(request: Any) -> Iterator[tuple[int, str]]:
     """The port of a server without a key, and a path that answers GET."""
@@ -37,15 +32,12 @@ def server(request: Any) -> Iterator[tuple[int, str]]:
         terms = Terms(Sampling(8), "tiny", 64)
         app, path = models(Desk(lambda name: terms), ModelService()), "/v1/models"
     else:
-        app, path = programs(Programs(), ProgramService()), "/judge"  # type: ignore[arg-type]
+        app, path = programs(Mock(limits=Limits()), ProgramService()), "/judge"
     with listening("127.0.0.1", 0) as listener:
         running = uvicorn.Server(uvicorn.Config(app, lifespan="off", **UVICORN))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 60
-        while not running.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: running.started)
         yield listener.getsockname()[1], path
         running.should_exit = True
         thread.join(60)
