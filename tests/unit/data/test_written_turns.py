@@ -5,14 +5,13 @@ The templates are stand-ins that do what those of well-known families do.
 
 from __future__ import annotations
 
-from itertools import groupby
-from operator import itemgetter
-
 import pytest
 
 from burnish.config.schema_data import DataSource
 from burnish.data.sft import SftSet, load_sft_examples
 from burnish.errors import DataError
+
+from .conftest import trained_pieces
 
 # Thinking stands in turns after the last question only; it is cut out of contents (Qwen3).
 QWEN3 = (
@@ -92,8 +91,7 @@ def load(jsonl, new_tokenizer):
         tokenizer = new_tokenizer(template=template, specials=specials)
         loaded = load_sft_examples([DataSource(path=jsonl({"messages": messages}))], tokenizer=tokenizer)
         (example,) = loaded.examples
-        pairs = groupby(zip(example.tokens, example.loss_mask, strict=True), key=itemgetter(1))
-        return loaded, [tokenizer.decode([token for token, _ in pair]) for trained, pair in pairs if trained]
+        return loaded, trained_pieces(example, tokenizer)
 
     return _load
 
