@@ -46,10 +46,14 @@ def make_tokenizer(
     return tokenizer
 
 
-def trained_pieces(example: SftExample, tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """The text of each run of tokens that are trained on."""
+def pieces(example: SftExample, tokenizer: PreTrainedTokenizerFast) -> list[tuple[bool, str]]:
+    """The example as runs of (trained, text)."""
     runs = groupby(zip(example.tokens, example.loss_mask, strict=True), key=itemgetter(1))
-    return [tokenizer.decode([token for token, _ in run]) for trained, run in runs if trained]
+    return [(trained, tokenizer.decode([token for token, _ in run])) for trained, run in runs]
+
+
+def trained_pieces(example: SftExample, tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    return [text for trained, text in pieces(example, tokenizer) if trained]
 
 
 @pytest.fixture(scope="session")
