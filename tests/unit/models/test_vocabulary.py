@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from burnish.config.schema import RlConfig
+from burnish.config.loading import load_run_data
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.forward.logprobs import HeadTransform, chunked_token_scores, likeliest_tokens, plain_token_scores
@@ -35,9 +35,8 @@ def _batch_of(rollouts):
 def padded_model(tmp_path, tokenizer):
     """A saved model whose head prefers rows that the tokenizer does not know."""
     model = tiny_llama(vocab_size=ROWS, hidden_size=16, eos_token_id=1, pad_token_id=2, context_length=64)
-    with torch.no_grad():
-        head = model.get_output_embeddings().weight
-        head[TOKENS:] = 3 * head[4]
+    head = model.get_output_embeddings().weight.data
+    head[TOKENS:] = 3 * head[4]
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     return tmp_path
@@ -109,10 +108,8 @@ def test_nothing_is_cut_where_every_row_has_a_token(load):
 
 
 def test_a_stop_id_that_is_never_sampled_is_refused():
-    rollout = {"stop_token_ids": [TOKENS]}
-    config = RlConfig.model_validate(
-        {"output": "x", "model": "m", "data": {"train": "t"}, "rewards": "length", "steps": 1, "rollout": rollout}
-    )
+    run = {"model": "m", "data": {"train": "t"}, "rewards": "length", "rollout": {"stop_token_ids": [TOKENS]}}
+    config = load_run_data(run).rl
     with pytest.raises(ModelError, match="stop_token_ids names 16, which is beyond"):
         check_fit(config, None, TOKENS)
     check_fit(config, None, ROWS)

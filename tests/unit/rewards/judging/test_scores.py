@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
 import json
 import random
-import socket
-import threading
-import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,35 +197,9 @@ async def reply_after(left: float) -> None:
 
 
 @pytest.fixture
-def raw() -> Iterator[Any]:
+def raw(stub_judge: Any) -> Any:
     """Starts an endpoint that sends these bytes, and then others as often as it can: `raw(sent, drip)`."""
-    listening: list[socket.socket] = []
-
-    def answer(connection: socket.socket, sent: bytes, drip: bytes) -> None:
-        with connection, contextlib.suppress(OSError):
-            asked = b""
-            while not asked.endswith(b"}"):
-                asked += connection.recv(1 << 16)
-            connection.sendall(sent)
-            while drip:
-                connection.sendall(drip)
-                time.sleep(0.02)
-
-    def serve(server: socket.socket, sent: bytes, drip: bytes) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                answer(server.accept()[0], sent, drip)
-
-    def start(sent: bytes, drip: bytes = b"") -> Any:
-        server = socket.create_server(("127.0.0.1", 0))
-        listening.append(server)
-        threading.Thread(target=serve, args=(server, sent, drip), daemon=True).start()
-        return SimpleNamespace(url=f"http://127.0.0.1:{server.getsockname()[1]}/v1")
-
-    yield start
-    for server in listening:
-        server.shutdown(socket.SHUT_RDWR)
-        server.close()
+    return lambda sent, drip=b"": stub_judge(None, raw=(sent, drip))
 
 
 def test_equal_responses_are_asked_about_once(endpoint: Any, ask: Any) -> None:

@@ -116,7 +116,7 @@ def script(speech: Speech) -> Script:
 
 @pytest.fixture
 def serving(speech: Speech, script: Script) -> Iterator[Callable[..., StandingLoop]]:
-    """Starts loops that answer with the script; `record` collects lines."""
+    """Starts loops that answer with the script or another engine; `record` collects lines."""
     started: list[tuple[StandingLoop, threading.Thread]] = []
 
     def run(loop: StandingLoop) -> None:
@@ -124,9 +124,14 @@ def serving(speech: Speech, script: Script) -> Iterator[Callable[..., StandingLo
             loop.run()
 
     def start(
-        *, room: Room = ROOM, record: list[str] | None = None, sampling: Sampling = SAMPLING, **terms: Any
+        engine: Script | None = None,
+        *,
+        room: Room = ROOM,
+        record: list[str] | None = None,
+        sampling: Sampling = SAMPLING,
+        **terms: Any,
     ) -> StandingLoop:
-        standing = Standing(script, speech, Terms(sampling, MODEL, room.context, **terms), room)
+        standing = Standing(engine or script, speech, Terms(sampling, MODEL, room.context, **terms), room)
         loop = StandingLoop(standing, None if record is None else record.append)
         started.append((loop, threading.Thread(target=run, args=[loop], daemon=True)))
         started[-1][1].start()
