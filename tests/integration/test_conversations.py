@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import ctrl_c_in_step
 
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
@@ -21,7 +20,6 @@ from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.tokenizers import load_tokenizer
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.run import evaluate_run
-from burnish.trainers.telemetry.journal import Journal
 from burnish.types import BRANCH_STRIDE
 
 QUIET = Console(quiet=True)
@@ -226,22 +224,10 @@ def test_without_rounds_the_tokens_are_the_same(run: Callable[..., RlConfig]) ->
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_the_same(
-    run: Callable[..., RlConfig],
-    trace: Callable[[Path], Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_resumed_run_is_the_same(run: Callable[..., RlConfig], trace: Callable[[Path], Any]) -> None:
     expected = trace(train(run("whole", "echo")))
-    write = Journal.write
-
-    def interrupted(journal: Journal, step: int, row: dict[str, float]) -> None:
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        write(journal, step, row)
-
-    monkeypatch.setattr(Journal, "write", interrupted)
-    halves = train(run("halves", "echo"))
-    monkeypatch.undo()
+    with ctrl_c_in_step(2):
+        halves = train(run("halves", "echo"))
     assert rows(halves)[-1]["step"] == 2
     assert trace(train(run("halves", "echo"))) == expected
 
@@ -329,10 +315,8 @@ def test_an_environment_that_always_fails_ends_the_run(
     run: Callable[..., RlConfig], staleness: int, allowed: float
 ) -> None:
     conversation = {"environment_options": {"dies_every": 1, "how": "at once"}}
-    scoring = {"max_failure_fraction": allowed}
-    config = run(
-        "run", "echo", conversation, max_staleness=staleness, scoring=scoring, evaluation={"every_steps": None}
-    )
+    fields = {"scoring": {"max_failure_fraction": allowed}, "evaluation": {"every_steps": None}}
+    config = run("run", "echo", conversation, max_staleness=staleness, **fields)
     with pytest.raises(OutageError, match=r"The first one: prompt .* ValueError: no"):
         train_rl(config, console=QUIET)
     assert rows(config.output) == []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +10,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import ctrl_c_in_step
 
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.preflight import preview
-from burnish.trainers.telemetry.journal import Journal
 
 
 @pytest.fixture
@@ -86,24 +84,12 @@ def test_three_domains(run: Callable[..., Path]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resumed_run_of_domains_is_the_same(
-    staleness: int,
-    run: Callable[..., Path],
-    trace: Callable[[Path], Any],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    staleness: int, run: Callable[..., Path], trace: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     """Ctrl-C in step 3 ends the run after it: positions, pass rates and running moments go on."""
     expected = trace(run("whole", staleness))
-    write = Journal.write
-
-    def interrupted(journal: Journal, step: int, row: dict[str, float]) -> None:
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        write(journal, step, row)
-
-    monkeypatch.setattr(Journal, "write", interrupted)
-    run("halves", staleness)
-    monkeypatch.undo()
+    with ctrl_c_in_step(3):
+        run("halves", staleness)
     assert [row["step"] for row in rows(tmp_path / "halves")][-1] == 3
     assert trace(run("halves", staleness)) == expected
 

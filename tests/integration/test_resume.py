@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import train
 
 from burnish.checkpointing import fingerprints
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
@@ -205,14 +206,6 @@ def test_several_kills_at_random_instants(
         assert kill_when(commands, words, run, lambda: far_enough() and some_time_later())
     finish(commands, words, run)
     assert trace(run) == expected
-
-
-def train(config: RlConfig | SftConfig) -> tuple[Path, str]:
-    """In this process: the folder of the run, and what it said."""
-    said = io.StringIO()
-    console = Console(file=said, width=200)
-    result = train_rl(config, console=console) if isinstance(config, RlConfig) else train_sft(config, console=console)
-    return result.folder, " ".join(said.getvalue().split())
 
 
 @pytest.mark.slow

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import ctrl_c_in_step
 
 from burnish.config.schema import RlConfig
 from burnish.errors import RolloutError
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.collection import Collector
-from burnish.trainers.telemetry.journal import Journal
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05}},
@@ -77,20 +75,12 @@ def test_the_weights_that_sample_a_step_are_those_of_the_rule(
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["grpo", pytest.param("dapo", marks=pytest.mark.slow)])
 def test_a_run_that_samples_ahead_goes_on_with_the_batches_of_its_checkpoint(
-    case: str, run: Callable[..., Path], trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    case: str, run: Callable[..., Path], trace: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     """Ctrl-C in step 3 ends the run after it."""
     expected = trace(run("whole", case, 2))
-    write = Journal.write
-
-    def interrupted(journal: Journal, step: int, row: dict[str, float]) -> None:
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        write(journal, step, row)
-
-    monkeypatch.setattr(Journal, "write", interrupted)
-    run("halves", case, 2)
-    monkeypatch.undo()
+    with ctrl_c_in_step(3):
+        run("halves", case, 2)
     assert len(metrics(tmp_path / "halves")) == 4
     assert trace(run("halves", case, 2)) == expected
 
