@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import ctrl_c_in_step
+from runs import ctrl_c_in_step, rows_of
 
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
@@ -165,10 +165,6 @@ def run(
     return build
 
 
-def rows(folder: Path | str) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-
-
 def rollouts(folder: Path | str) -> list[dict[str, Any]]:
     files = sorted((Path(folder) / "rollouts").glob("step-*.jsonl"))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
@@ -182,7 +178,7 @@ def train(config: RlConfig) -> Path:
 @pytest.mark.slow
 def test_a_run_with_a_calculator(run: Callable[..., RlConfig]) -> None:
     folder = train(run("run"))
-    found = [row for row in rows(folder) if row["step"] > 0]
+    found = [row for row in rows_of(folder) if row["step"] > 0]
     assert len(found) == 4
     for row in found:
         assert row["tool/calls"] > 0
@@ -228,7 +224,7 @@ def test_a_resumed_run_is_the_same(run: Callable[..., RlConfig], trace: Callable
     expected = trace(train(run("whole", "echo")))
     with ctrl_c_in_step(2):
         halves = train(run("halves", "echo"))
-    assert rows(halves)[-1]["step"] == 2
+    assert rows_of(halves)[-1]["step"] == 2
     assert trace(train(run("halves", "echo"))) == expected
 
 
@@ -290,7 +286,7 @@ def test_an_environment_that_fails_in_every_third_conversation(run: Callable[...
     conversation = {"environment_options": {"dies_every": 3, "how": how}, "same_start": False}
     algorithm = {"preset": "grpo", "dynamic_sampling": False}
     folder = train(run("run", "echo", conversation, algorithm=algorithm, scoring={"max_failure_fraction": 0.9}))
-    found = [row for row in rows(folder) if row["step"] > 0]
+    found = [row for row in rows_of(folder) if row["step"] > 0]
     assert len(found) == 4
     lines = rollouts(folder)
     lost = [line for line in lines if line["finish_reason"] == "failed"]
@@ -319,7 +315,7 @@ def test_an_environment_that_always_fails_ends_the_run(
     config = run("run", "echo", conversation, max_staleness=staleness, **fields)
     with pytest.raises(OutageError, match=r"The first one: prompt .* ValueError: no"):
         train_rl(config, console=QUIET)
-    assert rows(config.output) == []
+    assert rows_of(config.output) == []
 
 
 @pytest.mark.slow
@@ -350,7 +346,7 @@ def test_an_outage_changes_nothing_if_it_passes_and_costs_no_step_if_it_does_not
     assert untimed[0] == untimed[1]
     with pytest.raises(OutageError, match="the server is away"):
         train_rl(lasting, console=QUIET)
-    done = [row["step"] for row in rows(lasting.output)]
+    done = [row["step"] for row in rows_of(lasting.output)]
     assert done == ([] if staleness else [1])  # ahead of training, the second batch is sampled before the first step
     assert (Path(lasting.output) / "checkpoints" / "step-000001").is_dir() == bool(done)
     (tmp_path / "lasting.log").write_text("." * 10**6)
@@ -363,7 +359,7 @@ def test_ppo_with_a_critic(run: Callable[..., RlConfig]) -> None:
     options = {"environment_options": {"dies_every": 5}, "same_start": False}
     scoring = {"max_failure_fraction": 0.9}
     folder = train(run("run", "echo", options, algorithm="ppo", critic={"learning_rate": 1e-3}, scoring=scoring))
-    found = [row for row in rows(folder) if row["step"] > 0]
+    found = [row for row in rows_of(folder) if row["step"] > 0]
     assert len(found) == 4
     assert all("critic/explained_variance" in row for row in found)
 

@@ -1,8 +1,9 @@
-"""Runs in this process: what they say, and one that is interrupted."""
+"""Runs in this process: what they say and leave, and one that is interrupted."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ def train(config: RlConfig | SftConfig) -> tuple[Path, str]:
     console = Console(file=said, width=200)
     result = train_rl(config, console=console) if isinstance(config, RlConfig) else train_sft(config, console=console)
     return result.folder, " ".join(said.getvalue().split())
+
+
+def rows_of(folder: Path | str) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
 
 
 @contextmanager

@@ -27,10 +27,6 @@ from burnish.types import RolloutRequest
 TOKENS, ROWS = 16, 21
 
 
-def _batch_of(rollouts):
-    return build_batch(rollouts, pad_token_id=2, mask_truncated=False)
-
-
 @pytest.fixture
 def padded_model(tmp_path, tokenizer):
     """A saved model whose head prefers rows that the tokenizer does not know."""
@@ -74,9 +70,9 @@ def test_such_ids_are_never_sampled_and_the_trainer_agrees(padded_model, plain, 
     rollouts = engine.generate([request], Sampling(12, greedy=greedy), seed=0, step=0)
     assert max(token for rollout in rollouts for token in rollout.response_tokens) < TOKENS
     policy = LocalPolicy(loaded, OptimizerSettings(1e-3, 10))
-    scores = policy.logprobs(_batch_of(rollouts), entropy=True, correct=greedy)
-    reference = policy.reference().logprobs(_batch_of(rollouts))
-    assert torch.equal(scores.logprobs_BT, reference)
+    batch = build_batch(rollouts, pad_token_id=2, mask_truncated=False)
+    scores = policy.logprobs(batch, entropy=True, correct=greedy)
+    assert torch.equal(scores.logprobs_BT, policy.reference().logprobs(batch))
     for row, rollout in enumerate(rollouts):
         length = len(rollout.response_tokens)
         sampled = torch.tensor(rollout.rollout_logprobs)
@@ -88,7 +84,8 @@ def test_such_ids_are_never_sampled_and_the_trainer_agrees(padded_model, plain, 
 def test_a_head_of_another_form_is_scored_alike(padded_model, monkeypatch):
     loaded = load_model(ModelConfig(path=str(padded_model), device="cpu"))
     request = RolloutRequest("p", 0, (4, 5, 6), (0, 1))
-    batch = _batch_of(LocalEngine.of(loaded, max_batch_rows=2).generate([request], Sampling(9), seed=0, step=0))
+    rollouts = LocalEngine.of(loaded, max_batch_rows=2).generate([request], Sampling(9), seed=0, step=0)
+    batch = build_batch(rollouts, pad_token_id=2, mask_truncated=False)
     expected = ResponseScorer(loaded.model, vocabulary=TOKENS).score(batch, entropy=True, correct=True)
     monkeypatch.setattr("burnish.forward.scoring.find_head_transform", lambda model: None)
     found = ResponseScorer(loaded.model, vocabulary=TOKENS).score(batch, entropy=True, correct=True)

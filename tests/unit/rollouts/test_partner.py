@@ -559,17 +559,12 @@ def test_a_result_that_comes_twice_serves_nobody_else(tools: ConversationHost) -
 
 @pytest.mark.slow
 def test_the_parent_is_started_again(tmp_path: Path) -> None:
-    host = host_of(tmp_path, TOOLS, ["end", "add"])
-    try:
-        with Talker(partner_of(host)) as talker:
-            talker.open({})
-            (answer,) = talker.say(call("end", how="parent"))
-            assert results(answer) == ["Error: its process has ended"]
-            assert results(talker.say(call("add", a=1, b=1))[0]) == ["2"]
-            assert talker.numbers()["conversation/restarts"] == 1
-            assert "conversation/restarts" not in talker.numbers()
-    finally:
-        host.close()
+    with contextlib.closing(host_of(tmp_path, TOOLS, ["end", "add"])) as host, talking(host) as talker:
+        (answer,) = talker.say(call("end", how="parent"))
+        assert results(answer) == ["Error: its process has ended"]
+        assert results(talker.say(call("add", a=1, b=1))[0]) == ["2"]
+        assert talker.numbers()["conversation/restarts"] == 1
+        assert "conversation/restarts" not in talker.numbers()
 
 
 class Served:
@@ -893,16 +888,13 @@ def test_environments_of_a_group_start_with_the_same_seed(tmp_path: Path, same: 
         "class Seeds:\n    def reset(self, seed):\n        return str(seed)\n"
         "    def step(self, action):\n        return '', 0.0, True, False, {}\n"
     )
-    host = ConversationHost(Wanted(environment=f"{tmp_path / 'seeds.py'}:Seeds"))
-    try:
+    with contextlib.closing(ConversationHost(Wanted(environment=f"{tmp_path / 'seeds.py'}:Seeds"))) as host:
         answers = partner_of(host, same_start=same).answering(seed=1, step=2)
         for sample in range(3):
             answers.open((0, sample), Prompt("p", text="Hello."))
         found = {event.prompt_tokens for event in answers.events(wait_for_all=True).values()}  # type: ignore[union-attr]
         answers.close()
         assert len(found) == (1 if same else 3)
-    finally:
-        host.close()
 
 
 @pytest.mark.slow
@@ -942,27 +934,11 @@ def test_thousands_of_conversations(desk: ConversationHost) -> None:
 
 
 @pytest.mark.slow
-def test_more_descriptors_than_select_can_take(tools: ConversationHost, tmp_path: Path) -> None:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 2048:
-        pytest.skip("this system allows too few open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
-    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-    try:
-        host = host_of(tmp_path, TOOLS, ["add"])
-        try:
-            with Talker(partner_of(host)) as talker:
-                talker.open({}, {})
-                answers = talker.say(call("add", a=1, b=1), call("add", a=2, b=2))
-                assert [results(one) for one in answers] == [["2"], ["4"]]
-        finally:
-            host.close()
-    finally:
-        for number in opened:
-            os.close(number)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+@pytest.mark.usefixtures("beyond_a_thousand")
+def test_more_descriptors_than_select_can_take(tmp_path: Path) -> None:
+    with contextlib.closing(host_of(tmp_path, TOOLS, ["add"])) as host, talking(host, {}, {}) as talker:
+        answers = talker.say(call("add", a=1, b=1), call("add", a=2, b=2))
+        assert [results(one) for one in answers] == [["2"], ["4"]]
 
 
 def test_the_end_of_a_call_ends_what_is_still_running(tools: ConversationHost, tmp_path: Path) -> None:
