@@ -236,44 +236,43 @@ def test_an_answer_that_is_not_what_was_demanded_is_refused(
     assert (caught.value.status, caught.value.param) == (422, field)
 
 
-def test_a_response_is_a_chat() -> None:
-    function = {"name": "calc", "parameters": {"type": "object", "properties": {}}}
-    asked = {
-        "model": "tiny",
-        "instructions": "be kind",
-        "input": [
-            {"role": "user", "content": [{"type": "input_text", "text": "2+2?"}]},
-            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "let me see"}]},
-            *({"type": "function_call", "call_id": name, "name": "calc", "arguments": "{}"} for name in "ab"),
-            *({"type": "function_call_output", "call_id": name, "output": "4"} for name in "ab"),
-        ],
-        "tools": [{"type": "function", **function}],
-        "tool_choice": {"type": "function", "name": "calc"},
-        "max_output_tokens": 5,
-        "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
-        "include": ["message.output_text.logprobs"],
-        "store": True,
-        "stream": True,
-        "reasoning": {"effort": "none", "summary": "auto"},
-        "truncation": "disabled",
-    }
-    call = {"type": "function", "function": {"name": "calc", "arguments": "{}"}}
-    chat = {
-        "model": "tiny",
-        "messages": [
-            {"role": "system", "content": "be kind"},
-            {"role": "user", "content": "2+2?"},
-            {"role": "assistant", "content": "let me see", "tool_calls": [{"id": name, **call} for name in "ab"]},
-            *({"role": "tool", "tool_call_id": name, "content": "4"} for name in "ab"),
-        ],
-        "tools": [{"type": "function", "function": function}],
-        "tool_choice": function_of("calc"),
-        "max_tokens": 5,
-        "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
-        "logprobs": True,
-        "stream": True,
-    }
-    found, expected = read_response(asked, TERMS), read_chat(chat, TERMS)
+FLAT = {"name": "calc", "parameters": {"type": "object", "properties": {}}}
+CALL = {"type": "function", "function": {"name": "calc", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "chat"),
+    [
+        ({"instructions": "be kind"}, {"messages": [{"role": "system", "content": "be kind"}, *CHAT["messages"]]}),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]}, {}),
+        (
+            {
+                "input": [
+                    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I see"}]},
+                    *({"type": "function_call", "call_id": name, "name": "calc", "arguments": "{}"} for name in "ab"),
+                    *({"type": "function_call_output", "call_id": name, "output": "4"} for name in "ab"),
+                ]
+            },
+            {
+                "messages": [
+                    {"role": "assistant", "content": "I see", "tool_calls": [{"id": name, **CALL} for name in "ab"]},
+                    *({"role": "tool", "tool_call_id": name, "content": "4"} for name in "ab"),
+                ]
+            },
+        ),
+        ({"tools": [{"type": "function", **FLAT}]}, {"tools": [{"type": "function", "function": FLAT}]}),
+        (
+            {"tools": [{"type": "function", "name": "calc"}], "tool_choice": {"type": "function", "name": "calc"}},
+            {"tools": TOOLS, "tool_choice": TOOLS[0]},
+        ),
+        ({"max_output_tokens": 5, "stream": True}, {"max_tokens": 5, "stream": True}),
+        ({"text": {"format": {"type": "json_schema", **SCHEMA["json_schema"]}}}, {"response_format": SCHEMA}),
+        ({"include": ["message.output_text.logprobs"]}, {"logprobs": True}),
+        ({"store": True, "reasoning": {"effort": "none", "summary": "auto"}, "truncation": "disabled"}, {}),
+    ],
+)
+def test_a_response_is_a_chat(asked: dict[str, Any], chat: dict[str, Any]) -> None:
+    found, expected = read_response({**RESPONSE, **asked}, TERMS), read_chat({**CHAT, **chat}, TERMS)
     assert (found.messages, found.tools) == (expected.messages, expected.tools)
     assert replace(found.wish.demands, schema=None) == replace(expected.wish.demands, schema=None)
     assert replace(found.wish, demands=Demands()) == replace(expected.wish, demands=Demands())
