@@ -19,11 +19,11 @@ from burnish.trainers.sft import train_sft
 from burnish.trainers.telemetry.journal import Journal
 
 
-def train(config: RlConfig | SftConfig) -> tuple[Path, str]:
+def train(config: RlConfig | SftConfig, *, accept_changes: bool = False) -> tuple[Path, str]:
     """The folder of the run, and what it said."""
     said = io.StringIO()
-    console = Console(file=said, width=200)
-    result = train_rl(config, console=console) if isinstance(config, RlConfig) else train_sft(config, console=console)
+    call = train_rl if isinstance(config, RlConfig) else train_sft
+    result = call(config, console=Console(file=said, width=200), accept_changes=accept_changes)
     return result.folder, " ".join(said.getvalue().split())
 
 

@@ -177,9 +177,8 @@ def test_the_token_that_ends_a_turn_is_trained(
         ("t.function.arguments.b", "x'y"),
     ],
 )
-@pytest.mark.parametrize("marks", [("", ""), ("{% generation %}", "{% endgeneration %}")])
-def test_arguments_are_given_as_the_template_wants_them(load, write: str, written: str, marks: tuple) -> None:
-    begin, end = marks
+@pytest.mark.parametrize(("begin", "end"), [("", ""), ("{% generation %}", "{% endgeneration %}")])
+def test_arguments_are_given_as_the_template_wants_them(load, write: str, written: str, begin: str, end: str) -> None:
     template = (
         f"{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{{% if m.role == 'assistant' %}}{begin}"
         f"{{% for t in m.tool_calls %}}{{{{ t.function.name }}}} {{{{ {write} }}}}{{% endfor %}}<|im_end|>{end}"

@@ -16,13 +16,10 @@ from burnish.models.policy import LocalPolicy
 from burnish.models.saved import SavedPolicy
 from burnish.trainers.sft import response_ends
 
-CONFIG = ModelConfig(path="m")
-E = 1
 
-
-def _saved(loaded, further=(), *, lora=None, temperature=0.7):
-    policy = LocalPolicy(loaded, OptimizerSettings(1e-2, 10), temperature=temperature, lora=lora)
-    return SavedPolicy(CONFIG, loaded, policy, further, temperature)
+def _saved(loaded, further=(), *, lora=None):
+    policy = LocalPolicy(loaded, OptimizerSettings(1e-2, 10), temperature=0.7, lora=lora)
+    return SavedPolicy(ModelConfig(path="m"), loaded, policy, further, 0.7)
 
 
 @pytest.mark.parametrize(

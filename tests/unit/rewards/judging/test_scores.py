@@ -125,6 +125,7 @@ def http(body: bytes, head: str = "", status: str = "200 OK") -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body
 
 
+NO_SCORES = ("NaN", "1e999", "9" * 5000, '"7"', "[7]", "true", "{}")
 NESTED = b"[" * 100_000 + b"]" * 100_000
 NO_VERDICT = {
     "nested": http(NESTED),
@@ -151,9 +152,7 @@ NO_VERDICT = {
     "when": http(b"", "Retry-After: Fri, 31 Dec 9999 23:59:59 -2359\r\n", "503 X"),
     "dictionary": http(b'{"choices": {"0": 1}}'),
     "content": http(said({"score": 7})),
-    **{
-        score: http(said(f'{{"score": {score}}}')) for score in ("NaN", "1e999", "9" * 5000, '"7"', "[7]", "true", "{}")
-    },
+    **{score: http(said(f'{{"score": {score}}}')) for score in NO_SCORES},
     "twice": http(said('{"score": 7, "score": 9}')),
 }
 
@@ -187,13 +186,9 @@ def test_a_verdict_that_drips_ends_with_its_time(raw: Any, make_scorer: Any, mak
     (scored,) = scorer.score(make_items(["a"]))
     assert (scored.reward, scored.status) == (None, RewardStatus.TIMEOUT)
     assert "no answer within timeout_seconds" in scored.status_detail
-    with pytest.raises(NoVerdictError, match="no answer within timeout_seconds"):
-        asyncio.run(reply_after(-0.5))
-
-
-async def reply_after(left: float) -> None:
     client = ChatClient(JudgeOptions(url="http://127.0.0.1:9/v1", model="m"), Gate(Bounds(1)), Tally())
-    await client.reply(({"role": "user", "content": "a"},), Patience(left))
+    with pytest.raises(NoVerdictError, match="no answer within timeout_seconds"):
+        asyncio.run(client.reply(({"role": "user", "content": "a"},), Patience(-0.5)))
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ import pytest
 from burnish.errors import RolloutError
 from burnish.models.characters import character_tokenizer
 from burnish.models.weights import Weights
+from burnish.rollouts.endpoint.desk import Desk
 from burnish.rollouts.endpoint.requests import Terms
+from burnish.rollouts.endpoint.server import ServerThread, Service
 from burnish.rollouts.endpoint.speech import Speech
 from burnish.rollouts.endpoint.standing import Standing, StandingLoop
 from burnish.rollouts.endpoint.trajectory import Room
@@ -112,6 +114,20 @@ def speech() -> Speech:
 @pytest.fixture
 def script(speech: Speech) -> Script:
     return Script(speech.tokenizer)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., ServerThread]]:
+    """Starts servers of a desk: `start(desk, key=..., body_bytes=...)`."""
+    servers: list[ServerThread] = []
+
+    def start(desk: Desk, **service: Any) -> ServerThread:
+        servers.append(ServerThread(desk, Service(**service)))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
 
 
 @pytest.fixture

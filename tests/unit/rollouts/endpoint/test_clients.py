@@ -4,13 +4,11 @@ skipped; docs/serving.md has the versions that they were tried with."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
-
-from burnish.rollouts.endpoint.server import ServerThread, Service
 
 from .conftest import MODEL, Room
 
@@ -41,10 +39,8 @@ def call(name: str, arguments: str) -> str:
 
 
 @pytest.fixture
-def url(serving: Any) -> Iterator[str]:
-    server = ServerThread(serving(room=ROOM, others="follow").desk, Service(key=KEY))
-    yield server.url + "/v1"
-    server.close()
+def url(serving: Any, start: Any) -> str:
+    return f"{start(serving(room=ROOM, others='follow').desk, key=KEY).url}/v1"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import json
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
 from unittest.mock import Mock
@@ -19,7 +19,7 @@ from burnish.errors import RolloutError
 from burnish.outside.listening import RefusedError
 from burnish.rollouts.endpoint.desk import Desk, Order
 from burnish.rollouts.endpoint.requests import RewardCall
-from burnish.rollouts.endpoint.server import ServerThread, Service, check_address
+from burnish.rollouts.endpoint.server import ServerThread, check_address
 from burnish.rollouts.endpoint.standing import StandingLoop
 
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
@@ -29,19 +29,6 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 FLAT = {"type": "function", "name": "calc", "parameters": {"type": "object", "properties": {}}}
 CODE, TOO_LONG = "answer_does_not_fit", "context_length_exceeded"
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., ServerThread]]:
-    servers: list[ServerThread] = []
-
-    def start(desk: Desk, **service: Any) -> ServerThread:
-        servers.append(ServerThread(desk, Service(**service)))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
 
 
 def ask(server: ServerThread, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
