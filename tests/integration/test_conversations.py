@@ -334,8 +334,7 @@ def test_an_outage_changes_nothing_if_it_passes_and_costs_no_step_if_it_does_not
     """Away from the second step on: for one try and a bit, or for good. The run then goes on where it was."""
 
     def play(name: str, until: int) -> RlConfig:
-        options = {"log": str(tmp_path / f"{name}.log"), "away": [12, until]}
-        conversation = {"environment_options": options}
+        conversation = {"environment_options": {"log": str(tmp_path / f"{name}.log"), "away": [12, until]}}
         fields = {"steps": 3, "evaluation": {"every_steps": None}, "scoring": {"retry_seconds": 2.0}}
         return run(name, "echo", conversation, max_staleness=staleness, **fields)
 

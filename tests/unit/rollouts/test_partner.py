@@ -712,9 +712,8 @@ def test_a_call_that_outlives_its_conversation_leaves_nothing_kept_for_it(tools:
 def test_a_game_answers_texts_and_pays(game: ConversationHost) -> None:
     with Talker(partner_of(game)) as talker:
         (opened,) = talker.open({"opening": " Guess!"})
-        assert (
-            TOKENIZER.decode(opened.prompt_tokens) == "<|im_start|>user\nHello. Guess!<|im_end|><|im_start|>assistant\n"
-        )
+        prompt = TOKENIZER.decode(opened.prompt_tokens)
+        assert prompt == "<|im_start|>user\nHello. Guess!<|im_end|><|im_start|>assistant\n"
         (answer,) = talker.say("a")
         assert (answer.author, results(answer), answer.reward) == ("environment", ["heard a"], 1.5)
         (last,) = talker.say("bye")

@@ -140,12 +140,7 @@ def serving(speech: Speech, script: Script) -> Iterator[Callable[..., StandingLo
             loop.run()
 
     def start(
-        engine: Script | None = None,
-        *,
-        room: Room = ROOM,
-        record: list[str] | None = None,
-        sampling: Sampling = SAMPLING,
-        **terms: Any,
+        *, room: Room = ROOM, record: Any = None, sampling: Sampling = SAMPLING, engine: Any = None, **terms: Any
     ) -> StandingLoop:
         standing = Standing(engine or script, speech, Terms(sampling, MODEL, room.context, **terms), room)
         loop = StandingLoop(standing, None if record is None else record.append)

@@ -112,9 +112,8 @@ def test_openai_agents(url: str, says: Says, form: str) -> None:
     agent = agents.Agent(name="a", instructions="Add.", model=model, tools=[agents.function_tool(add)])
 
     async def run() -> tuple[Any, Any]:
-        says(call("add", '{"a": 2, "b": 2}'), "It is 4.")
+        says(*[call("add", '{"a": 2, "b": 2}'), "It is 4."] * 2)
         whole = await agents.Runner.run(agent, "2+2?")
-        says(call("add", '{"a": 2, "b": 2}'), "It is 4.")
         streamed = agents.Runner.run_streamed(agent, "2+2?")
         _ = [event async for event in streamed.stream_events()]
         return whole.final_output, streamed.final_output

@@ -145,7 +145,7 @@ class StoppableScript(Script, StoppableEngine):
 def test_what_is_sampled_for_a_client_that_goes_away_ends(serving: Start, speech: Any) -> None:
     engine = StoppableScript(speech.tokenizer)
     going, staying = (Order("", read_chat(_hello(), Terms(SAMPLING, MODEL, ROOM.context))) for _ in range(2))
-    serving(engine).desk.place(going, staying)
+    serving(engine=engine).desk.place(going, staying)
     wait_for(lambda: len(engine.seen) == 2)
     going.withdraw()
     assert staying.answer.result(timeout=20).said.text == "yes"
