@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import resource
 import shlex
 import shutil
 import sys
@@ -150,6 +151,20 @@ def gone() -> Callable[..., bool]:
         return False
 
     return wait
+
+
+@pytest.fixture
+def beyond_a_thousand() -> Iterator[None]:
+    """The next descriptors are above 1,023, which is as far as `select` goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("this system allows too few open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for descriptor in opened:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture

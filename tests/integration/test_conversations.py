@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import ctrl_c_in_step, rows_of
 
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
@@ -21,7 +20,6 @@ from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.tokenizers import load_tokenizer
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.run import evaluate_run
-from burnish.trainers.telemetry.journal import Journal
 from burnish.types import BRANCH_STRIDE
 
 QUIET = Console(quiet=True)
@@ -167,10 +165,6 @@ def run(
     return build
 
 
-def rows(folder: Path | str) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-
-
 def rollouts(folder: Path | str) -> list[dict[str, Any]]:
     files = sorted((Path(folder) / "rollouts").glob("step-*.jsonl"))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
@@ -184,7 +178,7 @@ def train(config: RlConfig) -> Path:
 @pytest.mark.slow
 def test_a_run_with_a_calculator(run: Callable[..., RlConfig]) -> None:
     folder = train(run("run"))
-    found = [row for row in rows(folder) if row["step"] > 0]
+    found = [row for row in rows_of(folder) if row["step"] > 0]
     assert len(found) == 4
     for row in found:
         assert row["tool/calls"] > 0
@@ -226,23 +220,11 @@ def test_without_rounds_the_tokens_are_the_same(run: Callable[..., RlConfig]) ->
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_the_same(
-    run: Callable[..., RlConfig],
-    trace: Callable[[Path], Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_resumed_run_is_the_same(run: Callable[..., RlConfig], trace: Callable[[Path], Any]) -> None:
     expected = trace(train(run("whole", "echo")))
-    write = Journal.write
-
-    def interrupted(journal: Journal, step: int, row: dict[str, float]) -> None:
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        write(journal, step, row)
-
-    monkeypatch.setattr(Journal, "write", interrupted)
-    halves = train(run("halves", "echo"))
-    monkeypatch.undo()
-    assert rows(halves)[-1]["step"] == 2
+    with ctrl_c_in_step(2):
+        halves = train(run("halves", "echo"))
+    assert rows_of(halves)[-1]["step"] == 2
     assert trace(train(run("halves", "echo"))) == expected
 
 
@@ -304,7 +286,7 @@ def test_an_environment_that_fails_in_every_third_conversation(run: Callable[...
     conversation = {"environment_options": {"dies_every": 3, "how": how}, "same_start": False}
     algorithm = {"preset": "grpo", "dynamic_sampling": False}
     folder = train(run("run", "echo", conversation, algorithm=algorithm, scoring={"max_failure_fraction": 0.9}))
-    found = [row for row in rows(folder) if row["step"] > 0]
+    found = [row for row in rows_of(folder) if row["step"] > 0]
     assert len(found) == 4
     lines = rollouts(folder)
     lost = [line for line in lines if line["finish_reason"] == "failed"]
@@ -329,13 +311,11 @@ def test_an_environment_that_always_fails_ends_the_run(
     run: Callable[..., RlConfig], staleness: int, allowed: float
 ) -> None:
     conversation = {"environment_options": {"dies_every": 1, "how": "at once"}}
-    scoring = {"max_failure_fraction": allowed}
-    config = run(
-        "run", "echo", conversation, max_staleness=staleness, scoring=scoring, evaluation={"every_steps": None}
-    )
+    fields = {"scoring": {"max_failure_fraction": allowed}, "evaluation": {"every_steps": None}}
+    config = run("run", "echo", conversation, max_staleness=staleness, **fields)
     with pytest.raises(OutageError, match=r"The first one: prompt .* ValueError: no"):
         train_rl(config, console=QUIET)
-    assert rows(config.output) == []
+    assert rows_of(config.output) == []
 
 
 @pytest.mark.slow
@@ -354,8 +334,7 @@ def test_an_outage_changes_nothing_if_it_passes_and_costs_no_step_if_it_does_not
     """Away from the second step on: for one try and a bit, or for good. The run then goes on where it was."""
 
     def play(name: str, until: int) -> RlConfig:
-        options = {"log": str(tmp_path / f"{name}.log"), "away": [12, until]}
-        conversation = {"environment_options": options}
+        conversation = {"environment_options": {"log": str(tmp_path / f"{name}.log"), "away": [12, until]}}
         fields = {"steps": 3, "evaluation": {"every_steps": None}, "scoring": {"retry_seconds": 2.0}}
         return run(name, "echo", conversation, max_staleness=staleness, **fields)
 
@@ -366,7 +345,7 @@ def test_an_outage_changes_nothing_if_it_passes_and_costs_no_step_if_it_does_not
     assert untimed[0] == untimed[1]
     with pytest.raises(OutageError, match="the server is away"):
         train_rl(lasting, console=QUIET)
-    done = [row["step"] for row in rows(lasting.output)]
+    done = [row["step"] for row in rows_of(lasting.output)]
     assert done == ([] if staleness else [1])  # ahead of training, the second batch is sampled before the first step
     assert (Path(lasting.output) / "checkpoints" / "step-000001").is_dir() == bool(done)
     (tmp_path / "lasting.log").write_text("." * 10**6)
@@ -379,7 +358,7 @@ def test_ppo_with_a_critic(run: Callable[..., RlConfig]) -> None:
     options = {"environment_options": {"dies_every": 5}, "same_start": False}
     scoring = {"max_failure_fraction": 0.9}
     folder = train(run("run", "echo", options, algorithm="ppo", critic={"learning_rate": 1e-3}, scoring=scoring))
-    found = [row for row in rows(folder) if row["step"] > 0]
+    found = [row for row in rows_of(folder) if row["step"] > 0]
     assert len(found) == 4
     assert all("critic/explained_variance" in row for row in found)
 

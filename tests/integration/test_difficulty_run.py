@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import rows_of
 
 from burnish.config.loading import load_run_data
 from burnish.demo import DemoFolder, split_problems, write_data, write_model
@@ -75,10 +76,6 @@ def run(task: Path) -> Callable[..., Path]:
     return train
 
 
-def rows(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def kinds_of(folder: Path, step: int, task: Path) -> tuple[Counter[str], Counter[str]]:
     """Prompts of each kind that a step sampled, and that it trained on."""
     kind_of = {row["prompt"]: row["kind"] for row in map(json.loads, (task / "train.jsonl").read_text().splitlines())}
@@ -101,13 +98,13 @@ def test_the_filter_trains_on_what_can_be_learned_and_soon_samples_nothing_else(
             assert set(kinds_of(folder, step, task)[1]) <= {"easy", "middle"}, "an impossible prompt was trained on"
     wasted, accuracy, tokens = {}, {}, {}
     for name, folder in (("forgets", forgets), ("remembers", remembers)):
-        late = rows(folder)[RL_STEPS // 2 + 1 :]
+        late = rows_of(folder)[RL_STEPS // 2 + 1 :]
         wasted[name] = sum(row["domain/sums/left_out_fraction"] for row in late) / len(late)
-        accuracy[name] = rows(folder)[-1]["eval/accuracy"]
-        tokens[name] = sum(row["rollout/response_tokens_sum"] for row in rows(folder)[1:])
+        accuracy[name] = rows_of(folder)[-1]["eval/accuracy"]
+        tokens[name] = sum(row["rollout/response_tokens_sum"] for row in rows_of(folder)[1:])
     assert wasted["forgets"] > 0.4
     assert wasted["remembers"] < 0.5 * wasted["forgets"]
     assert tokens["remembers"] < 0.85 * tokens["forgets"]
-    assert rows(remembers)[0]["eval/accuracy"] < 0.4
+    assert rows_of(remembers)[0]["eval/accuracy"] < 0.4
     assert accuracy["remembers"] > 0.85
     assert accuracy["remembers"] > accuracy["forgets"] - 0.03

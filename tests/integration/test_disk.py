@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import io
 import json
 import os
 import shutil
@@ -17,28 +16,19 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from runs import train
 from safetensors.torch import load_file
 
-from burnish.config.schema import RlConfig, RunConfig, SftConfig
+from burnish.config.schema import RlConfig, RunConfig
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError, DivergenceError
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.outer_loop import run_loop
-from burnish.trainers.rl.run import train_rl
 from burnish.trainers.rl.setup import open_rl_run
-from burnish.trainers.sft import train_sft
 
 ReadTrace = Callable[[Path], Any]
 Build = Callable[..., RlConfig]
 
 EVERY_STEP = {"steps": 4, "checkpoint": {"every_steps": 1}, "optimization": {"learning_rate": 1e-2}}
-
-
-def train(config: RlConfig | SftConfig) -> tuple[Path, str]:
-    """The folder of the run, and what it said."""
-    said = io.StringIO()
-    console = Console(file=said, width=200)
-    result = train_rl(config, console=console) if isinstance(config, RlConfig) else train_sft(config, console=console)
-    return result.folder, " ".join(said.getvalue().split())
 
 
 @pytest.fixture(scope="module")

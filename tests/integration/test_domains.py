@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +10,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import ctrl_c_in_step, rows_of
 
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.preflight import preview
-from burnish.trainers.telemetry.journal import Journal
 
 
 @pytest.fixture
@@ -56,14 +54,10 @@ def run(tiny_run: Callable[..., RlConfig], tiny_task: Path, tmp_path: Path) -> C
     return train_domains
 
 
-def rows(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.slow
 def test_three_domains(run: Callable[..., Path]) -> None:
     folder = run("run")
-    train = [row for row in rows(folder) if row["step"] > 0]
+    train = [row for row in rows_of(folder) if row["step"] > 0]
     for row in train:
         wanted = {
             name: row.get(f"domain/{name}/prompts", 0.0) + row.get(f"domain/{name}/missing", 0.0)
@@ -86,25 +80,13 @@ def test_three_domains(run: Callable[..., Path]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resumed_run_of_domains_is_the_same(
-    staleness: int,
-    run: Callable[..., Path],
-    trace: Callable[[Path], Any],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    staleness: int, run: Callable[..., Path], trace: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     """Ctrl-C in step 3 ends the run after it: positions, pass rates and running moments go on."""
     expected = trace(run("whole", staleness))
-    write = Journal.write
-
-    def interrupted(journal: Journal, step: int, row: dict[str, float]) -> None:
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        write(journal, step, row)
-
-    monkeypatch.setattr(Journal, "write", interrupted)
-    run("halves", staleness)
-    monkeypatch.undo()
-    assert [row["step"] for row in rows(tmp_path / "halves")][-1] == 3
+    with ctrl_c_in_step(3):
+        run("halves", staleness)
+    assert [row["step"] for row in rows_of(tmp_path / "halves")][-1] == 3
     assert trace(run("halves", staleness)) == expected
 
 
@@ -129,7 +111,7 @@ def test_one_domain_has_the_numbers_of_a_run_without_domains(
     named = tiny_run(f"output={tmp_path}/named", data={}, rewards=[], domains=domains, **shared)
     for config in (plain, named):
         train_rl(config, console=Console(quiet=True))
-    for one, other in zip(rows(tmp_path / "plain"), rows(tmp_path / "named"), strict=True):
+    for one, other in zip(rows_of(tmp_path / "plain"), rows_of(tmp_path / "named"), strict=True):
         same = {
             name: value
             for name, value in one.items()
@@ -158,7 +140,7 @@ def test_a_domain_without_a_share_is_only_evaluated(
     }
     config = tiny_run(steps=1, data={}, rewards=[], domains=domains, evaluation={"every_steps": 1, "max_prompts": 4})
     train_rl(config, console=Console(quiet=True))
-    (row,) = [row for row in rows(tmp_path / "run") if row["step"] == 1]
+    (row,) = [row for row in rows_of(tmp_path / "run") if row["step"] == 1]
     assert "eval/domain/unseen/accuracy" in row
     assert "eval/domain/sums/accuracy" not in row
 
@@ -189,7 +171,7 @@ def test_another_run_says_at_the_start_alone_how_hard_prompts_are(
     train("second", 1, keep=[0.0, 0.5], recorded=recorded)
     (tmp_path / "first").rename(tmp_path / "moved")
     train("second", 2, keep=[0.0, 0.5], recorded=recorded)
-    assert [row["step"] for row in rows(tmp_path / "second")] == [1, 2]
+    assert [row["step"] for row in rows_of(tmp_path / "second")] == [1, 2]
     with pytest.raises(ConfigError, match=r"difficulty.recorded is .*first', which is not the folder of a run"):
         train("third", 1, keep=[0.0, 0.5], recorded=recorded)
 

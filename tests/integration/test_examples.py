@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import rows_of
 from scripts import load_script
 
 from burnish.cli import main
@@ -26,10 +27,6 @@ WITH_TORCHRUN = "examples/cluster_torchrun/run.yaml"
 def in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setenv("COLUMNS", "200")
-
-
-def rows(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
@@ -77,14 +74,14 @@ def test_custom_reward_run(custom_task: list[str], tmp_path: Path) -> None:
         assert len(line["token_rewards"]) == len(line["response_tokens"])  # the dense one made the sum dense
         assert sum(line["token_rewards"]) == pytest.approx(line["reward"])
         assert parts["Brief"] == pytest.approx(-0.1 * max(0, len(line["response_tokens"]) - 3))
-    last = rows(tmp_path / "run")[-1]
+    last = rows_of(tmp_path / "run")[-1]
     assert {f"reward/part/{name}" for name in weights} | {"reward/part/details/length"} <= last.keys()
 
 
 @pytest.mark.slow
 def test_custom_reward_learns(custom_task: list[str], tmp_path: Path) -> None:
     assert main(["rl", CUSTOM, *custom_task]) == 0
-    measured = rows(tmp_path / "run")
+    measured = rows_of(tmp_path / "run")
     assert measured[-1]["eval/reward_mean"] > measured[0]["eval/reward_mean"] + 0.8
     assert measured[-1]["reward/mean"] > measured[1]["reward/mean"] + 0.8
 
@@ -221,7 +218,7 @@ def test_gsm8k_run_with_a_small_model(gsm8k: list[str], small_chat_model: Path, 
         f"output={tmp_path / 'run'}",
     ]
     assert main(["rl", GSM8K, *gsm8k, *words]) == 0
-    measured = rows(tmp_path / "run")
+    measured = rows_of(tmp_path / "run")
     assert [row["step"] for row in measured] == [0, 1, 2]
     assert "eval/accuracy" in measured[0]
     assert measured[1]["kl/reference"] == pytest.approx(0.0, abs=1e-5)

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
+from runs import train
 
 import burnish.trainers.rl.loop as rl
 from burnish.checkpointing.store import CheckpointStore
@@ -39,14 +40,6 @@ def digits(response: str, answer: str) -> float:
         raise OSError("the service is down")
     return sum(a == b for a, b in zip(response, answer)) / 2
 """
-
-
-def train(config: RlConfig | SftConfig) -> tuple[Path, str]:
-    """In this process: the folder of the run, and what it said."""
-    said = io.StringIO()
-    console = Console(file=said, width=200)
-    result = train_rl(config, console=console) if isinstance(config, RlConfig) else train_sft(config, console=console)
-    return result.folder, " ".join(said.getvalue().split())
 
 
 def stop_by(error: type[BaseException], config: RlConfig | SftConfig) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import ctrl_c_in_step, rows_of
 
 from burnish.config.schema import RlConfig
 from burnish.models.weights import Weights
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.supply_aside import SupplyPartial
-from burnish.trainers.telemetry.journal import Journal
 
 STEPS = 5
 ENGINE = """
@@ -87,13 +86,9 @@ def rollouts(folder: Path, step: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rollouts" / f"step-{step:06d}.jsonl").read_text().splitlines()]
 
 
-def metrics(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.slow
 def test_responses_go_on_with_new_weights_and_a_run_with_what_its_checkpoint_holds(
-    run: Callable[[str], Path], trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Callable[[str], Path], trace: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     """One optimizer step a step: the batch of step s has one token of version s - 2, and three of version s - 1. The
     second run is ended by Ctrl-C after its third step, when the fourth batch is being sampled, and goes on."""
@@ -101,21 +96,13 @@ def test_responses_go_on_with_new_weights_and_a_run_with_what_its_checkpoint_hol
     assert all("versions" not in rollout for rollout in rollouts(whole, 1))
     for step in range(2, STEPS + 1):
         assert {json.dumps(r["versions"]) for r in rollouts(whole, step)} == {f"[[0, {step - 2}], [1, {step - 1}]]"}
-    rows = [row for row in metrics(whole) if row["step"] > 0]
+    rows = [row for row in rows_of(whole) if row["step"] > 0]
     assert [row["rollout/staleness"] for row in rows] == [0.0] + [0.25] * (STEPS - 1)
     assert [row["rollout/renewed_fraction"] for row in rows] == [0.0] + [1.0] * (STEPS - 1)
     # Log-probabilities are those of the weights that sampled each token, so they differ from the trainer's.
     assert rows[0]["rollout/logprob_diff_max"] < 1e-4 < rows[2]["rollout/logprob_diff_max"]
 
-    write = Journal.write
-
-    def interrupted(journal: Journal, step: int, row: dict[str, float]) -> None:
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        write(journal, step, row)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Journal, "write", interrupted)
+    with ctrl_c_in_step(3):
         run("halves")
-    assert len(metrics(tmp_path / "halves")) == 4
+    assert len(rows_of(tmp_path / "halves")) == 4
     assert trace(run("halves")) == trace(whole)

@@ -33,22 +33,23 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def own_bytes(pid: int) -> int:
-    """Proportional set size without shared memory, which the plan counts at the controller; 0 once it has ended."""
+def told_of(pid: int, name: str) -> str:
+    """A file that the system has of a process; empty once it has ended."""
     try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return Path(f"/proc/{pid}/{name}").read_text()
     except OSError:
-        return 0
-    found = {name: int(number) for name, number in re.findall(r"^(Pss\w*):\s+(\d+) kB", text, re.MULTILINE)}
-    return 1024 * (found["Pss"] - found["Pss_Shmem"])
+        return ""
+
+
+def own_bytes(pid: int) -> int:
+    """Proportional set size without shared memory, which the plan counts at the controller."""
+    lines = re.findall(r"^(Pss|Pss_Shmem):\s+(\d+) kB", told_of(pid, "smaps_rollup"), re.MULTILINE)
+    return 1024 * sum(int(number) if name == "Pss" else -int(number) for name, number in lines)
 
 
 def role_of(pid: int) -> str | None:
     """The name of the process, as the file for its stacks has it."""
-    try:
-        found = re.search(r"stacks/([\w-]+)[.]txt", Path(f"/proc/{pid}/cmdline").read_text())
-    except OSError:
-        return None
+    found = re.search(r"stacks/([\w-]+)[.]txt", told_of(pid, "cmdline"))
     return found[1].replace("-", " ") if found else None
 
 
@@ -80,6 +81,7 @@ def test_no_process_takes_more_than_its_plan(
     kind, fields, cluster = LAYOUTS[layout]
     common = {
         "output": str(tmp_path / "run"),
+        "steps": 2,
         "model": {"path": str(model), "device": "cpu"},
         "evaluation": {"every_steps": None, "at_start": False},
         "checkpoint": {"every_steps": 1},
@@ -88,7 +90,6 @@ def test_no_process_takes_more_than_its_plan(
     }
     of_kind: dict[str, Any] = {
         "data": {"train": str(tiny_task / "train.jsonl")},
-        "steps": 2,
         "rewards": [{"name": f"{tiny_task / 'reward.py'}:digits", "label": "digits"}],
         "scoring": {"workers": 1},
         "rollout": {"prompts_per_step": 8, "group_size": 2, "max_prompt_tokens": 8, "max_response_tokens": 4},
@@ -97,16 +98,10 @@ def test_no_process_takes_more_than_its_plan(
     if kind == "sft":
         rows = tmp_path / "pairs.jsonl"
         rows.write_text('{"prompt": "1+1=", "completion": "02"}\n' * 40)
-        of_kind = {
-            "data": {"train": str(rows)},
-            "steps": 2,
-            "max_tokens": 16,
-            "optimization": {"tokens_per_batch": 128},
-        }
+        of_kind = {"data": {"train": str(rows)}, "max_tokens": 16, "optimization": {"tokens_per_batch": 128}}
     config: Trained = load_run_data({**common, **of_kind, **fields}, (), kind).config  # type: ignore[arg-type, assignment]
     planned = {seat.name: seat.host_bytes for seat in seats_of(config, model_facts(config), this_machine())}
     peaks = peaks_of([sys.executable, "-m", "burnish", kind, run_file(config)], tmp_path / "log")
     ratios = {name: round(peak / planned[name], 2) for name, peak in peaks.items()}
-    print(layout, ratios)
     most = 1.6 if layout == "a process for the critic" else 1.15  # not counted yet: what its processes free and keep
     assert {name: ratio for name, ratio in ratios.items() if ratio > most} == {}

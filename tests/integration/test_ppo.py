@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from runs import rows_of
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from burnish.config.schema import RlConfig
@@ -53,10 +54,6 @@ class StopAt(StopRequest):
 
     def __bool__(self) -> bool:
         return self._run.progress.step >= self._step
-
-
-def rows_of(config: RlConfig) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
 
 
 def rollouts_of(config: RlConfig, step: int) -> list[dict[str, Any]]:
@@ -152,12 +149,13 @@ def test_epochs_end_early_past_the_bound(tiny_run: Callable[..., RlConfig]) -> N
     fast = {**FAST, "epochs": 4, "minibatches": 1}
     config = tiny_run("steps=2", algorithm={**PPO, "max_epoch_kl": 1e-6}, optimization=fast)
     train_rl(config, console=QUIET)
-    assert [(row["policy/epochs"], row["policy/optimizer_steps"]) for row in rows_of(config)] == [(2, 2), (2, 2)]
+    made = [(row["policy/epochs"], row["policy/optimizer_steps"]) for row in rows_of(config.output)]
+    assert made == [(2, 2), (2, 2)]
     loose = tiny_run(
         "steps=1", f"output={config.output}-loose", algorithm={**PPO, "max_epoch_kl": 1e6}, optimization=fast
     )
     train_rl(loose, console=QUIET)
-    assert rows_of(loose)[0]["policy/epochs"] == 4
+    assert rows_of(loose.output)[0]["policy/epochs"] == 4
 
 
 @pytest.mark.slow
@@ -209,7 +207,7 @@ def test_skipped_epochs_do_not_hold_the_learning_rate_back(
     with open_rl_run(config, QUIET) as run:
         run_loop(run, StopAt(run, 2))
     train_rl(config, console=QUIET)
-    rows = rows_of(config)
+    rows = rows_of(config.output)
     assert [row["policy/epochs"] for row in rows] == [4, 2, 2, 2]
     for row, (policy, critic) in zip(rows, shares, strict=True):
         assert row["critic/learning_rate"] == pytest.approx(1e-2 * (1 - critic))
@@ -244,7 +242,7 @@ def test_evaluation_and_report_know_values(tiny_run: Callable[..., RlConfig], ki
     evaluation = {"at_start": True, "every_steps": 2}
     config = tiny_run("steps=2", algorithm=PPO, critic={"kind": kind}, optimization=FAST, evaluation=evaluation)
     train_rl(config, console=QUIET)
-    before, _, last = rows_of(config)
+    before, _, last = rows_of(config.output)
     assert before["eval/value_mean"] == 0
     assert last["eval/value_mean"] != 0
     file = Path(config.output) / "rollouts" / "eval-000002.jsonl"
@@ -300,7 +298,7 @@ def test_credit_and_value_loss_of_a_step_in_plain_numbers(tiny_run: Callable[...
     spread = (sum((a - mean) ** 2 for a in flat) / len(flat)) ** 0.5
     for line, row in zip(lines, raw, strict=True):
         assert line["token_advantages"] == pytest.approx([(a - mean) / spread for a in row], abs=2e-3)
-    row = rows_of(config)[-1]
+    row = rows_of(config.output)[-1]
     # One update a step: its values are still those of the rollouts, so the loss is half the mean squared advantage.
     assert row["critic/loss"] == pytest.approx(sum(a * a for a in flat) / len(flat) / 2, rel=1e-3)
     assert row["critic/clip_fraction"] == 0
@@ -319,6 +317,6 @@ def test_a_critic_comes_to_explain_the_returns(tiny_run: Callable[..., RlConfig]
         rollout={"prompts_per_step": 32, "group_size": 2, "max_prompt_tokens": 8, "max_response_tokens": 4},
     )
     train_rl(config, console=QUIET)
-    explained = [row["critic/explained_variance"] for row in rows_of(config)]
+    explained = [row["critic/explained_variance"] for row in rows_of(config.output)]
     assert explained[0] == pytest.approx(0)
     assert sum(explained[-5:]) / 5 > 0.25

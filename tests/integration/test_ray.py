@@ -94,6 +94,27 @@ def cluster() -> Iterator[Any]:
     started.shutdown()
 
 
+@pytest.fixture
+def add_nodes(cluster: Any) -> Iterator[Callable[[int, int], list[Any]]]:
+    """Adds nodes for one test: `add_nodes(count, num_cpus)`. The first node of the cluster has four CPUs."""
+    there: list[Any] = []
+
+    def add(count: int, num_cpus: int) -> list[Any]:
+        there.extend(cluster.add_node(num_cpus=num_cpus, object_store_memory=STORE_BYTES) for _ in range(count))
+        return there[-count:]
+
+    yield add
+    for node in there:
+        if node in cluster.list_all_nodes():
+            cluster.remove_node(node)
+
+
+def node_of(launcher: Any, name: str, there: list[Any]) -> Any:
+    """Where a process runs that has the places of its node to itself."""
+    (node_id,) = ray_workers._nodes_of(launcher.places[name][0])
+    return next(node for node in there if node.node_id == node_id)
+
+
 @pytest.fixture(scope="module")
 def module(make_module: Callable[[str, str], Any]) -> Any:
     return make_module("ray_roles_of_test", ROLES)
@@ -208,9 +229,8 @@ def test_what_is_lacking_is_said_before_the_start(
 def test_why_a_cluster_cannot_be_joined_is_said_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "Version mismatch: The cluster was started with:\n    Ray: 2.50.0\n    Python: 3.12.1\nThis process on node"
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(
-        ray, "init", Mock(side_effect=RuntimeError(f"{said} 10.0.0.1 was started with:\n    Ray: 2.60.0"))
-    )
+    error = RuntimeError(f"{said} 10.0.0.1 was started with:\n    Ray: 2.60.0")
+    monkeypatch.setattr(ray, "init", Mock(side_effect=error))
     with pytest.raises(ConfigError, match=r"Ray: 2.50.0 Python: 3.12.1 This .* was started with: Ray: 2.60.0"):
         RaySite()._connect()
 
@@ -340,32 +360,33 @@ def trained_prompts(folder: Path) -> list[set[str]]:
 
 @pytest.mark.slow
 def test_trainers_of_two_nodes_one_of_which_is_lost(
-    cluster: Any, run: Callable[..., Path], trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+    cluster: Any,
+    add_nodes: Any,
+    run: Callable[..., Path],
+    trace: Callable[[Path], Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each node has room for one trainer. The second node goes in step 4, and a third one takes its place."""
-    second = cluster.add_node(num_cpus=4, object_store_memory=STORE_BYTES)
+    (second,) = add_nodes(1, 4)
     third: list[Any] = []
 
     def losing(journal: Journal, step: int, row: dict[str, float]) -> None:
         WRITE(journal, step, row)
         if step == 3 and not third:
-            third.append(cluster.add_node(num_cpus=4, object_store_memory=STORE_BYTES))
+            third.extend(add_nodes(1, 4))
             cluster.remove_node(second, allow_graceful=False)
 
     monkeypatch.setattr(Journal, "write", losing)
-    try:
-        found = trace(run("two-nodes", steps=6, backend="ray", trainers=2, cpus_per_worker=3))
-        assert third
-        assert found == trace(run("inline", steps=6))
-    finally:
-        for node in third:
-            cluster.remove_node(node)
+    found = trace(run("two-nodes", steps=6, backend="ray", trainers=2, cpus_per_worker=3))
+    assert third
+    assert found == trace(run("inline", steps=6))
 
 
 @pytest.mark.slow
 @pytest.mark.matrix
 def test_a_lost_node_leaves_a_smaller_pool(
     cluster: Any,
+    add_nodes: Any,
     run: Callable[..., Path],
     trace: Callable[[Path], Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -373,7 +394,7 @@ def test_a_lost_node_leaves_a_smaller_pool(
 ) -> None:
     """Trainer and two rollout workers on three nodes. One node with a worker is lost, and nothing takes its place."""
     monkeypatch.setattr(ray_workers, "PLACE_SECONDS", 10.0)
-    nodes = [cluster.add_node(num_cpus=4, object_store_memory=STORE_BYTES) for _ in range(2)]
+    nodes = add_nodes(2, 4)
     lost: list[Any] = []
     launchers: list[Any] = []
     pids: list[int] = []
@@ -397,31 +418,11 @@ def test_a_lost_node_leaves_a_smaller_pool(
 
     monkeypatch.setattr(ray_workers.RayLauncher, "start", noting)
     monkeypatch.setattr(Journal, "write", losing)
-    try:
-        found = trace(run("smaller", backend="ray", rollout_workers=2, cpus_per_worker=3))
-        expected = trace(run("inline"))
-        assert lost
-        assert lost_workers(found) == 1
-        assert found == expected
-    finally:
-        for node in nodes:
-            if node not in lost:
-                cluster.remove_node(node)
-
-
-@pytest.fixture
-def five_cpus(cluster: Any) -> Iterator[Callable[[int], list[Any]]]:
-    """Adds nodes of five CPUs, so that whoever asks for five is not on the first node, which has four."""
-    there: list[Any] = []
-
-    def add(count: int) -> list[Any]:
-        there.extend(cluster.add_node(num_cpus=5, object_store_memory=STORE_BYTES) for _ in range(count))
-        return there
-
-    yield add
-    for node in there:
-        if node in cluster.list_all_nodes():
-            cluster.remove_node(node)
+    found = trace(run("smaller", backend="ray", rollout_workers=2, cpus_per_worker=3))
+    expected = trace(run("inline"))
+    assert lost
+    assert lost_workers(found) == 1
+    assert found == expected
 
 
 @pytest.mark.slow
@@ -437,24 +438,23 @@ def test_a_run_goes_on_without_any_node_while_there_are_places(
     lost: str,
     spare: int,
     cluster: Any,
-    five_cpus: Callable[[int], list[Any]],
+    add_nodes: Any,
     run: Callable[..., Path],
     trace: Callable[[Path], Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A trainer and a rollout worker have a node each, one of which goes in the middle of a run that samples ahead."""
-    there, places, removed = five_cpus(2 + spare), list[Any](), list[Any]()
+    there, launchers, removed = add_nodes(2 + spare, 5), list[Any](), list[Any]()
     start = ray_workers.RayLauncher.start
 
     def noting(launcher: Any, seat: Seat) -> Any:
-        places.append(launcher.places)
+        launchers.append(launcher)
         return start(launcher, seat)
 
     def losing(journal: Journal, step: int, row: dict[str, float]) -> None:
         WRITE(journal, step, row)
         if step == 3 and not removed:
-            (node_id,) = ray_workers._nodes_of(places[0][lost][0])
-            removed.append(next(node for node in there if node.node_id == node_id))
+            removed.append(node_of(launchers[0], lost, there))
             cluster.remove_node(removed[0], allow_graceful=False)
 
     monkeypatch.setattr(ray_workers.RayLauncher, "start", noting)
@@ -473,20 +473,17 @@ def test_a_run_goes_on_without_any_node_while_there_are_places(
 @pytest.mark.slow
 @pytest.mark.parametrize("whole_node", [pytest.param(False, marks=pytest.mark.matrix), True])
 def test_a_trainer_lost_between_two_requests_is_named_and_not_who_reads_its_weights(
-    whole_node: bool, cluster: Any, five_cpus: Callable[[int], list[Any]], module: Any, tmp_path: Path
+    whole_node: bool, cluster: Any, add_nodes: Any, module: Any, tmp_path: Path
 ) -> None:
     """It has answered that its weights are written, and they go with its node, or it ends before it hands them over."""
-    there = five_cpus(2)
+    there = add_nodes(2, 5)
     crew = crew_of(tmp_path, 1, 1, cpus_per_worker=5)
     with RaySite() as site, site.reserved(crew) as launcher, ExitStack() as stack:
-        trainer, worker = (
-            stack.enter_context(peer)
-            for peer in started(launcher, module, tmp_path / "left", "trainer 0", "rollout worker 0")
-        )
+        peers = started(launcher, module, tmp_path / "left", "trainer 0", "rollout worker 0")
+        trainer, worker = (stack.enter_context(peer) for peer in peers)
         shared = trainer.role("large", seconds=60).share(3)
         if whole_node:
-            (node_id,) = ray_workers._nodes_of(launcher.places["trainer 0"][0])  # type: ignore[attr-defined]
-            cluster.remove_node(next(n for n in there if n.node_id == node_id), allow_graceful=False)
+            cluster.remove_node(node_of(launcher, "trainer 0", there), allow_graceful=False)
         else:
             os.kill(trainer.pid, signal.SIGKILL)  # type: ignore[attr-defined]
             shared.reference = trainer._actor.published.remote()  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import shutil
@@ -14,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from runs import train
 
 from burnish.checkpointing import fingerprints
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
 from burnish.errors import CheckpointError
-from burnish.trainers.rl.run import train_rl
-from burnish.trainers.sft import train_sft
 
 ReadTrace = Callable[[Path], Any]
 WriteRunFile = Callable[[RunConfig], str]
@@ -207,14 +204,6 @@ def test_several_kills_at_random_instants(
     assert trace(run) == expected
 
 
-def train(config: RlConfig | SftConfig) -> tuple[Path, str]:
-    """In this process: the folder of the run, and what it said."""
-    said = io.StringIO()
-    console = Console(file=said, width=200)
-    result = train_rl(config, console=console) if isinstance(config, RlConfig) else train_sft(config, console=console)
-    return result.folder, " ".join(said.getvalue().split())
-
-
 @pytest.mark.slow
 def test_the_position_in_the_data_is_kept(tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path) -> None:
     """Over several passes through the data, with refills that draw an uneven number of prompts a step."""
@@ -347,13 +336,8 @@ def test_what_the_numbers_depend_on_may_not_change_between_two_starts(
     assert trace(folder) == before
     if file == "model/model.safetensors":
         return  # these are no weights any more
-    said = io.StringIO()
-    console = Console(file=said, width=300)
-    if isinstance(config, RlConfig):
-        train_rl(config, console=console, accept_changes=True)
-    else:
-        train_sft(config, console=console, accept_changes=True)
-    assert f"accepted change: {told}" in said.getvalue()
+    _, said = train(config, accept_changes=True)
+    assert f"accepted change: {told}" in said
     starts = json.loads((folder / "environment.json").read_text())["starts"]
     assert [told in str(start.get("accepted_changes")) for start in starts] == [False, True]
     _, said_again = train(config)  # from now on the new ones hold

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from runs import rows_of
 from transformers import AutoTokenizer
 
 from burnish.config.loading import load_run_data
@@ -17,10 +18,6 @@ from burnish.trainers.reward_model.loop import train_reward_model
 from burnish.trainers.rl.run import train_rl
 
 QUIET = Console(quiet=True)
-
-
-def rows_of(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.slow

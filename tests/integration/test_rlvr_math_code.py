@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
-import os
-import signal
 import string
 import sys
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from runs import ctrl_c_in_step
 
 from burnish.cli import main
 from burnish.errors import SandboxError
@@ -22,7 +21,6 @@ from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.rewards.builtins.instruction_checks import INSTRUCTIONS
 from burnish.rewards.builtins.instructions import Instructions
 from burnish.sandbox.trial import strongest
-from burnish.trainers.telemetry.journal import Journal
 
 pytest.importorskip("langdetect", reason="langdetect is not installed (pip install 'burnish[instructions]')")
 
@@ -260,20 +258,10 @@ def test_each_domain_is_scored_by_its_own_reward(run: Callable[[str], Path]) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("swaps", ["written", pytest.param("real", marks=pytest.mark.slow)], indirect=True)
-def test_a_resumed_run_is_the_same(
-    run: Callable[[str], Path], trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_resumed_run_is_the_same(run: Callable[[str], Path], trace: Callable[[Path], Any], tmp_path: Path) -> None:
     """Ctrl-C in the first step ends the run after it."""
     expected = trace(run("whole"))
-    write = Journal.write
-
-    def interrupted(journal: Journal, step: int, row: dict[str, float]) -> None:
-        if step == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-        write(journal, step, row)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "write", interrupted)
+    with ctrl_c_in_step(1):
         run("halves")
     assert lines(tmp_path / "halves" / "metrics.jsonl")[-1]["step"] == 1
     assert trace(run("halves")) == expected

@@ -7,16 +7,17 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import rows_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema import SftConfig
 from burnish.data.sft import SftExample, SftSet
-from burnish.models.loading import LoadedModel
 from burnish.trainers.sft import train_sft, unheard_end
 
 
@@ -44,18 +45,12 @@ def sft_run(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., 
     return build
 
 
-def rows_of(config: SftConfig) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_examples_that_end_as_no_response_of_the_model_does_are_told(tiny_model: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(tiny_model)
     example = SftExample("a", (3, 4, 5, 6), (False, True, True, False))
     examples = SftSet(examples=(example,), source_sizes=(1,), weights=(1.0,))
     for ends, is_told in (((7, 8), True), ((7, 5), False), ((), False)):
-        loaded = LoadedModel(
-            model=cast("Any", None), tokenizer=tokenizer, eos_token_ids=ends, pad_token_id=0, context_length=9
-        )
+        loaded: Any = SimpleNamespace(tokenizer=tokenizer, eos_token_ids=ends)
         lines = unheard_end(examples, loaded)
         assert bool(lines) == is_told
         assert all("(id 5), behind which the model would go on" in line for line in lines)
@@ -65,7 +60,7 @@ def test_examples_that_end_as_no_response_of_the_model_does_are_told(tiny_model:
 def test_the_held_out_loss_falls_and_the_result_loads(sft_run: Callable[..., SftConfig]) -> None:
     config = sft_run(steps=100)
     result = train_sft(config, console=Console(quiet=True))
-    rows = rows_of(config)
+    rows = rows_of(config.output)
     assert rows[0]["step"] == 0
     assert rows[-1]["eval/loss"] < 0.6 * rows[0]["eval/loss"]
     assert rows[-1]["eval/token_accuracy"] > rows[0]["eval/token_accuracy"] + 0.3
@@ -91,7 +86,7 @@ def test_one_pass_draws_every_example_once(sft_run: Callable[..., SftConfig]) ->
     config = sft_run()
     result = train_sft(config, console=Console(quiet=True))
     assert result.step == 8
-    rows = [row for row in rows_of(config) if row["step"] > 0]
+    rows = [row for row in rows_of(config.output) if row["step"] > 0]
     assert sum(row["train/examples"] for row in rows) == 80
     assert sum(row["train/tokens"] for row in rows) == 560
 
@@ -99,6 +94,6 @@ def test_one_pass_draws_every_example_once(sft_run: Callable[..., SftConfig]) ->
 def test_the_last_batch_of_a_pass_may_be_smaller(sft_run: Callable[..., SftConfig]) -> None:
     config = sft_run(optimization={"learning_rate": 1e-3, "tokens_per_batch": 7 * 30, "epochs": 2})
     train_sft(config, console=Console(quiet=True))
-    counts = [row["train/examples"] for row in rows_of(config) if row["step"] > 0]
+    counts = [row["train/examples"] for row in rows_of(config.output) if row["step"] > 0]
     assert sum(counts) == 160
     assert counts == [30, 30, 30, 30, 30, 10]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import ctrl_c_in_step, rows_of
 
 from burnish.config.schema import RlConfig
 from burnish.errors import RolloutError
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.collection import Collector
-from burnish.trainers.telemetry.journal import Journal
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05}},
@@ -55,10 +53,6 @@ def versions(folder: Path) -> list[set[int]]:
     return [{json.loads(line)["policy_version"] for line in file.read_text().splitlines()} for file in files]
 
 
-def metrics(folder: Path) -> list[Mapping[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("staleness", "expected"), [(0, [0, 2, 4, 6, 8]), (1, [0, 0, 2, 4, 6]), (3, [0, 0, 0, 0, 2])])
 def test_the_weights_that_sample_a_step_are_those_of_the_rule(
@@ -67,7 +61,7 @@ def test_the_weights_that_sample_a_step_are_those_of_the_rule(
     """Two optimizer steps a step, so the weights after step n have version 2 n."""
     folder = run("one", "grpo", staleness)
     assert versions(folder) == [{version} for version in expected]
-    rows = [row for row in metrics(folder) if row["step"] > 0]
+    rows = [row for row in rows_of(folder) if row["step"] > 0]
     if staleness:
         assert [row["rollout/staleness"] for row in rows] == [min(staleness, step) for step in range(5)]
     else:
@@ -77,21 +71,13 @@ def test_the_weights_that_sample_a_step_are_those_of_the_rule(
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["grpo", pytest.param("dapo", marks=pytest.mark.slow)])
 def test_a_run_that_samples_ahead_goes_on_with_the_batches_of_its_checkpoint(
-    case: str, run: Callable[..., Path], trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    case: str, run: Callable[..., Path], trace: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     """Ctrl-C in step 3 ends the run after it."""
     expected = trace(run("whole", case, 2))
-    write = Journal.write
-
-    def interrupted(journal: Journal, step: int, row: dict[str, float]) -> None:
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        write(journal, step, row)
-
-    monkeypatch.setattr(Journal, "write", interrupted)
-    run("halves", case, 2)
-    monkeypatch.undo()
-    assert len(metrics(tmp_path / "halves")) == 4
+    with ctrl_c_in_step(3):
+        run("halves", case, 2)
+    assert len(rows_of(tmp_path / "halves")) == 4
     assert trace(run("halves", case, 2)) == expected
 
 
@@ -128,10 +114,10 @@ def test_no_number_of_processes_changes_a_bit(
 def test_the_ratio_of_a_stale_response_is_to_its_sampler(run: Callable[..., Path]) -> None:
     """The first step trains on fresh responses, the third on those of the weights before the second. The ratio shows
     how far the policy has moved since; weighted by a correction instead, it begins at 1."""
-    stale = metrics(run("sampler", "grpo", 1, minibatches=1))
+    stale = rows_of(run("sampler", "grpo", 1, minibatches=1))
     assert stale[3]["policy/approx_kl"] > 1e-4 > 1e-6 > abs(stale[1]["policy/approx_kl"])
     assert stale[3]["rollout/logprob_diff_mean"] > 1e-3 > 1e-5 > stale[1]["rollout/logprob_diff_mean"]
-    weighted = metrics(run("decoupled", "decoupled", 1, minibatches=2))
+    weighted = rows_of(run("decoupled", "decoupled", 1, minibatches=2))
     assert "policy/first_ratio_deviation" not in stale[3]
     assert weighted[3]["policy/first_ratio_deviation"] < 1e-4
     assert weighted[3]["rollout/logprob_diff_mean"] > 1e-3
@@ -154,4 +140,4 @@ def test_an_error_ahead_of_training_ends_the_step_that_needs_the_batch(
     with pytest.raises(RolloutError, match="the lights went out"):
         run("dark", "grpo", 1, workers=workers)
     monkeypatch.undo()
-    assert [row["step"] for row in metrics(run("dark", "grpo", 1, workers=workers))] == [0, 1, 2, 3, 4, 5]
+    assert [row["step"] for row in rows_of(run("dark", "grpo", 1, workers=workers))] == [0, 1, 2, 3, 4, 5]

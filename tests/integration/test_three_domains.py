@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import rows_of
 from scripts import load_script
 
 from burnish.config.loading import load_run_file
@@ -57,12 +58,8 @@ def calm(words: tuple[str, ...], task: Path, commands: Any) -> Path:
     return task / "calm"
 
 
-def rows(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_every_domain_learns_and_none_pays_for_it(calm: Path) -> None:
-    first, last = rows(calm)[0], rows(calm)[-1]
+    first, last = rows_of(calm)[0], rows_of(calm)[-1]
     before, after = ({name: row[f"eval/domain/{name}/accuracy"] for name in SHARES} for row in (first, last))
     print({"before": before, "after": after})
     gains = {name: after[name] - before[name] for name in SHARES}
@@ -74,7 +71,7 @@ def test_every_domain_learns_and_none_pays_for_it(calm: Path) -> None:
 def test_every_step_has_each_domain_s_share(calm: Path) -> None:
     prompts = load_run_file(EXAMPLE / "rl.yaml").rl.rollout.prompts_per_step
     so_far: Counter[str] = Counter()
-    for step, row in enumerate(rows(calm)[1:], start=1):
+    for step, row in enumerate(rows_of(calm)[1:], start=1):
         for name, share in SHARES.items():
             count = int(row[f"domain/{name}/prompts"])
             so_far[name] += count

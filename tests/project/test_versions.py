@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -17,20 +17,14 @@ TESTED_EXTRAS = ("serve", "json-schema", "instructions")
 def pins(name: str) -> dict[str, Version]:
     lines = (REPOSITORY / name).read_text(encoding="utf-8").splitlines()
     named = (line.split("==") for line in lines if line and not line.startswith("#"))
-    return {plain(name): Version(version) for name, version in named}
-
-
-def plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return {canonicalize_name(name): Version(version) for name, version in named}
 
 
 def ranges() -> dict[str, Requirement]:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    texts = [
-        *project["dependencies"],
-        *(text for extra in TESTED_EXTRAS for text in project["optional-dependencies"][extra]),
-    ]
-    return {plain(requirement.name): requirement for requirement in map(Requirement, texts)}
+    extras = (text for extra in TESTED_EXTRAS for text in project["optional-dependencies"][extra])
+    requirements = map(Requirement, [*project["dependencies"], *extras])
+    return {canonicalize_name(requirement.name): requirement for requirement in requirements}
 
 
 def test_the_oldest_versions_are_the_lower_ends_of_the_ranges() -> None:

@@ -28,10 +28,21 @@ def shown(messages: Messages) -> dict[str, str]:
 
 
 class StubJudge:
-    """`rule` answers a conversation; `fault` says what goes wrong before. Counts requests and those on their way."""
+    """`rule` answers a conversation; `fault` says what goes wrong before. Counts requests and those on their way.
 
-    def __init__(self, rule: Rule, fault: Fault | None = None, *, slow_seconds: float = 0.05) -> None:
+    raw: bytes that are sent instead of any answer, and others that follow until the client goes away.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        fault: Fault | None = None,
+        *,
+        slow_seconds: float = 0.05,
+        raw: tuple[bytes, bytes] | None = None,
+    ) -> None:
         self.rule, self.fault, self.slow_seconds = rule, fault or (lambda count, prompt: ""), slow_seconds
+        self.raw = raw
         self.usage: Any = {"prompt_tokens": 100, "completion_tokens": 10}
         self.finish_reason = "stop"
         self.bodies: list[dict[str, Any]] = []
@@ -97,6 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.stub.leave()
 
     def _answer(self, body: dict[str, Any], fault: str) -> None:
+        if self.stub.raw is not None:
+            self._send_raw(*self.stub.raw)
+            return
         if fault == "slow":
             time.sleep(self.stub.slow_seconds)
         if fault == "reset":
@@ -124,6 +138,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         while True:  # until the client closes the connection, which is an error for `write`
             self.wfile.write(bytes(1 << 20))
+
+    def _send_raw(self, sent: bytes, drip: bytes) -> None:
+        self.close_connection = True
+        self.wfile.write(sent)
+        while drip:
+            self.wfile.write(drip)
+            time.sleep(0.02)
 
     def _send(self, code: int, data: dict[str, Any], headers: dict[str, str]) -> None:
         encoded = json.dumps(data).encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from burnish.config.schema_data import ModelConfig
+from burnish.forward import verdicts
 from burnish.forward.batch import Batch
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import LoadedModel, load_model
@@ -41,6 +42,15 @@ def build_model(family: str) -> PreTrainedModel:
             **shared,
         )
     ).eval()
+
+
+@pytest.fixture
+def own_timings(tmp_path, monkeypatch) -> Iterator[None]:
+    """Kept timings of this test alone."""
+    monkeypatch.setattr(verdicts, "cache_folder", lambda: tmp_path / "cache" / "kernels")
+    verdicts.own_cache.cache_clear()
+    yield
+    verdicts.own_cache.cache_clear()
 
 
 @pytest.fixture(scope="session")

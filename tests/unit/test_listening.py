@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from watching import wait_for
 
-from burnish.outside.listening import UVICORN, listening
+from burnish.errors import ConfigError
+from burnish.outside.listening import UVICORN, listening, url_of
 from burnish.rollouts.endpoint.desk import Desk
 from burnish.rollouts.endpoint.requests import Terms
 from burnish.rollouts.endpoint.server import Service as ModelService
@@ -24,12 +26,6 @@ pytest.importorskip("starlette", reason="needs burnish[serve]")
 uvicorn = pytest.importorskip("uvicorn", reason="needs burnish[serve]")
 
 
-class Programs:
-    limits = Limits()
-
-    def close(self) -> None: ...
-
-
 @pytest.fixture(scope="module", params=["models", "programs"])
 def server(request: Any) -> Iterator[tuple[int, str]]:
     """The port of a server without a key, and a path that answers GET."""
@@ -37,15 +33,12 @@ def server(request: Any) -> Iterator[tuple[int, str]]:
         terms = Terms(Sampling(8), "tiny", 64)
         app, path = models(Desk(lambda name: terms), ModelService()), "/v1/models"
     else:
-        app, path = programs(Programs(), ProgramService()), "/judge"  # type: ignore[arg-type]
+        app, path = programs(Mock(limits=Limits()), ProgramService()), "/judge"
     with listening("127.0.0.1", 0) as listener:
         running = uvicorn.Server(uvicorn.Config(app, lifespan="off", **UVICORN))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 60
-        while not running.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: running.started)
         yield listener.getsockname()[1], path
         running.should_exit = True
         thread.join(60)
@@ -62,7 +55,6 @@ def status(port: int, lines: list[bytes]) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-OURS = [b"127.0.0.1:%d", b"localhost:%d", b"[::1]:%d"]
 FOREIGN = (
     b"evil.example:%d|evil.example|evil{x}.example:%d|localhost`x`:%d|\"localhost\":%d|'localhost':%d|localhost|127.0.0.1|"
     b"localhost:|localhost:1|localhost:0%d|localhost:%d0|localhost:+%d|localhost.:%d|127.0.0.1.:%d|a@localhost:%d||"
@@ -74,7 +66,7 @@ FOREIGN = (
 )
 
 
-@pytest.mark.parametrize("host", OURS)
+@pytest.mark.parametrize("host", [b"127.0.0.1:%d", b"localhost:%d", b"[::1]:%d"])
 def test_a_program_of_this_machine_is_answered(server: tuple[int, str], host: bytes) -> None:
     port, path = server
     asked = f"GET {path} HTTP/1.1".encode()
@@ -124,6 +116,15 @@ def test_a_page_in_a_browser_is_refused(server: tuple[int, str], start: str, hea
     given = {"path": path, "port": port, "ours": f"127.0.0.1:{port}"}
     lines = [line.format(**given).encode() for line in (start, *headers)]
     assert status(port, lines) in (400, 403)
+
+
+def test_an_address_is_named_as_clients_write_it_and_one_of_no_machine_is_refused() -> None:
+    with listening("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert url_of(listener, "127.0.0.1") == f"http://127.0.0.1:{port}"
+        assert url_of(listener, "::1") == f"http://[::1]:{port}"
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1, port 0"), listening("192.0.2.1", 0):
+        pass
 
 
 @pytest.mark.parametrize(

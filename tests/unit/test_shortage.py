@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,10 +30,7 @@ def test_what_runs_out_is_named_and_ends_the_command_with_two(
     assert named.message.startswith(what)
     assert named.remedy
 
-    def broken() -> None:
-        raise error
-
-    monkeypatch.setattr("burnish.cli.app.build_app", lambda: lambda **_: broken())
+    monkeypatch.setattr("burnish.cli.app.build_app", lambda: Mock(side_effect=error))
     assert cli.main(["plan"]) == 2
     said = capsys.readouterr().err
     assert f"error: {what}" in said

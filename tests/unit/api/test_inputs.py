@@ -62,21 +62,21 @@ def test_a_data_set_becomes_parquet(inputs: Inputs) -> None:
     assert (inputs.folder / "train.parquet").read_bytes() == before
 
 
-def a_run(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Its folder, from where the test runs."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / name).mkdir(parents=True)
-    (tmp_path / name / "config.yaml").touch()
-    return name
+    Path("runs/a").mkdir(parents=True)
+    Path("runs/a/config.yaml").touch()
+    return "runs/a"
 
 
-def test_rewards(inputs: Inputs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    run = Run(a_run("runs/rm", monkeypatch, tmp_path))
-
+def test_rewards(inputs: Inputs, run: str) -> None:
     def mine(response: str) -> float:
         return 1.0
 
     given = ["math", mine, rewards.length(maximum=3).weighted(0.5), rewards.function(mine, weight=2.0, label="again")]
-    found = inputs.plain({"rewards": [*given, {"name": mine, "label": "third"}, lambda response: 1.0, run]})
+    found = inputs.plain({"rewards": [*given, {"name": mine, "label": "third"}, lambda response: 1.0, Run(run)]})
     assert found["rewards"] == [
         "math",
         {"name": "python:mine"},
@@ -89,7 +89,7 @@ def test_rewards(inputs: Inputs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         {"name": "python:mine", "options": {}, "weight": 2.0, "label": "again"},
         {"name": "python:mine", "label": "third"},
         {"name": "python:lambda"},
-        "model:runs/rm",
+        "model:runs/a",
     ]
     assert set(inputs.functions) == {"python:mine", "python:lambda"}
     assert inputs.plain({"rewards": mine})["rewards"] == [{"name": "python:mine"}]
@@ -100,11 +100,10 @@ def test_two_functions_of_one_name_are_told_apart(inputs: Inputs) -> None:
     assert [reward["name"] for reward in found["rewards"]] == ["python:lambda", "python:lambda_2"]
 
 
-def test_a_run_stands_for_its_folder(inputs: Inputs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    run = a_run("runs/sft", monkeypatch, tmp_path)
-    assert inputs.plain({"model": Run(run)})["model"] == "runs/sft"
-    assert inputs.plain({"rewards": Run(run, choice="best")})["rewards"] == ["model:runs/sft@best"]
-    assert inputs.plain({"model": {"path": Run(run, choice="best")}})["model"] == {"path": "runs/sft@best"}
+def test_a_run_stands_for_its_folder(inputs: Inputs, run: str) -> None:
+    assert inputs.plain({"model": Run(run)})["model"] == run
+    assert inputs.plain({"rewards": Run(run, choice="best")})["rewards"] == [f"model:{run}@best"]
+    assert inputs.plain({"model": {"path": Run(run, choice="best")}})["model"] == {"path": f"{run}@best"}
 
 
 def test_a_change_is_refused_and_nothing_is_touched(inputs: Inputs) -> None:

@@ -5,26 +5,20 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from burnish.cli import main
 from burnish.doctor import examination
-from burnish.forward import verdicts
-from burnish.forward.verdicts import own_cache
 
 
 @pytest.fixture(autouse=True)
-def quick_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quick_parts(own_timings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No attacks, and kept timings of this test alone."""
     monkeypatch.setattr(examination, "of_sandbox", lambda: [("sandbox", "not attacked")])
-    monkeypatch.setattr(verdicts, "cache_folder", lambda: tmp_path / "cache" / "kernels")
     monkeypatch.chdir(tmp_path)
-    own_cache.cache_clear()
-    yield
-    own_cache.cache_clear()
 
 
 @pytest.fixture

@@ -77,6 +77,8 @@ def test_what_a_run_has_can_rest(kind: Kind, words: str, roles: str) -> None:
     [
         *((kind, "model.quantization=nf4", "model.quantization is nf4, but without model.lora all weights train")
           for kind in RUNS),
+        ("rl", "model.quantization=nf4 model.lora.rank=2 model.from_scratch=true",
+         "model.quantization is nf4, but model.from_scratch makes random weights"),
         ("sft", "model.quantization=int8 model.lora.rank=2 cluster.trainers=2 cluster.sharding=full",
          "weights of model.quantization cannot be cut over trainers"),
         ("rl", "algorithm=ppo critic.kind=separate model.quantization=int8 model.lora.rank=2",

@@ -23,33 +23,22 @@ def load(conversation: Any, **fields: Any) -> RlConfig:
 @pytest.mark.parametrize(
     ("written", "read"),
     [
-        ("calculator", [("calculator", {})]),
-        (["calculator", "a.py:look_up"], [("calculator", {}), ("a.py:look_up", {})]),
-        ({"python": {"state": "kept"}}, [("python", {"state": "kept"})]),
-        ([{"python": None}], [("python", {})]),
-        ({"name": "python", "options": {"a": 1}}, [("python", {"a": 1})]),
+        ("calculator", [("calculator", {}, None, None)]),
+        (["calculator", "a.py:look_up"], [("calculator", {}, None, None), ("a.py:look_up", {}, None, None)]),
+        ({"python": {"state": "kept"}}, [("python", {"state": "kept"}, None, None)]),
+        ([{"python": None}], [("python", {}, None, None)]),
+        ({"name": "python", "options": {"a": 1}}, [("python", {"a": 1}, None, None)]),
+        ({"name": "python", "options": {"a": 1}, "timeout_seconds": 20}, [("python", {"a": 1}, 20.0, None)]),
+        ({"python": {"a": 1, "timeout_seconds": 20, "concurrency": 3}}, [("python", {"a": 1}, 20.0, 3)]),
+        ({"a.py:look_up": {"concurrency": 3}}, [("a.py:look_up", {}, None, 3)]),
+        ({"mcp": {"url": "http://h/mcp", "timeout_seconds": 5}}, [("mcp", {"url": "http://h/mcp"}, 5.0, None)]),
     ],
 )
-def test_tools_may_be_written_briefly(written: Any, read: list[tuple[str, dict[str, Any]]]) -> None:
+def test_tools_may_be_written_briefly_and_with_limits(written: Any, read: list[tuple[Any, ...]]) -> None:
     conversation = load({"tools": written}).conversation
     assert conversation is not None
-    assert [(tool.name, tool.options) for tool in conversation.tools] == read
-
-
-@pytest.mark.parametrize(
-    ("written", "read"),
-    [
-        ({"name": "python", "options": {"state": "kept"}, "timeout_seconds": 20}, (20.0, None, {"state": "kept"})),
-        ({"python": {"state": "kept", "timeout_seconds": 20, "concurrency": 3}}, (20.0, 3, {"state": "kept"})),
-        ({"a.py:look_up": {"concurrency": 3}}, (None, 3, {})),
-        ({"mcp": {"url": "http://h/mcp", "timeout_seconds": 5}}, (5.0, None, {"url": "http://h/mcp"})),
-    ],
-)
-def test_limits_of_a_tool(written: Any, read: tuple[Any, ...]) -> None:
-    conversation = load({"tools": written}).conversation
-    assert conversation is not None
-    (tool,) = conversation.tools
-    assert (tool.timeout_seconds, tool.concurrency, tool.options) == read
+    found = [(tool.name, tool.options, tool.timeout_seconds, tool.concurrency) for tool in conversation.tools]
+    assert found == read
 
 
 def test_tools_that_others_serve_do_not_run_in_a_conversations_process() -> None:

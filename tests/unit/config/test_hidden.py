@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from burnish.config.secrets import MASK, hidden, hidden_name, masked
@@ -50,23 +52,15 @@ def test_other_sentences_stay_as_they_are(text: str) -> None:
     assert hidden(text) == text or text.startswith("a key of")
 
 
-@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "HF_TOKEN", "my_key", "KEY2"])
-def test_names_of_variables_are_shown(name: str) -> None:
-    assert hidden_name(name) == name
-
-
-@pytest.mark.parametrize("name", ["sk-abc12345", "a1b2c3d4e5f6", "hf_secret123", "Zm9vYmFy==", "AKIAIOSFODNN7EXAMPLE"])
-def test_a_value_in_the_place_of_a_name_is_not(name: str) -> None:
-    assert hidden_name(name) == MASK
+def test_names_of_variables_are_shown_and_values_in_their_place_are_not() -> None:
+    for name in ("OPENAI_API_KEY", "HF_TOKEN", "my_key", "KEY2"):
+        assert hidden_name(name) == name
+    for value in ("sk-abc12345", "a1b2c3d4e5f6", "hf_secret123", "Zm9vYmFy==", "AKIAIOSFODNN7EXAMPLE"):
+        assert hidden_name(value) == MASK
 
 
 def test_arguments_of_commands_are_masked_in_files_too() -> None:
-    words = ["npx", "server", "--api-key", S, "--port", "80", f"--token={S}", f"API_KEY={S}", "a=b"]
-    found = masked({"conversation": {"tools": [{"name": "mcp", "options": {"command": words}}]}})
-    assert found["conversation"]["tools"][0]["options"]["command"] == [  # type: ignore[index,call-overload]
-        *("npx", "server", "--api-key", MASK, "--port", "80", MASK, MASK, "a=b")
-    ]
-    assert masked({"url": f"https://h/x?apiKey={S}", "path": "https://h/x?download=true"}) == {
-        "url": MASK,
-        "path": "https://h/x?download=true",
-    }
+    words: list[Any] = ["npx", "server", "--api-key", S, "--port", "80", f"--token={S}", f"API_KEY={S}", "a=b"]
+    assert masked(words) == ["npx", "server", "--api-key", MASK, "--port", "80", MASK, MASK, "a=b"]
+    urls: dict[str, Any] = {"url": f"https://h/x?apiKey={S}", "path": "https://h/x?download=true"}
+    assert masked(urls) == urls | {"url": MASK}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+
+from burnish.data.sft import SftExample
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -40,6 +44,16 @@ def make_tokenizer(
     )
     tokenizer.chat_template = template
     return tokenizer
+
+
+def pieces(example: SftExample, tokenizer: PreTrainedTokenizerFast) -> list[tuple[bool, str]]:
+    """The example as runs of (trained, text)."""
+    runs = groupby(zip(example.tokens, example.loss_mask, strict=True), key=itemgetter(1))
+    return [(trained, tokenizer.decode([token for token, _ in run])) for trained, run in runs]
+
+
+def trained_pieces(example: SftExample, tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    return [text for trained, text in pieces(example, tokenizer) if trained]
 
 
 @pytest.fixture(scope="session")

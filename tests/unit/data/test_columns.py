@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import datasets
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from burnish.config.schema import RmConfig
@@ -28,7 +24,7 @@ PAIR = {"chosen": "It is a", "rejected": "It is b"}
 TURNS = {name: {"from": "gpt", "value": name} for name in PAIR}
 
 
-def prompts_everywhere(row: dict, jsonl: Callable, tokenizer, **fields: object) -> dict[str, str]:
+def prompts_everywhere(row: dict, jsonl, tokenizer, **fields: object) -> dict[str, str]:
     """The prompt of a row as text, by the way it enters."""
     source = DataSource(path=jsonl(row), **fields)
     found = {"rl": tokenizer.decode(load_prompts([source], tokenizer=tokenizer).prompt_tokens[0])}
@@ -64,19 +60,15 @@ def prompts_everywhere(row: dict, jsonl: Callable, tokenizer, **fields: object) 
         ({"question": "Hi"} | BRIEF | TURNS, {}, SYSTEM + ASKED),
     ],
 )  # fmt: skip
-def test_what_is_part_of_the_prompt_is_in_it(
-    jsonl: Callable, chat_tokenizer, row: dict, fields: dict, prompt: str
-) -> None:
+def test_what_is_part_of_the_prompt_is_in_it(jsonl, chat_tokenizer, row: dict, fields: dict, prompt: str) -> None:
     found = prompts_everywhere(row, jsonl, chat_tokenizer, **fields)
     assert found == dict.fromkeys(found, prompt)
 
 
-def test_rows_that_differ_in_their_system_prompt_are_not_repeats(jsonl: Callable, chat_tokenizer) -> None:
+def test_rows_that_differ_in_their_system_prompt_are_not_repeats(jsonl, chat_tokenizer) -> None:
     source = DataSource(path=jsonl(*(SHAREGPT | {"system": system} for system in ("a", "b", "a"))))
-    for found in (
-        load_prompts([source], tokenizer=chat_tokenizer),
-        load_sft_examples([source], tokenizer=chat_tokenizer),
-    ):
+    for load in (load_prompts, load_sft_examples):
+        found = load([source], tokenizer=chat_tokenizer)
         assert find_overlap(found.asked()).repeated_train == (("rows:2", "rows:0"),)
 
 
@@ -90,16 +82,14 @@ def test_rows_that_differ_in_their_system_prompt_are_not_repeats(jsonl: Callable
         ({"prompt": "Q", "completion": "A", "history": "earlier"}, "'history' is text but not a JSON list of pairs"),
     ],
 )  # fmt: skip
-def test_context_that_cannot_be_read_is_refused(jsonl: Callable, chat_tokenizer, row: dict, words: str) -> None:
+def test_context_that_cannot_be_read_is_refused(jsonl, chat_tokenizer, row: dict, words: str) -> None:
+    source = DataSource(path=jsonl(row), columns={"input": "persona"} if "persona" in row else {})
     with pytest.raises(DataError, match=r"rows\.jsonl:1: ") as caught:
-        load_prompts(
-            [DataSource(path=jsonl(row), columns={"input": "persona"} if "persona" in row else {})],
-            tokenizer=chat_tokenizer,
-        )
+        load_prompts([source], tokenizer=chat_tokenizer)
     assert words in str(caught.value)
 
 
-def test_columns_that_look_like_part_of_the_prompt_are_named(jsonl: Callable) -> None:
+def test_columns_that_look_like_part_of_the_prompt_are_named(jsonl) -> None:
     def notes(*rows: dict, **fields: object) -> list[str]:
         lines = read_prompts([DataSource(path=jsonl(*rows), **fields)])[1][0].lines()
         return [line for line in lines if "looks like part of the prompt" in line]
@@ -123,13 +113,10 @@ PICTURE = {"bytes": b"\xff\xd8", "path": None}
         *(("images", [PICTURE]), ("image", PICTURE), ("photo", PICTURE), ("scans", [PICTURE, PICTURE])),
     ],
 )
-def test_pictures_and_sounds_are_refused_wherever_they_come_from(
-    jsonl: Callable, chat_tokenizer, tmp_path, name: str, value: object
-) -> None:
+def test_pictures_and_sounds_are_refused_wherever_they_are(jsonl, chat_tokenizer, tmp_path, name: str, value) -> None:
     row = {"messages": [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "A"}], name: value}
-    table = pyarrow.Table.from_pylist([row])
-    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    saved = datasets.Dataset(table)
+    saved = datasets.Dataset.from_list([row])
+    saved.to_parquet(tmp_path / "rows.parquet")
     if value is PICTURE:  # it is not decoded, which would need another package
         saved = saved.cast_column(name, datasets.Image())
     saved.save_to_disk(tmp_path / "saved")
@@ -142,6 +129,6 @@ def test_pictures_and_sounds_are_refused_wherever_they_come_from(
             read_prompts([DataSource(path=path)])
 
 
-def test_columns_for_pictures_with_nothing_in_them_are_no_pictures(jsonl: Callable, chat_tokenizer) -> None:
+def test_columns_for_pictures_with_nothing_in_them_are_no_pictures(jsonl, chat_tokenizer) -> None:
     path = jsonl({"prompt": "Q", "images": []}, {"prompt": "Q", "images": None}, {"prompt": "Q", "images": [None]})
     assert len(load_prompts([DataSource(path=path)], tokenizer=chat_tokenizer)) == 3

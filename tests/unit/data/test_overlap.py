@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from burnish.config.schema import RmConfig
 from burnish.config.schema_data import DataSource
 from burnish.data.overlap import find_overlap
@@ -41,7 +39,7 @@ def test_nothing_twice_is_nothing_to_say() -> None:
     assert find_overlap([("train:0", "a")], [("eval:0", "b")]).lines() == []
 
 
-def test_prompts_are_compared_before_they_are_cut(jsonl: Callable, chat_tokenizer) -> None:  # type: ignore[no-untyped-def]
+def test_prompts_are_compared_before_they_are_cut(jsonl, chat_tokenizer) -> None:
     texts = ["one and the end", "two and the end", "one and the end"]
     prompts = [DataSource(path=jsonl(*({"prompt": text} for text in texts), name="prompts.jsonl"))]
     for limit, chat in ((8, ChatFormat()), (20, ChatFormat("always"))):
@@ -57,7 +55,7 @@ def test_prompts_are_compared_before_they_are_cut(jsonl: Callable, chat_tokenize
     assert find_overlap(comparisons.asked()).repeated_train == (("pairs:2", "pairs:0"),)
 
 
-def test_prompts_of_which_nothing_is_left_are_counted(jsonl: Callable, chat_tokenizer) -> None:  # type: ignore[no-untyped-def]
+def test_prompts_of_which_nothing_is_left_are_counted(jsonl, chat_tokenizer) -> None:
     source, always = DataSource(path=jsonl({"prompt": "one, x"}, {"prompt": "two"})), ChatFormat("always")
     written = len(chat_tokenizer.encode("<|im_end|>\n<|im_start|>assistant\n"))
     for limit, count in ((written - 2, 2), (written, 2), (written + 1, 0)):

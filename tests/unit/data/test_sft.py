@@ -10,6 +10,8 @@ from burnish.data.sft import SftSet, load_sft_examples
 from burnish.data.template import ChatFormat
 from burnish.errors import DataError
 
+from .conftest import pieces, trained_pieces
+
 USER = {"role": "user", "content": "Q"}
 SYSTEM = {"role": "system", "content": "S"}
 A1 = {"role": "assistant", "content": "one"}
@@ -25,20 +27,6 @@ def load(jsonl, chat_tokenizer):
     return _load
 
 
-def pieces(example, tokenizer) -> list[tuple[bool, str]]:
-    """The example as runs of (trained, text)."""
-    runs: list[tuple[bool, list[int]]] = []
-    for token, trained in zip(example.tokens, example.loss_mask, strict=True):
-        if not runs or runs[-1][0] != trained:
-            runs.append((trained, []))
-        runs[-1][1].append(token)
-    return [(trained, tokenizer.decode(tokens)) for trained, tokens in runs]
-
-
-def trained_text(example, tokenizer) -> list[str]:
-    return [text for trained, text in pieces(example, tokenizer) if trained]
-
-
 @pytest.mark.parametrize("bos", [False, True])
 def test_prompt_completion_trains_the_completion_and_eos(load, new_tokenizer, bos: bool) -> None:
     tokenizer = new_tokenizer(bos=bos, eos=bos)
@@ -48,7 +36,7 @@ def test_prompt_completion_trains_the_completion_and_eos(load, new_tokenizer, bo
 
 def test_an_eos_in_the_completion_is_not_doubled(load, plain_tokenizer) -> None:
     (example,) = load({"prompt": "Q", "completion": "A</s>"}, tokenizer=plain_tokenizer).examples
-    assert trained_text(example, plain_tokenizer) == ["A</s>"]
+    assert trained_pieces(example, plain_tokenizer) == ["A</s>"]
 
 
 def test_question_and_answer_rows_are_prompt_completion(load, plain_tokenizer) -> None:
@@ -92,7 +80,7 @@ def test_generation_marks_say_the_same(load, new_tokenizer) -> None:
     (example,) = load(CONVERSATION, tokenizer=tokenizer).examples
     assert pieces(example, tokenizer) == EXPECTED
     (example,) = load({"prompt": [USER, A1, USER], "completion": [A2]}, tokenizer=tokenizer).examples
-    assert trained_text(example, tokenizer) == ["two<|im_end|>"]
+    assert trained_pieces(example, tokenizer) == ["two<|im_end|>"]
 
 
 class LetterTokenizer(PreTrainedTokenizer):
@@ -138,7 +126,7 @@ def test_a_template_that_rewrites_history_still_finds_the_turns(load, new_tokeni
     )
     tokenizer = new_tokenizer(template=template)
     (example,) = load(CONVERSATION, tokenizer=tokenizer).examples
-    assert trained_text(example, tokenizer) == ["one<|im_end|>", "<think></think>two<|im_end|>"]
+    assert trained_pieces(example, tokenizer) == ["one<|im_end|>", "<think></think>two<|im_end|>"]
 
 
 def test_a_filled_thinking_block_is_trained_on(load, new_tokenizer) -> None:
@@ -152,7 +140,7 @@ def test_a_filled_thinking_block_is_trained_on(load, new_tokenizer) -> None:
         {"messages": [USER, {"role": "assistant", "content": f"<think>{thought}</think>A"}]} for thought in ("", "hm")
     ]
     examples = load(*rows, tokenizer=tokenizer).examples
-    assert [trained_text(e, tokenizer) for e in examples] == [["A<|im_end|>"], ["hm</think>A<|im_end|>"]]
+    assert [trained_pieces(e, tokenizer) for e in examples] == [["A<|im_end|>"], ["hm</think>A<|im_end|>"]]
 
 
 def test_a_template_that_cannot_be_cut_is_told(load, new_tokenizer) -> None:
@@ -172,16 +160,16 @@ def test_a_template_that_cannot_be_cut_is_told(load, new_tokenizer) -> None:
 )
 def test_conversational_completion_trains_only_the_completion(load, chat_tokenizer, row: dict) -> None:
     (example,) = load(row).examples
-    assert trained_text(example, chat_tokenizer) == ["two<|im_end|>"]
+    assert trained_pieces(example, chat_tokenizer) == ["two<|im_end|>"]
 
 
 def test_text_pairs_become_turns_when_asked(load, chat_tokenizer) -> None:
     row = {"prompt": "Q", "completion": "two"}
     for options, fields in (({"chat": ChatFormat("always")}, {}), ({}, {"system_prompt": "S"})):
         (example,) = load(row, options=options, **fields).examples
-        assert trained_text(example, chat_tokenizer) == ["two<|im_end|>"]
+        assert trained_pieces(example, chat_tokenizer) == ["two<|im_end|>"]
     (example,) = load(row, options={"chat": ChatFormat("never")}).examples
-    assert trained_text(example, chat_tokenizer) == ["two</s>"]
+    assert trained_pieces(example, chat_tokenizer) == ["two</s>"]
 
 
 def test_over_long_examples(load, plain_tokenizer) -> None:
@@ -198,7 +186,7 @@ def test_over_long_examples(load, plain_tokenizer) -> None:
     assert [e.id for e in dropped.examples] == ["rows:2"]
     assert dropped.understandings[0].skipped == {"examples over max_tokens (4)": 2}
     cut = run("truncate")
-    assert [trained_text(e, plain_tokenizer) for e in cut.examples] == [["34"], ["2</s>"]]
+    assert [trained_pieces(e, plain_tokenizer) for e in cut.examples] == [["34"], ["2</s>"]]
     assert cut.understandings[0].changed == {"examples over max_tokens (4), cut at the end": 1}
     assert sum(cut.understandings[0].skipped.values()) == 1
     assert cut.lengths() == [4, 3]

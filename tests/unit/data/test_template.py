@@ -7,6 +7,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from burnish.config.domains import domain_settings
+from burnish.config.loading import load_run_data
 from burnish.config.schema import RmConfig
 from burnish.config.schema_data import DataSource
 from burnish.data.chat import encode_prompt
@@ -14,8 +16,11 @@ from burnish.data.preferences import load_preferences
 from burnish.data.prompts import load_prompts
 from burnish.data.sft import load_sft_examples
 from burnish.data.template import ChatFormat, template_reads
-from burnish.errors import DataError
+from burnish.errors import BurnishError, DataError
+from burnish.trainers.rl.feeds import load_prompt_set
 from burnish.types import Message, Prompt
+
+from .conftest import trained_pieces
 
 _SAID = (
     "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
@@ -52,13 +57,7 @@ def full(new_tokenizer):
 def sft_text(path: str, tokenizer, chat: ChatFormat | None = None) -> tuple[str, list[str]]:
     """(the whole text, its trained pieces)."""
     (example,) = load_sft_examples([DataSource(path=path)], tokenizer=tokenizer, chat=chat or ChatFormat()).examples
-    pieces: list[list[int]] = [[]]
-    for token, trained in zip(example.tokens, example.loss_mask, strict=True):
-        if trained:
-            pieces[-1].append(token)
-        elif pieces[-1]:
-            pieces.append([])
-    return tokenizer.decode(example.tokens), [tokenizer.decode(piece) for piece in pieces if piece]
+    return tokenizer.decode(example.tokens), trained_pieces(example, tokenizer)
 
 
 def test_the_loss_covers_the_call(jsonl, full) -> None:
@@ -152,6 +151,31 @@ def test_options_reach_the_template_and_misspelt_ones_are_refused(full, chat_tok
         encode_prompt(prompt, full, ChatFormat(options={"enable_thinkin": False}))
     with pytest.raises(DataError, match="it takes no option at all"):
         encode_prompt(prompt, chat_tokenizer, ChatFormat(options={"messages": []}))
+
+
+LOADERS = {
+    "rl": lambda config, full: load_prompt_set(config, domain_settings(config)[0], full, None, "train"),
+    "sft": lambda config, full: load_sft_examples(config.data.train, tokenizer=full, chat=ChatFormat.of(config.data)),
+    "rm": lambda config, full: load_preferences(config.data.train, config, tokenizer=full, max_tokens=99),
+}
+
+
+@pytest.mark.parametrize("chat", ["auto", "never", "always"])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_options_without_a_template_that_is_applied_are_refused(jsonl, full, kind: str, chat: str) -> None:
+    def load(*rows: dict) -> None:
+        data = {"train": jsonl(*rows), "template_options": {"enable_thinking": False}, "chat": chat}
+        run = {"model": "m", "data": data} | ({"rewards": "length"} if kind == "rl" else {})
+        LOADERS[kind](load_run_data(run, (), kind).config, full)
+
+    plain = {"prompt": "Q", "chosen": "A", "rejected": "B"} if kind == "rm" else {"prompt": "Q", "completion": "A"}
+    if chat == "always":
+        load(plain)
+        return
+    with pytest.raises(BurnishError, match=r"data.template_options is set, but no chat template is applied"):
+        load(plain)
+    if chat == "auto" and kind == "sft":
+        load(plain, {"prompt": [USER], "completion": [ANSWER]})
 
 
 def test_fields_without_effect_and_todays_date_are_told(jsonl, new_tokenizer, chatml) -> None:

@@ -11,6 +11,8 @@ from burnish.config.schema_data import DataSource
 from burnish.data.sft import SftSet, load_sft_examples
 from burnish.errors import DataError
 
+from .conftest import trained_pieces
+
 # Thinking stands in turns after the last question only; it is cut out of contents (Qwen3).
 QWEN3 = (
     "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
@@ -89,11 +91,7 @@ def load(jsonl, new_tokenizer):
         tokenizer = new_tokenizer(template=template, specials=specials)
         loaded = load_sft_examples([DataSource(path=jsonl({"messages": messages}))], tokenizer=tokenizer)
         (example,) = loaded.examples
-        stretches = [[]]
-        for token, trained in zip(example.tokens, example.loss_mask, strict=True):
-            stretches[-1] += [token] if trained else []
-            stretches += [] if trained or not stretches[-1] else [[]]
-        return loaded, [tokenizer.decode(stretch) for stretch in stretches if stretch]
+        return loaded, trained_pieces(example, tokenizer)
 
     return _load
 
@@ -101,17 +99,9 @@ def load(jsonl, new_tokenizer):
 @pytest.mark.parametrize(
     ("template", "messages", "words"),
     [
-        (QWEN3, [user(), said(reasoning_content="FIRST"), user(), said()], "leaves out str 'FIRST' of its reasoning_"),
-        (
-            QWEN3,
-            [user(), said("<think>\nFIRST\n</think>\n\nA"), user(), said()],
-            "leaves out str 'FIRST' of its conten",
-        ),
-        (
-            QWEN3,
-            [user(), said("Yes", reasoning_content="Yes"), user(), said()],
-            "leaves out str 'Yes' of its reasoning",
-        ),
+        (QWEN3, [user(), said(reasoning_content="FIRST"), user(), said()], "str 'FIRST' of its reasoning_content"),
+        (QWEN3, [user(), said("<think>\nFIRST\n</think>\n\nA"), user(), said()], "str 'FIRST' of its content"),
+        (QWEN3, [user(), said("Yes", reasoning_content="Yes"), user(), said()], "str 'Yes' of its reasoning_content"),
         (R1, [user(), said("<think>\nLong.\n</think>\n\nYes")], "leaves out str 'Long.' of its content"),
         (R1, [user(), said("<think>It is 5.</think>It is 5.")], "leaves out str 'It is 5.' of its content"),
         (LLAMA, [user(), said("", call(a=1), call(a=2)), RESULT], "leaves out str 'add' of its tool call 2"),
@@ -119,11 +109,7 @@ def load(jsonl, new_tokenizer):
         (LLAMA.replace("f.arguments", "{}"), [user(), said("", call(a=1))], "'a' of its tool call 1 (add)"),
         ("{{ messages[1].content[:4] }}<|im_end|>", [user("abc"), said("abcdefgh")], "says str 'abcdefgh', but"),
         (MARKED, [user(), said("A", call(a=1))], "'add' of its tool call 1 where nothing is trained on"),
-        (
-            R1.replace("content }}{% el", "content.split('|')[-1] }}{% el"),
-            [user("a|b"), said()],
-            "'a|b' of its content",
-        ),
+        (R1.replace("content }}{% el", "content[2:] }}{% el"), [user("a|b"), said()], "'a|b' of its content"),
         (BEHIND, [user(), said("Look:", call(a=1)), RESULT], "'Look:' of its content behind a later message"),
     ],
 )
@@ -147,23 +133,17 @@ def test_earlier_turns_may_begin_with_space_or_an_empty_thought(load, content: s
 
 
 def test_a_turn_is_found_where_later_turns_change_the_history_before_it(load) -> None:
-    history = QWEN3.replace(
-        "(loop.last or r)", "true"
-    )  # an empty thought in all turns after the last question (Qwen3.5)
-    _, trained = load(history, user(), said("Look:", call(a=1)), RESULT, said("42."), user(), said("Bye"))
-    assert [text.partition("<tool_call>")[0] for text in trained] == [
-        "Look:",
-        "42.<|im_end|>",
-        "<think>\n\n</think>\n\nBye<|im_end|>",
-    ]
+    """Qwen3.5 has an empty thought in all turns after the last question."""
+    history = QWEN3.replace("(loop.last or r)", "true")
+    _, (first, *later) = load(history, user(), said("Look:", call(a=1)), RESULT, said("42."), user(), said("Bye"))
+    assert first.startswith("Look:<tool_call>")
+    assert later == ["42.<|im_end|>", "<think>\n\n</think>\n\nBye<|im_end|>"]
 
 
 def test_a_prompt_is_without_the_thinking_that_the_template_leaves_out_and_says_so(jsonl, new_tokenizer) -> None:
     row = {"prompt": [user(), said(reasoning_content="FIRST"), user()], "completion": [said("Bye")]}
-    loaded = load_sft_examples([DataSource(path=jsonl(row))], tokenizer=new_tokenizer(template=QWEN3))
-    assert (
-        "changed: 1 prompts with reasoning of earlier turns, which the chat template leaves out" in loaded.lines()[-1]
-    )
+    *_, line = load_sft_examples([DataSource(path=jsonl(row))], tokenizer=new_tokenizer(template=QWEN3)).lines()
+    assert "changed: 1 prompts with reasoning of earlier turns, which the chat template leaves out" in line
 
 
 @pytest.mark.parametrize(
@@ -197,9 +177,8 @@ def test_the_token_that_ends_a_turn_is_trained(
         ("t.function.arguments.b", "x'y"),
     ],
 )
-@pytest.mark.parametrize("marks", [("", ""), ("{% generation %}", "{% endgeneration %}")])
-def test_arguments_are_given_as_the_template_wants_them(load, write: str, written: str, marks: tuple) -> None:
-    begin, end = marks
+@pytest.mark.parametrize(("begin", "end"), [("", ""), ("{% generation %}", "{% endgeneration %}")])
+def test_arguments_are_given_as_the_template_wants_them(load, write: str, written: str, begin: str, end: str) -> None:
     template = (
         f"{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{{% if m.role == 'assistant' %}}{begin}"
         f"{{% for t in m.tool_calls %}}{{{{ t.function.name }}}} {{{{ {write} }}}}{{% endfor %}}<|im_end|>{end}"

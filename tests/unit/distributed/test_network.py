@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -70,17 +68,6 @@ def test_beats_arrive_until_the_reader_is_gone(monkeypatch: pytest.MonkeyPatch) 
     distant.close()
     sender.join(timeout=30)
     assert not sender.is_alive()
-
-
-@pytest.fixture
-def beyond_a_thousand() -> Iterator[None]:
-    """The next descriptors are above 1,023."""
-    spent = [os.open(os.devnull, os.O_RDONLY)]
-    while spent[-1] <= 1_023:
-        spent.append(os.dup(spent[0]))
-    yield
-    for descriptor in spent:
-        os.close(descriptor)
 
 
 def test_connections_above_a_thousand_descriptors(beyond_a_thousand: None) -> None:

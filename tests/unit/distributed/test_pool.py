@@ -200,18 +200,22 @@ def test_a_lost_trainer_is_not_taken_for_the_worker_that_reads_its_weights() -> 
     assert (said, pool.standing()) == ([], [("a", "its first weights, idle")])
 
 
-@pytest.mark.parametrize("started", [0, 1])
-def test_threads_that_run_out_end_a_call_and_leave_none_behind(started: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, _ = pool_of(FakeEngine("a"), FakeEngine("b"))
-    start, left = threading.Thread.start, [started]
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, but: Callable[[threading.Thread], bool]) -> None:
+    start = threading.Thread.start
 
     def limited(thread: threading.Thread) -> None:
-        if not left[0]:
+        if not but(thread):
             raise RuntimeError("can't start new thread")
-        left[0] -= 1
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_threads_that_run_out_end_a_call_and_leave_none_behind(started: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, _ = pool_of(FakeEngine("a"), FakeEngine("b"))
+    left = iter([True] * started)
+    refuse_threads(monkeypatch, but=lambda thread: next(left, False))
     with pytest.raises(RuntimeError, match="can't start new thread"):
         pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
     assert not [thread for thread in threading.enumerate() if thread.name in "ab"]
@@ -219,14 +223,7 @@ def test_threads_that_run_out_end_a_call_and_leave_none_behind(started: int, mon
 
 def test_no_thread_for_the_start_of_a_lost_worker_loses_only_that_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, said = pool_of(FakeEngine("a", lambda: time.sleep(0.02)), FakeEngine("b", lost), restarts=1)
-    start = threading.Thread.start
-
-    def limited(thread: threading.Thread) -> None:
-        if thread.name not in "ab":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", limited)
+    refuse_threads(monkeypatch, but=lambda thread: thread.name in "ab")
     while len(said) < 2:  # until b is asked
         assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=1)) == WANTED
     assert said[1] == "b cannot be started again: can't start new thread"

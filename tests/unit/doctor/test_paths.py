@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -16,19 +16,10 @@ from burnish.doctor import paths
 from burnish.doctor.examination import Report
 from burnish.doctor.paths import of_paths
 from burnish.errors import CheckpointError
-from burnish.forward import verdicts
-from burnish.forward.verdicts import own_cache
 from burnish.planning.memory import Trained
 from burnish.planning.seats import Machine
 
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kept timings of this test alone."""
-    monkeypatch.setattr(verdicts, "cache_folder", lambda: tmp_path / "cache" / "kernels")
-    own_cache.cache_clear()
-    yield
-    own_cache.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_timings")
 
 
 @pytest.fixture

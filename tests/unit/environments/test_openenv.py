@@ -39,9 +39,7 @@ class FakeServer:
     tools: what its MCP server lists, None if it has none. answers: instead of its own, by the type of the message.
     """
 
-    def __init__(
-        self, action: dict[str, Any], *, tools: list[Any] | None = None, capacity: int = 8, port: int = 0
-    ) -> None:
+    def __init__(self, action: dict[str, Any], *, tools: Any = None, capacity: int = 8, port: int = 0) -> None:
         self.action, self.tools, self.capacity = action, tools, capacity
         self.token: str | None = None
         self.answers: dict[str, Callable[[Any], Any]] = {}

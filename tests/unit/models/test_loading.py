@@ -13,6 +13,8 @@ from burnish.models import loading
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import align_weights, load_model, resolve_device
 from burnish.models.tokenizers import chat_template_for, choose_pad_token_id, eos_token_ids, load_tokenizer
+from burnish.models.weight_checks import check_declared_sizes, check_quantization
+from burnish.planning.model_facts import facts_of
 
 
 @pytest.fixture
@@ -276,3 +278,27 @@ def test_numbers_do_not_hang_on_where_a_file_holds_the_weights() -> None:
     assert layer.weight is kept
     assert layer.weight.data_ptr() % 64 == 0
     assert torch.equal(layer.weight, expected)
+
+
+@pytest.mark.parametrize("found", [{"quant_method": "magic"}, {"bits": 3}, "nf4ish"])
+def test_weights_of_an_unknown_quantization_are_refused(found):
+    for config in ({"quantization_config": found}, {"text_config": {"quantization_config": found}}):
+        with pytest.raises(ModelError, match="its weights are quantized by"):
+            check_quantization(config, "m")
+
+
+def test_weights_of_a_known_quantization_or_of_none_are_loaded():
+    for known in ({"quant_method": "gptq"}, {"load_in_4bit": True}, None):
+        check_quantization({"quantization_config": known}, "m")
+
+
+def test_a_size_for_each_layer():
+    """As gemma3n has them."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 9}
+    varied = {**sizes, "intermediate_size": [32, 48]}
+    check_declared_sizes(varied, "m")
+    assert facts_of(varied, num_parameters=1).intermediate_size == 48
+    wrong = [("intermediate_size", value) for value in ([], [32, 0], [32, "48"], [True], {"a": 1})]
+    for name, value in [*wrong, ("hidden_size", [8, 8])]:
+        with pytest.raises(ModelError, match=f"{name} is"):
+            check_declared_sizes({**sizes, name: value}, "m")

@@ -16,13 +16,10 @@ from burnish.models.policy import LocalPolicy
 from burnish.models.saved import SavedPolicy
 from burnish.trainers.sft import response_ends
 
-CONFIG = ModelConfig(path="m")
-E = 1
 
-
-def _saved(loaded, further=(), *, lora=None, temperature=0.7):
-    policy = LocalPolicy(loaded, OptimizerSettings(1e-2, 10), temperature=temperature, lora=lora)
-    return SavedPolicy(CONFIG, loaded, policy, further, temperature)
+def _saved(loaded, further=(), *, lora=None):
+    policy = LocalPolicy(loaded, OptimizerSettings(1e-2, 10), temperature=0.7, lora=lora)
+    return SavedPolicy(ModelConfig(path="m"), loaded, policy, further, 0.7)
 
 
 @pytest.mark.parametrize(
@@ -65,10 +62,10 @@ def test_a_saved_policy_is_the_one_in_training(load, tmp_path, family, lora):
 def test_another_model_or_none_is_said(load, tmp_path):
     policy = _saved(load())
     policy.policy.save_weights(tmp_path)
-    with torch.no_grad():
-        policy.loaded.model.get_output_embeddings().weight.mul_(1.2)
+    head = policy.loaded.model.get_output_embeddings().weight.data
+    head.mul_(1.2)
     assert "is not the model that is trained" in policy.problem(tmp_path)
-    policy.loaded.model.get_output_embeddings().weight.data.fill_(torch.nan)
+    head.fill_(torch.nan)
     assert "differ by nan" in policy.problem(tmp_path)
     (tmp_path / "config.json").write_text("{")
     assert "transformers cannot load" in policy.problem(tmp_path)

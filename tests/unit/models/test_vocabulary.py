@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from burnish.config.schema import RlConfig
+from burnish.config.loading import load_run_data
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
 from burnish.forward.logprobs import HeadTransform, chunked_token_scores, likeliest_tokens, plain_token_scores
@@ -27,17 +27,12 @@ from burnish.types import RolloutRequest
 TOKENS, ROWS = 16, 21
 
 
-def _batch_of(rollouts):
-    return build_batch(rollouts, pad_token_id=2, mask_truncated=False)
-
-
 @pytest.fixture
 def padded_model(tmp_path, tokenizer):
     """A saved model whose head prefers rows that the tokenizer does not know."""
     model = tiny_llama(vocab_size=ROWS, hidden_size=16, eos_token_id=1, pad_token_id=2, context_length=64)
-    with torch.no_grad():
-        head = model.get_output_embeddings().weight
-        head[TOKENS:] = 3 * head[4]
+    head = model.get_output_embeddings().weight.data
+    head[TOKENS:] = 3 * head[4]
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     return tmp_path
@@ -75,9 +70,9 @@ def test_such_ids_are_never_sampled_and_the_trainer_agrees(padded_model, plain, 
     rollouts = engine.generate([request], Sampling(12, greedy=greedy), seed=0, step=0)
     assert max(token for rollout in rollouts for token in rollout.response_tokens) < TOKENS
     policy = LocalPolicy(loaded, OptimizerSettings(1e-3, 10))
-    scores = policy.logprobs(_batch_of(rollouts), entropy=True, correct=greedy)
-    reference = policy.reference().logprobs(_batch_of(rollouts))
-    assert torch.equal(scores.logprobs_BT, reference)
+    batch = build_batch(rollouts, pad_token_id=2, mask_truncated=False)
+    scores = policy.logprobs(batch, entropy=True, correct=greedy)
+    assert torch.equal(scores.logprobs_BT, policy.reference().logprobs(batch))
     for row, rollout in enumerate(rollouts):
         length = len(rollout.response_tokens)
         sampled = torch.tensor(rollout.rollout_logprobs)
@@ -89,7 +84,8 @@ def test_such_ids_are_never_sampled_and_the_trainer_agrees(padded_model, plain, 
 def test_a_head_of_another_form_is_scored_alike(padded_model, monkeypatch):
     loaded = load_model(ModelConfig(path=str(padded_model), device="cpu"))
     request = RolloutRequest("p", 0, (4, 5, 6), (0, 1))
-    batch = _batch_of(LocalEngine.of(loaded, max_batch_rows=2).generate([request], Sampling(9), seed=0, step=0))
+    rollouts = LocalEngine.of(loaded, max_batch_rows=2).generate([request], Sampling(9), seed=0, step=0)
+    batch = build_batch(rollouts, pad_token_id=2, mask_truncated=False)
     expected = ResponseScorer(loaded.model, vocabulary=TOKENS).score(batch, entropy=True, correct=True)
     monkeypatch.setattr("burnish.forward.scoring.find_head_transform", lambda model: None)
     found = ResponseScorer(loaded.model, vocabulary=TOKENS).score(batch, entropy=True, correct=True)
@@ -109,10 +105,8 @@ def test_nothing_is_cut_where_every_row_has_a_token(load):
 
 
 def test_a_stop_id_that_is_never_sampled_is_refused():
-    rollout = {"stop_token_ids": [TOKENS]}
-    config = RlConfig.model_validate(
-        {"output": "x", "model": "m", "data": {"train": "t"}, "rewards": "length", "steps": 1, "rollout": rollout}
-    )
+    run = {"model": "m", "data": {"train": "t"}, "rewards": "length", "rollout": {"stop_token_ids": [TOKENS]}}
+    config = load_run_data(run).rl
     with pytest.raises(ModelError, match="stop_token_ids names 16, which is beyond"):
         check_fit(config, None, TOKENS)
     check_fit(config, None, ROWS)

@@ -68,26 +68,24 @@ def test_values_at_the_edge_stay_quiet(metric: str, value: float) -> None:
     assert fired([*steps(10), *[HEALTHY | {metric: value}] * 25]) == []
 
 
+CUT, TURNS = "rollout/truncated_fraction", "conversation.max_turn_tokens"
+RESPONSES = "rollout.max_response_tokens (or that of the domain)"
+
+
 @pytest.mark.parametrize(
     ("row", "knob"),
     [
-        ({}, "rollout.max_response_tokens (or that of the domain) up"),
-        ({"conversation/cut_turn_fraction": 1.0}, "conversation.max_turn_tokens up"),
-        (
-            {"conversation/cut_turn_fraction": 0.4, "domain/a/prompts": 1.0},
-            "conversation.max_turn_tokens, rollout.max_response_tokens (or that of the domain) up",
-        ),
-        (
-            {"rollout/truncated_fraction": 0.5, "conversation/out_of_turns_fraction": 0.5},
-            "rollout.max_response_tokens (or that of the domain), conversation.max_turns up",
-        ),
+        ({}, f"{RESPONSES} up"),
+        ({"conversation/cut_turn_fraction": 1.0}, f"{TURNS} up"),
+        ({"conversation/cut_turn_fraction": 0.4, "domain/a/prompts": 1.0}, f"{TURNS}, {RESPONSES} up"),
+        ({CUT: 0.5, "conversation/out_of_turns_fraction": 0.5}, f"{RESPONSES}, conversation.max_turns up"),
     ],
 )
 def test_the_field_that_cut_every_response_is_named(row: dict[str, float], knob: str) -> None:
     bell = AlarmBell()
-    found = [alarm for step in (1, 2) for alarm in bell.check(step, {"rollout/truncated_fraction": 1.0} | row)]
+    found = [alarm for step in (1, 2) for alarm in bell.check(step, {CUT: 1.0} | row)]
     assert [alarm.knob.partition(", or rollout.stop")[0] for alarm in found] == [knob]
-    ended_by_turns = {"rollout/truncated_fraction": 0.0, "conversation/out_of_turns_fraction": 1.0}
+    ended_by_turns = {CUT: 0.0, "conversation/out_of_turns_fraction": 1.0}
     assert not any(AlarmBell().check(step, ended_by_turns) for step in (1, 2))  # as a game ends
 
 

@@ -295,6 +295,15 @@ def test_more_gpus_than_there_are_are_refused() -> None:
     refuse_impossible(config, (), MACHINE)  # `auto` without a GPU
 
 
+@pytest.mark.parametrize("field", ["gpus_per_worker", "cpus_per_worker"])
+@pytest.mark.parametrize("trainers", [1, 2])
+def test_only_ray_gives_out_processors(field: str, trainers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    cluster = {field: 1, "trainers": trainers}
+    assert f"cluster.{field} is set, but this run does not use Ray" in refusal(rl(cluster=cluster), MACHINE)
+    refuse_impossible(rl(cluster={**cluster, "backend": "ray"}), (), MACHINE)
+
+
 def test_too_little_memory_is_refused_with_the_numbers_of_each_process() -> None:
     config = sft(trainers=2, lanes=2, sharding="whole")
     seats = seats_of(config, FACTS, MACHINE)

@@ -109,3 +109,21 @@ def test_messages_name_the_field_that_the_run_file_sets() -> None:
     with pytest.raises(ConfigError, match=r"^domains\.sums\.evaluation\.success_score is 2,"):
         success_of_domain(sums, ("exact",))
     assert success_of_domain(words, ("exact",)) == Success({"exact": 1.0}, "evaluation.success")
+
+
+def test_a_score_that_nothing_has_to_reach_is_refused_where_it_is_set() -> None:
+    """What all domains share may concern others of them."""
+    score, length = {"evaluation": {"success_score": 0.5}}, {"rewards": "length"}
+    one = {"data": {"train": "a"}, **length, **score}
+    own = {"domains": {"x": {"train": "a", **length, **score}}}
+    shared = {"domains": {"x": {"train": "a", **length}}, **score}
+    for run, place in ((one, "evaluation"), (own, r"domains\.x\.evaluation"), (shared, None)):
+        (domain,) = domain_settings(load_run_data({"model": "m", **run}).rl)
+        assert success_of_domain(domain, ("length",)) is not None
+        if place is None:
+            assert success_of_domain(domain, ()) is None
+            continue
+        with pytest.raises(
+            ConfigError, match=rf"^{place}\.success_score is 0.5, but no reward compares with the answer"
+        ):
+            success_of_domain(domain, ())

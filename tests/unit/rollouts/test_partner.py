@@ -167,8 +167,13 @@ def bad(what):
 class Game:
     """Answers what it is told, and goes wrong where the row says so."""
 
-    def reset(self, at="", what="", opening=None):
+    def reset(self, at="", what="", opening=None, tries=0, log=""):
         self.at, self.what = at, what
+        if tries:
+            with open(log, "a") as file:
+                file.write(".")
+            if os.path.getsize(log) < tries:
+                raise ConnectionError("still starting")
         if at == "start":
             self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
             return f"{self.child.pid} {os.getpid()}"
@@ -310,12 +315,15 @@ class Talker:
 
     def say(self, *texts: str) -> list[Any]:
         """The same of one turn of each conversation."""
+        self.begin(*texts)
+        return self.events(len(texts))
+
+    def begin(self, *texts: str) -> None:
         for number, text in enumerate(texts):
             self.turns[number] += 1
             tokens = (5, TOKENIZER.eos_token_id)
             turn = Rollout("p", 0, number, (1,), tokens, (-0.5,) * 2, FinishReason.STOP, 0, response=text)
             self.answers.begin((0, number), turn, self.turns[number])
-        return self.events(len(texts))
 
     def finish(self, *numbers: int) -> list[Any]:
         for number in numbers:
@@ -333,7 +341,11 @@ class Talker:
 
 def talking(host: ConversationHost, *rows: Mapping[str, Json], tokenizer: Any = TOKENIZER, **limits: Any) -> Talker:
     """Open conversations, one for each row."""
-    talker = Talker(partner_of(host, tokenizer, **limits))
+    return talking_to(partner_of(host, tokenizer, **limits), *rows)
+
+
+def talking_to(partner: ToolsAndEnvironment, *rows: Mapping[str, Json]) -> Talker:
+    talker = Talker(partner)
     talker.open(*(rows or ({},)))
     return talker
 
@@ -547,17 +559,12 @@ def test_a_result_that_comes_twice_serves_nobody_else(tools: ConversationHost) -
 
 @pytest.mark.slow
 def test_the_parent_is_started_again(tmp_path: Path) -> None:
-    host = host_of(tmp_path, TOOLS, ["end", "add"])
-    try:
-        with Talker(partner_of(host)) as talker:
-            talker.open({})
-            (answer,) = talker.say(call("end", how="parent"))
-            assert results(answer) == ["Error: its process has ended"]
-            assert results(talker.say(call("add", a=1, b=1))[0]) == ["2"]
-            assert talker.numbers()["conversation/restarts"] == 1
-            assert "conversation/restarts" not in talker.numbers()
-    finally:
-        host.close()
+    with contextlib.closing(host_of(tmp_path, TOOLS, ["end", "add"])) as host, talking(host) as talker:
+        (answer,) = talker.say(call("end", how="parent"))
+        assert results(answer) == ["Error: its process has ended"]
+        assert results(talker.say(call("add", a=1, b=1))[0]) == ["2"]
+        assert talker.numbers()["conversation/restarts"] == 1
+        assert "conversation/restarts" not in talker.numbers()
 
 
 class Served:
@@ -609,12 +616,10 @@ def served_with(
 
 def test_served_tools_answer_next_to_others_in_order(tools: ConversationHost) -> None:
     served = Served()
-    with Talker(served_with(tools, served)) as talker:
-        talker.open({})
+    said = call("wait") + call("add", a=1, b=1) + call("break") + call("pair") + call("ready") + call("pair")
+    with talking_to(served_with(tools, served)) as talker:
         threading.Timer(0.05, served.go.set).start()
-        (answer,) = talker.say(
-            call("wait") + call("add", a=1, b=1) + call("break") + call("pair") + call("ready") + call("pair")
-        )
+        (answer,) = talker.say(said)
         assert results(answer) == ["wait", "2", "Error: SystemExit: gone", "pair", "ready", "pair"]
         talker.say("It is 2.")
         assert talker.finish(0) == [Closed()]
@@ -625,8 +630,7 @@ def test_served_tools_answer_next_to_others_in_order(tools: ConversationHost) ->
 def test_calls_that_share_a_state_run_one_after_the_other(tools: ConversationHost) -> None:
     served = Served()
     served.go.set()
-    with Talker(served_with(tools, served, {"wait": CallLimits(20.0, 4, in_order=True)})) as talker:
-        talker.open({})
+    with talking_to(served_with(tools, served, {"wait": CallLimits(20.0, 4, in_order=True)})) as talker:
         assert results(talker.say(call("wait") * 3)[0]) == ["wait"] * 3
         assert served.log == ["begin wait", "end wait"] * 3
 
@@ -634,14 +638,8 @@ def test_calls_that_share_a_state_run_one_after_the_other(tools: ConversationHos
 def test_slow_calls_cost_no_other_tool_and_wait_for_each_other_without_losing_time(tools: ConversationHost) -> None:
     """Forty conversations whose calls hang, and ten with fast ones, which do not wait for them."""
     served = Served()
-    limits = {"wait": CallLimits(20.0, 24)}
-    with Talker(served_with(tools, served, limits, call_seconds=20.0)) as talker:
-        talker.open(*[{}] * 50)
-        turn = (5, TOKENIZER.eos_token_id)
-        for number in range(50):
-            said = call("wait") if number < 40 else call("ready") + call("add", a=1, b=1)
-            rollout = Rollout("p", 0, number, (1,), turn, (-0.5,) * 2, FinishReason.STOP, 0, response=said)
-            talker.answers.begin((0, number), rollout, 1)
+    with talking_to(served_with(tools, served, {"wait": CallLimits(20.0, 24)}), *[{}] * 50) as talker:
+        talker.begin(*[call("wait")] * 40, *[call("ready") + call("add", a=1, b=1)] * 10)
         found: dict[Any, Any] = {}
         while len(found) < 10:
             found |= talker.answers.events(wait_for_all=False)
@@ -661,14 +659,12 @@ def punctual(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tool_that_never_returns_has_no_more_threads_than_places(tools: ConversationHost) -> None:
     served = Served()
     partner = served_with(tools, served, {"wait": CallLimits(0.2, 2), "ready": CallLimits(0.2, 1)})
-    with Talker(partner) as talker:
-        talker.open({})
+    with talking_to(partner) as talker:
         (answer,) = talker.say(call("wait") * 4 + call("ready"))
         stuck = "Error: wait does not answer: as many calls as may run did not end in time, and still run"
         assert results(answer) == ["Error: no answer within 0.2 s"] * 2 + [stuck] * 2 + ["ready"]
         assert talker.numbers()["tool/timed_out_fraction"] == 0.8
-    with Talker(partner) as talker:  # the next step
-        talker.open({})
+    with talking_to(partner) as talker:  # the next step
         assert results(talker.say(call("wait"))[0]) == [stuck]
         assert served.log.count("begin wait") == 2
         assert all(thread.daemon for thread in threading.enumerate() if thread.name == "wait")
@@ -679,8 +675,7 @@ def test_a_tool_that_never_returns_has_no_more_threads_than_places(tools: Conver
 
 def test_a_process_that_ends_takes_no_result_of_served_tools_with_it(tools: ConversationHost) -> None:
     served = Served()
-    with Talker(served_with(tools, served)) as talker:
-        talker.open({})
+    with talking_to(served_with(tools, served)) as talker:
         threading.Timer(0.3, served.go.set).start()
         (answer,) = talker.say(call("wait") + call("end", how="exit"))
         assert results(answer) == ["wait", "Error: its process has ended"]
@@ -689,8 +684,7 @@ def test_a_process_that_ends_takes_no_result_of_served_tools_with_it(tools: Conv
 @pytest.mark.usefixtures("punctual")
 def test_a_result_that_comes_too_late_is_nobodys(tools: ConversationHost) -> None:
     served = Served()
-    with Talker(served_with(tools, served, call_seconds=0.2)) as talker:
-        talker.open({})
+    with talking_to(served_with(tools, served, call_seconds=0.2)) as talker:
         (answer,) = talker.say(call("wait"))
         assert results(answer) == ["Error: no answer within 0.2 s"]
         served.go.set()
@@ -702,8 +696,7 @@ def test_a_result_that_comes_too_late_is_nobodys(tools: ConversationHost) -> Non
 def test_a_call_that_outlives_its_conversation_leaves_nothing_kept_for_it(tools: ConversationHost) -> None:
     """It may open what is kept only after the tools were told that the conversation has ended."""
     served = Served()
-    with Talker(served_with(tools, served, call_seconds=0.2)) as talker:
-        talker.open({})
+    with talking_to(served_with(tools, served, call_seconds=0.2)) as talker:
         talker.say(call("wait"))
         talker.say("Good.")
         assert talker.finish(0) == [Closed()]
@@ -719,9 +712,8 @@ def test_a_call_that_outlives_its_conversation_leaves_nothing_kept_for_it(tools:
 def test_a_game_answers_texts_and_pays(game: ConversationHost) -> None:
     with Talker(partner_of(game)) as talker:
         (opened,) = talker.open({"opening": " Guess!"})
-        assert (
-            TOKENIZER.decode(opened.prompt_tokens) == "<|im_start|>user\nHello. Guess!<|im_end|><|im_start|>assistant\n"
-        )
+        prompt = TOKENIZER.decode(opened.prompt_tokens)
+        assert prompt == "<|im_start|>user\nHello. Guess!<|im_end|><|im_start|>assistant\n"
         (answer,) = talker.say("a")
         assert (answer.author, results(answer), answer.reward) == ("environment", ["heard a"], 1.5)
         (last,) = talker.say("bye")
@@ -768,25 +760,14 @@ def test_an_environment_that_fails_ends_its_conversation_alone(
             assert bad.ends is FinishReason.FAILED
 
 
-def test_an_opening_that_fails_is_tried_again(tmp_path: Path) -> None:
-    (tmp_path / "late.py").write_text(
-        "from pathlib import Path\n\nclass Late:\n    def reset(self, tries, file, **row):\n"
-        "        path = Path(file)\n        path.write_text((path.read_text() if path.exists() else '') + '.')\n"
-        "        if len(path.read_text()) < tries:\n            raise ConnectionError('still starting')\n"
-        "        return 'here'\n    def step(self, action):\n        return '', 0.0, True, False, {}\n"
-    )
-    host = ConversationHost(Wanted(environment=f"{tmp_path / 'late.py'}:Late"))
-    rows: list[dict[str, Json]] = [{"tries": n, "file": str(tmp_path / f"{n}")} for n in (1, 3, 4)]
-    try:
-        with Talker(partner_of(host)) as talker:
-            first, third, never = talker.open(*rows)
-            assert not first.failed + third.failed
-            assert never.failed.startswith("the environment failed: open: reset of the environment")
-            assert "ConnectionError: still starting" in never.failed
-            numbers = talker.numbers()
-            assert (numbers["environment/opened"], numbers["environment/failed_fraction"]) == (3, 1 / 3)
-    finally:
-        host.close()
+def test_an_opening_that_fails_is_tried_again(game: ConversationHost, tmp_path: Path) -> None:
+    with Talker(partner_of(game)) as talker:
+        first, third, never = talker.open(*({"tries": n, "log": str(tmp_path / f"{n}")} for n in (1, 3, 4)))
+        assert not first.failed + third.failed
+        assert never.failed.startswith("the environment failed: open: reset of the environment")
+        assert "ConnectionError: still starting" in never.failed
+        numbers = talker.numbers()
+        assert (numbers["environment/opened"], numbers["environment/failed_fraction"]) == (3, 1 / 3)
 
 
 @pytest.mark.parametrize(
@@ -803,16 +784,11 @@ def test_an_opening_that_fails_is_tried_again(tmp_path: Path) -> None:
     ],
 )
 def test_a_tool_that_always_fails_ends_the_run(tools: ConversationHost, said: list[str], why: str) -> None:
-    with talking(
-        tools, *[{}] * len(said), failed_fraction=0.1, call_seconds=0.5 if "hang" in said[0] else 20
-    ) as talker:
+    expected = rf"has failed each time, in \d of {len(said)} conv.*The first time: .*{why}"
+    seconds = 0.5 if "hang" in said[0] else 20
+    with talking(tools, *[{}] * len(said), failed_fraction=0.1, call_seconds=seconds) as talker:
         talker.say(*said)
-        if not why:
-            talker.answers.check()
-            return
-        with pytest.raises(
-            OutageError, match=rf"has failed each time, in \d of {len(said)} conv.*The first time: .*{why}"
-        ):
+        with pytest.raises(OutageError, match=expected) if why else contextlib.nullcontext():
             talker.answers.check()
 
 
@@ -911,16 +887,13 @@ def test_environments_of_a_group_start_with_the_same_seed(tmp_path: Path, same: 
         "class Seeds:\n    def reset(self, seed):\n        return str(seed)\n"
         "    def step(self, action):\n        return '', 0.0, True, False, {}\n"
     )
-    host = ConversationHost(Wanted(environment=f"{tmp_path / 'seeds.py'}:Seeds"))
-    try:
+    with contextlib.closing(ConversationHost(Wanted(environment=f"{tmp_path / 'seeds.py'}:Seeds"))) as host:
         answers = partner_of(host, same_start=same).answering(seed=1, step=2)
         for sample in range(3):
             answers.open((0, sample), Prompt("p", text="Hello."))
         found = {event.prompt_tokens for event in answers.events(wait_for_all=True).values()}  # type: ignore[union-attr]
         answers.close()
         assert len(found) == (1 if same else 3)
-    finally:
-        host.close()
 
 
 @pytest.mark.slow
@@ -960,37 +933,18 @@ def test_thousands_of_conversations(desk: ConversationHost) -> None:
 
 
 @pytest.mark.slow
-def test_more_descriptors_than_select_can_take(tools: ConversationHost, tmp_path: Path) -> None:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 2048:
-        pytest.skip("this system allows too few open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
-    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-    try:
-        host = host_of(tmp_path, TOOLS, ["add"])
-        try:
-            with Talker(partner_of(host)) as talker:
-                talker.open({}, {})
-                answers = talker.say(call("add", a=1, b=1), call("add", a=2, b=2))
-                assert [results(one) for one in answers] == [["2"], ["4"]]
-        finally:
-            host.close()
-    finally:
-        for number in opened:
-            os.close(number)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+@pytest.mark.usefixtures("beyond_a_thousand")
+def test_more_descriptors_than_select_can_take(tmp_path: Path) -> None:
+    with contextlib.closing(host_of(tmp_path, TOOLS, ["add"])) as host, talking(host, {}, {}) as talker:
+        answers = talker.say(call("add", a=1, b=1), call("add", a=2, b=2))
+        assert [results(one) for one in answers] == [["2"], ["4"]]
 
 
 def test_the_end_of_a_call_ends_what_is_still_running(tools: ConversationHost, tmp_path: Path) -> None:
     """Ctrl-C while tools work: nothing of them is left, nor of their descriptors."""
     before = descriptors()
-    talker = Talker(partner_of(tools))
-    talker.open({}, {})
-    folder = str(tmp_path)
-    turn = Rollout("p", 0, 0, (1,), (5,), (-0.5,), FinishReason.STOP, 0, call("meet", folder=folder, me=1, other=2))
-    talker.answers.begin((0, 0), turn, 1)
+    talker = talking(tools, {}, {})
+    talker.begin(call("meet", folder=str(tmp_path), me=1, other=2))
     wait_for(lambda: (tmp_path / "1").exists())
     talker.answers.close()
     assert descriptors() <= before

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -35,6 +34,7 @@ uvicorn = pytest.importorskip("uvicorn", reason="needs burnish[serve]")
 
 TOKEN = "0123456789abcdef"
 LIMITS = Limits(seconds=60.0, processor_seconds=60.0)
+GOOD = {"code": "", "language": "python"}
 DOUBLE = "def f(x): return 2 * x"
 MANY = Limits(seconds=60.0, processor_seconds=60.0, memory_mb=2048)
 
@@ -48,10 +48,7 @@ def served(sandbox: Runner, service: Service | None = None, *, judges: bool = Tr
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 60
-    while not server.started:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: server.started)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
@@ -237,21 +234,20 @@ def test_the_schema_of_sandbox_fusion() -> None:
 
 @pytest.mark.slow
 def test_bad_requests_have_a_status_and_a_reason() -> None:
-    good = {"code": "", "language": "python"}
     with served(Pretended(), Service(body_bytes=1000)) as url:
         for asked, status in (
             (b"{", 422),
             (b"[]", 422),
             (b"[" * 900, 422),
             ({"language": "python"}, 422),
-            ({**good, "run_timeout": 0}, 422),
-            ({**good, "run_timeout": 61}, 422),
-            ({**good, "memory_limit_MB": 10**6}, 422),
-            ({**good, "code": "x" * 1001}, 413),
+            ({**GOOD, "run_timeout": 0}, 422),
+            ({**GOOD, "run_timeout": 61}, 422),
+            ({**GOOD, "memory_limit_MB": 10**6}, 422),
+            ({**GOOD, "code": "x" * 1001}, 413),
         ):
             assert post(f"{url}/run_code", asked).status_code == status, asked
-        assert post(f"{url}/run_code", good, **{"Content-Type": "text/plain"}).status_code == 415
-        assert post(f"{url}/run_code", good, Host="example.com").status_code == 403
+        assert post(f"{url}/run_code", GOOD, **{"Content-Type": "text/plain"}).status_code == 415
+        assert post(f"{url}/run_code", GOOD, Host="example.com").status_code == 403
         assert post(f"{url}/judge", {"job": {}, "limits": {}}).status_code == 422
         more = post(f"{url}/judge", {"job": plain_job(JOBS[0]), "limits": asdict(replace(LIMITS, memory_mb=4096))})
         assert more.status_code == 422
@@ -275,11 +271,10 @@ def test_jobs_are_decoded_where_they_hold_up_nobody(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_token_is_asked_of_everyone() -> None:
-    good = {"code": "", "language": "python"}
     with served(Pretended(), Service(token=TOKEN)) as url:
-        assert post(f"{url}/run_code", good).status_code == 401
-        assert post(f"{url}/run_code", good, Authorization=f"Bearer {TOKEN}x").status_code == 401
-        assert post(f"{url}/run_code", good, Authorization=f"Bearer {TOKEN}", Host="example.com").status_code == 200
+        assert post(f"{url}/run_code", GOOD).status_code == 401
+        assert post(f"{url}/run_code", GOOD, Authorization=f"Bearer {TOKEN}x").status_code == 401
+        assert post(f"{url}/run_code", GOOD, Authorization=f"Bearer {TOKEN}", Host="example.com").status_code == 200
         with pytest.raises(SandboxError, match=r"refuses the token \(status 401\)(?s:.*)token_variable"):
             RemoteSandbox(url)
 
@@ -293,13 +288,12 @@ def test_no_other_address_without_a_token() -> None:
 def test_a_full_queue_is_refused_and_its_room_comes_back() -> None:
     pretended = Pretended()
     pretended.may_end.clear()
-    good = {"code": "", "language": "python"}
     with served(pretended, Service(processes=1, queue=1)) as url:
         answers: list[int] = []
 
         def ask() -> None:
             """Until there is room."""
-            while (status := post(f"{url}/run_code", good).status_code) == 503:
+            while (status := post(f"{url}/run_code", GOOD).status_code) == 503:
                 pass
             answers.append(status)
 
@@ -307,19 +301,19 @@ def test_a_full_queue_is_refused_and_its_room_comes_back() -> None:
         for thread in threads:
             thread.start()
         wait_for(lambda: len(pretended.asked) == 1)
-        wait_for(lambda: full(url, good))
-        refused = post(f"{url}/run_code", good)
+        wait_for(lambda: full(url, GOOD))
+        refused = post(f"{url}/run_code", GOOD)
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
         pretended.may_end.set()
         for thread in threads:
             thread.join(60)
         assert answers == [200, 200]
-        wait_for(lambda: not full(url, good))
+        wait_for(lambda: not full(url, GOOD))
 
 
 def test_jobs_of_clients_that_go_away_end(capfd: pytest.CaptureFixture[str]) -> None:
     """One that runs is stopped, one that waits never begins, and one that was not all sent is none."""
-    pretended, body = Pretended(), json.dumps({"code": "", "language": "python"}).encode()
+    pretended, body = Pretended(), json.dumps(GOOD).encode()
     pretended.may_end.clear()
     with served(pretended, Service(processes=1, queue=1)) as url:
         port = int(url.rpartition(":")[2])
@@ -330,8 +324,8 @@ def test_jobs_of_clients_that_go_away_end(capfd: pytest.CaptureFixture[str]) -> 
                 client = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
                 client.sendall(head + sent)
                 wait_for(lambda: len(pretended.asked) == 1)
-            wait_for(lambda: full(url, {"code": "", "language": "python"}))
-        wait_for(lambda: not full(url, {"code": "", "language": "python"}))
+            wait_for(lambda: full(url, GOOD))
+        wait_for(lambda: not full(url, GOOD))
     assert len(pretended.asked) == 1 + 1  # that of `full`
     assert len(set(pretended.stopped)) == 1
     assert "Traceback" not in capfd.readouterr().err

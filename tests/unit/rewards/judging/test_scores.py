@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
 import json
 import random
-import socket
-import threading
-import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,6 +125,7 @@ def http(body: bytes, head: str = "", status: str = "200 OK") -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body
 
 
+NO_SCORES = ("NaN", "1e999", "9" * 5000, '"7"', "[7]", "true", "{}")
 NESTED = b"[" * 100_000 + b"]" * 100_000
 NO_VERDICT = {
     "nested": http(NESTED),
@@ -157,9 +152,7 @@ NO_VERDICT = {
     "when": http(b"", "Retry-After: Fri, 31 Dec 9999 23:59:59 -2359\r\n", "503 X"),
     "dictionary": http(b'{"choices": {"0": 1}}'),
     "content": http(said({"score": 7})),
-    **{
-        score: http(said(f'{{"score": {score}}}')) for score in ("NaN", "1e999", "9" * 5000, '"7"', "[7]", "true", "{}")
-    },
+    **{score: http(said(f'{{"score": {score}}}')) for score in NO_SCORES},
     "twice": http(said('{"score": 7, "score": 9}')),
 }
 
@@ -193,45 +186,15 @@ def test_a_verdict_that_drips_ends_with_its_time(raw: Any, make_scorer: Any, mak
     (scored,) = scorer.score(make_items(["a"]))
     assert (scored.reward, scored.status) == (None, RewardStatus.TIMEOUT)
     assert "no answer within timeout_seconds" in scored.status_detail
-    with pytest.raises(NoVerdictError, match="no answer within timeout_seconds"):
-        asyncio.run(reply_after(-0.5))
-
-
-async def reply_after(left: float) -> None:
     client = ChatClient(JudgeOptions(url="http://127.0.0.1:9/v1", model="m"), Gate(Bounds(1)), Tally())
-    await client.reply(({"role": "user", "content": "a"},), Patience(left))
+    with pytest.raises(NoVerdictError, match="no answer within timeout_seconds"):
+        asyncio.run(client.reply(({"role": "user", "content": "a"},), Patience(-0.5)))
 
 
 @pytest.fixture
-def raw() -> Iterator[Any]:
+def raw(stub_judge: Any) -> Any:
     """Starts an endpoint that sends these bytes, and then others as often as it can: `raw(sent, drip)`."""
-    listening: list[socket.socket] = []
-
-    def answer(connection: socket.socket, sent: bytes, drip: bytes) -> None:
-        with connection, contextlib.suppress(OSError):
-            asked = b""
-            while not asked.endswith(b"}"):
-                asked += connection.recv(1 << 16)
-            connection.sendall(sent)
-            while drip:
-                connection.sendall(drip)
-                time.sleep(0.02)
-
-    def serve(server: socket.socket, sent: bytes, drip: bytes) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                answer(server.accept()[0], sent, drip)
-
-    def start(sent: bytes, drip: bytes = b"") -> Any:
-        server = socket.create_server(("127.0.0.1", 0))
-        listening.append(server)
-        threading.Thread(target=serve, args=(server, sent, drip), daemon=True).start()
-        return SimpleNamespace(url=f"http://127.0.0.1:{server.getsockname()[1]}/v1")
-
-    yield start
-    for server in listening:
-        server.shutdown(socket.SHUT_RDWR)
-        server.close()
+    return lambda sent, drip=b"": stub_judge(None, raw=(sent, drip))
 
 
 def test_equal_responses_are_asked_about_once(endpoint: Any, ask: Any) -> None:

@@ -14,7 +14,9 @@ import pytest
 from burnish.errors import RolloutError
 from burnish.models.characters import character_tokenizer
 from burnish.models.weights import Weights
+from burnish.rollouts.endpoint.desk import Desk
 from burnish.rollouts.endpoint.requests import Terms
+from burnish.rollouts.endpoint.server import ServerThread, Service
 from burnish.rollouts.endpoint.speech import Speech
 from burnish.rollouts.endpoint.standing import Standing, StandingLoop
 from burnish.rollouts.endpoint.trajectory import Room
@@ -115,8 +117,22 @@ def script(speech: Speech) -> Script:
 
 
 @pytest.fixture
+def start() -> Iterator[Callable[..., ServerThread]]:
+    """Starts servers of a desk: `start(desk, key=..., body_bytes=...)`."""
+    servers: list[ServerThread] = []
+
+    def start(desk: Desk, **service: Any) -> ServerThread:
+        servers.append(ServerThread(desk, Service(**service)))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
 def serving(speech: Speech, script: Script) -> Iterator[Callable[..., StandingLoop]]:
-    """Starts loops that answer with the script; `record` collects lines."""
+    """Starts loops that answer with the script or another engine; `record` collects lines."""
     started: list[tuple[StandingLoop, threading.Thread]] = []
 
     def run(loop: StandingLoop) -> None:
@@ -124,9 +140,9 @@ def serving(speech: Speech, script: Script) -> Iterator[Callable[..., StandingLo
             loop.run()
 
     def start(
-        *, room: Room = ROOM, record: list[str] | None = None, sampling: Sampling = SAMPLING, **terms: Any
+        *, room: Room = ROOM, record: Any = None, sampling: Sampling = SAMPLING, engine: Any = None, **terms: Any
     ) -> StandingLoop:
-        standing = Standing(script, speech, Terms(sampling, MODEL, room.context, **terms), room)
+        standing = Standing(engine or script, speech, Terms(sampling, MODEL, room.context, **terms), room)
         loop = StandingLoop(standing, None if record is None else record.append)
         started.append((loop, threading.Thread(target=run, args=[loop], daemon=True)))
         started[-1][1].start()

@@ -4,13 +4,11 @@ skipped; docs/serving.md has the versions that they were tried with."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
-
-from burnish.rollouts.endpoint.server import ServerThread, Service
 
 from .conftest import MODEL, Room
 
@@ -41,10 +39,8 @@ def call(name: str, arguments: str) -> str:
 
 
 @pytest.fixture
-def url(serving: Any) -> Iterator[str]:
-    server = ServerThread(serving(room=ROOM, others="follow").desk, Service(key=KEY))
-    yield server.url + "/v1"
-    server.close()
+def url(serving: Any, start: Any) -> str:
+    return f"{start(serving(room=ROOM, others='follow').desk, key=KEY).url}/v1"
 
 
 @pytest.fixture
@@ -116,9 +112,8 @@ def test_openai_agents(url: str, says: Says, form: str) -> None:
     agent = agents.Agent(name="a", instructions="Add.", model=model, tools=[agents.function_tool(add)])
 
     async def run() -> tuple[Any, Any]:
-        says(call("add", '{"a": 2, "b": 2}'), "It is 4.")
+        says(*[call("add", '{"a": 2, "b": 2}'), "It is 4."] * 2)
         whole = await agents.Runner.run(agent, "2+2?")
-        says(call("add", '{"a": 2, "b": 2}'), "It is 4.")
         streamed = agents.Runner.run_streamed(agent, "2+2?")
         _ = [event async for event in streamed.stream_events()]
         return whole.final_output, streamed.final_output

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from burnish.rollouts.endpoint.server import ServerThread, Service
-from burnish.rollouts.endpoint.standing import StandingLoop
 
 openai = pytest.importorskip("openai", reason="the official client is not installed")
 
@@ -21,17 +18,14 @@ CALCULATOR = {
 
 
 @pytest.fixture
-def client(serving: Callable[..., StandingLoop]) -> Iterator[Callable[..., Any]]:
-    """A client of a server with these settings, and the lines that it records."""
-    servers: list[ServerThread] = []
+def client(serving: Any, start: Any) -> Callable[..., Any]:
+    """Clients of servers with these settings."""
 
-    def start(path: str = "/t/first/v1", **settings: Any) -> Any:
-        servers.append(ServerThread(serving(**settings).desk, Service(key=KEY)))
-        return openai.OpenAI(base_url=servers[-1].url + path, api_key=KEY, max_retries=0, timeout=20)
+    def connect(path: str = "/t/first/v1", **settings: Any) -> Any:
+        server = start(serving(**settings).desk, key=KEY)
+        return openai.OpenAI(base_url=server.url + path, api_key=KEY, max_retries=0, timeout=20)
 
-    yield start
-    for server in servers:
-        server.close()
+    return connect
 
 
 def test_a_conversation_with_a_tool_is_one_row(client: Any, script: Any) -> None:

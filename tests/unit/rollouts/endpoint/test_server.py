@@ -7,7 +7,7 @@ import json
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
 from unittest.mock import Mock
@@ -19,7 +19,7 @@ from burnish.errors import RolloutError
 from burnish.outside.listening import RefusedError
 from burnish.rollouts.endpoint.desk import Desk, Order
 from burnish.rollouts.endpoint.requests import RewardCall
-from burnish.rollouts.endpoint.server import ServerThread, Service, check_address
+from burnish.rollouts.endpoint.server import ServerThread, check_address
 from burnish.rollouts.endpoint.standing import StandingLoop
 
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
@@ -29,19 +29,6 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 FLAT = {"type": "function", "name": "calc", "parameters": {"type": "object", "properties": {}}}
 CODE, TOO_LONG = "answer_does_not_fit", "context_length_exceeded"
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., ServerThread]]:
-    servers: list[ServerThread] = []
-
-    def start(desk: Desk, **service: Any) -> ServerThread:
-        servers.append(ServerThread(desk, Service(**service)))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
 
 
 def ask(server: ServerThread, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
@@ -149,19 +136,18 @@ def test_health_needs_no_key_and_ends_with_the_engine(serving: Any, start: Any) 
     assert ask(server, "/health") == (503, {"status": "ending"})
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_several_answers_are_samples_of_one_prompt(serving: Any, start: Any, script: Any, named: bool) -> None:
+@pytest.mark.parametrize("at", ["", "/t/x"])
+def test_several_answers_are_samples_of_one_prompt(serving: Any, start: Any, script: Any, at: str) -> None:
     lines: list[str] = []
-    loop = serving(record=lines, others="follow")
-    server, start_of_path = start(loop.desk), "/t/x" if named else ""
-    status, answer = ask(server, f"{start_of_path}/v1/chat/completions", {**CHAT, "n": 3, "seed": 5})
+    server = start(serving(record=lines, others="follow").desk)
+    status, answer = ask(server, f"{at}/v1/chat/completions", {**CHAT, "n": 3, "seed": 5})
     assert status == 200
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert answer["usage"] == {"prompt_tokens": 21, "completion_tokens": 12, "total_tokens": 33}
     keys = {(request.prompt_id, request.sample_indices) for request in script.seen}
     assert len(keys) == 3  # noise of their own
     assert len({request.prompt_tokens for request in script.seen}) == 1
-    ask(server, f"{start_of_path}/reward", {"reward": 1})
+    ask(server, f"{at}/reward", {"reward": 1})
     assert len(lines) == 3
 
 
@@ -170,10 +156,8 @@ def test_calls_that_are_not_wanted_stay_in_the_content(serving: Any, start: Any,
     script.say = lambda request: said
     asked = {**CHAT, "tools": [{"type": "function", "function": {"name": "calc"}}]}
     server = start(serving().desk)
-    assert ask(server, "/v1/chat/completions", {**asked, "tool_choice": "none"})[1]["choices"][0]["message"] == {
-        "role": "assistant",
-        "content": said,
-    }
+    status, answer = ask(server, "/v1/chat/completions", {**asked, "tool_choice": "none"})
+    assert (status, answer["choices"][0]["message"]) == (200, {"role": "assistant", "content": said})
     status, answer = ask(server, "/v1/responses", {"model": "tiny", "input": "hi", "tools": [FLAT]})
     assert (status, [item["type"] for item in answer["output"]]) == (200, ["function_call"])
 

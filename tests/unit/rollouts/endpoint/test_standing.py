@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -143,22 +142,11 @@ class StoppableScript(Script, StoppableEngine):
         return [], [replace(request, begun=(Begun((1,), (0.0,), ()),)) for request in requests]
 
 
-def test_what_is_sampled_for_a_client_that_goes_away_ends(speech: Any) -> None:
+def test_what_is_sampled_for_a_client_that_goes_away_ends(serving: Start, speech: Any) -> None:
     engine = StoppableScript(speech.tokenizer)
-    terms = Terms(SAMPLING, MODEL, ROOM.context)
-    loop = StandingLoop(Standing(engine, speech, terms, ROOM))
-    going, staying = (
-        Order("", read_chat({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}, terms)) for _ in range(2)
-    )
-    loop.desk.place(going, staying)
-    thread = threading.Thread(target=loop.run, daemon=True)
-    thread.start()
+    going, staying = (Order("", read_chat(_hello(), Terms(SAMPLING, MODEL, ROOM.context))) for _ in range(2))
+    serving(engine=engine).desk.place(going, staying)
     wait_for(lambda: len(engine.seen) == 2)
     going.withdraw()
-    reply = staying.answer.result(timeout=20)
-    assert reply is not None
-    assert reply.said.text == "yes"
+    assert staying.answer.result(timeout=20).said.text == "yes"
     assert [request.begun for request in engine.seen[2:]] == [(Begun((1,), (0.0,), ()),)] * 2
-    loop.desk.close()
-    thread.join(20)
-    assert not thread.is_alive()
