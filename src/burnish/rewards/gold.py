@@ -13,6 +13,8 @@ from burnish.rewards.success import TOLERANCE, Success
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
 
 BATCH_SIZE = 512
+OTHER_SOLUTIONS = 4
+"""How many of a row's solutions are tried after the first."""
 TOTAL = "(total)"
 """The name of the weighted sum among the parts."""
 Encode = Callable[[Prompt, str], Sequence[int]]
@@ -66,19 +68,31 @@ def _holds_tests(answer: object) -> bool:
 def gold_response(prompt: Prompt, options_column: str | None = None, state: Callable[[str], str] = str) -> str | None:
     """What a perfect model would respond: the column `gold_response`, else `completion`, else the answer unchanged (in
     GSM8K this is the whole worked solution), else the solution of a programming task (`canonical_solution` in
-    HumanEval, `code` in MBPP). None if the row has none of them.
+    HumanEval, `code` in MBPP, the first of `solutions` in APPS and TACO). None if the row has none of them.
 
     An answer that is the position of an option becomes the option's label. options_column: the one with the options,
     as the reward `choice` takes it. state: says an answer as the reward reads it, such as in a box.
     """
     columns = prompt.columns
     solution = columns.get("code") if "test_list" in columns else columns.get("canonical_solution")
+    solution = solution or next(iter(solutions_of(prompt)), None)
     answer = _label_of_answer(prompt, options_column) or (None if _holds_tests(prompt.answer) else prompt.answer)
     for value in (columns.get("gold_response"), columns.get("completion"), answer, solution):
         first = next(iter(value), None) if isinstance(value, (list, tuple)) else value
         if first is not None and str(first).strip():
             return state(str(first)) if value is answer else str(first)
     return None
+
+
+def solutions_of(prompt: Prompt) -> list[str]:
+    """Programs in the column `solutions`, a list or its JSON text, as APPS and TACO have them. Not all are right."""
+    held = prompt.columns.get("solutions")
+    if isinstance(held, str):
+        try:
+            held = json.loads(held) if held.strip() else []
+        except ValueError:
+            held = [held]
+    return [text for text in held if isinstance(text, str) and text.strip()] if isinstance(held, list) else []
 
 
 def _label_of_answer(prompt: Prompt, options_column: str | None) -> str | None:
@@ -118,20 +132,42 @@ def check_gold(
     failures: list[GoldFailure] = []
     readings: dict[str, list[float]] = {}
     solved = 0
+
+    def score_of(rollout: Rollout) -> float | None:
+        return _judged_score(rollout, labels if judge is None else tuple(judge.thresholds))
+
+    def passes(rollout: Rollout) -> bool:
+        score = score_of(rollout)
+        if judge is not None:
+            return judge.solved(rollout) is True
+        return score is not None and score >= top_score - TOLERANCE
+
     for start in range(0, len(golds), BATCH_SIZE):
         batch = golds[start : start + BATCH_SIZE]
         scored = scorer.score([(prompt, as_rollout(prompt, gold, encode)) for prompt, gold in batch])
-        for (prompt, gold), rollout in zip(batch, scored, strict=True):
+        for (prompt, gold), first in zip(batch, scored, strict=True):
+            rollout = first if passes(first) else _other_solution(prompt, gold, scorer, encode, passes) or first
             _record_scores(rollout, readings)
             solved += success is not None and success.solved(rollout) is True
-            score = _judged_score(rollout, labels if judge is None else tuple(judge.thresholds))
-            passed = score is not None and score >= top_score - TOLERANCE if judge is None else judge.solved(rollout)
-            if not passed:
+            score = score_of(rollout)
+            if not passes(rollout):
                 detail = rollout.status_detail or ("" if judge is None else "; ".join(judge.shortfalls(rollout)))
                 failures.append(GoldFailure(prompt.id, prompt.domain, gold, score, rollout.status, detail))
     without = tuple(prompt.id for prompt, gold in answered if gold is None)
     parts = tuple(GoldPart(name, sum(v) / len(v), min(v), len(v)) for name, v in sorted(readings.items()))
     return GoldReport(len(golds), top_score, tuple(failures), without, parts, solved)
+
+
+def _other_solution(
+    prompt: Prompt, gold: str, scorer: RewardScorer, encode: Encode | None, passes: Callable[[Rollout], bool]
+) -> Rollout | None:
+    """The first further solution of the row that passes, scored: of several that a row has, some are wrong."""
+    solutions = solutions_of(prompt)
+    for text in solutions[1 : 1 + OTHER_SOLUTIONS] if gold in solutions[:1] else ():
+        rollout = scorer.score([(prompt, as_rollout(prompt, text, encode))])[0]
+        if passes(rollout):
+            return rollout
+    return None
 
 
 def _record_scores(rollout: Rollout, readings: dict[str, list[float]]) -> None:

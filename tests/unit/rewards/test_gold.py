@@ -90,6 +90,32 @@ def test_dense_rewards_are_given_the_tokens_that_a_policy_would_sample(make_scor
     assert [round(failure.score or 0, 4) for failure in wrong.failures] == [1.6667, 1.5]
 
 
+def test_of_several_solutions_one_has_to_pass(make_scorer: Any, reward_file: Any) -> None:
+    right = reward_file("def right(response, solutions):\n    return float(response.endswith('right'))\n")
+    scorer = make_scorer({"name": f"{right}:right"})
+    rows = {
+        "listed": ["wrong", "right"],
+        "as JSON": '["right"]',
+        "too late": [*["wrong"] * 5, "right"],
+        "none": "[]",
+        "one program": "right",
+    }
+    prompts = [_prompt(name, None, solutions=solutions) for name, solutions in rows.items()]
+    assert [gold_response(prompt) for prompt in prompts] == ["wrong", "right", "wrong", None, "right"]
+    report = check_gold(prompts, scorer)
+    assert [failure.prompt_id for failure in report.failures] == ["too late"]
+    assert report.without_gold == ("none",)
+
+
+def test_a_reward_that_asks_for_the_column_of_the_answers_compares_with_them(
+    make_scorer: Any, reward_file: Any
+) -> None:
+    file = reward_file("def same(response, final): return response == final\ndef hard(response, level): return 1.0\n")
+    scorer = make_scorer({"name": f"{file}:same"}, {"name": f"{file}:hard"})
+    scorer.check_prompts([_prompt("a", "7", final="7", level="7"), _prompt("b", "8", final="8", level="7")])
+    assert scorer.answer_labels == ("same",)
+
+
 def test_nothing_to_check(make_scorer: Any) -> None:
     report = check_gold([], make_scorer("exact"))
     assert (report.checked, report.failures) == (0, ())

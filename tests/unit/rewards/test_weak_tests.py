@@ -14,6 +14,7 @@ from burnish.rewards.builtins.code_tests import task_of_row, trivial_programs
 from burnish.rewards.weak_tests import WeakTests, find_weak_tests
 from burnish.types import Prompt
 
+HELPED = {"test_list": ["assert near(f(2), 4)"], "code": "def f(x): return 2 * x"}
 EVEN = {"test_list": ["assert f(2) == True"], "code": "def f(x): return x % 2 == 0"}
 DOUBLE = {"test_list": ["assert f(2) == 4"]}
 SILENT = {"input_output": {"inputs": ["1"], "outputs": [""]}}
@@ -34,6 +35,15 @@ def test_every_function_that_the_tests_call_is_written_in_a_trivial_way() -> Non
     assert trivial_programs(silent) == {"is empty": ""}
 
 
+def test_a_helper_of_the_tests_may_be_written_by_the_response() -> None:
+    task = task_of_row(HELPED, None)
+    assert task is not None
+    assert trivial_programs(task)["defines near, which the tests use"].splitlines() == [
+        "def near(*arguments, **named): return True",
+        "def f(*arguments, **named): return None",
+    ]
+
+
 @pytest.fixture
 def scorer() -> Iterator[ProcessRewardScorer]:
     reward = RewardConfig(name="code", options={"seconds": 60.0}, timeout_seconds=120)
@@ -48,11 +58,20 @@ def scorer() -> Iterator[ProcessRewardScorer]:
 
 @pytest.mark.slow
 def test_rows_with_weak_tests_are_named(scorer: ProcessRewardScorer) -> None:
-    rows: dict[str, dict[str, Any]] = {"even": EVEN, "double": DOUBLE, "silent": SILENT, "broken": BROKEN, "none": {}}
+    rows: dict[str, dict[str, Any]] = {
+        **{"even": EVEN, "double": DOUBLE, "silent": SILENT, "broken": BROKEN, "none": {}, "helped": HELPED},
+        "sorts": {"test_list": ["a = [2, 1]; f(a); assert a == sorted(a)"]},
+        "finds": {"test_list": ["assert f([1, 2]) == []"]},
+        "differs": {"test_list": ["assert f(1) != f(1)"]},
+    }
     prompts = [Prompt(id=name, text="Write it.", columns=columns) for name, columns in rows.items()]
     assert find_weak_tests(prompts, scorer, "code", "code") == [
         WeakTests("even", "returns True"),
         WeakTests("silent", "is empty"),
+        WeakTests("helped", "defines near, which the tests use"),
+        WeakTests("sorts", "empties its arguments"),
+        WeakTests("finds", "returns []"),
+        WeakTests("differs", "returns NaN"),
     ]
 
 

@@ -258,11 +258,11 @@ def _check_rewards(config: RlConfig, prompt_sets: Sequence[Sequence[Prompt]]) ->
     if not functions:
         return check_difficulty(settings, (), begins=begins)
     with ProcessRewardScorer(functions, config.scoring, sandbox=config.sandbox) as scorer:
+        for prompts in prompt_sets:
+            scorer.check_prompts(prompts)
         for domain in settings:
             success_of_domain(domain, scorer.answer_labels)
         check_difficulty(settings, scorer.answer_labels, begins=begins)
-        for prompts in prompt_sets:
-            scorer.check_prompts(prompts)
     return None
 
 

@@ -58,7 +58,6 @@ def open_rl_run(
         paths = recorded_paths(workplace.path)
         scorer = stack.enter_context(open_scorer(config, console, paths, models_elsewhere=models_elsewhere))
         settings, begins = domain_settings(config), workplace.checkpoint is None
-        check_difficulty(settings, scorer.answer_labels, begins=begins)
         has_weights = config.cluster.trains_here
         loaded = stack.enter_context(open_model(config, paths, console) if has_weights else open_outline(config))
         say(console, scorer.attach_policy(loaded.tokenizer))
@@ -70,6 +69,7 @@ def open_rl_run(
         for prompts in train.values():
             say(console, prompts.lines())
         scorer.check_prompts(prompts_of(train))
+        check_difficulty(settings, scorer.answer_labels, begins=begins)
         check_bound_rewards(config, prompts_of(train))
         progress = Progress()
         players = stack.enter_context(opener(config, loaded, paths, console))
