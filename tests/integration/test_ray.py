@@ -208,7 +208,7 @@ def test_what_is_lacking_is_said_before_the_start(
         RaySite().reserved(crew_of(tmp_path, 0, 1, cpus_per_worker=3)),
         pytest.raises(
             ConfigError,
-            match=r"no place for 2 processes \(trainer 0 ...\) within 2 seconds: 2 CPU .* 1 CPU and 0 GPU are",
+            match=r"no place for 2 processes \(trainer 0, trainer 1\) within 2 seconds: 2 CPU .* 1 CPU and 0 GPU are",
         ),
         RaySite().reserved(crew_of(tmp_path, 2, 0, cpus_per_worker=2)),
     ):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from burnish.data.rows import Row, describe
 from burnish.errors import DataError
@@ -46,11 +45,11 @@ def unused_parts(rows: Sequence[Row], roles: Mapping[str, str], template: str | 
     ]
 
 
-def _is_filled(value: Any) -> bool:
+def _is_filled(value: object) -> bool:
     return any(map(_is_filled, value)) if isinstance(value, list) else isinstance(value, (str, Mapping)) and bool(value)
 
 
-def _is_stored_medium(value: Any) -> bool:
+def _is_stored_medium(value: object) -> bool:
     """Whether the value is a file in the form in which tables keep pictures and sounds, or a list of them."""
     first = value[0] if isinstance(value, list) else value
     return isinstance(first, Mapping) and set(first) == {"bytes", "path"} and any(first.values())

@@ -15,7 +15,7 @@ from typing import Any
 
 from burnish.data.template import Template
 from burnish.errors import DataError
-from burnish.types import Message
+from burnish.types import Json, Message
 
 # Tags around thinking and the like. Templates look for them, so a probe never stands inside of one.
 _TAG = re.compile(r"(</?[\w:-]+>|<[|｜][^<>\s]*>|<[^<>\s]*[|｜]>|\[/?[A-Z_]+\])")
@@ -99,7 +99,7 @@ class _Probes:
         arguments = self._in_value(function["arguments"], turn, f"{name} ({called})")
         return {**call, "function": {**function, "name": shown, "arguments": arguments}}
 
-    def _in_value(self, value: Any, turn: int, name: str) -> Any:
+    def _in_value(self, value: Json, turn: int, name: str) -> Json:
         if isinstance(value, str):
             return self._in_stretch(value, turn, name)
         if isinstance(value, Mapping):

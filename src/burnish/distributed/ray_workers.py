@@ -343,7 +343,8 @@ class RaySite:
         try:
             for group, names in zip(groups, kinds, strict=True):
                 count = f"{len(names)} process{'es' * (len(names) > 1)}"
-                _await_places(group, f"{count} ({', '.join(names)})", each, crew.say)
+                some = ", ".join((*names[:3], *(["..."] if len(names) > 3 else [])))
+                _await_places(group, f"{count} ({some})", each, crew.say)
             expected = _expected(crew)
             for group, names in zip(groups, kinds, strict=True):
                 needs_folder = names != crew.workers or crew.workers_log

@@ -29,7 +29,7 @@ def test_models_that_cannot_be_asked_any_more_do_not_hide_why_the_run_ends() -> 
     with pytest.raises(BurnishError, match="trainer 1 is lost"), saving_finished_steps(training):
         raise BurnishError("trainer 1 is lost")
     assert len(said) == 1
-    assert said[0].startswith("nothing more is saved (BurnishError: process 'trainer 0' has been ended")
+    assert said[0].startswith("nothing more is saved (process 'trainer 0' has been ended")
 
 
 @pytest.mark.slow

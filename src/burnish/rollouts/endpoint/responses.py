@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from burnish.outside.listening import RefusedError, wrong
 from burnish.rollouts.endpoint.answers import Body, Reply, event, message_body
@@ -15,7 +14,7 @@ _READ = frozenset(
     {"input", "instructions", "tools", "tool_choice", "text", "reasoning", "include"}
     | {"max_output_tokens", "max_tool_calls"}
 )
-_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+_REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "previous_response_id": ((), "nothing is kept here: send the whole conversation as input"),
     "conversation": ((), "nothing is kept here: send the whole conversation as input"),
     "prompt": ((), "this server has no templates of prompts"),
@@ -30,7 +29,7 @@ _INCLUDED = {"message.output_text.logprobs": True, "reasoning.encrypted_content"
 """What may be asked for in `include`, and whether it asks for log-probabilities."""
 
 
-def read_response(asked: Mapping[str, Any], terms: Terms) -> ChatRequest:
+def read_response(asked: Mapping[str, object], terms: Terms) -> ChatRequest:
     """`POST /v1/responses`. RefusedError for what cannot be answered."""
     given = {name: value for name, value in asked.items() if value is not None}
     for name, (harmless, why) in _REFUSED.items():
@@ -50,46 +49,46 @@ def read_response(asked: Mapping[str, Any], terms: Terms) -> ChatRequest:
         raise
 
 
-def _object(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _object(given: Mapping[str, object], name: str) -> Mapping[str, object]:
     value = given.get(name, {})
     if not isinstance(value, dict):
         raise wrong(name, f"{name} has to be an object")
     return value
 
 
-def _included(names: Any) -> bool:
+def _included(names: object) -> bool:
     if not isinstance(names, list) or not all(isinstance(name, str) and name in _INCLUDED for name in names):
         raise wrong("include", f"include may hold {' and '.join(_INCLUDED)}, not {names!r:.80}")
     return any(_INCLUDED[name] for name in names)
 
 
-def _format(form: Any) -> Any:
+def _format(form: object) -> object:
     """A format as chat completions have it, whose schema is one level deeper."""
     return {"type": "json_schema", "json_schema": form} if _type_of(form) == "json_schema" else form
 
 
-def _nested(function: Any) -> Any:
+def _nested(function: object) -> object:
     """A function as chat completions have it: `{"type": "function", "function": {...}}`."""
-    if _type_of(function) != "function" or "function" in function:
+    if not isinstance(function, dict) or function.get("type") != "function" or "function" in function:
         return function
     return {"type": "function", "function": {name: value for name, value in function.items() if name != "type"}}
 
 
-def _tools(tools: Any) -> Any:
+def _tools(tools: object) -> object:
     return [_nested(tool) for tool in tools] if isinstance(tools, list) else tools
 
 
-def _type_of(value: Any) -> Any:
+def _type_of(value: object) -> object:
     return value.get("type") if isinstance(value, dict) else None
 
 
-def _messages(given: Mapping[str, Any]) -> list[Any]:
+def _messages(given: Mapping[str, object]) -> list[Body]:
     """The input as messages. What the model has said in one turn, a text and calls, is one message."""
     items = given.get("input", [])
     items = [{"role": "user", "content": items}] if isinstance(items, str) else items
     if not isinstance(items, list):
         raise wrong("input", "input has to be a text or a list")
-    found: list[Any] = [{"role": "system", "content": given["instructions"]}] if "instructions" in given else []
+    found: list[Body] = [{"role": "system", "content": given["instructions"]}] if "instructions" in given else []
     for number, item in enumerate(items):
         message = _message(item, number)
         last = found[-1] if found else {}
@@ -100,8 +99,9 @@ def _messages(given: Mapping[str, Any]) -> list[Any]:
     return found
 
 
-def _message(item: Any, number: int) -> dict[str, Any]:
-    kind = _type_of(item) or ("message" if isinstance(item, dict) else None)
+def _message(given: object, number: int) -> Body:
+    item: Body = given if isinstance(given, dict) else {}
+    kind = item.get("type") or ("message" if isinstance(given, dict) else None)
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
@@ -113,7 +113,7 @@ def _message(item: Any, number: int) -> dict[str, Any]:
     return {"role": item.get("role"), "content": _content(item.get("content"))}
 
 
-def _content(value: Any) -> Any:
+def _content(value: object) -> object:
     """A content in the form of chat completions. What is no text stays, and is refused there."""
     if not isinstance(value, list):
         return value
@@ -144,7 +144,7 @@ class Response:
         """The same as a stream of events."""
         numbers = itertools.count()
 
-        def say(kind: str, **more: Any) -> str:
+        def say(kind: str, **more: object) -> str:
             return f"event: {kind}\n" + event({"type": kind, "sequence_number": next(numbers), **more})
 
         for kind in ("response.created", "response.in_progress"):
