@@ -1,4 +1,4 @@
-"""What to set instead of a field of TRL, verl, OpenRLHF and their kin, for the hint after an unknown key."""
+"""Hints after an unknown key: the setting instead of a field of TRL, verl, OpenRLHF and their kin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MARKS = {"rollout": "rl", "optimization.tokens_per_batch": "sft", "optimization
 
 
 def advice(word: str, fields: Collection[str]) -> str | None:
-    """What to set in a run file with these fields; None if the word means nothing that they have.
+    """The setting in a run file with these fields; None if the word means nothing that they have.
 
     A name is said to be the same only where unit and meaning are.
     """

@@ -27,7 +27,7 @@ class ToolConfig(Section):
 
     @property
     def is_served(self) -> bool:
-        """Whether it is no function: a sandbox or a server runs it."""
+        """True if it is no function, but run by a sandbox or a server."""
         return self.name in names.SERVED_TOOLS
 
 

@@ -46,8 +46,8 @@ class ScoringConfig(Section):
     """Stop the run if more than this fraction of a step's responses could not be scored, because a reward or the
     environment of a conversation failed, or have called a tool that failed each time."""
     retry_seconds: Annotated[float, Field(ge=0.0, le=1_000_000)] = 60.0
-    """How long a step is tried again, after growing pauses, if environments or tools failed too often, or no response
-    has a score. Then the run saves and stops. The first step is not tried again."""
+    """Seconds for which a step is tried again, after growing pauses, if environments or tools failed too often, or no
+    response has a score. Then the run saves and stops. The first step is not tried again."""
     truncate_token: str | None = None
     """Cut each response for scoring after the first such token at or after position `truncate_after`. The token is
     kept, and the loss still covers the complete response (2019 style: `.` and 16, https://arxiv.org/abs/1909.08593).

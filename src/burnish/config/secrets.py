@@ -143,14 +143,14 @@ def _masked(value: Json, path: tuple[str, ...], *, hashed: bool) -> Json:
 
 
 def _follows_flag(words: Sequence[Json], index: int) -> bool:
-    """Whether a word of a command is the value of a secret: `--api-key abc`."""
+    """True if a word of a command is the value of a secret: `--api-key abc`."""
     before = words[index - 1] if index else None
     is_flag = isinstance(before, str) and before.startswith("-") and "=" not in before
     return is_flag and _named_secret(str(before), words[index])
 
 
 def _holds_secret(word: Json) -> bool:
-    """Whether it is `--api-key=abc` or `API_KEY=abc`."""
+    """True for `--api-key=abc` or `API_KEY=abc`."""
     name, equals, value = word.partition("=") if isinstance(word, str) else ("", "", "")
     return bool(equals) and " " not in name and _named_secret(name, value)
 

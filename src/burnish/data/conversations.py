@@ -123,7 +123,7 @@ def prompt_of(
 
 
 def prompt_content(row: Row, roles: Mapping[str, str], template: str | None) -> str | tuple[Message, ...]:
-    """What the row asks, without its context: text, followed by the column `input` on a line of its own, or turns."""
+    """The question of the row without its context: text, and the column `input` on a line of its own, or turns."""
     if template is not None:
         return fill_template(template, row, roles)
     if "messages" in roles:
