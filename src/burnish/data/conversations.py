@@ -139,7 +139,7 @@ def prompt_content(row: Row, roles: Mapping[str, str], template: str | None) -> 
 def in_context(
     asked: str | tuple[Message, ...], row: Row, roles: Mapping[str, str], system_prompt: str | None
 ) -> str | tuple[Message, ...]:
-    """What is asked behind the row's history and its system prompt; `system_prompt` stands in for a missing one. If a
+    """The question behind the row's history and its system prompt; `system_prompt` stands in for a missing one. If a
     column holds either, all rows are conversations."""
     system, history = optional_text_at(row, roles, "system"), _history_at(row, roles)
     if isinstance(asked, str):

@@ -50,6 +50,6 @@ def _is_filled(value: object) -> bool:
 
 
 def _is_stored_medium(value: object) -> bool:
-    """Whether the value is a file in the form in which tables keep pictures and sounds, or a list of them."""
+    """True if the value is a file in the form in which tables keep pictures and sounds, or a list of them."""
     first = value[0] if isinstance(value, list) else value
     return isinstance(first, Mapping) and set(first) == {"bytes", "path"} and any(first.values())

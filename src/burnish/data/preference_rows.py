@@ -116,7 +116,7 @@ def _chosen_and_rejected(loaded: LoadedSource, row: Row) -> tuple[Text, Text]:
 
 
 def has_prompt(loaded: LoadedSource) -> bool:
-    """Whether a comparison's prompt stands in a column, and not only at the beginning of its responses."""
+    """True if a comparison's prompt stands in a column, and not only at the beginning of its responses."""
     return loaded.source.prompt_template is not None or not {"prompt", "messages"}.isdisjoint(loaded.reading.roles)
 
 

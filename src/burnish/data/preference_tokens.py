@@ -82,7 +82,7 @@ def fitted(example: PreferenceExample, limit: int, *, bos_token_id: int | None) 
 
 
 def goes_through_template(row: PreferenceRow, chat: ChatFormat) -> bool:
-    """Whether the row is written by the chat template."""
+    """True if the chat template writes the row."""
     conversational = any(not isinstance(text, str) for text in (row.prompt, *row.responses))
     return not row.is_tokens and (chat.chat == "always" or (chat.chat == "auto" and conversational))
 

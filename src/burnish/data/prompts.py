@@ -261,7 +261,7 @@ def _shorten(
 def _nothing_left(
     prompt: Prompt, tokens: tuple[int, ...], tokenizer: PreTrainedTokenizerBase, chat: ChatFormat
 ) -> bool:
-    """Whether the tokens at a prompt's end are those of any prompt, since they hold nothing of its last message."""
+    """True if the tokens at a prompt's end are those of any prompt, since they hold nothing of its last message."""
     *before, last = turns_of(prompt)
     other = replace(last, content=last.content + ("y" if last.content.endswith("x") else "x"))
     left = tokens[1:] if tokens[0] == tokenizer.bos_token_id else tokens

@@ -198,7 +198,7 @@ def _optional_columns(columns: _Columns) -> dict[str, str]:
 
 
 def _context(columns: _Columns) -> dict[str, str]:
-    """What is given with the prompt, unless prompt_template writes it."""
+    """Columns given with the prompt, unless prompt_template writes them."""
     written = columns.source.prompt_template or ""
     context = (("system", ("system", "system_prompt")), ("history", ("history",)), ("tools", ("tools",)))
     found = (columns.pick(role, [name for name in names if f"{{{name}}}" not in written]) for role, names in context)

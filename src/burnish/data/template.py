@@ -270,7 +270,7 @@ def _with_arguments_as_text(messages: Sequence[Message]) -> list[Any]:
 
 
 def _is_in_python(call: Mapping[str, Any], messages: Sequence[Message], text: str) -> bool:
-    """Whether the text holds the arguments as Python writes them, more often than the contents of the messages do."""
+    """True if the text holds the arguments as Python writes them, more often than the contents of the messages do."""
     arguments = call["function"]["arguments"]
     said = sum(message.content.count(str(arguments)) for message in messages)
     return str(arguments) != json.dumps(arguments, ensure_ascii=False) and text.count(str(arguments)) > said

@@ -1,4 +1,4 @@
-"""What a chat template writes around the assistant's turns: a header, and the token that ends each.
+"""The frame that a chat template writes around the assistant's turns: a header, and the token that ends each.
 
 The model must sample that token, whatever the template takes it to be. Most templates end a turn with a token of its
 own (`<|im_end|>`). In others (GLM) the token that begins what follows ends it (`<|user|>`, `<|observation|>`), and
