@@ -116,18 +116,19 @@ Value = Words | Quantity | Named | Equation | Relation | Several | Ordered | Mat
 
 _MATRIX = re.compile(
     r"(?P<factor>.*?)\\begin\s*\{(?P<kind>[pbBvV]|small)?(?:matrix|array)\}(?:\{[^{}]*\})?(?P<rows>.*)"
-    r"\\end\s*\{(?:[pbBvV]|small)?(?:matrix|array)\}",
+    r"\\end\s*\{(?:[pbBvV]|small)?(?:matrix|array)\}(?P<transposed>\s*\^\s*\{?\s*(?:T|\\top|\"T\")\s*\}?)?",
     re.DOTALL,
 )
 _BUILDER = re.compile(r"\\\{\s*[A-Za-z]\s*(?:\\mid|:|\|)\s*(.*)\\\}", re.DOTALL)
 _CLOCK = re.compile(r'^(\d{1,2})(?::(\d{2}))?\s*"?\s*([ap])\.?\s?m\.?\s*"?$', re.IGNORECASE)
 _RATIO = re.compile(r"(?<![:\d])\d+(?:\s*:\s*\d+)+$")
 _JOINED = re.compile(r"\s*[,;]\s*(?:and|or)\b|\s*[,;]|\s+(?:and|or)\s+|\s*\\(?:land|lor|text|vee|wedge)\b")
-_NAME = re.compile(r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?|\"[^\"]+\")$")
+_NAME = re.compile(r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?|\([a-z](?:,\s*[a-z])+\)|\"[^\"]+\")$")
 _NAME_IN = re.compile(r"^(\\?[A-Za-z](?:_\{?\w+\}?)?)\s*\\in\s*")
 _ORDER = re.compile(r"(\\leq|\\geq|<|>)")
 _FLIPPED = {">": "<", "\\geq": "\\leq"}
 _REFUSED = re.compile(r"\\approx|\\neq|\\sim\b|\?|\\to\b|\\implies|\\dots|\\ldots|\\cdots")
+_LABELLED = re.compile(r"\\(?:text|textbf|mathrm)\s*\{\s*\(([A-J])\)\s*~?\s*\}(?:\\[ ,;]|~|\\q?quad\b|\s)*([-\\\d$].*)", re.DOTALL)
 _NEXT_UNIT = re.compile(r'(?<=[A-Za-z"])\s+(?=\d)')
 _NOTHING = frozenset(("no solution", "no solutions", "no real solution", "no real solutions", "empty set"))
 
@@ -136,6 +137,9 @@ def equal(gold: str, answer: str) -> bool:
     """True if an answer says the same as the gold one."""
     if max(len(gold), len(answer)) > MAX_CHARACTERS:
         return gold.strip() == answer.strip()
+    labelled = _LABELLED.match(answer)
+    if labelled is not None:
+        answer = labelled[1] if re.fullmatch(r"\W*[A-J]\W*", gold) else labelled[2]
     gold, answer = tidy(gold), tidy(answer)
     if spelling(gold) == spelling(answer) != "":
         return True
@@ -240,7 +244,8 @@ def _matrix(text: str) -> Value | None:
     if factor:
         factor = "-1" if factor == "-" else factor
         rows = ["&".join(f"({factor})({entry})" for entry in row.split("&")) for row in rows]
-    return Matrix(tuple(_read_all(row.split("&")) for row in rows), kind)
+    entries = tuple(_read_all(row.split("&")) for row in rows)
+    return Matrix(tuple(zip(*entries, strict=False)) if match["transposed"] else entries, kind)
 
 
 def _several(text: str) -> Several | Quantity | None:
@@ -249,6 +254,8 @@ def _several(text: str) -> Several | Quantity | None:
         items = [] if "\\" in text else _NEXT_UNIT.split(text)
         return _sum_of_units(_read_all(items)) if 1 < len(items) <= 4 else None
     values = _read_all(items)
+    if re.search(r"\bor\b", text) and _ORDER.search(text):  # `x < 1 or x > 2`
+        return Several(tuple(value.value if isinstance(value, Named) else value for value in values), "union")
     return _sum_of_units(values) or Several(values, "list")
 
 
@@ -289,6 +296,8 @@ def _stated(text: str) -> Value | None:
     if not all(parts):
         raise UnreadableError("an equation without a side")
     parts[0] = re.sub(r"^\{([A-Za-z])\}$", r"\1", parts[0])
+    if len(parts) == 2 and _NAME.match(parts[1]) and not _NAME.match(parts[0]):
+        parts.reverse()
     if _NAME.match(parts[0]):
         name = re.sub(r"\(.*|[{}\"]", "", parts[0])
         return Named(name, read_value(parts[-1]), _equation(parts))
@@ -323,12 +332,13 @@ def _relation(sides: Sequence[str]) -> Value:
     if len(values) == 2 and name[0] != name[1]:
         infinity = read_value("\\infty") if name[0] is False else read_value("-\\infty")
         edge = read_value(values[name.index(False)])
-        if name[0]:
-            return Ordered("(", (infinity, edge), brackets[signs[0]][1])
-        return Ordered(brackets[signs[0]][0], (edge, infinity), ")")
+        ray = Ordered("(", (infinity, edge), brackets[signs[0]][1])
+        if name[1]:
+            ray = Ordered(brackets[signs[0]][0], (edge, infinity), ")")
+        return Named(values[name.index(True)].strip(), ray, None)
     if len(values) == 3 and name == [False, True, False]:
         ends = (read_value(values[0]), read_value(values[2]))
-        return Ordered(brackets[signs[0]][0], ends, brackets[signs[1]][1])
+        return Named(values[1].strip(), Ordered(brackets[signs[0]][0], ends, brackets[signs[1]][1]), None)
     return Relation(tuple(map(read_value, values)), tuple(signs))
 
 
@@ -338,7 +348,7 @@ def _quantity(text: str) -> Quantity:
     value, unit = split_unit(text)
     value = (
         re.sub(r"(?<=\d) (?=\d{3}(?: \d{3})*(?!\d))", "", value)
-        if re.fullmatch(r"-?\d{1,3}( \d{3})+", value)
+        if re.fullmatch(r"-?\d{1,3}( \d{3})+(\.\d+)?", value)
         else value
     )
     return Quantity(read_expression(value.replace('"', "")) if '"' not in value else _unread(value), unit)
@@ -440,6 +450,10 @@ def _same(gold: Value, answer: Value) -> bool:
                 rows = tuple(row.values for row in answer.values if isinstance(row, Ordered))
                 return gold.kind == "matrix" and _all_same(gold.rows, rows, _same_rows)
             return len(column) == len(gold.rows) and answer.opening == "(" and _all_same(column, answer.values, _same)
+        case Ordered(), Matrix():
+            return _same(answer, gold)
+        case (Several(), Ordered()) | (Ordered(), Several()):
+            return _same_point(gold, answer)
         case Several(values=(only,)), _:
             return gold.kind == "set" and isinstance(answer, Several) and _same(only, answer)
     return False
@@ -447,6 +461,17 @@ def _same(gold: Value, answer: Value) -> bool:
 
 def _same_equation(gold: Equation | None, answer: Equation | None) -> bool:
     return gold is not None and answer is not None and proportional(gold.difference, answer.difference)
+
+
+def _same_point(gold: Value, answer: Value) -> bool:
+    """Whether a point is what `x = 1, y = 2` says in the order of the names."""
+    point, stated = (gold, answer) if isinstance(gold, Ordered) else (answer, gold)
+    if not isinstance(point, Ordered) or not isinstance(stated, Several):
+        return False
+    named = sorted((value for value in stated.values if isinstance(value, Named)), key=lambda value: value.name)
+    distinct = len({value.name for value in named}) == len(stated.values)
+    values = tuple(value.value for value in named)
+    return distinct and (point.opening, point.closing) == ("(", ")") and _all_same(point.values, values, _same)
 
 
 def _same_rows(gold: tuple[Value, ...], answer: tuple[Value, ...]) -> bool:

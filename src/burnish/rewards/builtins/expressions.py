@@ -402,6 +402,10 @@ class _Reader:
         node = self._atom()
         while self._peek() in ("!", "^", "**"):
             is_factorial = self._take() == "!"
+            if self._peek() == "\\circ":
+                self._take()
+                node = _binary(_times, node, lambda values: _mp().pi / 180)
+                continue
             node = _unary(_factorial, node) if is_factorial else _binary(_power, node, self._exponent())
         return node
 

@@ -15,7 +15,8 @@ _COUNTS = {
     **{word: number for number, word in enumerate(_UNDER_TWENTY.split())},
     **dict(zip(_TENS.split("|"), range(20, 100, 10), strict=True)),
 }
-_LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
+_LARGE = {"dozen": 12, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_HALF_OF = re.compile(r"half (?:of )?(?=an? )", re.IGNORECASE)
 _PARTS = {
     **{
         "half": 2,
@@ -45,9 +46,21 @@ _IN_CHINESE = re.compile(rf"[{''.join([*_DIGITS, *_POWERS])}万]+")
 
 def leading_number(text: str) -> tuple[Fraction, str] | None:
     """The number that a text begins with in words, and the rest of the text; None if it begins with none."""
+    half = _HALF_OF.match(text)
+    if half is not None:  # `half a million`, `half a cup`
+        number, unit = _english(text[half.end() :]) or (1, re.sub(r"^an? ", "", text[half.end() :]))
+        return Fraction(number) / 2, unit
     chinese = _IN_CHINESE.match(text)
+    if chinese is not None and text.startswith("分之", chinese.end()):  # `三分之二`
+        top = _IN_CHINESE.match(text, chinese.end() + 2)
+        bottom = _of_chinese(chinese[0])
+        return (Fraction(_of_chinese(top[0]), bottom), text[top.end() :].strip()) if top and bottom else None
     if chinese is not None:
         return Fraction(_of_chinese(chinese[0])), text[chinese.end() :].strip()
+    return _english(text)
+
+
+def _english(text: str) -> tuple[Fraction, str] | None:
     english = _IN_ENGLISH.match(text)
     if english is None or not english["number"]:
         return None

@@ -31,18 +31,22 @@ _SAME = {
 }
 _AS_SIGNS = {
     **{"lt": "<", "gt": ">", "lvert": "|", "rvert": "|", "vert": "|", "langle": "(", "rangle": ")"},
-    **{"lparen": "(", "rparen": ")", "lbrack": "[", "rbrack": "]", "colon": ":", "degree": r"^\circ ", "ast": "*"},
+    **{"equiv": "=", "lparen": "(", "rparen": ")", "lbrack": "[", "rbrack": "]", "colon": ":", "degree": r"^\circ ", "ast": "*", "cr": r"\\ "},
 }
 _INVISIBLE = (
     r"left|right|(?:big|Big|bigg|Bigg)[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|tiny|small|normalsize|"
     r"large|Large|LARGE|huge|Huge|bf|it|rm|boldmath|mathop|mathstrut|nonumber"
 )
-_BOXES = r"mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|underline|underbrace|emph|mathbb|mathcal|boxed|fbox"
+_BOXES = r"mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|underline|underbrace|emph|mathbb|mathcal|boxed|fbox|vec|overrightarrow"
 _WORDS = re.compile(
     r"\\(?:text|mbox|hbox|textbf|textrm|textit|textsf|mathrm|operatorname\*?|textnormal)\s*\{([^{}]*)\}"
 )
 _SPACES = re.compile(r"\\\\|\\[,;: ]|~|\\q?quad\b|\\[hv]space\*?\{[^{}]*\}|\\phantom\{[^{}]*\}")
-_THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{,\}|,?\s*\\[!,;]\s*,?)\s*(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{,\}|,?\s*\\[!,;]\s*,?|['’_])\s*(?=\d{3}(?!\d))")
+_UNDER = re.compile(r"(?:\{|^)([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)(?:\}|$)")
+_UNIT_FRACTION = re.compile(r'\\frac\s*\{\s*("[^"]*")\s*\}\s*\{\s*("[^"]*")\s*\}')
+_COUNTED = re.compile(r"(\\?\$?[-+]?\d[\d.,]*%?)\s+(\D+)")
+_ASCII_SIGNS = {">=": r"\geq ", "<=": r"\leq ", "!=": r"\neq ", "=>": r"\implies "}
 _CHOICE = re.compile(r'\s*"?\s*\(?\s*"?\s*\(?([A-Z])\)?\s*"?\s*\)?\s*"?\s*')
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
@@ -55,6 +59,8 @@ def tidy(text: str) -> str:
     text = _THOUSANDS.sub("", text)
     text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text)  # how LaTeX sets a decimal comma
     text = re.sub(r"\\!", "", text)
+    text = _UNDER.sub(lambda found: rf"\{'frac' if found[2] == 'over' else 'binom'}{{{found[1]}}}{{{found[3]}}}", text)
+    text = re.sub(r"[<>!]=|=>", lambda found: _ASCII_SIGNS[found[0]], text)
     text = re.sub(r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}", "", text)
     text = re.sub(rf"\\(?:{_INVISIBLE})(?![A-Za-z])\.?", "", text)
     text = re.sub(rf"\\(?:{_BOXES})\s*(?=\{{)", "", text)
@@ -65,7 +71,9 @@ def tidy(text: str) -> str:
     text = re.sub(r"\^\s*\{\s*(\\circ)\s*\}", r"^\1 ", text)
     text = re.sub(r"\\\\\s*\[[^\[\]]*(?:pt|em|ex|mm|cm)\]", r"\\\\", text)  # a distance between rows
     text = re.sub(r"[(\[]\s*(\\begin\{(?:array|matrix)\}.*\\end\{(?:array|matrix)\})\s*[)\]]", r"\1", text)
-    text = re.sub(r"\s+", " ", text).strip().rstrip(".").strip()
+    text = _UNIT_FRACTION.sub(r"\1/\2", text).replace('\\mu "', '"µ').replace('\\mu  "', '"µ')
+    text = re.sub(r"(?<=\d) ?x ?(?=10\b)", r"\\times ", text)
+    text = re.sub(r"\s+", " ", text).strip().lstrip("=").rstrip(".").strip()
     choice = _CHOICE.fullmatch(text)
     return text if choice is None else choice[1]
 
@@ -75,7 +83,7 @@ def without_delimiters(text: str) -> str:
     text = text.strip()
     while True:
         before = text
-        text = text.strip("*`").strip()
+        text = text.strip("*`_").strip()
         for left, right in _DELIMITERS:
             inner = text[len(left) : -len(right)] if len(text) > len(left) + len(right) else ""
             if text.startswith(left) and text.endswith(right) and left not in inner and inner.strip():
@@ -88,7 +96,7 @@ def spelling(text: str) -> str:
     """Letters and signs of a tidy text without spaces, quotes and needless braces; words in small letters."""
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\{([^{}]|\\[a-z]+)\}(?!\{)", r"\1", text) if "\\frac" not in text else text
-    bare = re.sub(r'[\s"]+', "", text).rstrip(".")
+    bare = re.sub(r'(?<!\d)[\s"]+|[\s"]+(?!\d)', "", text).rstrip(".")  # `3 1/4` is not `31/4`
     is_words = re.fullmatch(r"[^\W\d_]{3,}", bare) is not None or '"' in text
     return bare.casefold() if is_words else bare
 
@@ -122,7 +130,8 @@ def _quoted(found: re.Match[str]) -> str:
         return f" {words.lower()} "
     if re.fullmatch(r"[ie]|[-+]?[\d.,]+|\(?[A-Z]\)?|[a-z]*(?:sin|cos|tan|log|ln|exp|sqrt)h?", words):
         return f" {words.strip('()') if words.endswith(')') else words} "
-    return f' "{words}" '.replace('""', "")
+    counted = _COUNTED.fullmatch(words)
+    return f' {counted[1]} "{counted[2]}" ' if counted else f' "{words}" '.replace('""', "")
 
 
 def _command(found: re.Match[str]) -> str:

@@ -37,9 +37,15 @@ _LONG_PREFIXES = {
 _WITH_PREFIXES = """
     m meter m 1, m metre m 1, g gram g 1, s second s 1, L liter m3 1/1000, L litre m3 1/1000, J joule J 1, W watt W 1,
     N newton N 1, Pa pascal Pa 1, Hz hertz Hz 1, V volt V 1, A ampere A 1, mol mole mol 1, eV electronvolt eV 1,
-    cal calorie cal 1, B byte B 1
+    cal calorie cal 1, B byte B 1, Ω ohm Ω 1
 """
 """Symbol, name, base unit, how many of it."""
+_DERIVED = {
+    **{"m3": (1, {"m": 3}), "N": (1000, {"g": 1, "m": 1, "s": -2}), "J": (1000, {"g": 1, "m": 2, "s": -2})},
+    **{"W": (1000, {"g": 1, "m": 2, "s": -3}), "Pa": (1000, {"g": 1, "m": -1, "s": -2}), "Hz": (1, {"s": -1})},
+    **{"km/h": (Fraction(5, 18), {"m": 1, "s": -1}), "mi/h": (Fraction(1397, 3125), {"m": 1, "s": -1})},
+}
+"""Base unit -> how many of what it is made of, with powers."""
 _OTHERS = """
     m3 1/1000 l, m3 1/1000000 ml cc, s 1 sec secs, s 60 min mins minute minutes, s 3600 h hr hrs hour hours,
     s 86400 day days, s 604800 week weeks, year 1 year years yr yrs, year 1/12 month months,
@@ -83,14 +89,16 @@ _NOT_THINGS = frozenset(
         "maybe perhaps between about only at least most more less fewer some infinitely no none undefined",
     )
 )
+_MODULUS = re.compile(r"\s*\(?\s*\"?\s*\\?p?mod\b\s*\"?\s*\{?\s*(\d+)\s*\}?\s*\)?$")
+_ANGLE_OF = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^()+]*$")
 _VOWEL = re.compile(r"[aeiouyAEIOUY]|[^\x00-\x7f]")
 # Where a unit may begin: behind a value, at a word in quotes, a sign, or a word after a space or a digit.
 _BEGINNING = re.compile(
-    r"""(?<=[\w)}\]!.%])\s*(?="|\^\\circ|%|[¢€£¥₹元円])|(?<=[\d)}\]!.i])\s+(?=[^\W\d_])|(?<=\d)(?=[^\W\d_])"""
+    r"""(?<=[\w)}\]!.%])\s*(?="|\^\\circ|\\Omega|%|[¢€£¥₹元円])|(?<=[\d)}\]!.i])\s+(?=[^\W\d_])|(?<=\d)(?=[^\W\d_])"""
 )
 _FACTOR = re.compile(
     r"""\s*(?P<per>/|per\b|\\cdot|\*|-(?=[A-Za-z]))?\s*
-    (?:\^\s*\\circ\s*(?P<of>[CF](?![A-Za-z]))?|(?P<word>[^\W\d_]+\.?|[%$¢€£¥₹]))
+    (?:\^\s*\\circ\s*(?P<of>[CF](?![A-Za-z]))?|(?P<word>\\Omega|[^\W\d_]+\.?|[%$¢€£¥₹]))
     (?:\s*\^\s*\{?(?P<power>-?\d)\}?)?""",
     re.VERBOSE,
 )
@@ -98,6 +106,9 @@ _FACTOR = re.compile(
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
     """The value in front of a unit, and the unit; the text as it is and None if it ends with none."""
+    modulus = _MODULUS.search(text)
+    if modulus is not None and modulus.start():
+        return text[: modulus.start()], Unit(((f"mod {modulus[1]}", 1),))
     money = _MONEY.match(text)
     if money is None:
         return _behind(text)
@@ -109,8 +120,9 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 def _behind(text: str) -> tuple[str, Unit | None]:
     for place in _BEGINNING.finditer(text):
         unit = read_unit(text[place.end() :])
-        if unit is not None:
-            return text[: place.start()].strip(), unit
+        value = text[: place.start()].strip()
+        if unit is not None and not (unit.dimensions == (("deg", 1),) and _ANGLE_OF.search(value)):
+            return value, unit
     return text, None
 
 
@@ -141,7 +153,7 @@ class _UnitReader:
         """Read the next word. False if it is no part of a unit."""
         if match["per"] in ("/", "per"):
             self._sign = -1
-        word = (match["word"] or (f"°{match['of']}" if match["of"] else "deg")).rstrip(".")
+        word = ((match["word"] or "").replace("\\Omega", "Ω") or (f"°{match['of']}" if match["of"] else "deg")).rstrip(".")
         known = UNITS.get(word) or (UNITS.get(word.lower()) if len(word) > 2 else None)
         if word in _POWERS and match["power"] is None:
             self._raise(word)
@@ -164,9 +176,10 @@ class _UnitReader:
             self._next_power = _POWERS[word]
 
     def _multiply(self, base: str, size: Fraction, power: int) -> None:
-        self._factor *= size**power
-        base, times = ("m", 3) if base == "m3" else (base, 1)
-        self._powers[base] = self._powers.get(base, 0) + power * times
+        count, parts = _DERIVED.get(base, (1, {base: 1}))
+        self._factor *= (size * count) ** power
+        for part, times in parts.items():
+            self._powers[part] = self._powers.get(part, 0) + power * times
         self._next_power = 1
 
     def unit(self) -> Unit | None:
