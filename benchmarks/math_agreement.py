@@ -3,9 +3,10 @@
     BURNISH_DATA=FOLDER python benchmarks/math_agreement.py        # prints the table of docs/rewards.md
 
 Sets: the worked solutions of GSM8K as responses; the gold answers of MATH-500 in other spellings, which deserve 1; and
-answers that are not theirs, which deserve 0. The others are math-verify by itself (`pip install math-verify`), and the
-rule that verl's MATH score documents: the last box, compared as text after LaTeX's spacing, units and fractions have
-been put in one form.
+answers that are not theirs, which deserve 0. The others are math-verify by itself (`pip install math-verify`), the rule
+that TRL documents for its accuracy reward (math-verify reads the response as LaTeX only, its boxes first; a row whose gold
+answer it cannot read is skipped, which counts as disagreeing), and the rule that verl documents for MATH: the last box,
+compared as text after LaTeX's spacing, units and fractions have been put in one form.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from burnish.rewards.builtins.math_answer import MathAnswer
 
-Judge = Callable[[str, str], bool]
+Judge = Callable[[str, str], bool | None]  # None: the row is skipped
 Row = tuple[str, str]  # response, gold answer
 
 
@@ -30,7 +31,7 @@ def main() -> None:
     print("| set | deserves | rows |", " | ".join(JUDGES), "|")
     print("|---|---|---:|" + "---:|" * len(JUDGES))
     for (name, right), rows in sets.items():
-        counts = [sum(judge(response, gold) == bool(right) for response, gold in rows) for judge in JUDGES.values()]
+        counts = [sum(judge(response, gold) is bool(right) for response, gold in rows) for judge in JUDGES.values()]
         print(f"| {name} | {right} | {len(rows):,} |", " | ".join(f"{count / len(rows):.1%}" for count in counts), "|")
 
 
@@ -128,13 +129,32 @@ def judges() -> dict[str, Judge]:
     else:
         logging.disable(logging.ERROR)
 
-        def by_math_verify(response: str, gold: str) -> bool:
-            wanted = gold.rpartition("####")[2].strip() if "####" in gold else gold
-            parsed = math_verify.parse(f"${wanted}$", parsing_timeout=None)
-            said = math_verify.parse(response, parsing_timeout=None)
-            return bool(math_verify.verify(parsed, said, timeout_seconds=None))
+        from latex2sympy2_extended import NormalizationConfig
 
-        found["math-verify"] = by_math_verify
+        normal = NormalizationConfig(
+            nits=False, malformed_operators=False, basic_latex=True, equations=True, boxed="all", units=True
+        )
+        boxes_first = math_verify.LatexExtractionConfig(
+            normalization_config=normal, boxed_match_priority=0, try_extract_without_anchor=False
+        )
+
+        def by_math_verify(response: str, gold: str) -> bool:
+            said = math_verify.parse(response, parsing_timeout=None)
+            return bool(math_verify.verify(wanted_by_math_verify(gold), said, timeout_seconds=None))
+
+        def by_trl(response: str, gold: str) -> bool | None:
+            wanted = wanted_by_math_verify(gold)
+            if not wanted:
+                return None
+            said = math_verify.parse(response, [boxes_first], extraction_mode="first_match", parsing_timeout=None)
+            return bool(math_verify.verify(wanted, said, timeout_seconds=None))
+
+        def wanted_by_math_verify(gold: str) -> list[object]:
+            wanted = gold.rpartition("####")[2].strip() if "####" in gold else gold
+            parsed: list[object] = math_verify.parse(f"${wanted}$", parsing_timeout=None)
+            return parsed
+
+        found |= {"math-verify": by_math_verify, "TRL's rule": by_trl}
     found["verl's rule"] = by_verl
     return found
 

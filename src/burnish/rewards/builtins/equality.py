@@ -123,12 +123,17 @@ _BUILDER = re.compile(r"\\\{\s*[A-Za-z]\s*(?:\\mid|:|\|)\s*(.*)\\\}", re.DOTALL)
 _CLOCK = re.compile(r'^(\d{1,2})(?::(\d{2}))?\s*"?\s*([ap])\.?\s?m\.?\s*"?$', re.IGNORECASE)
 _RATIO = re.compile(r"(?<![:\d])\d+(?:\s*:\s*\d+)+$")
 _JOINED = re.compile(r"\s*[,;]\s*(?:and|or)\b|\s*[,;]|\s+(?:and|or)\s+|\s*\\(?:land|lor|text|vee|wedge)\b")
-_NAME = re.compile(r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?|\([a-z](?:,\s*[a-z])+\)|\"[^\"]+\")$")
+_NAME = re.compile(
+    r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?|\([a-z](?:,\s*[a-z])+\)|\"[^\"]+\")$"
+)
 _NAME_IN = re.compile(r"^(\\?[A-Za-z](?:_\{?\w+\}?)?)\s*\\in\s*")
 _ORDER = re.compile(r"(\\leq|\\geq|<|>)")
 _FLIPPED = {">": "<", "\\geq": "\\leq"}
 _REFUSED = re.compile(r"\\approx|\\neq|\\sim\b|\?|\\to\b|\\implies|\\dots|\\ldots|\\cdots")
-_LABELLED = re.compile(r"\\(?:text|textbf|mathrm)\s*\{\s*\(([A-J])\)\s*~?\s*\}(?:\\[ ,;]|~|\\q?quad\b|\s)*([-\\\d$].*)", re.DOTALL)
+_LABELLED = re.compile(
+    r"\\(?:text|textbf|mathrm)\s*\{\s*\(([A-J])\)\s*~?\s*\}(?:\\[ ,;]|~|\\q?quad\b|\s)*([-\\\d$].*)", re.DOTALL
+)
+_MODULUS = re.compile(r'(.+?)\s*\(?\s*(?:\\p?mod\b|"mod"|(?<=[( ])mod )\s*\{?\s*(\d+)\s*\}?\s*\)?$')
 _NEXT_UNIT = re.compile(r'(?<=[A-Za-z"])\s+(?=\d)')
 _NOTHING = frozenset(("no solution", "no solutions", "no real solution", "no real solutions", "empty set"))
 
@@ -161,8 +166,11 @@ def read_value(text: str) -> Value:
     short = _short(text)
     if short is not None:
         return short
+    modulus = _MODULUS.match(text)
+    if modulus is not None:
+        return _rest_of(modulus[2], read_value(modulus[1]))
     text = re.sub(r"^(\d+) (?:out of|in) (\d+)$", r"\1/\2", text)
-    text = _NAME_IN.sub("", re.sub(r"^\\approx\s*", "", text))
+    text = _NAME_IN.sub("", re.sub(r'^(?:\\approx|"(?:about|approximately)")\s*', "", text))
     if text.startswith("{") and _closes(text, 1):
         text = f"\\{text[:-1]}\\}}" if len(_split(text[1:-1], _JOINED)) > 1 else text[1:-1]
     found = _of_brackets(text) or _several(text) or _stated(text)
@@ -187,10 +195,18 @@ def _short(text: str) -> Clock | Ratio | None:
     return Ratio(tuple(re.split(r"\s*:\s*", text))) if _RATIO.fullmatch(text) else None
 
 
+def _rest_of(modulus: str, value: Value) -> Value:
+    """`5 \\pmod 7`: a number whose unit is the modulus."""
+    value = value.value if isinstance(value, Named) else value
+    if not isinstance(value, Quantity):
+        raise UnreadableError("a modulus of something else")
+    return Quantity(value.expression, Unit(((f"mod {modulus}", 1),)))
+
+
 def _words(text: str) -> Words | None:
     """Words alone, such as a name or `yes`."""
     bare = re.sub(r'[\s"]+', " ", text).strip()
-    if bare in MATH_WORDS or re.search(r"[\d\\^_=+*/<>{}|]", bare) or re.search(r"[^\W\d_]{2}", bare) is None:
+    if bare in MATH_WORDS or re.search(r"^-|[\d\\^_=+*/<>{}|]", bare) or not re.search(r"[^\W\d_]{2}", bare):
         return None
     if '"' not in text and "(" in text and "," in text:
         return None
@@ -222,7 +238,7 @@ def _of_brackets(text: str) -> Value | None:
     if text.startswith("\\{") and _closes(text, 2):
         items = _split(text[2:-2], _JOINED)
         return Several(_read_all(items), "set")
-    if text[0] in "([" and text[-1] in ")]" and _closes(text, 1):
+    if text.startswith(("(", "[")) and text[-1] in ")]" and _closes(text, 1):
         items = _split(text[1:-1], re.compile(r"\s*[,;]\s*"))
         if len(items) > 1:
             return Ordered(text[0], _read_all(items), text[-1])

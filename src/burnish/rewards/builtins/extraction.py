@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from burnish.rewards.builtins import answer_words as words
 from burnish.rewards.builtins.expressions import MATH_WORDS
 from burnish.rewards.builtins.reading_rows import after_thoughts
 from burnish.rewards.builtins.units import SCALES, UNITS
@@ -25,40 +26,22 @@ class Statement:
 
 
 SHORT_ANSWER = 200
-_BOXED = re.compile(r"\\(?:boxed|fbox)\s*(\{|[^\s{])")
+_BOXED = re.compile(r"\\(?:boxed|fbox|framebox)\s*(\{|[^\s{])")
+_BETWEEN_BOXES = re.compile(r"[\s$\\()]*(?:,|and|or|,\s*(?:and|or))[\s$\\()]*(?:[a-z]\s*=\s*)?")
 _HASH = re.compile(r"####[ \t]*([^\n]+)")
 _ANSWER_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-# Repeats are bounded, and formulas may not contain their own opening sign. Otherwise some responses would make these
-# expressions take quadratic time or worse.
-_MARK = r"[*_\"'`]{0,3}"
-_PHRASE = re.compile(
-    rf"""(?:
-      \b(?:answers?|solutions(?=\s[^.\n]{{0,60}}\bare\b)|roots(?=\s[^.\n]{{0,60}}\bare\b))\b(?:\s(?:to|for|of)\s[^.\n:=]{{1,60}}?)?{_MARK}\s{{0,3}}
-        (?:is|are|equals|was|=|:|would\sbe|must\sbe|comes\sout\sto(?:\sbe)?)
-    | (?:答案|答え|解答|正解|結果|结果|答)\s{{0,2}}{_MARK}\s{{0,2}}
-        (?:应该是|應該是|应为|應為|等于|等於|[是为為はが：:=]|(?=[\s\d$\\-]))
-    | (?:الإجابة|الجواب|الاجابة)(?:\sالنهائية|\sالنهائي|\sالصحيحة)?\s{{0,2}}(?:هي|هو|:|=|تساوي)
-    | उत्तर\s{{0,2}}(?:है|:|=)?
-    | (?:정답|답|결과)\s{{0,2}}{_MARK}\s{{0,2}}(?:은|는|이|:|：)
-    | (?P<comma> \b[Оо]твет(?:ом)?\b{_MARK}\s{{0,2}}(?::|—|–|-|=|равен|это|будет|является)
-    | \b(?:respuesta|soluci[oó]n)(?:\sfinal|\scorrecta)?{_MARK}\s{{0,2}}(?:es|:|=|ser[ií]a)
-    | \br[ée]ponse(?:\sfinale|\scorrecte)?{_MARK}\s{{0,2}}(?:est|:|=)
-    | \b(?:Antwort|Lösung|L\u00f6sung)(?:\s(?:auf|zu)\s[^.\n:]{{1,40}}?)?{_MARK}\s{{0,2}}(?:lautet|ist|beträgt|:|=)
-    | \b(?:resposta|risposta)(?:\sfinal|\sfinale|\scorreta|\scorretta)?{_MARK}\s{{0,2}}(?:[ée]|è|:|=|ser[ií]a)
-    | \b(?:đáp\sán|câu\strả\slời)\s{{0,2}}(?:là|:|=) | \bcevap\s{{0,2}}:?)
-    )(?=[\s\W\d]|[^\x00-\x7f]|$){_MARK}\s{{0,3}}:?{_MARK}\s{{0,3}}""",
-    re.IGNORECASE | re.VERBOSE,
-)
+# A formula may not contain its own opening sign: finding the end of many would take quadratic time.
 _FORMULA = re.compile(
     r"\$\$(.+?)\$\$|(?<![\\$])\$((?:\\\$|[^$\n])+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]",
     re.DOTALL,
 )
+_GOES_ON = re.compile(r"(?<![\\$])\$(?![\s$])([^$\n]+?)(?<![\s\\])\$(?=\s*[=+*/^]|[A-Za-z\d])")  # `$2x$ + 1`
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 # Three digits behind a comma would be thousands elsewhere: they are left as they stand.
 _DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d,])")
 _NUMBER_IN_TEXT = re.compile(
-    rf"(?<![A-Za-z0-9_.\\])(?P<sign>(?<![\w)\]}}])[-−–]\s?)?(?P<money>\\?[$€£¥₹])?(?P<body>\\[dt]?frac\{{-?\d+\}}\{{\d+\}}|"
-    rf"(?:{DECIMAL})(?:\s*/\s*\d+(?![\d/]))?)(?P<percent>\s?\\?%)?"
+    rf"(?<![A-Za-z0-9_.:\\])(?P<sign>(?<![\w)\]}}])[-−–]\s?)?(?P<money>\\?[$€£¥₹])?(?P<body>\\[dt]?frac\{{-?\d+\}}\{{\d+\}}|"
+    rf"\d+(?::\d+)+|(?:{DECIMAL})(?:\s*/\s*\d+(?![\d/]))?)(?P<percent>\s?\\?%)?"
 )
 _PROSE = re.compile(
     rf"(?<![\\A-Za-z{{])(?!(?:{'|'.join(sorted(MATH_WORDS))})\b)[A-Za-z]{{2,}}|[^\x00-\x7fα-ωΑ-Ω\W\d_°²³¹⁰-⁹½¼¾]"
@@ -67,22 +50,9 @@ _WORDS_IN_FORMULA = re.compile(r"\\(?:text|mbox|mathrm|textbf|operatorname|begin
 _SENTENCE_END = re.compile(
     r"(?<=\d)[.](?=\s|$)|(?<![\d.])[.](?=\s|$|[*_]*$)|[.](?=\s+[A-Z]|$)|[?](?=\s|$)|(?<=[a-z])!(?=\s|$)|\n|[。！？]"
 )
-_DENIED = re.compile(
-    r"\b(?:not|never|neither|cannot|no longer|no es|n'est pas|pas|nicht|kein|não)\b|n['’]t\b|"
-    r"不是|并非|ではな|아니|\bне\b|ليس",
-    re.IGNORECASE,
-)
-_CORRECTED = re.compile(
-    r"\b(?:but|rather|instead)\b[\s,:]*|[,;:—–]\s*it(?:'s|’s| is)\b\s*|sondern\s|而是|\bsino\s|\bа\s"
-)
+_CLAUSE_END = re.compile(rf"[,;—]|\b(?:so|then|therefore|thus|hence|and|but)\b|{_SENTENCE_END.pattern}")
 _NOT_LAST = re.compile(
-    rf"(?:{_DENIED.pattern}|\bat least|\bat most|\bbetween|\b(?:more|less) than)(?:\s+\w+){{0,2}}\s*[$\\(]*$",
-    re.IGNORECASE,
-)
-_OPEN = re.compile(
-    r"\b(?:between|at least|at most|(?:more|less|fewer|greater|smaller|larger|higher|lower) than|up to|no more than|"
-    r"under|over|above|below|maybe|perhaps|possibly|either|somewhere|could be|might be|may be|unknown|unclear|"
-    r"anything|any of)\b|介于|至少|至多|大于|小于|或许|可能",
+    rf"(?:{words.DENIED.pattern}|{words.OPEN.pattern})(?:\s+(?!{words.CORRECTED.pattern})\w+){{0,2}}\s*[$\\(]*$",
     re.IGNORECASE,
 )
 _LEAD = re.compile(
@@ -91,7 +61,12 @@ _LEAD = re.compile(
     r"[\s,:]*|[:=\s\"'`]+|\*+(?=\s*\S)|约)+",
     re.IGNORECASE,
 )
-_LIST_SIGN = re.compile(r"\s*(?:,\s*(?:and|or)\b|,|;|、|\band\b|\bor\b|和|或|и|или|y|et|und|oder|ou)\s*", re.IGNORECASE)
+_LIST_SIGN = re.compile(rf"\s*(?:{words.AND})\s*", re.IGNORECASE)
+_LIST_BEHIND = re.compile(rf"[\d.,\s]*(?:{words.AND_WORDS})\s*", re.IGNORECASE)
+_SECOND_VALUE = re.compile(
+    rf"(?:\s+[^\W\d_]+){{0,3}}\s*(?:,\s*)?(?:{words.TO})\s*(?:{words.OPEN.pattern}|\w+\s)?\s*(?:[$€£]\s?)?\\?[\d$]",
+    re.IGNORECASE,
+)
 _TOKEN = re.compile(
     rf"""\s*(?:
       \d{{1,2}}:\d{{2}}\s?[ap]\.?m\b\.? | \\begin\s*\{{[a-zA-Z]*matrix\}}.*?\\end\s*\{{[a-zA-Z]*matrix\}}
@@ -99,16 +74,23 @@ _TOKEN = re.compile(
     | \d+(?:\s?:\s?\d+)+ | \d{{1,3}}(?:[ \u00a0\u202f]\d{{3}})+(?!\d) | (?:{DECIMAL})(?:[eE][-+]?\d+)? | [½⅓⅔¼¾⅛⅜⅝⅞]
     | \\(?:text|mbox|mathrm|textbf)\s*\{{[^{{}}]*\}} | \\[A-Za-z]+ | \\[%${{}},;!: \\]
     | (?:{"|".join(sorted(MATH_WORDS))})(?![A-Za-z])
-    | [-+*/^_=!%()\[\]{{}}|<>≤≥±×÷·√π∞°²³⁰¹⁴⁵⁶⁷⁸⁹−–&'] | [$€£¥₹](?=\s*[-\d.(\\])
+    | [-+*/^_=!%()\[\]{{}}|<>≤≥±×÷·√π∞°⁻²³⁰¹⁴⁵⁶⁷⁸⁹−–&'] | [$€£¥₹](?=\s*[-\d.(\\])
     | [x](?=\s*\d) | [A-Za-zα-ω](?![A-Za-z])
     )""",
     re.VERBOSE | re.DOTALL,
 )
 _PRODUCT = re.compile(
-    r"\s*(?!(?:is|an|of|in|or|to|by|so|as|at|if|we|he|it|on|no|be|do|my|up|us|am|pm)\b)[A-Za-z]{2,3}(?![A-Za-z])"
+    r"\s*(?!(?:is|an|of|in|or|to|by|so|as|at|if|we|he|it|on|no|be|do|my|up|us|am|pm|st|nd|rd|th|not|but)\b)[A-Za-z]{2,3}(?![A-Za-z])"
 )
+_FACTOR = re.compile(rf"(?<=[\d)}}]){_PRODUCT.pattern[3:]}(?=[\^(])")
 _UPPER = re.compile(r"\s*(?:[A-Z]{2,4}|[b-df-hj-np-tv-z]{2,3})(?![A-Za-z])")
-_UNIT_WORD = re.compile(r"\s*(?:(?P<sign>/|per\b|%|°)|(?P<word>[^\W\d_]+)(?:\^\{?\d\}?|[²³])?)")
+# A single letter is a unit only behind a space: `5 m`, but not `5m`.
+_UNIT_WORD = re.compile(
+    r"\s*(?:/(?=\s?[A-Za-z])|per\b|%|°)|(?P<word>\s+[^\W\d_]+|[^\W\d_]{2,}|[^\W\d_a-zA-Z])(?:\^\{?\d\}?|[²³])?"
+)
+_OF_UNITS = ("square", "cubic")
+_NAME = re.compile(r"[^\W\d_]+(?:[ -][^\W\d_]+){0,2}\.?")
+_EQUALS = re.compile(r".*(?:(?:which|that)\s+(?:is|equals)\s|=)(.*)")
 _SMALLER_UNIT = re.compile(r"\s+\d+(?:\.\d+)?(?=\s*[A-Za-z])")
 _CLOCK_WORD = re.compile(r"\s*[ap]\.?\s?m\b\.?", re.IGNORECASE)
 
@@ -116,16 +98,13 @@ _CLOCK_WORD = re.compile(r"\s*[ap]\.?\s?m\b\.?", re.IGNORECASE)
 def boxed(text: str) -> Statement | None:
     """The content of the last `\\boxed{...}` that is closed (or of `\\boxed 5`); of several in a row all of them."""
     ends = _ends_of_braces(text)
-    boxes = [box for found in _BOXED.finditer(text) if (box := _in_box(text, found, ends)) is not None]
+    boxes = [box for found in _BOXED.finditer(text) if (box := _in_box(text, found, ends)) is not None and box[1]]
     if not boxes:
         return None
     begins, content, _ = boxes[-1]
     said = [content]
     for start, content, end in reversed(boxes[:-1]):
-        between = text[end:begins]
-        if end > begins or not re.fullmatch(
-            r"[\s$\\()]*(?:,|and|or|,\s*(?:and|or))[\s$\\()]*(?:[a-z]\s*=\s*)?", between
-        ):
+        if end > begins or not _BETWEEN_BOXES.fullmatch(text, end, begins):
             break
         said.insert(0, content)
         begins = start
@@ -161,55 +140,64 @@ def hashed(text: str) -> Statement | None:
 
 def phrased(text: str) -> Statement | None:
     """What the last complete sentence such as "the answer is ..." says; None without one."""
-    statement: Statement | None = None
-    for match in reversed(list(_PHRASE.finditer(text))):
+    denied = None
+    for match in reversed(list(words.ANSWER_IS.finditer(text))):
         rest = text[match.end() :].lstrip()
-        if match["comma"]:
-            rest = _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", rest)
-        before = _SENTENCE_END.split(text[max(0, match.start() - 120) : match.start()])[-1]
         if not rest:
             continue
-        if _DENIED.search(before):
-            statement = Statement(None)
-            continue
-        answer = in_sentence(rest)
-        if answer is None and _DENIED.match(_without_lead(rest)):
-            corrected = _CORRECTED.search(_sentence(rest))
-            statement = Statement(None if corrected is None else in_sentence(rest[corrected.end() :]))
-            if statement.answer is None:
-                continue
-            return statement
-        return Statement(answer)
-    return statement
+        if match.lastgroup in words.WITH_DECIMAL_COMMA:
+            rest = _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", rest)
+        before = _CLAUSE_END.split(text[max(0, match.start() - 120) : match.start()])[-1]
+        told = _told(before, match[0], rest)
+        if told is not None:
+            return told
+        denied = Statement(None)
+    return denied
 
 
-def in_sentence(rest: str) -> str | None:
-    """The answer that a text begins with, up to the end of its sentence; None if it names no single one."""
-    rest = _without_lead(rest)
-    formula = _FORMULA.match(rest)
+def _told(before: str, phrase: str, rest: str) -> Statement | None:
+    """What a sentence says by its phrase and what stands around it; None if it denies, supposes or asks."""
+    end = len(_sentence(rest))
+    doubtful = (
+        words.DENIED.search(before + phrase) or words.SUPPOSED.search(before) or rest[end : end + 1] in ("?", "？")
+    )
+    told = None if doubtful else in_sentence(rest)
+    if told is not None:
+        return told
+    correction = words.CORRECTED.search(rest, 0, end + 10)
+    return None if correction is None else in_sentence(rest[correction.end() :])
+
+
+def in_sentence(rest: str) -> Statement | None:
+    """What a text says up to the end of its sentence: an answer, or that it is open; None if it denies one."""
+    rest = _GOES_ON.sub(r"\1", _without_lead(rest))
     sentence = _sentence(rest)
-    if formula is None and not _expression_end(rest, len(sentence)):
+    if words.DENIED.match(rest):
+        return None
+    answers, end = _values(rest, len(sentence))
+    if not answers:
         return _in_words(sentence)
-    answers, position = [], 0
-    while True:
-        found = _one(rest, position, len(sentence))
-        if found is None:
-            break
-        answer, position = found
+    behind = rest[end : len(sentence)]
+    if words.DENIED_BEHIND.match(behind):
+        return None
+    is_open = words.OPEN_BEHIND.match(behind) or (len(answers) == 1 and _SECOND_VALUE.match(behind))
+    return Statement(None if is_open else ", ".join(answers))
+
+
+def _values(text: str, limit: int) -> tuple[list[str], int]:
+    """The values that a text begins with, with signs of a list between them, and where they end."""
+    answers: list[str] = []
+    position = end = 0
+    while (found := _one(text, position, limit)) is not None:
+        answer, end = found
         answers.append(answer)
-        sign = _LIST_SIGN.match(rest, position, max(position, len(sentence)))
+        sign = _LIST_SIGN.match(text, end, max(end, limit))
         if sign is None:
             break
-        if _DENIED.match(rest[sign.end() :]):
-            break
-        if _OPEN.match(rest[sign.end() :]) or re.match(r"\s*(?:more|less|fewer)\b", rest[sign.end() :]):
-            return None
-        if _one(rest, sign.end(), len(sentence)) is None:
-            break
         position = sign.end()
-    if len(answers) == 1 and _another(rest[position : len(sentence)]):
-        return None
-    return ", ".join(answers) if answers else None
+        if words.DENIED.match(text, position):
+            break
+    return answers, end
 
 
 def _without_lead(rest: str) -> str:
@@ -247,8 +235,7 @@ def _one(text: str, start: int, end: int) -> tuple[str, int] | None:
         if further == smaller.end():
             break
         unit = further
-    words = text[position:unit].strip()
-    return (f"{said} {words}" if words else said), unit
+    return f"{said} {text[position:unit].strip()}".rstrip(), unit
 
 
 def _expression_end(text: str, limit: int) -> int:
@@ -257,7 +244,7 @@ def _expression_end(text: str, limit: int) -> int:
     while position < limit:
         match = _TOKEN.match(text, position, limit)
         if match is None:
-            match = (_PRODUCT if depth else _UPPER).match(text, position, limit)
+            match = (_PRODUCT if depth else _UPPER).match(text, position, limit) or _FACTOR.match(text, position)
             if match is None and depth and text[position] in ",;":
                 position += 1
                 continue
@@ -266,9 +253,7 @@ def _expression_end(text: str, limit: int) -> int:
         sign = match[0].strip()
         if sign in ("a", "A", "I", "s") and re.match(r"\s+[A-Za-z]{2}", text[match.end() :]) and not depth:
             break
-        depth += (
-            sign.count("(") + sign.count("[") + sign.count("{") - sign.count(")") - sign.count("]") - sign.count("}")
-        )
+        depth += sum(map(sign.count, "([{")) - sum(map(sign.count, ")]}"))
         position = match.end()
         telling = telling or not sign.isalpha() or len(sign) == 1 or sign.isupper() or sign in MATH_WORDS
         if not re.fullmatch(r"[-+*/^_=(\[{<>×÷·−–]|\\(?:times|cdot|div|text|approx)", sign):
@@ -281,54 +266,33 @@ def _unit_end(text: str, position: int) -> int:
     clock = _CLOCK_WORD.match(text, position)
     if clock is not None:
         return clock.end()
-    end = position
-    while True:
-        match = _UNIT_WORD.match(text, end)
-        if match is None:
-            return end
-        word = match["word"]
-        known = word is None or word in SCALES or word.casefold() in SCALES or word in UNITS or word.casefold() in UNITS
-        if not known and word not in ("square", "cubic"):
-            return end
-        if word is not None and len(word) == 1 and not re.match(r"\s", text[end : end + 1] or "x"):
-            return end
-        if word is None and match["sign"] == "/" and not re.match(r"/\s?[A-Za-z]", text[match.start("sign") :]):
-            return end
-        end = match.end()
+    while (match := _UNIT_WORD.match(text, position)) is not None:
+        word = (match["word"] or "square").strip()
+        if not any(known in table for known in (word, word.casefold()) for table in (SCALES, UNITS, _OF_UNITS)):
+            break
+        position = match.end()
+    return position
 
 
-def _another(rest: str) -> bool:
-    """Whether a second value follows that is as good as the first: `5 apples and 6 pears`, `5 to 6`."""
-    follows = re.match(
-        r"(?:\s+[^\W\d_]+){0,3}\s*(?:,\s*)?(?:\band\b|\bor\b|\bto\b|\band/or\b|-)\s+(?:maybe|perhaps|possibly|\w+\s+)?\s*(?:[$€£]\s?)?\\?[\d$]",
-        rest,
-    )
-    return (
-        follows is not None
-        or re.match(r"\s*(?:or|and)\s+(?:maybe|perhaps|possibly|more|less)\b|\s*≈|\s*\?", rest) is not None
-    )
-
-
-def _in_words(sentence: str) -> str | None:
-    """The answer of a sentence that begins with words: its formula or number, or the words if it has none."""
-    position = 0
-    for match in [*_FORMULA.finditer(sentence), *_NUMBER_IN_TEXT.finditer(sentence)]:
-        position = match.start()
-        break
-    else:
-        said = sentence.strip(" .*_\"'`")
-        return None if _DENIED.match(said) or _OPEN.match(said) else said
-    before = sentence[:position]
-    if _DENIED.search(before) or _OPEN.search(before):
+def _in_words(sentence: str) -> Statement | None:
+    """What a sentence says that begins with words: its formula or number, or the words if it has none."""
+    first = next(iter([*_FORMULA.finditer(sentence), *_NUMBER_IN_TEXT.finditer(sentence)]), None)
+    if first is None:
+        return Statement(None if words.OPEN.match(sentence) else sentence.strip(" .*_\"'`"))
+    before = sentence[: first.start()]
+    if words.DENIED.search(before):
         return None
-    found = _one(sentence, position, len(sentence))
+    if words.OPEN.search(before):
+        return Statement(None)
+    found = _one(sentence, first.start(), len(sentence))
     if found is None:
-        return first_number(sentence)
+        return Statement(_content(first) if first.re is _FORMULA else _number(first))
     answer, end = found
-    which = re.search(r"(?:which|that)\s+(?:is|equals)\s+(.*)|=\s*(.*)", sentence[end:])
+    which = _EQUALS.match(sentence, end)
     if which is not None:
-        return in_sentence(which[1] or which[2] or "")
-    return None if _another(sentence[end:]) else answer
+        return in_sentence(which[1])
+    is_open = words.OPEN_BEHIND.match(sentence, end) or _SECOND_VALUE.match(sentence, end)
+    return Statement(None if is_open else answer)
 
 
 def whole(text: str) -> Statement | None:
@@ -338,33 +302,26 @@ def whole(text: str) -> Statement | None:
         return None
     if not _has_prose(text):
         return Statement(text)
-    is_name = re.fullmatch(r"[^\W\d_]+(?:[ -][^\W\d_]+){0,2}\.?", text) is not None
-    return (
-        Statement(text)
-        if is_name or (re.search(r"\d", text) and _expression_end(text, len(text)) == len(text))
-        else None
-    )
+    is_name = _NAME.fullmatch(text) is not None
+    is_value = re.search(r"\d", text) is not None and _expression_end(text, len(text)) == len(text)
+    return Statement(text) if is_name or is_value else None
 
 
 def last(text: str) -> Statement | None:
-    """The last number in a text, or the formula that contains it."""
-    numbers = list(_NUMBER_IN_TEXT.finditer(text))
-    if not numbers:
+    """The last number in a text, or the formula that contains it; all of `3 or 4`."""
+    final = next(reversed(list(_NUMBER_IN_TEXT.finditer(text))), None)
+    if final is None:
         return None
-    final = numbers[-1]
     before = _SENTENCE_END.split(text[max(0, final.start() - 60) : final.start()])[-1]
-    if _NOT_LAST.search(before):
+    behind = text[final.end() : final.end() + 60].lstrip("$\\)]*_}")
+    if _NOT_LAST.search(before) or words.DENIED_BEHIND.match(behind) or words.OPEN_BEHIND.match(behind):
         return Statement(None)
     for formula in _FORMULA.finditer(text):
         if formula.start() <= final.start("body") < formula.end() and not _PROSE.search(_content(formula)):
             return Statement(_content(formula))
-    return Statement(_number(final))
-
-
-def first_number(text: str) -> str | None:
-    """The first number in a text; None without one."""
-    match = _NUMBER_IN_TEXT.search(text)
-    return None if match is None else _number(match)
+    unit = text[final.end() : _unit_end(text, final.end())]
+    others = [match for match in _NUMBER_IN_TEXT.finditer(before) if _LIST_BEHIND.fullmatch(before, match.end())]
+    return Statement(", ".join([*map(_number, others), _number(final) + unit]))
 
 
 def said(response: str) -> str:

@@ -31,13 +31,26 @@ _SAME = {
 }
 _AS_SIGNS = {
     **{"lt": "<", "gt": ">", "lvert": "|", "rvert": "|", "vert": "|", "langle": "(", "rangle": ")"},
-    **{"equiv": "=", "lparen": "(", "rparen": ")", "lbrack": "[", "rbrack": "]", "colon": ":", "degree": r"^\circ ", "ast": "*", "cr": r"\\ "},
+    **{
+        "equiv": "=",
+        "lparen": "(",
+        "rparen": ")",
+        "lbrack": "[",
+        "rbrack": "]",
+        "colon": ":",
+        "degree": r"^\circ ",
+        "ast": "*",
+        "cr": r"\\ ",
+    },
 }
 _INVISIBLE = (
     r"left|right|(?:big|Big|bigg|Bigg)[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|tiny|small|normalsize|"
     r"large|Large|LARGE|huge|Huge|bf|it|rm|boldmath|mathop|mathstrut|nonumber"
 )
-_BOXES = r"mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|underline|underbrace|emph|mathbb|mathcal|boxed|fbox|vec|overrightarrow"
+_BOXES = (
+    r"mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|underline|underbrace|emph|mathbb|mathcal|boxed|fbox"
+    r"|vec|overrightarrow"
+)
 _WORDS = re.compile(
     r"\\(?:text|mbox|hbox|textbf|textrm|textit|textsf|mathrm|operatorname\*?|textnormal)\s*\{([^{}]*)\}"
 )
@@ -67,6 +80,7 @@ def tidy(text: str) -> str:
     text = _WORDS.sub(_quoted, text)
     text = _SPACES.sub(lambda found: found[0] if found[0] == r"\\" else " ", text)
     text = re.sub(r"\\([A-Za-z]+)", _command, text)
+    text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\([%$€£#&])", r"\1", text)
     text = re.sub(r"\^\s*\{\s*(\\circ)\s*\}", r"^\1 ", text)
     text = re.sub(r"\\\\\s*\[[^\[\]]*(?:pt|em|ex|mm|cm)\]", r"\\\\", text)  # a distance between rows
@@ -94,7 +108,6 @@ def without_delimiters(text: str) -> str:
 
 def spelling(text: str) -> str:
     """Letters and signs of a tidy text without spaces, quotes and needless braces; words in small letters."""
-    text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\{([^{}]|\\[a-z]+)\}(?!\{)", r"\1", text) if "\\frac" not in text else text
     bare = re.sub(r'(?<!\d)[\s"]+|[\s"]+(?!\d)', "", text).rstrip(".")  # `3 1/4` is not `31/4`
     is_words = re.fullmatch(r"[^\W\d_]{3,}", bare) is not None or '"' in text

@@ -40,7 +40,7 @@ _WITH_PREFIXES = """
     cal calorie cal 1, B byte B 1, Ω ohm Ω 1
 """
 """Symbol, name, base unit, how many of it."""
-_DERIVED = {
+_DERIVED: dict[str, tuple[int | Fraction, dict[str, int]]] = {
     **{"m3": (1, {"m": 3}), "N": (1000, {"g": 1, "m": 1, "s": -2}), "J": (1000, {"g": 1, "m": 2, "s": -2})},
     **{"W": (1000, {"g": 1, "m": 2, "s": -3}), "Pa": (1000, {"g": 1, "m": -1, "s": -2}), "Hz": (1, {"s": -1})},
     **{"km/h": (Fraction(5, 18), {"m": 1, "s": -1}), "mi/h": (Fraction(1397, 3125), {"m": 1, "s": -1})},
@@ -89,7 +89,6 @@ _NOT_THINGS = frozenset(
         "maybe perhaps between about only at least most more less fewer some infinitely no none undefined",
     )
 )
-_MODULUS = re.compile(r"\s*\(?\s*\"?\s*\\?p?mod\b\s*\"?\s*\{?\s*(\d+)\s*\}?\s*\)?$")
 _ANGLE_OF = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])[^()+]*$")
 _VOWEL = re.compile(r"[aeiouyAEIOUY]|[^\x00-\x7f]")
 # Where a unit may begin: behind a value, at a word in quotes, a sign, or a word after a space or a digit.
@@ -106,9 +105,6 @@ _FACTOR = re.compile(
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
     """The value in front of a unit, and the unit; the text as it is and None if it ends with none."""
-    modulus = _MODULUS.search(text)
-    if modulus is not None and modulus.start():
-        return text[: modulus.start()], Unit(((f"mod {modulus[1]}", 1),))
     money = _MONEY.match(text)
     if money is None:
         return _behind(text)
@@ -153,7 +149,9 @@ class _UnitReader:
         """Read the next word. False if it is no part of a unit."""
         if match["per"] in ("/", "per"):
             self._sign = -1
-        word = ((match["word"] or "").replace("\\Omega", "Ω") or (f"°{match['of']}" if match["of"] else "deg")).rstrip(".")
+        word = ((match["word"] or "").replace("\\Omega", "Ω") or (f"°{match['of']}" if match["of"] else "deg")).rstrip(
+            "."
+        )
         known = UNITS.get(word) or (UNITS.get(word.lower()) if len(word) > 2 else None)
         if word in _POWERS and match["power"] is None:
             self._raise(word)

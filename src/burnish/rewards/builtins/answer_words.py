@@ -1,0 +1,93 @@
+"""Words by which a response says what its answer is, and by which it denies it, bounds it or leaves it open.
+
+Arabic, Chinese, English, French, German, Hindi, Italian, Japanese, Korean, Portuguese, Russian, Spanish, Turkish and
+Vietnamese. What stands between commas is a phrase, which may hold a pattern.
+"""
+
+from __future__ import annotations
+
+import re
+
+MARK = r"[*_\"'`]{0,3}"
+_UNSPACED = "\u0900"  # scripts from here on write words without a space between them, or with endings
+
+
+def any_of(phrases: str) -> str:
+    """A pattern for any of the phrases: whole words where the script sets them apart."""
+    found = [r"\s".join(phrase.split()) for phrase in phrases.split(",")]
+    words = "|".join(phrase for phrase in found if phrase[0] < _UNSPACED)
+    return "|".join([*(phrase for phrase in found if phrase[0] >= _UNSPACED), rf"(?<!\w)(?:{words})(?!\w)"])
+
+
+_SET_BY = {  # nouns, and what may follow them: verbs and signs
+    "en": (
+        r"\b(?:answers?|solutions(?=\s[^.\n]{0,60}\bare\b)|roots(?=\s[^.\n]{0,60}\bare\b))",
+        r"is|are|equals|was|(?:would|must|should)\sbe|(?:comes|comes\sout|turns\sout)\sto(?:\sbe)?",
+    ),
+    "zh": ("答案|解答|结果|結果|答", r"应该是|應該是|应为|應為|等于|等於|[是为為]|(?=[\s\d$\\-]|[不并至大小介在])"),
+    "zh_choice": ("故选|应选", r"(?=[\sA-J])"),
+    "ja": ("答え|正解|解答", "は|が"),
+    "ko": ("정답|답|결과", "은|는|이"),
+    "ar": ("الإجابة|الجواب|الاجابة", "هي|هو|تساوي|(?=ليس)"),
+    "hi": ("उत्तर", "है|(?=\\s)"),
+    "ru": (r"\bответ(?:ом)?\b", r"[—–-](?=\s)|равен|это|будет|является|(?=не\s)"),
+    "es": (r"\b(?:respuesta|soluci[oó]n)", "es|ser[ií]a"),
+    "fr": (r"\br[ée]ponse", "est"),
+    "de": (r"\b(?:Antwort|Lösung)", "lautet|ist|beträgt"),
+    "pt": (r"\b(?:resposta|risposta)", "[ée]|è|ser[ií]a"),
+    "vi": (r"\b(?:đáp\sán|câu\strả\slời)", "là"),
+    "tr": (r"\bcevap", r"(?=\s)"),
+}
+WITH_DECIMAL_COMMA = frozenset(("ru", "es", "fr", "de", "pt", "vi", "tr"))
+# Repeats are bounded: otherwise some responses would make these expressions take quadratic time or worse.
+_ASIDE = (
+    r"(?:\s(?:to|for|of|auf|zu)\s[^.\n:=]{1,60}?|\s(?:final|finale|correct[ae]?|corret[ao]|corrett[ao])"
+    r"|\s(?:النهائية|النهائي|الصحيحة))?(?:\sn['’]|\s(?:no|não|non|не)(?=\s))?"
+)
+_SETTING = "|".join(
+    rf"(?P<{language}>{nouns}){_ASIDE}{MARK}\s{{0,3}}(?:{verbs}|[:：=])" for language, (nouns, verbs) in _SET_BY.items()
+)
+ANSWER_IS = re.compile(
+    rf"(?:{_SETTING})(?!(?<=[A-Za-z])[A-Za-z](?!['’]t\b)){MARK}\s{{0,3}}:?{MARK}\s{{0,3}}", re.IGNORECASE
+)
+_DENIALS = r"""
+    not, never, neither, cannot, no longer, \w*n['’]t, doubt, (?:wrong|incorrect|false)\s(?:to|that), no es, n['’]est,
+    pas, nicht, keine?, não, не, ليست?, 不是, 并非, 不等于, ではな, ではあり, じゃな, 아니, 아닙
+"""
+DENIED = re.compile(any_of(_DENIALS), re.IGNORECASE)
+DENIED_BEHIND = re.compile(
+    r"\s*(?:[이가]?\s?(?:ではな|ではあり|じゃな|아니|아닙)|(?:is|was)\s(?:wrong|incorrect|not)\b)"
+)
+SUPPOSED = re.compile(
+    rf"""(?:{
+        any_of(
+            "if, suppose, supposing, assume, assuming, whether, imagine, (?:might|may|would|could) think, thought,"
+            "si, wenn, falls, angenommen, se, если, إذا, 如果, 假设, 若, もし, 만약"
+        )
+    })(?:\sthat)?(?:\s(?:the|my|our|this|final|correct|die|la|a))*[\s,]*$""",
+    re.IGNORECASE,
+)
+CORRECTED = re.compile(
+    rf"(?:{any_of('but, rather, instead, sondern, sino, mais, mas(?: sim)?, ma, а, بل, 而是, なく, 아니라')})[\s,:、]*"
+    r"|[,;:.—–]\s*it(?:['’]s|\sis)\s+",
+    re.IGNORECASE,
+)
+OPEN = re.compile(
+    any_of(
+        r"""between, at least, at most, (?:more|less|fewer|greater|smaller|larger|higher|lower) than, up to,
+        under, over, above, below, maybe, perhaps, possibly, either, somewhere, (?:could|might|may) be, unknown,
+        unclear, anything, any of, one of, almost, nearly, entre, al menos, como máximo, tal vez, quizás?, au moins,
+        au plus, peut-être, mindestens, höchstens, zwischen, vielleicht, pelo menos, no máximo, talvez, tra, almeno,
+        al massimo, forse, не (?:менее|более|меньше|больше), между, возможно, بين, ربما, على الأ(?:قل|كثر), 介于, 至少,
+        至多, 大于, 小于, 或许, 可能, 在(?=\S*之间), 少なくとも, 多分, 최소, 적어도, 아마"""
+    ),
+    re.IGNORECASE,
+)
+OPEN_BEHIND = re.compile(
+    r"(?:\s+[^\W\d_]+){0,3}?[\s,]*(?:\b(?:(?:or|and)\s(?:maybe|perhaps|possibly|more|less|fewer)|unless|except|otherwise)\b"
+    r"|≈|\?|[^\W\d_]{0,2}(?:以上|以下|之间|未満|이상|이하|미만|초과))",
+    re.IGNORECASE,
+)
+AND_WORDS = any_of("and, or, и, или, y, o, et, und, oder, ou, أو, 和, 或, または, もしくは, 또는, 혹은")
+AND = rf"\\text\s*\{{\s*(?:and|or)\s*\}}|,\s*(?:and|or)\b|[,;、]|{AND_WORDS}"
+TO = rf"{any_of('and, or, to, and/or, bis, до, 到, 至, から')}|-"
