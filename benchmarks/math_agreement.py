@@ -4,9 +4,9 @@
 
 Sets: the worked solutions of GSM8K as responses; the gold answers of MATH-500 in other spellings, which deserve 1; and
 answers that are not theirs, which deserve 0. The others are math-verify by itself (`pip install math-verify`), the rule
-that TRL documents for its accuracy reward (math-verify reads the response as LaTeX only, its boxes first; a row whose gold
-answer it cannot read is skipped, which counts as disagreeing), and the rule that verl documents for MATH: the last box,
-compared as text after LaTeX's spacing, units and fractions have been put in one form.
+that TRL documents for its accuracy reward (math-verify reads LaTeX only, boxes first; a row whose gold answer it cannot
+read is skipped, which counts as disagreeing), and the rule that verl documents for MATH: the last box, compared as text
+after LaTeX's spacing, units and fractions have been put in one form.
 """
 
 from __future__ import annotations

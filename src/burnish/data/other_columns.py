@@ -12,7 +12,7 @@ from burnish.errors import DataError
 _MEDIA = re.compile(r"(image|video|audio)s?(_\d+)?|multi_?modal_\w+", re.IGNORECASE)
 _OF_PROMPTS = re.compile(
     "article|background|body|choices|context|conversations?|dialogue|document|functions|history|hypothesis|input|"
-    "instruction|messages|options|passage|premise|problem|prompt|query|question|story|system|system_prompt|tools|"
+    "instruction|messages|options|passage|persona|premise|problem|prompt|query|question|story|system|system_prompt|tools|"
     r"(image|picture|photo|video|audio)s?(_\w+)?",
     re.IGNORECASE,
 )

@@ -13,6 +13,16 @@ from burnish.rewards.builtins.expressions import Expression, UnreadableError, re
 from burnish.rewards.builtins.typography import tidy
 
 EQUAL = [
+    ("5\\text{ J}", "5\\text{ N}\\cdot\\text{m}"),
+    ("60\\text{ mph}", "60\\text{ miles per hour}"),
+    ("5\\times10^{-6}\\text{ m}", "5\\ \\mu\\text{m}"),
+    ("12", "12\\ \\frac{\\text{m}}{\\text{s}}"),
+    ("1/2", "\\sin 30^\\circ"),
+    ("1/2", "{1 \\over 2}"),
+    ("\\begin{pmatrix}1&3\\\\2&4\\end{pmatrix}", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}^T"),
+    ("(1,2)", "x=1,y=2"),
+    ("(-\\infty,1)\\cup(2,\\infty)", "x<1 \\text{ or } x>2"),
+    ("5", "5 \\pmod 7"),
     ("5", "5 cm^2"),
     ("5", "5\\text{ m/s}^2"),
     ("16\\pi", "16\\pi\\text{ cm}^2"),
@@ -103,6 +113,11 @@ EQUAL = [
     ("pi", "\\pi"),
 ]
 DIFFERENT = [
+    ("n \\le 2", "m \\le 2"),
+    ("33", "3 3"),
+    ("5 \\pmod 7", "5 \\pmod 8"),
+    ("(2,1)", "x=1,y=2"),
+    ("\\text{even}", "-\\text{even}"),
     ("5", "6\\text{ cm}^2"),
     ("3,5", "x=3"),
     ("6", "6xy"),

@@ -29,7 +29,6 @@ SHORT_ANSWER = 200
 _BOXED = re.compile(r"\\(?:boxed|fbox|framebox)\s*(\{|[^\s{])")
 _BETWEEN_BOXES = re.compile(r"[\s$\\()]*(?:,|and|or|,\s*(?:and|or))[\s$\\()]*(?:[a-z]\s*=\s*)?")
 _HASH = re.compile(r"####[ \t]*([^\n]+)")
-_ANSWER_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 # A formula may not contain its own opening sign: finding the end of many would take quadratic time.
 _FORMULA = re.compile(
     r"\$\$(.+?)\$\$|(?<![\\$])\$((?:\\\$|[^$\n])+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]",
@@ -327,8 +326,9 @@ def last(text: str) -> Statement | None:
 def said(response: str) -> str:
     """What a response says after its thoughts: what is in its last `<answer>` tags, or all of it."""
     text = after_thoughts(response)
-    tagged = _ANSWER_TAGS.findall(text)
-    return tagged[-1].strip() if tagged else text
+    before, closed, _ = text.rpartition("</answer>")
+    _, tag, tagged = before.rpartition("<answer>")
+    return tagged.strip() if closed and tag else text
 
 
 def _has_prose(text: str) -> bool:
