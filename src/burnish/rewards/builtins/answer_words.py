@@ -19,6 +19,11 @@ def any_of(phrases: str) -> str:
     return "|".join([*(phrase for phrase in found if phrase[0] >= _UNSPACED), rf"(?<!\w)(?:{words})(?!\w)"])
 
 
+def pattern(phrases: str, behind: str = "") -> re.Pattern[str]:
+    """Any of the phrases, and what else the pattern has behind them."""
+    return re.compile(f"(?:{any_of(phrases)}){behind}", re.IGNORECASE)
+
+
 _SET_BY = {  # nouns, and what may follow them: verbs and signs
     "en": (
         r"\b(?:answers?|solutions(?=\s[^.\n]{0,60}\bare\b)|roots(?=\s[^.\n]{0,60}\bare\b))",
@@ -50,38 +55,29 @@ _SETTING = "|".join(
 ANSWER_IS = re.compile(
     rf"(?:{_SETTING})(?!(?<=[A-Za-z])[A-Za-z](?!['’]t\b)){MARK}\s{{0,3}}:?{MARK}\s{{0,3}}", re.IGNORECASE
 )
-_DENIALS = r"""
-    not, never, neither, cannot, no longer, \w*n['’]t, doubt, (?:wrong|incorrect|false)\s(?:to|that), no es, n['’]est,
-    pas, nicht, keine?, não, не, ليست?, 不是, 并非, 不等于, ではな, ではあり, じゃな, 아니, 아닙
-"""
-DENIED = re.compile(any_of(_DENIALS), re.IGNORECASE)
+DENIED = pattern(
+    r"""not, never, neither, cannot, no longer, \w*n['’]t, doubt, (?:wrong|incorrect|false)\s(?:to|that), no es,
+    n['’]est, pas, nicht, keine?, não, не, ليست?, 不是, 并非, 不等于, ではな, ではあり, じゃな, 아니, 아닙"""
+)
 DENIED_BEHIND = re.compile(
     r"\s*(?:[이가]?\s?(?:ではな|ではあり|じゃな|아니|아닙)|(?:is|was)\s(?:wrong|incorrect|not)\b)"
 )
-SUPPOSED = re.compile(
-    rf"""(?:{
-        any_of(
-            "if, suppose, supposing, assume, assuming, whether, imagine, (?:might|may|would|could) think, thought,"
-            "si, wenn, falls, angenommen, se, если, إذا, 如果, 假设, 若, もし, 만약"
-        )
-    })(?:\sthat)?(?:\s(?:the|my|our|this|final|correct|die|la|a))*[\s,]*$""",
-    re.IGNORECASE,
+SUPPOSED = pattern(
+    """if, suppose, supposing, assume, assuming, whether, imagine, (?:might|may|would|could) think, thought, si, wenn,
+    falls, angenommen, se, если, إذا, 如果, 假设, 若, もし, 만약""",
+    behind=r"(?:\sthat)?(?:\s(?:the|my|our|this|final|correct|die|la|a))*[\s,]*$",
 )
-CORRECTED = re.compile(
-    rf"(?:{any_of('but, rather, instead, sondern, sino, mais, mas(?: sim)?, ma, а, بل, 而是, なく, 아니라')})[\s,:、]*"
-    r"|[,;:.—–]\s*it(?:['’]s|\sis)\s+",
-    re.IGNORECASE,
+CORRECTED = pattern(
+    "but, rather, instead, sondern, sino, mais, mas(?: sim)?, ma, а, بل, 而是, なく, 아니라",
+    behind=r"[\s,:、]*|[,;:.—–]\s*it(?:['’]s|\sis)\s+",
 )
-OPEN = re.compile(
-    any_of(
-        r"""between, at least, at most, (?:more|less|fewer|greater|smaller|larger|higher|lower) than, up to,
-        under, over, above, below, maybe, perhaps, possibly, either, somewhere, (?:could|might|may) be, unknown,
-        unclear, anything, any of, one of, almost, nearly, entre, al menos, como máximo, tal vez, quizás?, au moins,
-        au plus, peut-être, mindestens, höchstens, zwischen, vielleicht, pelo menos, no máximo, talvez, tra, almeno,
-        al massimo, forse, не (?:менее|более|меньше|больше), между, возможно, بين, ربما, على الأ(?:قل|كثر), 介于, 至少,
-        至多, 大于, 小于, 或许, 可能, 在(?=\S*之间), 少なくとも, 多分, 최소, 적어도, 아마"""
-    ),
-    re.IGNORECASE,
+OPEN = pattern(
+    r"""between, at least, at most, (?:more|less|fewer|greater|smaller|larger|higher|lower) than, up to,
+    under, over, above, below, maybe, perhaps, possibly, either, somewhere, (?:could|might|may) be, unknown,
+    unclear, anything, any of, one of, almost, nearly, entre, al menos, como máximo, tal vez, quizás?, au moins,
+    au plus, peut-être, mindestens, höchstens, zwischen, vielleicht, pelo menos, no máximo, talvez, tra, almeno,
+    al massimo, forse, не (?:менее|более|меньше|больше), между, возможно, بين, ربما, على الأ(?:قل|كثر), 介于, 至少,
+    至多, 大于, 小于, 或许, 可能, 在(?=\S*之间), 少なくとも, 多分, 최소, 적어도, 아마"""
 )
 OPEN_BEHIND = re.compile(
     r"(?:\s+[^\W\d_]+){0,3}?[\s,]*(?:\b(?:(?:or|and)\s(?:maybe|perhaps|possibly|more|less|fewer)|unless|except|otherwise)\b"

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from burnish.rewards.builtins.typography import GREEK
+
 Number = Any  # Fraction, or a real or complex number of mpmath, which has no types
 Values = Mapping[str, Number]
 Node = Callable[[Values], Number]
@@ -296,11 +298,7 @@ _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
 }
 _INVERSES = {name: _FUNCTIONS[f"arc{name}"] for name in ("sin", "cos", "tan")}
 MATH_WORDS = frozenset({*_FUNCTIONS, "sqrt", "pi", "mod"})
-_GREEK_NAMES = """
-    alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi chi psi omega ell
-    Delta Gamma Theta Lambda Sigma Phi Psi Omega
-"""
-GREEK = frozenset(_GREEK_NAMES.split())
+GREEK_NAMES = frozenset((*GREEK.values(), "ell", "Psi")) - {"pi"}
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -497,7 +495,7 @@ class _Reader:
             inner = self._sum()
             self._expect("\\rfloor" if name == "lfloor" else "\\rceil")
             return _unary(_rounding(up=name == "lceil"), inner)
-        if name in GREEK:
+        if name in GREEK_NAMES:
             return self._named(f"{name}_{self._subscript()}" if self._peek() == "_" else name)
         if name in _FUNCTIONS:
             return self._applied(name)

@@ -19,7 +19,7 @@ _GREEK_NAMES = """
     alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega
     Delta Gamma Theta Lambda Sigma Phi Omega
 """
-_GREEK = dict(zip("αβγδεζηθκλμνξπρστφχψωΔΓΘΛΣΦΩ", _GREEK_NAMES.split(), strict=True))
+GREEK = dict(zip("αβγδεζηθκλμνξπρστφχψωΔΓΘΛΣΦΩ", _GREEK_NAMES.split(), strict=True))
 _RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
 _LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _SHIFTED = re.compile(f"([{''.join(_RAISED)}]+)|([{''.join(_LOWERED)}]+)")
@@ -30,18 +30,9 @@ _SAME = {
     **{"lbrace": "{", "rbrace": "}", "varepsilon": "epsilon", "varphi": "phi", "rightarrow": "to", "simeq": "approx"},
 }
 _AS_SIGNS = {
-    **{"lt": "<", "gt": ">", "lvert": "|", "rvert": "|", "vert": "|", "langle": "(", "rangle": ")"},
-    **{
-        "equiv": "=",
-        "lparen": "(",
-        "rparen": ")",
-        "lbrack": "[",
-        "rbrack": "]",
-        "colon": ":",
-        "degree": r"^\circ ",
-        "ast": "*",
-        "cr": r"\\ ",
-    },
+    **{"lt": "<", "gt": ">", "lvert": "|", "rvert": "|", "vert": "|", "langle": "(", "rangle": ")", "equiv": "="},
+    **{"lparen": "(", "rparen": ")", "lbrack": "[", "rbrack": "]", "colon": ":", "ast": "*"},
+    **{"degree": r"^\circ ", "cr": r"\\ "},
 }
 _INVISIBLE = (
     r"left|right|(?:big|Big|bigg|Bigg)[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|tiny|small|normalsize|"
@@ -123,8 +114,8 @@ def _from_unicode(text: str) -> str:
 def _sign(letter: str) -> str:
     if letter in _SIGNS:
         return _SIGNS[letter]
-    if letter in _GREEK:
-        return f"\\{_GREEK[letter]} "
+    if letter in GREEK:
+        return f"\\{GREEK[letter]} "
     kind = unicodedata.decomposition(letter)
     if kind.startswith("<fraction>"):  # the sign for a half and its kin
         return f" {unicodedata.normalize('NFKC', letter)}".replace("\u2044", "/")
