@@ -84,6 +84,8 @@ OPEN_BEHIND = re.compile(
     r"|≈|\?|[^\W\d_]{0,2}(?:以上|以下|之间|未満|이상|이하|미만|초과))",
     re.IGNORECASE,
 )
-AND_WORDS = any_of("and, or, и, или, y, o, et, und, oder, ou, أو, 和, 或, または, もしくは, 또는, 혹은")
+AND_WORDS = any_of(
+    "and, or, и, или, y, o, e(?= (?:não|non)), et, und, oder, ou, أو, 和, 或, または, もしくは, 또는, 혹은"
+)
 AND = rf"\\text\s*\{{\s*(?:and|or)\s*\}}|,\s*(?:and|or)\b|[,;、]|{AND_WORDS}"
-TO = rf"{any_of('and, or, to, and/or, bis, до, 到, 至, から')}|-"
+TO = rf"{any_of('and, or, to, and/or, 和, bis, до, 到, 至, から')}|-"

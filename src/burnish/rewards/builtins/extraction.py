@@ -49,7 +49,7 @@ _WORDS_IN_FORMULA = re.compile(r"\\(?:text|mbox|mathrm|textbf|operatorname|begin
 _SENTENCE_END = re.compile(
     r"(?<=\d)[.](?=\s|$)|(?<![\d.])[.](?=\s|$|[*_]*$)|[.](?=\s+[A-Z]|$)|[?](?=\s|$)|(?<=[a-z])!(?=\s|$)|\n|[。！？]"
 )
-_CLAUSE_END = re.compile(rf"[,;—]|\b(?:so|then|therefore|thus|hence|and|but)\b|{_SENTENCE_END.pattern}")
+_CLAUSE_END = re.compile(rf"[,;:—，；：、]|\b(?:so|then|therefore|thus|hence|and|but)\b|{_SENTENCE_END.pattern}")
 _NOT_LAST = re.compile(
     rf"(?:{words.DENIED.pattern}|{words.OPEN.pattern})(?:\s+(?!{words.CORRECTED.pattern})\w+){{0,2}}\s*[$\\(]*$",
     re.IGNORECASE,
@@ -63,7 +63,7 @@ _LEAD = re.compile(
 _LIST_SIGN = re.compile(rf"\s*(?:{words.AND})\s*", re.IGNORECASE)
 _LIST_BEHIND = re.compile(rf"[\d.,\s]*(?:{words.AND_WORDS})\s*", re.IGNORECASE)
 _SECOND_VALUE = re.compile(
-    rf"(?:\s+[^\W\d_]+){{0,3}}\s*(?:,\s*)?(?:{words.TO})\s*(?:{words.OPEN.pattern}|\w+\s)?\s*(?:[$€£]\s?)?\\?[\d$]",
+    rf"(?:\s*[^\W\d_]+){{0,3}}?\s*(?:,\s*)?(?:{words.TO})\s*(?:{words.OPEN.pattern}|\w+\s)?\s*(?:[$€£]\s?)?\\?[\d$]",
     re.IGNORECASE,
 )
 _TOKEN = re.compile(
@@ -79,7 +79,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _PRODUCT = re.compile(
-    r"\s*(?!(?:is|an|of|in|or|to|by|so|as|at|if|we|he|it|on|no|be|do|my|up|us|am|pm|st|nd|rd|th|not|but)\b)[A-Za-z]{2,3}(?![A-Za-z])"
+    r"\s*(?!(?:is|an|of|in|or|to|by|so|as|at|if|we|he|it|on|no|be|do|my|up|us|am|pm|st|nd|rd|th|not|but)\b)[A-Za-z]{2,3}(?!\s*[A-Za-z]{3})(?![A-Za-z])"
 )
 _FACTOR = re.compile(rf"(?<=[\d)}}]){_PRODUCT.pattern[3:]}(?=[\^(])")
 _UPPER = re.compile(r"\s*(?:[A-Z]{2,4}|[b-df-hj-np-tv-z]{2,3})(?![A-Za-z])")
@@ -278,7 +278,7 @@ def _in_words(sentence: str) -> Statement | None:
     first = next(iter([*_FORMULA.finditer(sentence), *_NUMBER_IN_TEXT.finditer(sentence)]), None)
     if first is None:
         return Statement(None if words.OPEN.match(sentence) else sentence.strip(" .*_\"'`"))
-    before = sentence[: first.start()]
+    before = re.split("[,;:，；：]", sentence[: first.start()])[-1]
     if words.DENIED.search(before):
         return None
     if words.OPEN.search(before):
