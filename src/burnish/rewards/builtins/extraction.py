@@ -88,6 +88,7 @@ _UNIT_WORD = re.compile(
     r"\s*(?:/(?=\s?[A-Za-z])|per\b|%|°)|(?P<word>\s+[^\W\d_]+|[^\W\d_]{2,}|[^\W\d_a-zA-Z])(?:\^\{?\d\}?|[²³])?"
 )
 _OF_UNITS = ("square", "cubic")
+_ASKED = re.compile(r"[^.!\n]{0,60}[?？]\s*")
 _NAME = re.compile(r"[^\W\d_]+(?:[ -][^\W\d_]+){0,2}\.?")
 _EQUALS = re.compile(r".*(?:(?:which|that)\s+(?:is|equals)\s|=)(.*)")
 _SMALLER_UNIT = re.compile(r"\s+\d+(?:\.\d+)?(?=\s*[A-Za-z])")
@@ -313,7 +314,12 @@ def last(text: str) -> Statement | None:
         return None
     before = _SENTENCE_END.split(text[max(0, final.start() - 60) : final.start()])[-1]
     behind = text[final.end() : final.end() + 60].lstrip("$\\)]*_}")
-    if _NOT_LAST.search(before) or words.DENIED_BEHIND.match(behind) or words.OPEN_BEHIND.match(behind):
+    if (
+        _NOT_LAST.search(before)
+        or words.DENIED_BEHIND.match(behind)
+        or words.OPEN_BEHIND.match(behind)
+        or _ASKED.fullmatch(text, final.end())
+    ):
         return Statement(None)
     for formula in _FORMULA.finditer(text):
         if formula.start() <= final.start("body") < formula.end() and not _PROSE.search(_content(formula)):
