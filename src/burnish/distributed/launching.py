@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -25,11 +25,17 @@ from burnish.models.weights import Weights
 @dataclass(frozen=True, slots=True)
 class Seat:
     """A process to start: its name in messages, what it builds, and the arguments of that, which have to be pickled.
-    given_up: set when another process that it may be waiting for cannot be started."""
+
+    awaited: the last argument, if others find it out while this process starts; until it needs it, it starts beside
+    them. built: called with the process when its roles are there. given_up: set when another process that it may be
+    waiting for cannot be started.
+    """
 
     name: str
     build: BuildRoles
     arguments: tuple[object, ...]
+    awaited: Future[Any] | None = None
+    built: Callable[[Peer], None] | None = None
     given_up: threading.Event = field(default_factory=threading.Event, compare=False)
 
 
@@ -99,6 +105,7 @@ class LocalLauncher:
             threads=self.threads,
             environment=self._environment(seat.name),
             stacks=self.stacks,
+            awaited=seat.awaited,
             given_up=seat.given_up,
         )
 
@@ -144,7 +151,7 @@ class ThisMachine:
 
 
 def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
-    """Start the processes side by side (those of a team wait for each other).
+    """Start the processes side by side. Those of a team wait for each other, some for what others find out.
 
     When one cannot be started, the others are killed, also those that are still starting, and its error is raised.
     """
@@ -155,7 +162,7 @@ def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
         futures: list[Future[Peer]] = []
         try:
             for seat in seats:
-                futures.append(starting.submit(launcher.start, seat))
+                futures.append(starting.submit(_start, launcher, seat))
             for future in as_completed(futures):
                 if (error := future.exception()) is not None:
                     failed.append(error)
@@ -169,6 +176,17 @@ def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
                 future.result().kill()
         raise failed[0]
     return [future.result() for future in futures]
+
+
+def _start(launcher: Launcher, seat: Seat) -> Peer:
+    process = launcher.start(seat)
+    try:
+        if seat.built is not None:
+            seat.built(process)
+    except BaseException:
+        process.kill()
+        raise
+    return process
 
 
 def _give_up(seats: Sequence[Seat]) -> None:

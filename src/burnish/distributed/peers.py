@@ -14,6 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
@@ -172,12 +173,24 @@ class Peer(ABC):
         threads: int,
         *,
         seconds: float,
+        awaited: Future[Any] | None,
         given_up: threading.Event | None,
     ) -> None:
         """Have the roles built: the first request to a process. RoleLostError, too, when it is given up meanwhile."""
         self._given_up = given_up
+        if awaited is not None:
+            self.ask(("import", build), what="start", seconds=seconds)
+            arguments = (*arguments, self._when_found(awaited))
         self.roles = tuple(self.ask((build, arguments, threads), what="start", seconds=seconds))
         self._given_up = None
+
+    def _when_found(self, awaited: Future[Any]) -> Any:
+        """What other processes find out. RoleLostError when this one is lost meanwhile, though it has nothing to do."""
+        while not wait((awaited,), _LOOK_SECONDS).done:
+            if readable((self,), 0):  # nothing was asked, so it is the end of the connection
+                self.take(what="start", seconds=_LOOK_SECONDS)
+            self.check_alive(what="start", seconds=math.inf)
+        return awaited.result()
 
     @property
     def turn(self) -> AbstractContextManager[object]:

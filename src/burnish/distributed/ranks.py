@@ -84,7 +84,14 @@ class RankPeer(MemoryPeer):
         """Build the roles of the seat there. Raises what their `build` raises, and RoleLostError."""
         self.name, self._stacks = seat.name, stacks
         self._title = f"{self._rank} ({seat.name})"
-        self._build(seat.build, seat.arguments, threads, seconds=START_SECONDS, given_up=seat.given_up)
+        self._build(
+            seat.build,
+            seat.arguments,
+            threads,
+            seconds=START_SECONDS,
+            awaited=seat.awaited,
+            given_up=seat.given_up,
+        )
 
     def problems(self, expected: Expected) -> list[str]:
         """What its node lacks, a line each (`nodes.problems_here`). To be asked before `sit`."""

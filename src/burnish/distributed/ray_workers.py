@@ -131,7 +131,14 @@ class RayProcess(Peer):
         self._actor = host.remote(environment, folder, sys.path)
         try:
             self._connect(time.monotonic() + min(seconds, ACTOR_SECONDS))
-            self._build(seat.build, seat.arguments, threads, seconds=seconds, given_up=seat.given_up)
+            self._build(
+                seat.build,
+                seat.arguments,
+                threads,
+                seconds=seconds,
+                awaited=seat.awaited,
+                given_up=seat.given_up,
+            )
         except BaseException:
             self._lost = self._lost or "could not be started"
             self._end()
