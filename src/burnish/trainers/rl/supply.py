@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from burnish.errors import BurnishError
 from burnish.models.weights import Weights
 from burnish.rollouts.engine import let_rest
 from burnish.trainers.outer_loop import Progress
@@ -38,6 +39,7 @@ class Supply:
         self._last_step = last_step
         self._asked = 0  # the last step whose batch was asked for
         self._collected: dict[int, Collected] = {}  # by step: of the present one and of later ones
+        self._failure: BaseException | None = None  # of the batch after those, for which no step waits yet
 
     def publish(self, weights: Weights, step: int) -> None:
         """What is asked for from now on is sampled with these weights, which the policy has after this step."""
@@ -45,10 +47,19 @@ class Supply:
 
     def take(self, step: int, stopwatch: Stopwatch) -> Collected:
         """The batch of the step. Asks first for every batch that the newest weights have to sample. Raises what
-        sampling and scoring raise, and RolloutError if the engine has used other weights."""
+        sampling and scoring raise, but of a later batch only at its own step: those before it are trained first. Raises
+        RolloutError if the engine has used other weights."""
         self._collected.pop(step - 1, None)
-        for due in self._due(step):
-            self._collected[due] = self._collect(due, *self._newest, stopwatch)
+        if self._failure is not None and step not in self._collected:
+            raise self._failure
+        for due in self._due(step) if self._failure is None else ():
+            try:
+                self._collected[due] = self._collect(due, *self._newest, stopwatch)
+            except BurnishError as error:
+                if due == step:
+                    raise
+                self._failure = error
+                break
             self._asked = due
         let_rest(self.collector.engine)  # until the policy has trained
         return self._collected[step]

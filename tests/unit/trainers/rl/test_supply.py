@@ -172,7 +172,7 @@ def test_missing_batches_of_a_checkpoint_are_told() -> None:
     )
 
 
-def test_what_fails_ahead_is_raised_by_the_step_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_ahead_is_raised_by_the_step_that_needs_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     collector, progress = FakeCollector(), Progress()
     collect = collector.collect
 
@@ -182,7 +182,7 @@ def test_what_fails_ahead_is_raised_by_the_step_that_needs_it(monkeypatch: pytes
         return collect(step, positions, stopwatch)
 
     monkeypatch.setattr(collector, "collect", failing)
-    supply = supply_of("aside", collector, progress, 1)
+    supply = supply_of(kind, collector, progress, 1)
     with pytest.raises(RolloutError, match="no more"):
         train(supply, progress)
     assert progress.step == 4
