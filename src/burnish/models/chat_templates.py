@@ -29,11 +29,14 @@ _MAX_BYTES = 1 << 30
 _MAX_CHARACTERS = 200_000
 _TURNS = ("system", "user", "assistant", "user", "assistant")
 _REMEDY = "fix its loops and lengths, or set model.chat_template to another one"
+_SINCE_QUESTION = r"\bloop\.index0\s*>=?\s*(?:ns\.)?last_(?:user|query)_index\b"
+_THINKING = re.compile(r"\bset\s+(\w+)\s*=[^%]*<think>")
+"""What a template calls the thinking that it finds in the content of a turn."""
 _EDITS = (
     # A turn is taken apart into thinking and answer. Left whole, it is written as the policy wrote it.
     (re.compile(r"""(\bif\s+)((["'])</think>\3\s+in\s)"""), r"\1false and \2"),
     # Thinking is only written in turns after the last question.
-    (re.compile(r"\bloop\.index0\s*>=?\s*(?:ns\.)?last_(?:user|query)_index\b"), "true"),
+    (re.compile(_SINCE_QUESTION), "true"),
     # Only in the last turn there is an empty place for thinking.
     (re.compile(r"\bloop\.last\s+or\s+\(\s*not\s+loop\.last\s+and\s+(\w+)\s*\)"), r"\1"),
 )
@@ -130,7 +133,44 @@ class _Generation(Extension):
 
 
 def keep_thinking(template: str) -> str:
-    """The template without what leaves out thinking; the same text if there is nothing that is known to do that."""
+    """The template without what leaves out thinking; the same text if there is nothing that is known to do that.
+
+    A template that writes a place for thinking into every turn, as those of Qwen3.5 and GLM do, goes on taking turns
+    apart, and also writes the thinking of earlier turns that have some.
+    """
+    changed = template
     for expression, replacement in _EDITS:
-        template = expression.sub(replacement, template)
-    return template
+        changed = expression.sub(replacement, changed)
+    thinking = _THINKING.search(template)
+    if changed == template or thinking is None or not _writes_two_thoughts(changed):
+        return changed
+    or_any = re.compile(rf"({_SINCE_QUESTION})(?!\s+or\s+{thinking[1]}\b)")
+    return or_any.sub(rf"(\1 or {thinking[1]})", template)
+
+
+@cache
+def _writes_two_thoughts(template: str) -> bool:
+    """Whether the one thought in the content of a turn becomes two. Not if the template does not end: whoever uses it
+    refuses it."""
+    try:
+        found = call_in_own_process(
+            f"{__name__}:count_thoughts",
+            {"template": template},
+            seconds=_SECONDS,
+            max_bytes=_MAX_BYTES,
+            what="a template",
+        )
+    except (TimeoutError, MemoryError, RuntimeError):
+        return False
+    return bool(found["thoughts"] > 1)
+
+
+def count_thoughts(template: str) -> dict[str, int]:
+    """What runs in the process: thoughts that the template writes of a turn with one."""
+    said = (("user", "Hello."), ("assistant", "<think>Hm.</think>Hello."), ("user", "Hello."))
+    turns = [{"role": role, "content": content} for role, content in said]
+    try:
+        text = _environment().from_string(template).render(messages=turns, add_generation_prompt=False)
+    except jinja2.TemplateError:
+        return {"thoughts": 0}
+    return {"thoughts": text.count("<think>")}
