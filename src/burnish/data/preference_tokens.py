@@ -47,14 +47,9 @@ class PreferenceExample:
 
 
 def encode_preference(
-    row: PreferenceRow,
-    tokenizer: PreTrainedTokenizerBase,
-    chat: ChatFormat,
-    changed: Counter[str],
-    *,
-    append_eos: bool,
+    row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, notes: Counter[str], *, append_eos: bool
 ) -> PreferenceExample:
-    """The row in token ids. `changed` counts rows by what the user should know of how the chat template writes them.
+    """The row in token ids. `notes` counts rows by what the user should know of how the chat template writes them.
 
     Text is encoded plainly, with an EOS after each response (`append_eos`). Conversations go through the chat template,
     each response up to the token that ends its turn; with `chat: always`, so do transcripts and plain text. Token ids
@@ -64,7 +59,7 @@ def encode_preference(
         prompt, responses = cast("tuple[Tokens, tuple[Tokens, ...]]", (row.prompt, row.responses))
         conversation = " ".join(map(str, prompt))
     else:
-        prompt, responses = _encode_texts(row, tokenizer, chat, changed, append_eos)
+        prompt, responses = _encode_texts(row, tokenizer, chat, notes, append_eos)
         conversation = first_question(row.prompt)  # type: ignore[arg-type]
     if len(set(responses)) < len(responses) and responses.count(responses[row.best]) > 1 and not row.tie:
         raise BadRow(row.where, "different responses become the same tokens", "with identical tokens")

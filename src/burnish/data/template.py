@@ -296,9 +296,9 @@ def _roles_with_parts(tokenizer: PreTrainedTokenizerBase, source: str) -> frozen
         return {role for role in roles if f"{role}{_PROBE}" in text and f"'{role}{_PROBE}'" not in text}
 
     for roles in (("system", "user", "assistant"), ("user", "assistant")):
-        for in_parts in (roles, roles[:-1]):
-            if set(roles) == (written := said(roles, ())) | said(roles, in_parts):
-                return frozenset(set(in_parts) - written)
+        left = frozenset(roles) - said(roles, ())
+        if left and left <= said(roles, left):
+            return left
     return frozenset()
 
 

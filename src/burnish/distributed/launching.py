@@ -4,39 +4,21 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from burnish.config.schema_cluster import TrainersConfig
 from burnish.distributed.handover import SealedWeights, SharedWeights
-from burnish.distributed.peers import START_SECONDS, BuildRoles, Peer
+from burnish.distributed.peers import START_SECONDS, Peer, Seat
 from burnish.distributed.processes import RoleProcess
 from burnish.distributed.team import Meeting
 from burnish.models.weights import Weights
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A process to start: its name in messages, what it builds, and the arguments of that, which have to be pickled.
-
-    awaited: the last argument, if others find it out while this process starts; until it needs it, it starts beside
-    them. built: called with the process when its roles are there. given_up: set when another process that it may be
-    waiting for cannot be started.
-    """
-
-    name: str
-    build: BuildRoles
-    arguments: tuple[object, ...]
-    awaited: Future[Any] | None = None
-    built: Callable[[Peer], None] | None = None
-    given_up: threading.Event = field(default_factory=threading.Event, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +141,16 @@ def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
         return []
     failed: list[BaseException] = []
     with ThreadPoolExecutor(len(seats)) as starting:
-        futures: list[Future[Peer]] = []
+        futures: dict[Future[Peer], Seat] = {}
         try:
             for seat in seats:
-                futures.append(starting.submit(_start, launcher, seat))
+                futures[starting.submit(launcher.start, seat)] = seat
             for future in as_completed(futures):
                 if (error := future.exception()) is not None:
                     failed.append(error)
                     _give_up(seats)
+                elif (built := futures[future].built) is not None and not failed:
+                    built(future.result())
         except BaseException as error:  # noqa: BLE001  boundary: Ctrl-C, which must not wait for the starts
             failed.insert(0, error)
             _give_up(seats)
@@ -176,17 +160,6 @@ def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
                 future.result().kill()
         raise failed[0]
     return [future.result() for future in futures]
-
-
-def _start(launcher: Launcher, seat: Seat) -> Peer:
-    process = launcher.start(seat)
-    try:
-        if seat.built is not None:
-            seat.built(process)
-    except BaseException:
-        process.kill()
-        raise
-    return process
 
 
 def _give_up(seats: Sequence[Seat]) -> None:

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from burnish.distributed.channel import Channel, pickled, readable
@@ -87,6 +87,23 @@ class Stop:
         """Can be read once `call` was called."""
         assert self._descriptors is not None
         return self._descriptors[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A process to start: its name in messages, what it builds, and the arguments of that, which have to be pickled.
+
+    awaited: the last argument, if others find it out while this process starts; until it needs it, it starts beside
+    them. built: called with the process when its roles are there. given_up: set when another process that it may be
+    waiting for cannot be started.
+    """
+
+    name: str
+    build: BuildRoles
+    arguments: tuple[object, ...]
+    awaited: Future[Any] | None = None
+    built: Callable[[Peer], None] | None = None
+    given_up: threading.Event = field(default_factory=threading.Event, compare=False)
 
 
 class Peer(ABC):
@@ -166,22 +183,13 @@ class Peer(ABC):
         """
         return ask_all((self,), message, what=what, seconds=seconds, giving=giving, descriptor=descriptor, stop=stop)[0]
 
-    def _build(
-        self,
-        build: BuildRoles,
-        arguments: tuple[object, ...],
-        threads: int,
-        *,
-        seconds: float,
-        awaited: Future[Any] | None,
-        given_up: threading.Event | None,
-    ) -> None:
+    def _build(self, seat: Seat, threads: int, *, seconds: float) -> None:
         """Have the roles built: the first request to a process. RoleLostError, too, when it is given up meanwhile."""
-        self._given_up = given_up
-        if awaited is not None:
-            self.ask(("import", build), what="start", seconds=seconds)
-            arguments = (*arguments, self._when_found(awaited))
-        self.roles = tuple(self.ask((build, arguments, threads), what="start", seconds=seconds))
+        self._given_up, arguments = seat.given_up, seat.arguments
+        if seat.awaited is not None:
+            self.ask(("import", seat.build), what="start", seconds=seconds)
+            arguments = (*arguments, self._when_found(seat.awaited))
+        self.roles = tuple(self.ask((seat.build, arguments, threads), what="start", seconds=seconds))
         self._given_up = None
 
     def _when_found(self, awaited: Future[Any]) -> Any:

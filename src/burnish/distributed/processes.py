@@ -17,7 +17,7 @@ import torch
 
 from burnish.distributed.channel import Channel
 from burnish.distributed.handover import Layout, SealedWeights, SharedWeights
-from burnish.distributed.peers import END_SECONDS, START_SECONDS, BuildRoles, Peer
+from burnish.distributed.peers import END_SECONDS, START_SECONDS, BuildRoles, Peer, Seat
 from burnish.distributed.pulse import Pulse, PulseWatch
 from burnish.distributed.server import STACKS_SIGNAL
 from burnish.errors import BurnishError
@@ -81,7 +81,8 @@ class RoleProcess(MemoryPeer):
         self._watch.begin()
         try:
             count = threads or torch.get_num_threads()
-            self._build(build, arguments, count, seconds=seconds, awaited=awaited, given_up=given_up)
+            seat = Seat(name, build, arguments, awaited, given_up=given_up or threading.Event())
+            self._build(seat, count, seconds=seconds)
         except BaseException:
             self.kill()
             raise

@@ -42,16 +42,25 @@ _EDITS = (
 )
 
 
-@cache
 def check_template(template: str, tokens: tuple[tuple[str, str], ...], name: str, *, must_parse: bool) -> None:
     """Raise ModelError, beginning with `name`, for a template that does not end, uses too much memory or writes too
     much text. With `must_parse` also if it is not a Jinja template. `tokens`: special tokens that it may use.
 
     A template may refuse some kinds of conversation: only those in the data have to suit it.
     """
+    found = _tried(template, tokens, name)
+    if found["longest"] > _MAX_CHARACTERS:
+        raise ModelError(f"{name} writes {found['longest']:,} characters for five short turns", remedy=_REMEDY)
+    if must_parse and found["unreadable"]:
+        raise ModelError(f"{name} is not a Jinja template: {found['unreadable']}", remedy="fix that line")
+
+
+@cache
+def _tried(template: str, tokens: tuple[tuple[str, str], ...], name: str) -> Any:
+    """What `try_template` returns. Raises ModelError for a template that does not end, or uses too much memory."""
     try:
         request = {"template": template, "tokens": dict(tokens)}
-        found = call_in_own_process(
+        return call_in_own_process(
             f"{__name__}:try_template", request, seconds=_SECONDS, max_bytes=_MAX_BYTES, what=name
         )
     except TimeoutError as error:
@@ -64,36 +73,35 @@ def check_template(template: str, tokens: tuple[tuple[str, str], ...], name: str
         ) from error
     except RuntimeError as error:
         raise ModelError(f"{name} cannot be tried: {error}", remedy=_REMEDY) from error
-    if found["longest"] > _MAX_CHARACTERS:
-        raise ModelError(f"{name} writes {found['longest']:,} characters for five short turns", remedy=_REMEDY)
-    if must_parse and found["unreadable"]:
-        raise ModelError(f"{name} is not a Jinja template: {found['unreadable']}", remedy="fix that line")
 
 
 def try_template(template: str, tokens: dict[str, str]) -> dict[str, Any]:
-    """What runs in the process. Returns the length of the longest text that the template writes (in characters), and
-    why it is not valid Jinja ("" if it is). Renders every prefix of the conversation, with and without the system
-    message."""
+    """What runs in the process. Returns the length of the longest text that the template writes (in characters), how
+    many thoughts it writes of a turn with one, and why it is not valid Jinja ("" if it is). Renders every prefix of the
+    conversation, with and without the system message."""
     try:
         compiled = _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:
-        return {"longest": 0, "unreadable": f"line {error.lineno}: {error.message}"}
+        return {"longest": 0, "thoughts": 0, "unreadable": f"line {error.lineno}: {error.message}"}
     longest = 0
     for begin in (0, 1):
         for end in range(begin + 1, len(_TURNS) + 1):
             turns = [{"role": role, "content": "Hello."} for role in _TURNS[begin:end]]
             for prompt in (False, True):
-                longest = max(longest, _length(compiled, turns, prompt, tokens))
-    return {"longest": longest, "unreadable": ""}
+                longest = max(longest, len(_text(compiled, turns, prompt, tokens)))
+    contents = ("Hello.", "<think>Hm.</think>Hello.", "Hello.")
+    turns = [{"role": role, "content": content} for role, content in zip(_TURNS[1:4], contents, strict=True)]
+    return {"longest": longest, "thoughts": _text(compiled, turns, False, tokens).count("<think>"), "unreadable": ""}
 
 
-def _length(template: jinja2.Template, turns: list[dict[str, str]], prompt: bool, tokens: dict[str, str]) -> int:
+def _text(template: jinja2.Template, turns: list[dict[str, str]], prompt: bool, tokens: dict[str, str]) -> str:
+    """What the template writes; nothing where it refuses the conversation."""
     try:
-        return len(template.render(messages=turns, add_generation_prompt=prompt, tools=None, documents=None, **tokens))
+        return template.render(messages=turns, add_generation_prompt=prompt, tools=None, documents=None, **tokens)
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001  boundary: it may refuse such conversations, which may not occur in the data
-        return 0
+        return ""
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -142,35 +150,7 @@ def keep_thinking(template: str) -> str:
     for expression, replacement in _EDITS:
         changed = expression.sub(replacement, changed)
     thinking = _THINKING.search(template)
-    if changed == template or thinking is None or not _writes_two_thoughts(changed):
+    if changed == template or thinking is None or _tried(changed, (), "the chat template")["thoughts"] < 2:
         return changed
     or_any = re.compile(rf"({_SINCE_QUESTION})(?!\s+or\s+{thinking[1]}\b)")
     return or_any.sub(rf"(\1 or {thinking[1]})", template)
-
-
-@cache
-def _writes_two_thoughts(template: str) -> bool:
-    """Whether the one thought in the content of a turn becomes two. Not if the template does not end: whoever uses it
-    refuses it."""
-    try:
-        found = call_in_own_process(
-            f"{__name__}:count_thoughts",
-            {"template": template},
-            seconds=_SECONDS,
-            max_bytes=_MAX_BYTES,
-            what="a template",
-        )
-    except (TimeoutError, MemoryError, RuntimeError):
-        return False
-    return bool(found["thoughts"] > 1)
-
-
-def count_thoughts(template: str) -> dict[str, int]:
-    """What runs in the process: thoughts that the template writes of a turn with one."""
-    said = (("user", "Hello."), ("assistant", "<think>Hm.</think>Hello."), ("user", "Hello."))
-    turns = [{"role": role, "content": content} for role, content in said]
-    try:
-        text = _environment().from_string(template).render(messages=turns, add_generation_prompt=False)
-    except jinja2.TemplateError:
-        return {"thoughts": 0}
-    return {"thoughts": text.count("<think>")}

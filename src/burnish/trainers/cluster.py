@@ -23,8 +23,8 @@ from rich.console import Console
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.config.torchrun import TorchrunRank, check_world
 from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference, TeamRole
-from burnish.distributed.launching import Crew, Launcher, Seat, Site, ThisMachine, start_all
-from burnish.distributed.peers import START_SECONDS, BuildRoles, Peer, ProcessRole, RoleLostError
+from burnish.distributed.launching import Crew, Launcher, Site, ThisMachine, start_all
+from burnish.distributed.peers import START_SECONDS, BuildRoles, Peer, ProcessRole, RoleLostError, Seat
 from burnish.distributed.pool import RolloutPool, Worker
 from burnish.distributed.ranks import RankSite
 from burnish.distributed.reward_models import ROLE, RewardModelProcess
@@ -214,18 +214,12 @@ def crew_of(
     stacks.mkdir(exist_ok=True)
     names = tuple(f"trainer {rank}" for rank in range(trainers))
     on_gpu = config.model.device != "cpu"
-    return Crew(
-        names,
-        models,
-        workers,
-        config.cluster,
-        on_gpu,
-        output,
-        stacks,
-        plugins,
-        workers_log,
-        say=lambda text: say(console, (text,)),
-    )
+    tell = partial(_say_line, console)
+    return Crew(names, models, workers, config.cluster, on_gpu, output, stacks, plugins, workers_log, tell)
+
+
+def _say_line(console: Console, text: str) -> None:
+    say(console, (text,))
 
 
 @contextmanager

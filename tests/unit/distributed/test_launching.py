@@ -21,8 +21,8 @@ import burnish
 from burnish.config.loading import load_run_data
 from burnish.config.schema_cluster import ClusterConfig
 from burnish.distributed import peers
-from burnish.distributed.launching import Crew, LocalLauncher, Seat, ThisMachine, gpu_number, start_all
-from burnish.distributed.peers import RoleLostError
+from burnish.distributed.launching import Crew, LocalLauncher, ThisMachine, gpu_number, start_all
+from burnish.distributed.peers import RoleLostError, Seat
 from burnish.errors import ConfigError
 from burnish.trainers import cluster
 from burnish.trainers.workplace import recorded_ways

@@ -41,19 +41,10 @@ NEVER = """
 {%- if "</think>" in content -%}{%- set content = content.split("</think>")[-1] -%}{%- endif -%}{{ content }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<assistant>{%- endif -%}"""
-TAKEN_APART = SINCE_QUESTION.partition("{%- if m.role != 'assistant'")[0].partition("{%- endfor -%}")[2]
 # In the manner of Qwen3.5: each turn since the last question has a place for thinking, which may stay empty.
-ALWAYS_A_PLACE = (
-    SINCE_QUESTION.partition("{%- for m in messages -%}\n{%- set")[0]
-    + TAKEN_APART
-    + """
-{%- if m.role != 'assistant' -%}<{{ m.role }}>{{ m.content }}
-{%- elif loop.index0 > ns.last_query_index -%}{{- '<assistant><think>' + reasoning_content + '</think>' + content -}}
-{%- else -%}<assistant>{{ content }}{%- endif -%}
-{%- endfor -%}"""
-)
+ALWAYS_A_PLACE = SINCE_QUESTION.replace("loop.last or (not loop.last and reasoning_content)", "true")
 # In the manner of GLM-4.5: each turn has one, which is empty before the last question.
-PLACE_IN_ALL = ALWAYS_A_PLACE.replace("query_index -%}{{-", "query_index and reasoning_content -%}{{-").replace(
+PLACE_IN_ALL = ALWAYS_A_PLACE.replace("query_index -%}\n", "query_index and reasoning_content -%}\n").replace(
     "<assistant>{{ content }}", "<assistant><think></think>{{ content }}"
 )
 USER, THOUGHT, PLAIN = ("user", "u"), ("assistant", "<think>t</think>a"), ("assistant", "b")
