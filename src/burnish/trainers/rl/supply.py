@@ -39,7 +39,6 @@ class Supply:
         self._last_step = last_step
         self._asked = 0  # the last step whose batch was asked for
         self._collected: dict[int, Collected] = {}  # by step: of the present one and of later ones
-        self._failure: BaseException | None = None  # of the batch after those, for which no step waits yet
 
     def publish(self, weights: Weights, step: int) -> None:
         """What is asked for from now on is sampled with these weights, which the policy has after this step."""
@@ -47,19 +46,10 @@ class Supply:
 
     def take(self, step: int, stopwatch: Stopwatch) -> Collected:
         """The batch of the step. Asks first for every batch that the newest weights have to sample. Raises what
-        sampling and scoring raise, but of a later batch only at its own step: those before it are trained first. Raises
-        RolloutError if the engine has used other weights."""
+        sampling and scoring raise, and RolloutError if the engine has used other weights."""
         self._collected.pop(step - 1, None)
-        if self._failure is not None and step not in self._collected:
-            raise self._failure
-        for due in self._due(step) if self._failure is None else ():
-            try:
-                self._collected[due] = self._collect(due, *self._newest, stopwatch)
-            except BurnishError as error:
-                if due == step:
-                    raise
-                self._failure = error
-                break
+        for due in self._due(step):
+            self._collected[due] = self._collect(due, *self._newest, stopwatch)
             self._asked = due
         let_rest(self.collector.engine)  # until the policy has trained
         return self._collected[step]
@@ -125,6 +115,25 @@ class Supply:
     def _steps_of(self, weights: Weights, weights_step: int) -> Mapping[int, int]:
         """The versions that may have sampled a batch of these weights, and after which step the policy had each."""
         return {weights.version: weights_step}
+
+
+class SupplyAhead(Supply):
+    """Batches of later steps, too, in the loop's own thread. What fails of one is raised by the step that needs it:
+    those before it are trained and saved first."""
+
+    _failure: BaseException | None = None
+
+    def take(self, step: int, stopwatch: Stopwatch) -> Collected:
+        """See `Supply`."""
+        if self._failure is not None and step > self._asked:
+            raise self._failure
+        try:
+            return super().take(step, stopwatch)
+        except BurnishError as error:
+            if step not in self._collected:
+                raise
+            self._failure, self._last_step = error, self._asked  # nothing more is asked for
+            return super().take(step, stopwatch)
 
 
 def to_text(collected: Collected) -> str:

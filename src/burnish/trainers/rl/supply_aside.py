@@ -66,6 +66,7 @@ class SupplyAside(Supply):
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[tuple[int, Weights, int] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="sampling ahead", daemon=True)
         self._thread.start()
 
