@@ -51,7 +51,7 @@ def test_examples_that_end_as_no_response_of_the_model_does_are_told(tiny_model:
     examples = SftSet(examples=(example,), source_sizes=(1,), weights=(1.0,))
     for ends, is_told in (((7, 8), True), ((7, 5), False), ((), False)):
         loaded: Any = SimpleNamespace(tokenizer=tokenizer, eos_token_ids=ends)
-        lines = unheard_end(examples, loaded)
+        lines = unheard_end(examples.last_tokens(), loaded)
         assert bool(lines) == is_told
         assert all("(id 5), behind which the model would go on" in line for line in lines)
 

@@ -89,10 +89,12 @@ def _check_domain(
     """Print how the data of a domain were read, how judges agree with humans, and what failed. Returns the number of
     failures."""
     from burnish.config.domains import sources_of
-    from burnish.data.prompts import DomainRows, check_bound_rewards, read_prompts
+    from burnish.data.prompts import DomainRows, check_bound_rewards, check_golds, read_prompts
 
     name = domain.title("data", split)
-    prompts, understandings = read_prompts(sources_of(config, domain, split), DomainRows.of(config, domain, split))
+    sources = sources_of(config, domain, split)
+    prompts, understandings = read_prompts(sources, DomainRows.of(config, domain, split))
+    check_golds(domain, sources, prompts)
     if not prompts:  # data that domains share, without a row of this one
         return 0
     if split == "train":

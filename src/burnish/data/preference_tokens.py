@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -18,7 +19,7 @@ from burnish.data.preference_rows import (
     plain_response,
     transcript_messages,
 )
-from burnish.data.template import ChatFormat, Template
+from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.types import Message
 
 if TYPE_CHECKING:
@@ -46,9 +47,9 @@ class PreferenceExample:
 
 
 def encode_preference(
-    row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, *, append_eos: bool
+    row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, notes: Counter[str], *, append_eos: bool
 ) -> PreferenceExample:
-    """The row in token ids.
+    """The row in token ids. `notes` counts rows by what the user should know of how the chat template writes them.
 
     Text is encoded plainly, with an EOS after each response (`append_eos`). Conversations go through the chat template,
     each response up to the token that ends its turn; with `chat: always`, so do transcripts and plain text. Token ids
@@ -58,7 +59,7 @@ def encode_preference(
         prompt, responses = cast("tuple[Tokens, tuple[Tokens, ...]]", (row.prompt, row.responses))
         conversation = " ".join(map(str, prompt))
     else:
-        prompt, responses = _encode_texts(row, tokenizer, chat, append_eos)
+        prompt, responses = _encode_texts(row, tokenizer, chat, notes, append_eos)
         conversation = first_question(row.prompt)  # type: ignore[arg-type]
     if len(set(responses)) < len(responses) and responses.count(responses[row.best]) > 1 and not row.tie:
         raise BadRow(row.where, "different responses become the same tokens", "with identical tokens")
@@ -88,11 +89,11 @@ def goes_through_template(row: PreferenceRow, chat: ChatFormat) -> bool:
 
 
 def _encode_texts(
-    row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, append_eos: bool
+    row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, changed: Counter[str], append_eos: bool
 ) -> tuple[Tokens, tuple[Tokens, ...]]:
     prompt, responses = cast("tuple[Text, tuple[Text, ...]]", (row.prompt, row.responses))
     if goes_through_template(row, chat):
-        return _by_template(row.where, prompt, responses, Template(tokenizer, chat.options, row.tools))
+        return _by_template(row.where, prompt, responses, Template(tokenizer, chat.options, row.tools), changed)
     asked = asked_prompt(row.id, prompt, row.tools)
     before = encode_prompt(asked, tokenizer, PLAIN)
     texts = [plain_response(response, row.where) for response in responses]
@@ -111,18 +112,22 @@ def _encode_plain(
 
 
 def _by_template(
-    where: str, prompt: Text, responses: tuple[Text, ...], template: Template
+    where: str, prompt: Text, responses: tuple[Text, ...], template: Template, changed: Counter[str]
 ) -> tuple[Tokens, tuple[Tokens, ...]]:
     turns = _turns(prompt)
     before: Tokens | None = None
     found: list[Tokens] = []
+    notes: set[str] = set()
     for answer in message_list(responses):
         stripped = tuple(replace(message, content=message.content.strip()) for message in answer)
-        tokens, mask, _ = encode_with_turns((*turns, *stripped), template, where=where, first_trained=len(turns))
+        whole = (*turns, *stripped)
+        tokens, mask, noted = encode_with_turns(whole, template, where=where, first_trained=len(turns))
+        notes.update(noted, notes_on(whole, template))
         first, last = mask.index(True), len(mask) - mask[::-1].index(True)
         # All responses share the first one's prompt. If a token spans the boundary, its text belongs to the response.
         before = tokens[:first] if before is None else before
         found.append(tokens[first:last])
+    changed.update(sorted(notes))
     return before or (), tuple(found)
 
 

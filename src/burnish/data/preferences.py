@@ -33,6 +33,10 @@ class PreferenceSet(RowSet):
         """The prompt of each comparison, before it was cut."""
         return [(example.id, example.whole_prompt or example.prompt_tokens) for example in self.examples]
 
+    def last_tokens(self) -> Counter[int]:
+        """The last tokens of all responses."""
+        return Counter(tokens[-1] for example in self.examples for tokens in example.responses_tokens)
+
     def split(self, held_out_fraction: float, *, seed: int) -> tuple[PreferenceSet, PreferenceSet]:
         """(training, held out), split by conversation.
 
@@ -112,7 +116,7 @@ def _source_examples(
         templated[loaded.source.path] += goes_through_template(read, chat)
         try:
             with reading_row(read.where):
-                example = encode_preference(read, tokenizer, chat, append_eos=config.append_eos)
+                example = encode_preference(read, tokenizer, chat, changed, append_eos=config.append_eos)
         except BadRow as error:
             _leave_out(error, config, skipped)
             continue

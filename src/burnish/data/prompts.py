@@ -15,7 +15,7 @@ from burnish.data.conversations import prompt_of, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, has_prompt, is_transcript, shared_prompt, transcript_messages
-from burnish.data.rows import Row, reading_row, value_at
+from burnish.data.rows import Row, describe, reading_row, value_at
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.text_documents import cut_query
 from burnish.errors import ConfigError, DataError
@@ -295,6 +295,32 @@ def read_prompts(
         understanding = loaded.understanding(kept=len(ours), skipped=skipped, changed=changed)
         understandings.append(understanding if of is None else replace(understanding, domain=of.domain))
     return prompts, understandings
+
+
+def check_golds(domain: DomainSettings, sources: Sequence[DataSource], prompts: Sequence[Prompt]) -> None:
+    """DataError for a gold answer that is an object, with which the reward `math` can compare nothing. The prompts are
+    those of the sources."""
+    judges = [reward for reward in domain.rewards if reward.name == "math"]
+    for prompt in prompts:
+        held = prompt.answer if isinstance(prompt.answer, list) else [prompt.answer]
+        gold = next((entry for entry in held if isinstance(entry, Mapping)), None)
+        if gold is not None and any(reward.scores(prompt.domain) for reward in judges):
+            raise _object_error(prompt, gold, sources)
+
+
+def _object_error(prompt: Prompt, gold: Mapping[str, Json], sources: Sequence[DataSource]) -> DataError:
+    for loaded in load_sources(sources, "prompts"):  # a prompt does not know its line
+        for row_id, row in loaded.rows_with_ids():
+            if row_id == prompt.id:
+                column = loaded.reading.roles["answer"]
+                entries = " or ".join(f"{column}.{name}" for name in gold if gold is prompt.answer)
+                return DataError(
+                    f"{row.where}: column {column!r} (answer) holds {describe(gold)}, with which the reward math "
+                    "cannot compare a response",
+                    remedy="name the entry, or the column, that holds the answer with columns: {answer: ...}"
+                    + (f", such as {entries}" if entries else ""),
+                )
+    raise AssertionError("the prompt is of these sources")
 
 
 def check_bound_rewards(config: RlFields, prompts: Sequence[Prompt]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -114,8 +114,9 @@ class Template:
         Most templates want the arguments of a call as a mapping. Some want JSON text, and fail on a mapping or write
         it as Python does.
         """
-        turns: list[Any] = [message.to_dict() for message in messages]
-        as_text = _with_arguments_as_text(messages)
+        parted = _roles_with_parts(self.tokenizer, self.source(where))
+        turns: list[Any] = [_turn_of(message, in_parts=message.role in parted) for message in messages]
+        as_text = [_with_arguments_as_text(turn) for turn in turns]
         write = partial(self._apply, where=where, tokenize=False, add_generation_prompt=add_generation_prompt)
         try:
             text = str(write(turns))
@@ -260,13 +261,45 @@ def _call_template(where: str, call: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _with_arguments_as_text(messages: Sequence[Message]) -> list[Any]:
-    """The messages with the arguments of all calls as JSON text."""
-    turns: list[Any] = [message.to_dict() for message in messages]
-    for call in (call for turn in turns for call in turn.get("tool_calls", ())):
-        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-        call["function"] = call["function"] | {"arguments": text}
-    return turns
+def _with_arguments_as_text(turn: dict[str, Any]) -> dict[str, Any]:
+    """The turn with the arguments of all calls as JSON text."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
+        for call in turn.get("tool_calls", ())
+        for arguments in (call["function"]["arguments"],)
+    ]
+    return {**turn, "tool_calls": calls} if calls else turn
+
+
+def _turn_of(message: Message, *, in_parts: bool) -> dict[str, Any]:
+    turn: dict[str, Any] = message.to_dict()
+    return {**turn, "content": [{"type": "text", "text": message.content}]} if in_parts and message.content else turn
+
+
+@lru_cache(maxsize=64)
+def _roles_with_parts(tokenizer: PreTrainedTokenizerBase, source: str) -> frozenset[str]:
+    """Roles whose content the template writes only if it is a list of parts, as those of models that see pictures may
+    have it."""
+    reads = template_reads(source)
+    if reads is None or not {"type", "text"} <= reads.attributes:
+        return frozenset()
+
+    def said(roles: Sequence[str], in_parts: Collection[str]) -> set[str]:
+        """Those whose turn is written."""
+        turns = [_turn_of(Message(role, f"{role}{_PROBE}"), in_parts=role in in_parts) for role in roles]
+        apply = partial(tokenizer.apply_chat_template, turns, chat_template=source, tokenize=False)
+        try:
+            text = str(_call_template("", apply))
+        except DataError:
+            return set()
+        # Not as Python writes a list.
+        return {role for role in roles if f"{role}{_PROBE}" in text and f"'{role}{_PROBE}'" not in text}
+
+    for roles in (("system", "user", "assistant"), ("user", "assistant")):
+        left = frozenset(roles) - said(roles, ())
+        if left and left <= said(roles, left):
+            return left
+    return frozenset()
 
 
 def _is_in_python(call: Mapping[str, Any], messages: Sequence[Message], text: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
@@ -16,21 +15,10 @@ import torch
 
 from burnish.config.schema_cluster import TrainersConfig
 from burnish.distributed.handover import SealedWeights, SharedWeights
-from burnish.distributed.peers import START_SECONDS, BuildRoles, Peer
+from burnish.distributed.peers import START_SECONDS, Peer, Seat
 from burnish.distributed.processes import RoleProcess
 from burnish.distributed.team import Meeting
 from burnish.models.weights import Weights
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A process to start: its name in messages, what it builds, and the arguments of that, which have to be pickled.
-    given_up: set when another process that it may be waiting for cannot be started."""
-
-    name: str
-    build: BuildRoles
-    arguments: tuple[object, ...]
-    given_up: threading.Event = field(default_factory=threading.Event, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +87,7 @@ class LocalLauncher:
             threads=self.threads,
             environment=self._environment(seat.name),
             stacks=self.stacks,
+            awaited=seat.awaited,
             given_up=seat.given_up,
         )
 
@@ -144,7 +133,7 @@ class ThisMachine:
 
 
 def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
-    """Start the processes side by side (those of a team wait for each other).
+    """Start the processes side by side. Those of a team wait for each other, some for what others find out.
 
     When one cannot be started, the others are killed, also those that are still starting, and its error is raised.
     """
@@ -152,14 +141,16 @@ def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
         return []
     failed: list[BaseException] = []
     with ThreadPoolExecutor(len(seats)) as starting:
-        futures: list[Future[Peer]] = []
+        futures: dict[Future[Peer], Seat] = {}
         try:
             for seat in seats:
-                futures.append(starting.submit(launcher.start, seat))
+                futures[starting.submit(launcher.start, seat)] = seat
             for future in as_completed(futures):
                 if (error := future.exception()) is not None:
                     failed.append(error)
                     _give_up(seats)
+                elif (built := futures[future].built) is not None and not failed:
+                    built(future.result())
         except BaseException as error:  # noqa: BLE001  boundary: Ctrl-C, which must not wait for the starts
             failed.insert(0, error)
             _give_up(seats)

@@ -14,8 +14,9 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from burnish.distributed.channel import Channel, pickled, readable
@@ -86,6 +87,23 @@ class Stop:
         """Can be read once `call` was called."""
         assert self._descriptors is not None
         return self._descriptors[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A process to start: its name in messages, what it builds, and the arguments of that, which have to be pickled.
+
+    awaited: the last argument, if others find it out while this process starts; until it needs it, it starts beside
+    them. built: called with the process when its roles are there. given_up: set when another process that it may be
+    waiting for cannot be started.
+    """
+
+    name: str
+    build: BuildRoles
+    arguments: tuple[object, ...]
+    awaited: Future[Any] | None = None
+    built: Callable[[Peer], None] | None = None
+    given_up: threading.Event = field(default_factory=threading.Event, compare=False)
 
 
 class Peer(ABC):
@@ -165,19 +183,22 @@ class Peer(ABC):
         """
         return ask_all((self,), message, what=what, seconds=seconds, giving=giving, descriptor=descriptor, stop=stop)[0]
 
-    def _build(
-        self,
-        build: BuildRoles,
-        arguments: tuple[object, ...],
-        threads: int,
-        *,
-        seconds: float,
-        given_up: threading.Event | None,
-    ) -> None:
+    def _build(self, seat: Seat, threads: int, *, seconds: float) -> None:
         """Have the roles built: the first request to a process. RoleLostError, too, when it is given up meanwhile."""
-        self._given_up = given_up
-        self.roles = tuple(self.ask((build, arguments, threads), what="start", seconds=seconds))
+        self._given_up, arguments = seat.given_up, seat.arguments
+        if seat.awaited is not None:
+            self.ask(("import", seat.build), what="start", seconds=seconds)
+            arguments = (*arguments, self._when_found(seat.awaited))
+        self.roles = tuple(self.ask((seat.build, arguments, threads), what="start", seconds=seconds))
         self._given_up = None
+
+    def _when_found(self, awaited: Future[Any]) -> Any:
+        """What other processes find out. RoleLostError when this one is lost meanwhile, though it has nothing to do."""
+        while not wait((awaited,), _LOOK_SECONDS).done:
+            if readable((self,), 0):  # nothing was asked, so it is the end of the connection
+                self.take(what="start", seconds=_LOOK_SECONDS)
+            self.check_alive(what="start", seconds=math.inf)
+        return awaited.result()
 
     @property
     def turn(self) -> AbstractContextManager[object]:

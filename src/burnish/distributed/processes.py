@@ -9,13 +9,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from burnish.distributed.channel import Channel
 from burnish.distributed.handover import Layout, SealedWeights, SharedWeights
-from burnish.distributed.peers import END_SECONDS, START_SECONDS, BuildRoles, Peer
+from burnish.distributed.peers import END_SECONDS, START_SECONDS, BuildRoles, Peer, Seat
 from burnish.distributed.pulse import Pulse, PulseWatch
 from burnish.distributed.server import STACKS_SIGNAL
 from burnish.errors import BurnishError
@@ -57,13 +59,15 @@ class RoleProcess(MemoryPeer):
         threads: int | None = None,
         environment: Mapping[str, str] | None = None,
         stacks: Path | None = None,
+        awaited: Future[Any] | None = None,
         given_up: threading.Event | None = None,
     ) -> None:
         """Returns when the roles are built: `build(*arguments)`, both pickled by reference.
 
         `name` is for messages. threads: of PyTorch there, as many as here where None. environment: variables that it
-        has in addition. stacks: the folder in which a process that stalls says where its threads are. given_up: see
-        `Seat`. Raises what `build` raises, and RoleLostError when it takes longer than `seconds` or is given up.
+        has in addition. stacks: the folder in which a process that stalls says where its threads are. awaited,
+        given_up: see `Seat`. Raises what `build` raises, and RoleLostError when it takes longer than `seconds` or is
+        given up.
         """
         self.name = name
         self._stacks = stacks
@@ -77,7 +81,8 @@ class RoleProcess(MemoryPeer):
         self._watch.begin()
         try:
             count = threads or torch.get_num_threads()
-            self._build(build, arguments, count, seconds=seconds, given_up=given_up)
+            seat = Seat(name, build, arguments, awaited, given_up=given_up or threading.Event())
+            self._build(seat, count, seconds=seconds)
         except BaseException:
             self.kill()
             raise

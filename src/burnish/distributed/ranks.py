@@ -29,10 +29,10 @@ import torch
 from burnish.config.torchrun import TorchrunRank
 from burnish.distributed.channel import Channel
 from burnish.distributed.handover import SealedWeights, SharedWeights
-from burnish.distributed.launching import Crew, LocalLauncher, Seat
+from burnish.distributed.launching import Crew, LocalLauncher
 from burnish.distributed.network import TOKEN_BYTES, DistantPulse, address_towards, connect
 from burnish.distributed.nodes import Expected, expected_here, marked, other_words, versions_here, words_here
-from burnish.distributed.peers import START_SECONDS, Peer, RoleLostError
+from burnish.distributed.peers import START_SECONDS, Peer, RoleLostError, Seat
 from burnish.distributed.processes import MemoryPeer
 from burnish.distributed.pulse import PulseWatch
 from burnish.distributed.rank_store import Answer, RankStore
@@ -84,7 +84,7 @@ class RankPeer(MemoryPeer):
         """Build the roles of the seat there. Raises what their `build` raises, and RoleLostError."""
         self.name, self._stacks = seat.name, stacks
         self._title = f"{self._rank} ({seat.name})"
-        self._build(seat.build, seat.arguments, threads, seconds=START_SECONDS, given_up=seat.given_up)
+        self._build(seat, threads, seconds=START_SECONDS)
 
     def problems(self, expected: Expected) -> list[str]:
         """What its node lacks, a line each (`nodes.problems_here`). To be asked before `sit`."""
@@ -313,11 +313,8 @@ class RankSite:
     @contextmanager
     def reserved(self, crew: Crew) -> Iterator[RankLauncher]:
         """See `Site`."""
-        seats = (
-            *crew.trainers[1:],
-            *crew.models,
-            *crew.workers,
-        )  # trainer 0 is next to the controller, or there is none
+        # Trainer 0 is next to the controller, or there is none.
+        seats = (*crew.trainers[1:], *crew.models, *crew.workers)
         assert len(seats) == len(self._peers), "checked before they met (`burnish.config.torchrun.check_world`)"
         peers = dict(zip(seats, self._peers, strict=True))
         distant = {name: peer for name, peer in peers.items() if not peer.near}

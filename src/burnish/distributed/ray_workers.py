@@ -36,10 +36,10 @@ from torch import Tensor
 from burnish.distributed.channel import Channel
 from burnish.distributed.handover import Bytes, Layout, SealedWeights, unsealed
 from burnish.distributed.host import Host, sealed
-from burnish.distributed.launching import Crew, Seat
+from burnish.distributed.launching import Crew
 from burnish.distributed.network import DistantPulse, connect
 from burnish.distributed.nodes import Expected, check_address, check_room, expected_here, marked
-from burnish.distributed.peers import START_SECONDS, Peer, RoleLostError
+from burnish.distributed.peers import START_SECONDS, Peer, RoleLostError, Seat
 from burnish.distributed.pulse import PulseWatch
 from burnish.distributed.team import Meeting
 from burnish.errors import ConfigError, RolloutError
@@ -131,7 +131,7 @@ class RayProcess(Peer):
         self._actor = host.remote(environment, folder, sys.path)
         try:
             self._connect(time.monotonic() + min(seconds, ACTOR_SECONDS))
-            self._build(seat.build, seat.arguments, threads, seconds=seconds, given_up=seat.given_up)
+            self._build(seat, threads, seconds=seconds)
         except BaseException:
             self._lost = self._lost or "could not be started"
             self._end()

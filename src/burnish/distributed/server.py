@@ -6,6 +6,7 @@ torchrun one of its processes (`burnish.distributed.ranks`).
 Messages are tuples, one at a time:
 
     ("check", expected)                    what this machine lacks (`nodes.problems_here`); before what follows
+    ("import", build)                      imports what that needs, which arrives with it; before what follows
     (build, arguments, threads)            build(*arguments) is a context manager that gives the roles by name
     ("call", role, method, args, named)    a method of a role, or a property, which counts as alive with every layer of
                                            a model that it runs
@@ -193,8 +194,9 @@ def buckets(tensors: Iterable[Named]) -> Iterator[list[Named]]:
 def serve(channel: Channel, pulse: Pulse, gate: Gate) -> None:
     """Build the roles, then answer until the other end says "end" or is gone."""
     try:
-        while (first := channel.receive(seconds=None))[0] == "check":
-            channel.send(pickled(("done", problems_here(first[1]))), seconds=None)
+        while (first := channel.receive(seconds=None))[0] in ("check", "import"):
+            found = problems_here(first[1]) if first[0] == "check" else None
+            channel.send(pickled(("done", found)), seconds=None)
         if first == ("end",):
             return
         build, arguments, threads = first

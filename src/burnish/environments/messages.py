@@ -1,7 +1,8 @@
 """What training process and conversation processes say to each other: objects of JSON, each in a frame.
 
-To a process: `open`, `calls`, `step`, `reward` (see `session.py`). Its answers are plain values, which are checked here
-before anything uses them. `failed` in an answer means that the environment is of no use any more.
+To a process: `open`, `call`, `calls`, `step`, `reward` (see `session.py`), each with a `number` that its answers
+repeat. They are plain values, which are checked here before anything uses them. `failed` in an answer means that the
+environment is of no use any more.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from burnish.environments.messages import MAX_ANSWER_BYTES, decode, encode
-from burnish.outside.frames import Correspondent
+from burnish.outside.frames import Correspondent, GarbledError
 
 
 class ConversationProcess(Correspondent):
@@ -17,14 +18,21 @@ class ConversationProcess(Correspondent):
         """end: makes sure that it ends, whatever it is doing."""
         super().__init__(channel, MAX_ANSWER_BYTES)
         self._end = end
+        self._number = ""
+        """Of the request, which its answers repeat. The functions that the process calls share it and may write to the
+        socket; none can answer what another one will be asked."""
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a request, as far as there is room now. A process that has ended is noticed when answers are awaited."""
-        self.post(encode(message))
+        self._number = secrets.token_hex(8)
+        self.post(encode({**message, "number": self._number}))
 
     def receive(self) -> Iterator[dict[str, Any]]:
-        """The answers that have arrived. Raises GarbledError for anything else."""
-        return map(decode, self.arrived())
+        """Answers to the last request that have arrived. Raises GarbledError for anything else."""
+        for message in map(decode, self.arrived()):
+            if message.get("number") != self._number:
+                raise GarbledError("what answers no request, or an earlier one")
+            yield message
 
     def close(self) -> None:
         """End it, with all that it has started. Idempotent."""

@@ -14,6 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class Session:
         try:
             while True:
                 request = json.loads(read_frame(channel.recv))
-                self._answer(request, lambda *messages: channel.sendall(b"".join(map(encode, messages))))
+                self._answer(request, partial(_send, channel, request["number"]))
         except EOFError:
             pass  # nobody asks any more
         finally:
@@ -139,6 +140,10 @@ class Session:
         if isinstance(value, Step):
             return value, result_of(value.text, limit)
         return None, result_of(value, limit)
+
+
+def _send(channel: socket.socket, number: str, *messages: Mapping[str, Any]) -> None:
+    channel.sendall(b"".join(encode({**message, "number": number}) for message in messages))
 
 
 def _told(result: ToolResult) -> dict[str, Any]:

@@ -29,26 +29,38 @@ _MAX_BYTES = 1 << 30
 _MAX_CHARACTERS = 200_000
 _TURNS = ("system", "user", "assistant", "user", "assistant")
 _REMEDY = "fix its loops and lengths, or set model.chat_template to another one"
+_SINCE_QUESTION = r"\bloop\.index0\s*>=?\s*(?:ns\.)?last_(?:user|query)_index\b"
+_THINKING = re.compile(r"\bset\s+(\w+)\s*=[^%]*<think>")
+"""What a template calls the thinking that it finds in the content of a turn."""
 _EDITS = (
     # A turn is taken apart into thinking and answer. Left whole, it is written as the policy wrote it.
     (re.compile(r"""(\bif\s+)((["'])</think>\3\s+in\s)"""), r"\1false and \2"),
     # Thinking is only written in turns after the last question.
-    (re.compile(r"\bloop\.index0\s*>=?\s*(?:ns\.)?last_(?:user|query)_index\b"), "true"),
+    (re.compile(_SINCE_QUESTION), "true"),
     # Only in the last turn there is an empty place for thinking.
     (re.compile(r"\bloop\.last\s+or\s+\(\s*not\s+loop\.last\s+and\s+(\w+)\s*\)"), r"\1"),
 )
 
 
-@cache
 def check_template(template: str, tokens: tuple[tuple[str, str], ...], name: str, *, must_parse: bool) -> None:
     """Raise ModelError, beginning with `name`, for a template that does not end, uses too much memory or writes too
     much text. With `must_parse` also if it is not a Jinja template. `tokens`: special tokens that it may use.
 
     A template may refuse some kinds of conversation: only those in the data have to suit it.
     """
+    found = _tried(template, tokens, name)
+    if found["longest"] > _MAX_CHARACTERS:
+        raise ModelError(f"{name} writes {found['longest']:,} characters for five short turns", remedy=_REMEDY)
+    if must_parse and found["unreadable"]:
+        raise ModelError(f"{name} is not a Jinja template: {found['unreadable']}", remedy="fix that line")
+
+
+@cache
+def _tried(template: str, tokens: tuple[tuple[str, str], ...], name: str) -> Any:
+    """What `try_template` returns. Raises ModelError for a template that does not end, or uses too much memory."""
     try:
         request = {"template": template, "tokens": dict(tokens)}
-        found = call_in_own_process(
+        return call_in_own_process(
             f"{__name__}:try_template", request, seconds=_SECONDS, max_bytes=_MAX_BYTES, what=name
         )
     except TimeoutError as error:
@@ -61,36 +73,35 @@ def check_template(template: str, tokens: tuple[tuple[str, str], ...], name: str
         ) from error
     except RuntimeError as error:
         raise ModelError(f"{name} cannot be tried: {error}", remedy=_REMEDY) from error
-    if found["longest"] > _MAX_CHARACTERS:
-        raise ModelError(f"{name} writes {found['longest']:,} characters for five short turns", remedy=_REMEDY)
-    if must_parse and found["unreadable"]:
-        raise ModelError(f"{name} is not a Jinja template: {found['unreadable']}", remedy="fix that line")
 
 
 def try_template(template: str, tokens: dict[str, str]) -> dict[str, Any]:
-    """What runs in the process. Returns the length of the longest text that the template writes (in characters), and
-    why it is not valid Jinja ("" if it is). Renders every prefix of the conversation, with and without the system
-    message."""
+    """What runs in the process. Returns the length of the longest text that the template writes (in characters), how
+    many thoughts it writes of a turn with one, and why it is not valid Jinja ("" if it is). Renders every prefix of the
+    conversation, with and without the system message."""
     try:
         compiled = _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:
-        return {"longest": 0, "unreadable": f"line {error.lineno}: {error.message}"}
+        return {"longest": 0, "thoughts": 0, "unreadable": f"line {error.lineno}: {error.message}"}
     longest = 0
     for begin in (0, 1):
         for end in range(begin + 1, len(_TURNS) + 1):
             turns = [{"role": role, "content": "Hello."} for role in _TURNS[begin:end]]
             for prompt in (False, True):
-                longest = max(longest, _length(compiled, turns, prompt, tokens))
-    return {"longest": longest, "unreadable": ""}
+                longest = max(longest, len(_text(compiled, turns, prompt, tokens)))
+    contents = ("Hello.", "<think>Hm.</think>Hello.", "Hello.")
+    turns = [{"role": role, "content": content} for role, content in zip(_TURNS[1:4], contents, strict=True)]
+    return {"longest": longest, "thoughts": _text(compiled, turns, False, tokens).count("<think>"), "unreadable": ""}
 
 
-def _length(template: jinja2.Template, turns: list[dict[str, str]], prompt: bool, tokens: dict[str, str]) -> int:
+def _text(template: jinja2.Template, turns: list[dict[str, str]], prompt: bool, tokens: dict[str, str]) -> str:
+    """What the template writes; nothing where it refuses the conversation."""
     try:
-        return len(template.render(messages=turns, add_generation_prompt=prompt, tools=None, documents=None, **tokens))
+        return template.render(messages=turns, add_generation_prompt=prompt, tools=None, documents=None, **tokens)
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001  boundary: it may refuse such conversations, which may not occur in the data
-        return 0
+        return ""
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -130,7 +141,16 @@ class _Generation(Extension):
 
 
 def keep_thinking(template: str) -> str:
-    """The template without what leaves out thinking; the same text if there is nothing that is known to do that."""
+    """The template without what leaves out thinking; the same text if there is nothing that is known to do that.
+
+    A template that writes a place for thinking into every turn, as those of Qwen3.5 and GLM do, goes on taking turns
+    apart, and also writes the thinking of earlier turns that have some.
+    """
+    changed = template
     for expression, replacement in _EDITS:
-        template = expression.sub(replacement, template)
-    return template
+        changed = expression.sub(replacement, changed)
+    thinking = _THINKING.search(template)
+    if changed == template or thinking is None or _tried(changed, (), "the chat template")["thoughts"] < 2:
+        return changed
+    or_any = re.compile(rf"({_SINCE_QUESTION})(?!\s+or\s+{thinking[1]}\b)")
+    return or_any.sub(rf"(\1 or {thinking[1]})", template)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,8 +23,8 @@ from rich.console import Console
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.config.torchrun import TorchrunRank, check_world
 from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference, TeamRole
-from burnish.distributed.launching import Crew, Launcher, Seat, Site, ThisMachine, start_all
-from burnish.distributed.peers import START_SECONDS, Peer, ProcessRole, RoleLostError
+from burnish.distributed.launching import Crew, Launcher, Site, ThisMachine, start_all
+from burnish.distributed.peers import START_SECONDS, BuildRoles, Peer, ProcessRole, RoleLostError, Seat
 from burnish.distributed.pool import RolloutPool, Worker
 from burnish.distributed.ranks import RankSite
 from burnish.distributed.reward_models import ROLE, RewardModelProcess
@@ -142,8 +142,6 @@ def open_processes(
 ) -> Iterator[Players]:
     """`OpenPlayers` with trainers and rollout workers in other processes. A single trainer may be the command's own."""
     here, crew = config.cluster.trains_here, _crew(config, console)
-    workers: list[Worker] = []
-    team: tuple[Peer, ...] = ()
     with ExitStack() as stack:
         launcher = stack.enter_context(site.reserved(crew))
         crew.say(f"starting {crew.in_words()}")
@@ -151,20 +149,17 @@ def open_processes(
             roles = build_roles(config, loaded, Lanes(config.cluster.num_lanes))
             record_paths(Path(config.output), paths)
             say(console, paths.lines())
-        else:
-            roles_of_all = partial(trained_roles, samples=not crew.workers)
-            team = stack.enter_context(open_team(config, crew, roles_of_all, launcher, console))
+        open_roles = partial(trained_roles, samples=not crew.workers)
+        turns = PathsInTurn(crew, console)
+        others = {seat.name: seat for seat in _seats_of_others(config, crew, turns)}
+        processes = stack.enter_context(open_team(config, crew, open_roles, launcher, turns, others.values()))
+        team = tuple(processes[name] for name in crew.trainers)
+        if not here:
             roles = _remote_roles(config, team)
-            workers = [
-                Worker(process.role("engine", seconds=config.cluster.stall_seconds), policy="policy")
-                for process in team
-                if "engine" in process.roles
-            ]
-        own = stack.enter_context(own_processes(config, crew, launcher, console))
-        if crew.workers:
-            workers = stack.enter_context(_rollout_workers(config, crew, launcher, console))
+        again = partial(_start_again, crew, launcher, others)
+        own = stack.enter_context(own_processes(config, crew, processes, again))
         pool = RolloutPool(
-            workers,
+            _workers(config, crew, processes, again),
             lanes=config.cluster.num_lanes,
             restarts=config.cluster.restarts,
             say=crew.say,
@@ -219,18 +214,12 @@ def crew_of(
     stacks.mkdir(exist_ok=True)
     names = tuple(f"trainer {rank}" for rank in range(trainers))
     on_gpu = config.model.device != "cpu"
-    return Crew(
-        names,
-        models,
-        workers,
-        config.cluster,
-        on_gpu,
-        output,
-        stacks,
-        plugins,
-        workers_log,
-        say=lambda text: say(console, (text,)),
-    )
+    tell = partial(_say_line, console)
+    return Crew(names, models, workers, config.cluster, on_gpu, output, stacks, plugins, workers_log, tell)
+
+
+def _say_line(console: Console, text: str) -> None:
+    say(console, (text,))
 
 
 @contextmanager
@@ -251,17 +240,49 @@ def trainer_seat(open_roles: OpenRoles, config: RunOfSeveral, meeting: Meeting) 
                     if isinstance(role, CUT):
                         role.share_weights(fully_sharded)  # last: fast paths are tried on whole weights
             if team.rank == 0:
-                paths = FastPaths(roles["ways"].record)  # type: ignore[attr-defined]
-                record_paths(Path(config.output), paths)
-                team.exchange(paths.record())
+                team.exchange(roles["ways"].record)  # type: ignore[attr-defined]
             yield roles
+
+
+class PathsInTurn:
+    """The fast paths of processes that start side by side: each kind takes those that the kinds before it have chosen,
+    and the run's folder keeps them all."""
+
+    def __init__(self, crew: Crew, console: Console) -> None:
+        self._output, self._console = crew.output, console
+        self._found: Future[dict[str, str]] = Future()
+        self.keep_trainers = partial(self._keep, self._found)
+        if not crew.trainers:
+            self._found.set_result(recorded_ways(crew.output))
+
+    def seat(self, name: str, build: BuildRoles, *arguments: object, chooses: bool = True) -> Seat:
+        """Of a process that is told, as its last argument, what those before it take. chooses: it chooses for those
+        after it."""
+        before, built = self._found, None
+        if chooses:
+            self._found = Future()
+            built = partial(self._keep, self._found)
+        return Seat(name, build, arguments, before, built)
+
+    def _keep(self, found: Future[dict[str, str]], process: Peer) -> None:
+        ways = process.role("ways", seconds=START_SECONDS)
+        record = ways.ask("record")
+        record_paths(self._output, FastPaths(record))
+        say(self._console, ways.ask("lines"))
+        found.set_result(record)
 
 
 @contextmanager
 def open_team(
-    config: RunOfSeveral, crew: Crew, open_roles: OpenRoles, launcher: Launcher, console: Console
-) -> Iterator[tuple[Peer, ...]]:
-    """The trainers' processes, which have met and loaded their models. All of them have the roles of `open_roles`."""
+    config: RunOfSeveral,
+    crew: Crew,
+    open_roles: OpenRoles,
+    launcher: Launcher,
+    turns: PathsInTurn,
+    others: Iterable[Seat] = (),
+) -> Iterator[Mapping[str, Peer]]:
+    """All processes by their names. Trainers have met and loaded their models; all of them have the roles of
+    `open_roles`, and end with the block. Whoever asks for `others`, which start beside them, ends those."""
     there = placed(config).model_copy(update={"output": str(crew.output)})  # their current folder may be another one
     # They first wait for the one that loads its model and tries the fast paths, as long as any of them may for itself.
     seconds = max(config.cluster.stall_seconds, START_SECONDS)
@@ -270,10 +291,11 @@ def open_team(
             Seat(name, trainer_seat, (open_roles, there, meeting))
             for name, meeting in zip(crew.trainers, meetings, strict=True)
         ]
-        team = start_all(launcher, seats)
+        seats[:1] = [replace(seat, built=turns.keep_trainers) for seat in seats[:1]]
+        started = start_all(launcher, [*seats, *others])
+        team = started[: len(seats)]
         try:
-            say(console, team[0].role("ways", seconds=START_SECONDS).ask("lines"))
-            yield tuple(team)
+            yield {process.name: process for process in started}
         except RoleLostError:
             for process in team:  # nothing is left to release in peace, and whoever starts the run again waits
                 process.kill()
@@ -294,36 +316,43 @@ def _remote_roles(config: RlConfig, team: tuple[Peer, ...]) -> Roles:
     )
 
 
-@contextmanager
-def _rollout_workers(config: RlConfig, crew: Crew, launcher: Launcher, console: Console) -> Iterator[list[Worker]]:
-    """Workers with an engine each. The first one chooses how to decode, and the others take the same way."""
+StartAgain = Callable[[str, threading.Event], Peer]
+"""Makes a process anew, by its name; given up when the event is set."""
+
+
+def _seats_of_others(config: RlConfig, crew: Crew, turns: PathsInTurn) -> list[Seat]:
+    """Of all but trainers: models with a process of their own, then rollout workers, the first of which chooses how to
+    decode for all."""
     there = config.model_copy(update={"output": str(crew.output)})  # as in `open_team`
+    seats = [
+        turns.seat(name, reward_role, there) if model == ROLE else turns.seat(name, own_role, there, model)
+        for model, name in zip(config.cluster.own_process, crew.models, strict=True)
+    ]
+    workers = [turns.seat(name, engine_role, there, chooses=name == crew.workers[0]) for name in crew.workers]
+    return [*seats, *workers]
 
-    def seat(name: str) -> Seat:
-        return Seat(name, engine_role, (there, recorded_ways(crew.output)))
 
-    def again(name: str, given_up: threading.Event) -> ProcessRole:
-        process = launcher.start(replace(seat(name), given_up=given_up))
-        return process.role("engine", seconds=config.cluster.stall_seconds)
+def _start_again(
+    crew: Crew, launcher: Launcher, seats: Mapping[str, Seat], name: str, given_up: threading.Event
+) -> Peer:
+    """A process anew that is not a trainer, with the paths that the run's folder keeps."""
+    known = (*seats[name].arguments, recorded_ways(crew.output))
+    return launcher.start(Seat(name, seats[name].build, known, given_up=given_up))
 
-    begun: list[Peer] = []
-    try:
-        begun += start_all(launcher, [seat(crew.workers[0])])
-        ways = begun[0].role("ways", seconds=START_SECONDS)
-        record_paths(crew.output, FastPaths(ways.ask("record")))
-        say(console, ways.ask("lines"))
-        begun += start_all(launcher, [seat(name) for name in crew.workers[1:]])
-    except BaseException:
-        for process in begun:
-            process.kill()
-        raise
-    starts_again = config.cluster.runs_on != "torchrun"
-    yield [
-        Worker(
-            process.role("engine", seconds=config.cluster.stall_seconds),
-            partial(again, process.name) if starts_again else None,
-        )
-        for process in begun
+
+def _workers(config: RlConfig, crew: Crew, processes: Mapping[str, Peer], again: StartAgain) -> list[Worker]:
+    """The rollout workers or, where there are none, the trainers, which sample with their own weights."""
+    seconds = config.cluster.stall_seconds
+
+    def engine_again(name: str, given_up: threading.Event) -> ProcessRole:
+        return again(name, given_up).role("engine", seconds=seconds)
+
+    if not crew.workers:
+        return [Worker(processes[name].role("engine", seconds=seconds), policy="policy") for name in crew.trainers]
+    starts_again = config.cluster.runs_on != "torchrun"  # which ends all when one is lost
+    return [
+        Worker(processes[name].role("engine", seconds=seconds), partial(engine_again, name) if starts_again else None)
+        for name in crew.workers
     ]
 
 
@@ -355,41 +384,29 @@ class OwnProcesses:
 
 
 @contextmanager
-def own_processes(config: RlConfig, crew: Crew, launcher: Launcher, console: Console) -> Iterator[OwnProcesses]:
-    """Start them, and end them with the block. They start one after the other, because each takes the fast paths that
-    the ones before it have recorded."""
+def own_processes(
+    config: RlConfig, crew: Crew, processes: Mapping[str, Peer], again: StartAgain
+) -> Iterator[OwnProcesses]:
+    """Those of the models that have one, which end with the block."""
     seconds = config.cluster.stall_seconds
     with ExitStack() as stack:
         roles: dict[str, Peer] = {}
         judges = None
         for model, name in zip(config.cluster.own_process, crew.models, strict=True):
-            start = partial(_start, config, crew, launcher, model, name)
-            process = start(threading.Event())
             if model == ROLE:
                 judges = stack.enter_context(
                     RewardModelProcess(
-                        process,
-                        start if config.cluster.runs_on != "torchrun" else None,  # which ends all when one is lost
+                        processes[name],
+                        partial(again, name) if config.cluster.runs_on != "torchrun" else None,
                         restarts=config.cluster.restarts,
                         seconds=seconds,
                         say=crew.say,
                     )
                 )
             else:
-                stack.callback(process.close)
-                roles[model] = process
-            ways = process.role("ways", seconds=START_SECONDS)
-            record_paths(crew.output, FastPaths(ways.ask("record")))
-            say(console, ways.ask("lines"))
+                stack.callback(processes[name].close)
+                roles[model] = processes[name]
         beside = ALONE
         if roles:
             beside = Beside(tuple(roles), stack.enter_context(ThreadPoolExecutor(len(roles))))
         yield OwnProcesses(roles, judges, beside, seconds)
-
-
-def _start(config: RlConfig, crew: Crew, launcher: Launcher, model: str, name: str, given_up: threading.Event) -> Peer:
-    there = config.model_copy(update={"output": str(crew.output)})  # its current folder may be another one
-    ways = recorded_ways(crew.output)
-    if model == ROLE:
-        return launcher.start(Seat(name, reward_role, (there, ways), given_up))
-    return launcher.start(Seat(name, own_role, (there, ways, model), given_up))

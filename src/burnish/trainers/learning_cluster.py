@@ -17,7 +17,7 @@ from burnish.distributed.peers import Peer
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import Head, load_outline
-from burnish.trainers.cluster import crew_of, open_team, shared_work, with_restarts
+from burnish.trainers.cluster import PathsInTurn, crew_of, open_team, shared_work, with_restarts
 from burnish.trainers.outer_loop import Learned, Opened, OpenLearner
 from burnish.trainers.result import RunResult
 from burnish.trainers.reward_model.loop import open_reward
@@ -84,7 +84,8 @@ def _open_elsewhere(
             crew = crew_of(config, console, trainers=config.cluster.trainers)
             launcher = stack.enter_context(site.reserved(crew))
             crew.say(f"starting {crew.in_words()}")
-            team.extend(stack.enter_context(open_team(config, crew, roles, launcher, console)))
+            opened = open_team(config, crew, roles, launcher, PathsInTurn(crew, console))
+            team.extend(stack.enter_context(opened).values())
             paths.follow(team[0].role("ways", seconds=config.cluster.stall_seconds).ask("record"))
             cuts = config.cluster.sharding == "full"
             return handle(TeamRole(tuple(team), "learner", config.cluster.stall_seconds, cuts))

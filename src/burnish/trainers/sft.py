@@ -240,7 +240,7 @@ def open_sft_run(
         opened = stack.enter_context(open_learner(config, paths, console, Lanes(config.cluster.num_lanes)))
         loaded = opened.loaded
         train = load_examples(config, loaded.tokenizer, loaded.context_length, "train")
-        say(console, (*train.lines(), *unheard_end(train, loaded)))
+        say(console, (*train.lines(), *unheard_end(train.last_tokens(), loaded)))
         heldout = None
         if config.data.eval and config.evaluation.happens:
             heldout = load_examples(config, loaded.tokenizer, loaded.context_length, "eval")
@@ -275,9 +275,9 @@ def open_sft_run(
         yield run
 
 
-def unheard_end(train: SftSet, loaded: LoadedModel) -> list[str]:
-    """A note if no example ends with a token that ends a response of the model."""
-    last, ends, tokenizer = train.last_tokens(), loaded.eos_token_ids, loaded.tokenizer
+def unheard_end(last: Counter[int], loaded: LoadedModel) -> list[str]:
+    """A note if none of the examples' last tokens ends a response of the model."""
+    ends, tokenizer = loaded.eos_token_ids, loaded.tokenizer
     if not ends or last.keys() & set(ends):
         return []
     ((token, _),) = last.most_common(1)

@@ -16,6 +16,8 @@ import pytest
 Row = dict[str, Any]
 GOOD = '{"prompt": "1+2=", "answer": "03"}\n'
 CHECK = ("check", "run.yaml")
+OBJECT = "column 'answer' (answer) holds dict {'value': '3'}, with which the reward math", "such as answer.value"
+GOLD: Row = {"second": '{"prompt": "1", "answer": {"value": "3"}}', "also": ["rewards=math"]}
 
 
 def row(name: str, *says: str, **how: Any) -> Row:
@@ -77,6 +79,9 @@ JSON = [
     line("JSON nested 900 deep", "recursion", second='{"prompt": "1", "answer": ' + deep(900) + "}"),
     line("JSON that opens 100,000 brackets", "nested", second="[" * 100_000),
     line("number of 5,000 digits", "digits", second='{"prompt": "1", "answer": ' + "9" * 5_000 + "}"),
+    line("gold that is an object", *OBJECT, **GOLD),
+    line("gold that is an object, rl", *OBJECT, **GOLD, command=("rl", "run.yaml")),
+    line("a gold is an object", OBJECT[0], second='{"prompt": "1", "answer": [{"value": "3"}]}', also=["rewards=math"]),
     line("NaN", "NaN", second='{"prompt": "1", "answer": NaN}'),
     line("Infinity", "Infinity", second='{"prompt": "1", "answer": Infinity}'),
     line("number that no float holds", "1e999", second='{"prompt": "1", "answer": 1e999}'),

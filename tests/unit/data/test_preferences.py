@@ -84,6 +84,23 @@ def test_conversations_share_their_first_turns(jsonl: Jsonl, chat_tokenizer: Pre
     assert responses == ["Hello!<|im_end|>", "What?<|im_end|>"]
 
 
+def test_what_a_template_does_to_conversations_is_told(
+    jsonl: Jsonl, chat_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for examples of `sft` and prompts of `rl`: once for each row, however many responses it has."""
+    text = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}"
+    )
+    monkeypatch.setattr(chat_tokenizer, "chat_template", text + "<|im_start|>assistant\n{% endif %}")
+    asked = [{"role": "user", "content": "Hi", "mood": "good"}]
+    good, bad = ([*asked, {"role": "assistant", "content": text}] for text in ("Hello!", "What?"))
+    found = load(jsonl({"chosen": good, "rejected": bad}), chat_tokenizer)
+    lines = "\n".join(found.lines())
+    assert "changed: 1 conversations with fields that the chat template does not read: mood" in lines
+    assert "changed: 1 conversations that the chat template does not end" in lines
+    assert sum(found.last_tokens().values()) == 2
+
+
 def test_candidates_with_a_best_one(jsonl: Jsonl, plain_tokenizer: PreTrainedTokenizerFast) -> None:
     found = load(jsonl({"prompt": "p", "responses": ["a", "b", "c"], "best": 2}), plain_tokenizer)
     assert found.examples[0].best == 2

@@ -115,6 +115,25 @@ def test_what_a_template_does_not_read_is_refused(jsonl, chat_tokenizer, row: di
         load_preferences(config.data.train, config, tokenizer=chat_tokenizer, max_tokens=100)
 
 
+PARTS = "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% else %}<image>{% endif %}{% endfor %}"
+FIRST_PART = "{% if m.content[0].type == 'text' %}{{ m.content[0]['text'] }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    "write", [PARTS, FIRST_PART, "{% if m.role == 'user' %}" + PARTS + "{% else %}{{ m.content.strip() }}{% endif %}"]
+)
+@pytest.mark.parametrize("system", [(), ({"role": "system", "content": "Be kind."},)])
+def test_a_template_that_reads_contents_only_in_parts_gets_parts(jsonl, new_tokenizer, write: str, system) -> None:
+    """As templates of models that see pictures do: of a plain text they write nothing, or refuse it."""
+    turns = "{% for m in messages %}<|im_start|>{{ m.role }}\n" + write + "<|im_end|>{% endfor %}"
+    opening = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    path = jsonl({"messages": [*system, USER, ANSWER]})
+    text, trained = sft_text(path, new_tokenizer(template=turns + opening))
+    assert "1+2?<|im_end|>" in text
+    assert ("Be kind." in text) == bool(system)
+    assert trained == ["It is 3.<|im_end|>"]
+
+
 def test_a_turn_whose_role_the_template_skips_is_refused(new_tokenizer) -> None:
     template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     prompt = Prompt("p", messages=(Message("developer", "be brief"), Message("user", "Q")))

@@ -7,18 +7,25 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 
 import burnish
+from burnish.config.loading import load_run_data
 from burnish.config.schema_cluster import ClusterConfig
-from burnish.distributed.launching import Crew, LocalLauncher, Seat, ThisMachine, gpu_number, start_all
-from burnish.distributed.peers import RoleLostError
+from burnish.distributed import peers
+from burnish.distributed.launching import Crew, LocalLauncher, ThisMachine, gpu_number, start_all
+from burnish.distributed.peers import RoleLostError, Seat
 from burnish.errors import ConfigError
 from burnish.trainers import cluster
+from burnish.trainers.workplace import recorded_ways
 
 
 @pytest.mark.slow
@@ -136,3 +143,48 @@ def test_an_interrupt_while_processes_start_ends_them(interruptible: None, tmp_p
     with pytest.raises(KeyboardInterrupt):
         start_all(LocalLauncher(1, tmp_path), seats)
     assert all(seat.given_up.is_set() for seat in seats)
+
+
+class SideBySide(LocalLauncher):
+    """Starts nothing before all are to be started. Each process takes what it is told, and a path of its own."""
+
+    def start(self, seat: Seat) -> Mock:
+        ALL_THERE.wait(10)
+        told = {} if seat.awaited is None else seat.awaited.result(10)
+        TOLD[seat.name] = set(told)
+        process = Mock(roles=("ways",))
+        process.name = seat.name
+        process.role.return_value.ask = {"record": {**told, seat.name: "fast"}, "lines": []}.__getitem__
+        return process
+
+
+ALL_THERE, TOLD = threading.Barrier(5), dict[str, set[str]]()
+
+
+def test_all_start_side_by_side_and_take_the_paths_of_the_kinds_before_them(tmp_path: Path) -> None:
+    sizes = {"trainers": 2, "rollout_workers": 2, "own_process": ["critic"]}
+    data = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "rewards": {"name": "length"}, "cluster": sizes}
+    config = load_run_data({**data, "algorithm": {"preset": "ppo"}, "output": str(tmp_path)}).rl
+    crew = cluster._crew(config, Console(quiet=True))
+    turns = cluster.PathsInTurn(crew, Console(quiet=True))
+    others = cluster._seats_of_others(config, crew, turns)
+    with cluster.open_team(config, crew, Mock(), SideBySide(1, tmp_path), turns, others) as processes:
+        assert list(processes) == [*crew.trainers, "critic", *crew.workers]
+    kinds = [{"trainer 0"}, {"trainer 0", "critic"}, {"trainer 0", "critic", "rollout worker 0"}]
+    assert [TOLD[name] for name in ("critic", *crew.workers)] == kinds
+    assert set(recorded_ways(tmp_path)) == kinds[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "why"), [("SIGKILL", "killed by SIGKILL"), ("SIGSTOP", "no sign of life")])
+def test_one_that_is_lost_while_another_kind_starts_is_named(
+    number: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = f"threading.Timer(0.5, os.kill, (os.getpid(), signal.{number})).start()"
+    text = f"import os, signal, threading\nif os.getpid() != {os.getpid()}:\n    {ends}\ndef roles(): ...\n"
+    (tmp_path / "ends_later.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(peers, "SILENT_SECONDS", 4.0)
+    worker = Seat("rollout worker 0", __import__("ends_later").roles, (), awaited=Future())
+    with pytest.raises(RoleLostError, match=f"'rollout worker 0' .*{why}"):
+        start_all(LocalLauncher(1, tmp_path), [Seat("trainer 0", waits_for_ever, ()), worker])

@@ -20,6 +20,7 @@ from burnish.environments.host import ConversationHost
 from burnish.environments.process import ConversationProcess
 from burnish.environments.warm_parent import Wanted
 from burnish.errors import ConfigError, RolloutError
+from burnish.outside.frames import GarbledError
 
 TOOLS = '''
 import os, subprocess, time
@@ -36,6 +37,15 @@ def ended() -> str:
     """Wait for it, and leave it to be collected."""
     os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
     return "ended"
+def forge() -> str:
+    """Answer at once, and go on."""
+    import gc, json, socket
+    told = {"text": "forged", "failed_call": False, "cut": 0, "told": False, "clean": True}
+    data = json.dumps(told).encode()
+    for channel in [thing for thing in gc.get_objects() if isinstance(thing, socket.socket)]:
+        channel.sendall(len(data).to_bytes(4, "big") + data)
+    time.sleep(0.2)
+    return "late"
 '''
 
 
@@ -82,6 +92,14 @@ def test_processes_are_used_again(make: Callable[..., ConversationHost]) -> None
     for process in (*again, third):
         process.close()
         process.close()
+
+
+def test_a_result_that_a_function_forges_is_no_answer(make: Callable[..., ConversationHost]) -> None:
+    """Otherwise its process would be lent again while it runs, and its own result be the next function's."""
+    process = make(names=("pid", "forge")).lease()
+    with pytest.raises(GarbledError, match="answers no request"):
+        ask(process, "forge")
+    process.close()
 
 
 def test_a_process_that_has_ended_is_not_lent(make: Callable[..., ConversationHost]) -> None:

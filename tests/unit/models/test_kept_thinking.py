@@ -41,6 +41,12 @@ NEVER = """
 {%- if "</think>" in content -%}{%- set content = content.split("</think>")[-1] -%}{%- endif -%}{{ content }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<assistant>{%- endif -%}"""
+# In the manner of Qwen3.5: each turn since the last question has a place for thinking, which may stay empty.
+ALWAYS_A_PLACE = SINCE_QUESTION.replace("loop.last or (not loop.last and reasoning_content)", "true")
+# In the manner of GLM-4.5: each turn has one, which is empty before the last question.
+PLACE_IN_ALL = ALWAYS_A_PLACE.replace("query_index -%}\n", "query_index and reasoning_content -%}\n").replace(
+    "<assistant>{{ content }}", "<assistant><think></think>{{ content }}"
+)
 USER, THOUGHT, PLAIN = ("user", "u"), ("assistant", "<think>t</think>a"), ("assistant", "b")
 
 
@@ -61,6 +67,16 @@ def test_earlier_turns_stay_as_they_were(template: str, turns: tuple[tuple[str, 
 
 
 @pytest.mark.parametrize(
+    ("template", "plain"),
+    [(ALWAYS_A_PLACE, "<assistant>b"), (PLACE_IN_ALL, "<assistant><think></think>b"), (SINCE_QUESTION, "<assistant>b")],
+)
+def test_a_turn_has_its_own_thought_once_and_no_other_than_the_template_writes(template: str, plain: str) -> None:
+    turns, kept = (USER, THOUGHT, USER, PLAIN, USER), keep_thinking(template)
+    assert written(kept, *turns) == f"<user>u<assistant><think>t</think>a<user>u{plain}<user>u"
+    assert plain in written(template, *turns)
+
+
+@pytest.mark.parametrize(
     ("condition", "changed"),
     [
         ("loop.index0 > ns.last_user_index and m.thought", "true and m.thought"),
@@ -77,7 +93,7 @@ def test_the_template_itself_forgets(template: str) -> None:
     assert "<think>t" not in written(template, USER, THOUGHT, USER)
 
 
-@pytest.mark.parametrize("template", [SINCE_QUESTION, NEVER, "{{ messages[0].content }}"])
+@pytest.mark.parametrize("template", [SINCE_QUESTION, NEVER, ALWAYS_A_PLACE, PLACE_IN_ALL, "{{ messages[0].content }}"])
 def test_a_changed_template_is_not_changed_again(template: str) -> None:
     assert keep_thinking(keep_thinking(template)) == keep_thinking(template)
 

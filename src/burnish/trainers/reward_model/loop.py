@@ -49,6 +49,7 @@ from burnish.trainers.outer_loop import (
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.reward_model.normalization import Measure, check_measured, measured_pairs
 from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, describe, histogram
+from burnish.trainers.sft import unheard_end
 from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.trainers.workplace import open_workplace, record_paths, recorded_paths
@@ -248,6 +249,8 @@ def open_rm_run(
         loaded = opened.loaded
         limit = min(config.max_tokens, loaded.context_length)
         train, heldout = load_comparisons(config, loaded.tokenizer, limit, console)
+        if config.append_eos:
+            say(console, unheard_end(train.last_tokens(), loaded))
         say(console, find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines())
         check_measured(config, loaded.tokenizer, loaded.context_length, train)
         size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs

@@ -67,7 +67,7 @@ def trained_roles(
 
 
 @contextmanager
-def own_role(config: RlConfig, ways: Mapping[str, str], model: str) -> Iterator[dict[str, object]]:
+def own_role(config: RlConfig, model: str, ways: Mapping[str, str]) -> Iterator[dict[str, object]]:
     """`reference` or `critic`, which has the process for itself, and takes these fast paths; `ways`."""
     console, paths = Console(quiet=True), FastPaths(ways)
     without_progress_bars()

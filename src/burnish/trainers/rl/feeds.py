@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from burnish.config.domains import DomainSettings, Split, sources_of
 from burnish.config.schema import RlConfig
 from burnish.data.chat import uses_template
-from burnish.data.prompts import ELSEWHERE, DomainRows, PromptSet, load_prompts
+from burnish.data.prompts import ELSEWHERE, DomainRows, PromptSet, check_golds, load_prompts
 from burnish.data.template import ChatFormat, refuse_unused_options
 from burnish.errors import ConfigError
 from burnish.models.tokenizers import chat_template_for
@@ -46,6 +46,7 @@ def load_prompt_set(
         rows=DomainRows.of(config, domain, split),
         offered=offered,
     )
+    check_golds(domain, sources, found.prompts)
     has_own = domain.conversation is None and (not domain.name or domain.own.template_options)
     if split == "train" and found and has_own:
         chat = ChatFormat(domain.chat, domain.template_options)

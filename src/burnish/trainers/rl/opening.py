@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rich.console import Console
 
@@ -21,6 +21,7 @@ from burnish.observability.console import Standing, nobody, say
 from burnish.outside.plugins import is_outside
 from burnish.rewards.protocol import ScoringModels
 from burnish.rollouts.engine import RolloutEngine
+from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.outside_engine import outside_engine
 from burnish.rollouts.portions import PortionedEngine
 from burnish.rollouts.registry import build_engine
@@ -28,10 +29,6 @@ from burnish.trainers.rl.preflight import check_fit, computes_twice_at_once
 from burnish.trainers.rl.roles import ALONE, Beside, Roles, build_roles
 from burnish.trainers.rl.supply_aside import AsideEngine
 from burnish.trainers.workplace import record_paths
-
-if TYPE_CHECKING:
-    from burnish.rollouts.local.engine import LocalEngine
-
 
 ENGINE_LOG = "vllm.log"
 
@@ -76,7 +73,7 @@ def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> I
     )
     if rollout.engine == "local":
         return_freed_memory()  # of the trials that chose how to decode
-        say(console, cast("LocalEngine", engine).notes)
+        say(console, cast(LocalEngine, engine).notes)
     if is_outside(rollout.engine):
         engine = outside_engine(engine, rollout.engine, sampled_ids(loaded))
     with engine if isinstance(engine, AbstractContextManager) else nullcontext():

@@ -35,7 +35,7 @@ from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.objective_setup import objectives, resolve_algorithm
 from burnish.trainers.rl.opening import OpenPlayers, longest_text, open_model, open_outline, open_players
 from burnish.trainers.rl.preflight import check_settings, precision_lines, timing_lines
-from burnish.trainers.rl.supply import Supply
+from burnish.trainers.rl.supply import Supply, SupplyAhead
 from burnish.trainers.rl.supply_aside import AsideEngine, SupplyAside, SupplyPartial
 from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.workplace import open_workplace, recorded_paths
@@ -139,7 +139,8 @@ def open_supply(
     """Batches as `max_staleness` says. `aside`: the collector's engine, if it can sample while the policy learns."""
     timing = {"max_staleness": config.max_staleness, "last_step": config.steps}
     if aside is None or config.max_staleness == 0:
-        yield Supply(collector, progress, beginning, **timing)
+        inline = SupplyAhead if config.max_staleness else Supply
+        yield inline(collector, progress, beginning, **timing)
     else:
         ahead = SupplyPartial if config.partial else SupplyAside
         with ahead(collector, progress, beginning, aside, **timing) as supply:

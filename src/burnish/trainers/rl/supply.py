@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from burnish.errors import BurnishError
 from burnish.models.weights import Weights
 from burnish.rollouts.engine import let_rest
 from burnish.trainers.outer_loop import Progress
@@ -114,6 +115,25 @@ class Supply:
     def _steps_of(self, weights: Weights, weights_step: int) -> Mapping[int, int]:
         """The versions that may have sampled a batch of these weights, and after which step the policy had each."""
         return {weights.version: weights_step}
+
+
+class SupplyAhead(Supply):
+    """Batches of later steps, too, in the loop's own thread. What fails of one is raised by the step that needs it:
+    those before it are trained and saved first."""
+
+    _failure: BaseException | None = None
+
+    def take(self, step: int, stopwatch: Stopwatch) -> Collected:
+        """See `Supply`."""
+        if self._failure is not None and step > self._asked:
+            raise self._failure
+        try:
+            return super().take(step, stopwatch)
+        except BurnishError as error:
+            if step not in self._collected:
+                raise
+            self._failure, self._last_step = error, self._asked  # nothing more is asked for
+            return super().take(step, stopwatch)
 
 
 def to_text(collected: Collected) -> str:

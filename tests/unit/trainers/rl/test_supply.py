@@ -18,7 +18,7 @@ from burnish.models.weights import Weights
 from burnish.rollouts.outages import Patience
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.collection import Collected
-from burnish.trainers.rl.supply import Supply, from_text, to_text
+from burnish.trainers.rl.supply import Supply, SupplyAhead, from_text, to_text
 from burnish.trainers.rl.supply_aside import SupplyAside, SupplyPartial
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import FinishReason, Metric, Prompt, Reduction, RewardStatus, Rollout, RolloutGroup
@@ -106,7 +106,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 def supply_of(kind: str, collector: Any, progress: Progress, staleness: int) -> Any:
     if kind == "inline":
-        return Supply(collector, progress, weights(0), max_staleness=staleness, last_step=LAST)
+        inline = SupplyAhead if staleness else Supply
+        return inline(collector, progress, weights(0), max_staleness=staleness, last_step=LAST)
     return SupplyAside(collector, progress, weights(0), collector.engine, max_staleness=staleness, last_step=LAST)
 
 
@@ -172,7 +173,7 @@ def test_missing_batches_of_a_checkpoint_are_told() -> None:
     )
 
 
-def test_what_fails_ahead_is_raised_by_the_step_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_ahead_is_raised_by_the_step_that_needs_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     collector, progress = FakeCollector(), Progress()
     collect = collector.collect
 
@@ -182,7 +183,7 @@ def test_what_fails_ahead_is_raised_by_the_step_that_needs_it(monkeypatch: pytes
         return collect(step, positions, stopwatch)
 
     monkeypatch.setattr(collector, "collect", failing)
-    supply = supply_of("aside", collector, progress, 1)
+    supply = supply_of(kind, collector, progress, 1)
     with pytest.raises(RolloutError, match="no more"):
         train(supply, progress)
     assert progress.step == 4
