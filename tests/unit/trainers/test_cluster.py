@@ -1,16 +1,27 @@
-"""What happens to a run that has lost a trainer."""
+"""What happens to a run that has lost a trainer; a trainer that is alone."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
+from burnish.config.loading import load_run_data
+from burnish.config.schema import RlConfig
 from burnish.distributed.peers import RoleLostError
-from burnish.trainers.cluster import with_restarts
+from burnish.distributed.team import Meeting
+from burnish.forward.fast_paths import FastPaths
+from burnish.forward.lanes import Lanes
+from burnish.trainers.cluster import trainer_seat, with_restarts
 from burnish.trainers.interrupt import present_watch
+from burnish.trainers.rl.elsewhere import Ways
+from burnish.trainers.workplace import recorded_ways
 
 QUIET = Console(quiet=True)
 
@@ -50,3 +61,21 @@ def test_not_once_it_has_been_asked_to_stop() -> None:
     with pytest.raises(RoleLostError):
         with_restarts(train, settings(3), QUIET)
     assert len(begun) == 1
+
+
+def test_a_trainer_that_is_alone_exchanges_nothing(tmp_path: Path) -> None:
+    """An exchange with itself would take copies of its gradients, and add them up in another order."""
+    seen: list[Lanes] = []
+
+    @contextmanager
+    def open_roles(config: RlConfig, chosen: FastPaths | None, lanes: Lanes) -> Iterator[dict[str, object]]:
+        seen.append(lanes)
+        assert chosen is None
+        yield {"ways": Ways({"decoding": "kernels"}, ())}
+
+    fields = {"model": {"path": "m", "device": "cpu"}, "data": {"train": "a"}, "rewards": "math", "algorithm": "dapo"}
+    config = load_run_data({**fields, "output": str(tmp_path), "cluster": {"lanes": 3, "sharding": "optimizer"}}).rl
+    with trainer_seat(open_roles, config, Meeting.at_file(0, 1, tmp_path / "meeting", seconds=1)):
+        assert not torch.distributed.is_initialized()
+    assert seen == [Lanes(3)]
+    assert recorded_ways(tmp_path) == {"decoding": "kernels"}
