@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from burnish.cli import main
 from burnish.distributed.nodes import Expected, check_address, check_room, marked, problems_here, versions_here
 from burnish.errors import ConfigError
 
@@ -83,3 +86,30 @@ def test_an_address_at_which_nobody_listens() -> None:
     with pytest.raises(ConfigError, match="RAY_ADDRESS is ray://somewhere:10001, which leads a program outside"):
         check_address("ray://somewhere:10001")
     check_address("auto")
+
+
+JOB = {"job_submission_id": "raysubmit_1", "job_name": "raysubmit_1"}
+
+
+@pytest.mark.parametrize(
+    ("job", "is_told"),
+    [
+        ({"metadata": JOB, "runtime_env": {"env_vars": {}}}, True),
+        ({"metadata": JOB, "runtime_env": None}, True),
+        ({"metadata": JOB, "runtime_env": {"working_dir": "gcs://_ray_pkg_1.zip"}}, False),
+        ({"metadata": {}, "runtime_env": {}}, False),
+        ([], False),
+        (None, False),
+    ],
+)
+def test_a_job_without_a_folder_is_told_where_it_is(
+    job: Any, is_told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything else: it is why there is no run file."""
+    monkeypatch.chdir(tmp_path)
+    if job is not None:
+        monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(job))
+    assert main(["rl", "run.yaml"]) == 2
+    lines = capfd.readouterr().out.splitlines()
+    told = f"this job of Ray's was submitted without --working-dir: relative paths begin in {tmp_path} on"
+    assert [told in line for line in lines] == [True] * is_told
