@@ -134,7 +134,7 @@ class RayProcess(Peer):
             self._build(seat.build, seat.arguments, threads, seconds=seconds, given_up=seat.given_up)
         except BaseException:
             self._lost = self._lost or "could not be started"
-            self._end()
+            self.kill()
             raise
 
     def _connect(self, deadline: float) -> None:
@@ -207,13 +207,15 @@ class RayProcess(Peer):
         with contextlib.suppress(RayError, RuntimeError, ValueError):  # Ray itself may be gone
             ray.kill(self._actor, no_restart=True)
         if self._pulse is not None:
-            self._channel.close()
             self._pulse.close()
 
     def kill(self) -> None:
-        """See `Peer`."""
-        self._lost = self._lost or "has been ended"
-        self._end()
+        """See `Peer`. One that has no connection yet has only Ray to end it."""
+        if self._pulse is not None:
+            super().kill()
+        else:
+            self._lost = self._lost or "has been ended"
+            self._end()
 
     def _epitaph(self) -> str:
         """See `Peer`. Ray needs a moment to find out, and longer for a node that is lost."""
