@@ -34,8 +34,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from torch import Tensor
 
 from burnish.distributed.channel import Channel
-from burnish.distributed.handover import Bytes, Layout, SealedWeights, unsealed
-from burnish.distributed.host import Host, sealed
+from burnish.distributed.handover import Bytes, Layout, SealedWeights, sealed, unsealed
+from burnish.distributed.host import Host
 from burnish.distributed.launching import Crew, Seat
 from burnish.distributed.network import DistantPulse, connect
 from burnish.distributed.nodes import Expected, check_address, check_room, expected_here, marked
@@ -48,7 +48,7 @@ from burnish.models.weights import Weights
 PLACE_SECONDS = 60.0
 """For Ray to find places, and to move those of a node that was lost."""
 ACTOR_SECONDS = 180.0
-"""For Ray to start a process that has imported what it needs, on a busy machine with a slow disk."""
+"""For Ray to start a process, and for that to import what it needs, on a busy machine with a slow disk."""
 _QUIET_SECONDS = 3.0
 """For Ray to find places before anyone is told that it takes a while."""
 _REACH_SECONDS = 10.0
@@ -140,7 +140,7 @@ class RayProcess(Peer):
     def _connect(self, deadline: float) -> None:
         token = secrets.token_bytes(32)
         self.address, self.pid = self._answer(
-            self._actor.open.remote(ray.util.get_node_ip_address(), token),
+            self._actor.open.remote(ray.util.get_node_ip_address()),
             what="start",
             seconds=deadline - time.monotonic(),
         )
@@ -154,6 +154,7 @@ class RayProcess(Peer):
         self._pulse = DistantPulse(lines.beats)
         self._watch = PulseWatch(self._pulse.read)
         self._watch.begin()
+        self._answer(self._actor.begin.remote(token), what="start", seconds=max(deadline - time.monotonic(), 1.0))
 
     def load(self, role: str, shared: SealedWeights, *, what: str, seconds: float) -> None:
         """See `Peer`."""

@@ -88,28 +88,18 @@ def test_an_address_at_which_nobody_listens() -> None:
     check_address("auto")
 
 
-JOB = {"job_submission_id": "raysubmit_1", "job_name": "raysubmit_1"}
-
-
 @pytest.mark.parametrize(
-    ("job", "is_told"),
+    ("metadata", "runtime_env", "is_told"),
     [
-        ({"metadata": JOB, "runtime_env": {"env_vars": {}}}, True),
-        ({"metadata": JOB, "runtime_env": None}, True),
-        ({"metadata": JOB, "runtime_env": {"working_dir": "gcs://_ray_pkg_1.zip"}}, False),
-        ({"metadata": {}, "runtime_env": {}}, False),
-        ([], False),
-        (None, False),
+        ({"job_submission_id": "raysubmit_1"}, None, True),
+        ({"job_submission_id": "raysubmit_1"}, {"working_dir": "gcs://_ray_pkg_1.zip"}, False),
     ],
 )
 def test_a_job_without_a_folder_is_told_where_it_is(
-    job: Any, is_told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    metadata: Any, runtime_env: Any, is_told: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Before anything else: it is why there is no run file."""
-    monkeypatch.chdir(tmp_path)
-    if job is not None:
-        monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(job))
-    assert main(["rl", "run.yaml"]) == 2
-    lines = capfd.readouterr().out.splitlines()
-    told = f"this job of Ray's was submitted without --working-dir: relative paths begin in {tmp_path} on"
-    assert [told in line for line in lines] == [True] * is_told
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"metadata": metadata, "runtime_env": runtime_env}))
+    assert main(["rl", "no-such-file.yaml"]) == 2
+    told = f"submitted without --working-dir: relative paths begin in {Path.cwd()} on"
+    assert [told in line for line in capfd.readouterr().out.splitlines()] == [True] * is_told
