@@ -26,7 +26,7 @@ from burnish.config.schema_cluster import ClusterConfig
 from burnish.distributed import nodes, ray_workers
 from burnish.distributed.launching import Crew, Launcher, Seat, start_all
 from burnish.distributed.peers import Peer, RoleLostError, TracebackElsewhereError
-from burnish.distributed.ray_workers import RaySite, StoredWeights
+from burnish.distributed.ray_workers import RayProcess, RaySite, StoredWeights
 from burnish.errors import ConfigError, DivergenceError, RolloutError
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.learning_cluster import train_sft
@@ -189,6 +189,24 @@ def test_a_stopped_actor_is_found_and_ended(
         with pytest.raises(RoleLostError, match="has given no sign of life for 12 seconds and was killed"):
             worker.role("engine", seconds=600).ask("sleeps")
         assert gone(worker.pid)  # type: ignore[attr-defined]
+
+
+@pytest.mark.matrix
+@pytest.mark.slow
+def test_an_actor_that_is_stopped_while_it_imports_is_found(
+    cluster: Any, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = RayProcess._answer
+
+    def stopping(self: RayProcess, call: Any, **limits: Any) -> Any:
+        if self._pulse is not None:  # it has been told to import
+            os.kill(self.pid, signal.SIGSTOP)
+        return answer(self, call, **limits)
+
+    monkeypatch.setattr(RayProcess, "_answer", stopping)
+    found = pytest.raises(RoleLostError, match=r"start: .*has given no sign of life for 12 seconds and was killed")
+    with RaySite() as site, site.reserved(crew_of(tmp_path, 0, 1)) as launcher, found:
+        started(launcher, module, tmp_path / "left", "rollout worker 0")
 
 
 @pytest.mark.slow

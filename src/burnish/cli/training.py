@@ -22,11 +22,15 @@ def train_from_file(kind: Kind, file: str, overrides: Sequence[str], *, fresh: b
     from burnish.cli.output import training_console
     from burnish.cli.silence import silence_transformers
     from burnish.config.loading import load_run_file
+    from burnish.distributed.nodes import job_without_folder
+    from burnish.observability.console import say
 
     if served_as_rank(fresh=fresh):
         return
-    loaded = load_run_file(file, overrides, kind)
     console = training_console()
+    if warning := job_without_folder():  # first: it may be why there is no run file
+        say(console, (f"warning: {warning}",))
+    loaded = load_run_file(file, overrides, kind)
     if fresh:
         check_output(loaded.config)
         move_aside(Path(loaded.config.output), console)

@@ -6,6 +6,7 @@ Both ends are Burnish itself, started by the same run. Nothing from outside is u
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 import threading
@@ -83,6 +84,11 @@ class Channel:
     def fileno(self) -> int:
         """Of the socket, for `select`."""
         return self._socket.fileno()
+
+    def end(self) -> None:
+        """End the connection for both ends, also for a thread that waits at it. Idempotent."""
+        with contextlib.suppress(OSError):  # it may have ended
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close this end; the other end then reads an end of file. Idempotent."""

@@ -163,6 +163,31 @@ def unsealed(numbers: Bytes, layout: Layout) -> Iterator[tuple[str, Tensor]]:
         yield entry.name, raw.view(vars(torch)[entry.dtype]).reshape(entry.shape)
 
 
+def sealed(weights: Weights) -> tuple[Layout, Bytes]:
+    """A copy of the weights as they are now, sealed."""
+    layout, tensors = laid_out(weights)
+    numbers = np.zeros(layout.num_bytes, dtype=np.uint8)
+    fill(numbers, layout, tensors)
+    return layout, numbers
+
+
+@dataclass(slots=True)
+class LentWeights(SealedWeights):
+    """`SealedWeights` in the node's object store, where a reader sees them without a copy."""
+
+    layout: Layout
+    numbers: Bytes | None
+
+    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+        """See `SealedWeights`."""
+        assert self.numbers is not None, "not read after the end"
+        return unsealed(self.numbers, self.layout)
+
+    def close(self) -> None:
+        """See `SealedWeights`."""
+        self.numbers = None
+
+
 def _damaged(layout: Layout, how: str) -> RolloutError:
     return RolloutError(
         f"the weights of version {layout.version} {how}",

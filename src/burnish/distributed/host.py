@@ -1,4 +1,7 @@
-"""The process of a role on another machine: an actor of Ray, though nothing here knows that."""
+"""The process of a role on another machine: an actor of Ray, though nothing here knows that.
+
+It can be reached before it imports what roles need, which takes long, so that a stop while it starts is noticed.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,19 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from faulthandler import dump_traceback
+from typing import TYPE_CHECKING
 
-import numpy as np
-from torch import Tensor
-
-from burnish.distributed.channel import Channel
-from burnish.distributed.handover import Bytes, Layout, SealedWeights, fill, laid_out, unsealed
 from burnish.distributed.network import accept, address_towards, listen, send_beats
 from burnish.distributed.nodes import enter
 from burnish.distributed.pulse import Pulse
-from burnish.distributed.server import serve
-from burnish.models.weights import Weights
+from burnish.outside.supervise import start_interpreter
+
+if TYPE_CHECKING:
+    from burnish.distributed.channel import Channel
+    from burnish.distributed.handover import Bytes, Gate, Layout, SealedWeights
+    from burnish.models.weights import Weights
 
 MEETING_SECONDS = 180.0
 """For the controller to connect, and for weights to follow the request that announces them."""
@@ -38,15 +40,32 @@ class Host:
         self._lent: queue.SimpleQueue[Callable[[], Bytes]] = queue.SimpleQueue()
         self._published: Bytes | None = None
 
-    def open(self, controller: str, token: bytes) -> tuple[tuple[str, int], int]:
-        """Begin to serve. Returns the address at which the one who knows the token is waited for, and the process id.
+    def open(self, controller: str) -> tuple[tuple[str, int], int]:
+        """Let the controller connect. Returns the address at which it is waited for, and the process id.
 
         controller: the address of its machine, which decides at which of this machine's addresses that is.
         """
-        listener = listen(address_towards(controller))
-        address: tuple[str, int] = listener.getsockname()[:2]
-        threading.Thread(target=self._serve, args=(listener, token), daemon=True).start()
+        self._listener = listen(address_towards(controller))
+        address: tuple[str, int] = self._listener.getsockname()[:2]
         return address, os.getpid()
+
+    def begin(self, token: bytes) -> None:
+        """Begin to serve the one who has connected and knows the token. Imports hold up every thread for a while, so
+        another process gives signs of life until they are done."""
+        requests, beats = accept(self._listener, token, seconds=MEETING_SECONDS)
+        function, descriptor = "burnish.distributed.network:send_activity", beats.fileno()
+        teller = start_interpreter(
+            function, descriptor, os.getpid(), descriptors=(descriptor,), output=None, environment=os.environ
+        )
+        try:
+            from burnish.distributed import channel, server
+        finally:
+            teller.kill()
+            teller.wait()
+        pulse = Pulse.new()
+        threading.Thread(target=_live_with, args=(beats, pulse), daemon=True).start()
+        roles = server.serve, channel.Channel(requests), pulse
+        threading.Thread(target=self._serve, args=roles, daemon=True).start()
 
     def lend(self, fetch: Callable[[], Bytes]) -> None:
         """How to get the weights for the request that follows."""
@@ -70,22 +89,22 @@ class Host:
 
     def receive(self, layout: Layout) -> SealedWeights:
         """See `Gate`."""
+        from burnish.distributed.handover import LentWeights
+
         fetch = self._lent.get(timeout=MEETING_SECONDS)
         return LentWeights(layout, fetch())
 
     def publish(self, weights: Weights) -> Layout:
         """See `Gate`."""
+        from burnish.distributed.handover import sealed
+
         layout, self._published = sealed(weights)
         return layout
 
     def follow(self) -> None:
         """See `Gate`."""
 
-    def _serve(self, listener: socket.socket, token: bytes) -> None:
-        requests, beats = accept(listener, token, seconds=MEETING_SECONDS)
-        pulse = Pulse.new()
-        threading.Thread(target=_live_with, args=(beats, pulse), daemon=True).start()
-        channel = Channel(requests)
+    def _serve(self, serve: Callable[[Channel, Pulse, Gate], None], channel: Channel, pulse: Pulse) -> None:
         serve(channel, pulse, self)
         channel.close()
 
@@ -95,28 +114,3 @@ def _live_with(beats: socket.socket, pulse: Pulse) -> None:
     send_beats(beats, pulse)
     leads_group = os.getpgrp() == os.getpid()
     os.kill(0 if leads_group else os.getpid(), signal.SIGKILL)
-
-
-def sealed(weights: Weights) -> tuple[Layout, Bytes]:
-    """A copy of the weights as they are now, sealed."""
-    layout, tensors = laid_out(weights)
-    numbers = np.zeros(layout.num_bytes, dtype=np.uint8)
-    fill(numbers, layout, tensors)
-    return layout, numbers
-
-
-@dataclass(slots=True)
-class LentWeights(SealedWeights):
-    """`SealedWeights` in the node's object store, where a reader sees them without a copy."""
-
-    layout: Layout
-    numbers: Bytes | None
-
-    def __call__(self) -> Iterator[tuple[str, Tensor]]:
-        """See `SealedWeights`."""
-        assert self.numbers is not None, "not read after the end"
-        return unsealed(self.numbers, self.layout)
-
-    def close(self) -> None:
-        """See `SealedWeights`."""
-        self.numbers = None

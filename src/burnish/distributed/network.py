@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hmac
+import os
 import secrets
 import socket
 import struct
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 from burnish.distributed.pulse import BEAT_SECONDS, Pulse
 from burnish.outside.frames import can_be_read, exactly, until
+from burnish.outside.supervise import activity
 
 TOKEN_BYTES = 32
 _REQUESTS, _BEATS = b"r", b"b"
@@ -131,6 +133,15 @@ def send_beats(stream: socket.socket, pulse: Pulse, fulfil: Callable[[str], None
                     return
                 if fulfil is not None:
                     fulfil(wish.decode())
+
+
+def send_activity(descriptor: int, pid: int) -> None:
+    """Tell the other end what the system sees of the process that has started this one, until it or the connection
+    ends: in place of beats, which that process cannot send yet."""
+    with socket.socket(fileno=descriptor) as stream, contextlib.suppress(OSError):
+        while os.getppid() == pid:
+            stream.sendall(_COUNTERS.pack(activity(pid), 0))
+            time.sleep(BEAT_SECONDS)
 
 
 class DistantPulse:

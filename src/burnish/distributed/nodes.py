@@ -7,6 +7,7 @@ with another version of it, can be named instead of failing while it unpickles.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import secrets
@@ -25,6 +26,8 @@ from burnish.outside.plugins import import_place
 
 _REACH_SECONDS = 10.0
 _MARK = ".seen-from-other-nodes"
+_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""In which Ray tells the command of a job about the job; that is its name."""
 
 
 class Expected(TypedDict):
@@ -143,12 +146,28 @@ def _listed(amounts: Mapping[str, float]) -> str:
     return " and ".join(f"{amount:g} {name}" for name, amount in amounts.items())
 
 
+def job_without_folder() -> str | None:
+    """A sentence about a job of Ray's that was submitted without a folder, and so begins in one of Ray's choice."""
+    try:
+        job = json.loads(os.environ.get(_JOB, ""))
+        is_without = "job_submission_id" in job["metadata"] and not (job["runtime_env"] or {}).get("working_dir")
+    except (ValueError, KeyError, TypeError):  # no job, or of a version of Ray's that tells it otherwise
+        return None
+    return (
+        f"this job of Ray's was submitted without --working-dir: relative paths begin in {Path.cwd()} on "
+        f"{socket.gethostname()}, not in the folder in which it was submitted"
+        if is_without
+        else None
+    )
+
+
 def check_address(address: str) -> None:
     """ConfigError for an address at which nobody listens. Ray itself would try for a minute, and end the process."""
     if "://" in address:
         raise ConfigError(
             f"RAY_ADDRESS is {address}, which leads a program outside of the cluster to it",
-            remedy="the controller has to run inside, and then it is host:port: ray job submit -- burnish rl FILE",
+            remedy="the controller has to run inside, and then it is host:port: "
+            "ray job submit --working-dir . -- burnish rl FILE",
         )
     host, colon, port = address.rpartition(":")
     if not (colon and port.isdigit()):

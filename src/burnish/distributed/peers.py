@@ -271,7 +271,7 @@ class Peer(ABC):
         return self._error(what, self._lost, remedy)
 
     def _ended(self, what: str) -> RoleLostError:
-        self._lost = self._epitaph()
+        self._lost = self._lost or self._epitaph()
         return self._error(what, self._lost)
 
     def close(self) -> None:
@@ -283,9 +283,19 @@ class Peer(ABC):
         self.kill()
 
     def kill(self) -> None:
-        """End the process and everything it started, at once. Idempotent."""
+        """End the process and everything it started, at once. Idempotent. Another thread that waits for an answer finds
+        the connection ended, and kills it, too."""
         self._lost = self._lost or "has been ended"
         self._end()
+        self._channel.end()
+        if self._channel.turn.acquire(blocking=False):  # or somebody waits at descriptors that must not be closed
+            try:
+                self._let_go()
+            finally:
+                self._channel.turn.release()
+
+    def _let_go(self) -> None:
+        """Close what only whoever has the turn uses. Idempotent."""
         self._channel.close()
 
     def __enter__(self) -> Self:

@@ -38,13 +38,14 @@ class MemoryPeer(Peer):
 
     def share(self, role: str, version: int, *, what: str, seconds: float) -> SharedWeights:
         """See `Peer`."""
-        layout: Layout = self.ask(("share", role, version), what=what, seconds=seconds)
-        try:
-            return SharedWeights(layout, self._channel.receive_descriptor(seconds=seconds))
-        except TimeoutError as error:
-            raise self.lose(what, f"did not answer within {seconds:g} seconds") from error
-        except EOFError as error:
-            raise self._ended(what) from error
+        with self.turn:  # which ends with the descriptor behind the answer
+            layout: Layout = self.ask(("share", role, version), what=what, seconds=seconds)
+            try:
+                return SharedWeights(layout, self._channel.receive_descriptor(seconds=seconds))
+            except TimeoutError as error:
+                raise self.lose(what, f"did not answer within {seconds:g} seconds") from error
+            except EOFError as error:
+                raise self._ended(what) from error
 
 
 class RoleProcess(MemoryPeer):
@@ -137,6 +138,10 @@ class RoleProcess(MemoryPeer):
         end_group(self._process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):  # one stuck in the kernel ends when the kernel lets it
             self._process.wait(timeout=END_SECONDS)
+
+    def _let_go(self) -> None:
+        """See `Peer`."""
+        super()._let_go()
         self._pulse.close()
 
     def _epitaph(self) -> str:

@@ -10,11 +10,9 @@ rank ends the run with an error that names it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import signal
-import socket
 import sys
 import threading
 import time
@@ -69,7 +67,6 @@ class RankPeer(MemoryPeer):
                 f"{self.name} on {self.host} cannot be reached at {self.address} ({error.strerror or error})",
                 remedy="nodes must reach each other at every port; see docs/cluster.md",
             ) from error
-        self._requests = lines.requests
         self._channel = Channel(lines.requests)
         self._pulse = DistantPulse(lines.beats)
         self._watch = PulseWatch(self._pulse.read)
@@ -123,7 +120,7 @@ class RankPeer(MemoryPeer):
     def abandon(self, first: str) -> None:
         """End the process, because another one is lost. Whoever waits for its answer, in another thread, stops."""
         self._lost = self._lost or f"was ended, because {first} is lost"
-        self._hang_up()
+        self._channel.end()
 
     def close(self) -> None:
         """See `Peer`."""
@@ -136,12 +133,8 @@ class RankPeer(MemoryPeer):
 
     def _end(self) -> None:
         """See `Peer`. A process ends when its connections do; torchrun ends one that is stopped."""
-        self._hang_up()
+        self._channel.end()
         self._pulse.close()
-
-    def _hang_up(self) -> None:
-        with contextlib.suppress(OSError):  # it may have ended
-            self._requests.shutdown(socket.SHUT_RDWR)
 
     def _epitaph(self) -> str:
         """See `Peer`."""

@@ -34,8 +34,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from torch import Tensor
 
 from burnish.distributed.channel import Channel
-from burnish.distributed.handover import Bytes, Layout, SealedWeights, unsealed
-from burnish.distributed.host import Host, sealed
+from burnish.distributed.handover import Bytes, Layout, SealedWeights, sealed, unsealed
+from burnish.distributed.host import Host
 from burnish.distributed.launching import Crew
 from burnish.distributed.network import DistantPulse, connect
 from burnish.distributed.nodes import Expected, check_address, check_room, expected_here, marked
@@ -48,7 +48,7 @@ from burnish.models.weights import Weights
 PLACE_SECONDS = 60.0
 """For Ray to find places, and to move those of a node that was lost."""
 ACTOR_SECONDS = 180.0
-"""For Ray to start a process that has imported what it needs, on a busy machine with a slow disk."""
+"""For Ray to start a process, and for that to import what it needs, on a busy machine with a slow disk."""
 _QUIET_SECONDS = 3.0
 """For Ray to find places before anyone is told that it takes a while."""
 _REACH_SECONDS = 10.0
@@ -134,13 +134,13 @@ class RayProcess(Peer):
             self._build(seat, threads, seconds=seconds)
         except BaseException:
             self._lost = self._lost or "could not be started"
-            self._end()
+            self.kill()
             raise
 
     def _connect(self, deadline: float) -> None:
         token = secrets.token_bytes(32)
         self.address, self.pid = self._answer(
-            self._actor.open.remote(ray.util.get_node_ip_address(), token),
+            self._actor.open.remote(ray.util.get_node_ip_address()),
             what="start",
             seconds=deadline - time.monotonic(),
         )
@@ -154,6 +154,7 @@ class RayProcess(Peer):
         self._pulse = DistantPulse(lines.beats)
         self._watch = PulseWatch(self._pulse.read)
         self._watch.begin()
+        self._answer(self._actor.begin.remote(token), what="start", seconds=max(deadline - time.monotonic(), 1.0))
 
     def load(self, role: str, shared: SealedWeights, *, what: str, seconds: float) -> None:
         """See `Peer`."""
@@ -207,13 +208,15 @@ class RayProcess(Peer):
         with contextlib.suppress(RayError, RuntimeError, ValueError):  # Ray itself may be gone
             ray.kill(self._actor, no_restart=True)
         if self._pulse is not None:
-            self._channel.close()
             self._pulse.close()
 
     def kill(self) -> None:
-        """See `Peer`."""
-        self._lost = self._lost or "has been ended"
-        self._end()
+        """See `Peer`. One that has no connection yet has only Ray to end it."""
+        if self._pulse is not None:
+            super().kill()
+        else:
+            self._lost = self._lost or "has been ended"
+            self._end()
 
     def _epitaph(self) -> str:
         """See `Peer`. Ray needs a moment to find out, and longer for a node that is lost."""

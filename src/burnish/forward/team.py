@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 ROW = 256
 """Numbers in a row. Their squares are added in float32: few enough that none is rounded away."""
-PIECE_NUMBERS = 1 << 22
-"""Numbers that all processes together exchange at a time: 16 MiB, so that buffers stay small next to a gradient."""
+PIECE_NUMBERS = 1 << 20
+"""Numbers that all processes together exchange at a time: 4 MiB in the host's memory, where several threads of gloo's
+keep what they have freed, so that buffers stay small next to a gradient."""
+PIECE_NUMBERS_ON_GPU = 1 << 22
+"""The same on a GPU, where each exchange costs more than its numbers do."""
 
 Span = tuple[int, int]
 """From the first number up to, but not including, the second: lanes, or numbers of a tensor."""
@@ -78,7 +81,7 @@ def telling(team: Team) -> Iterator[Outcome]:
     outcome = Outcome()
     try:
         yield outcome
-    except Exception as error:
+    except Exception as error:  # boundary: whatever ends the work here, the others wait for this exchange
         team.exchange(_Failure(f"{type(error).__name__}: {error}"))
         raise
     outcome.everyones = team.exchange(outcome.own)
@@ -122,9 +125,9 @@ def pieces(spans: Sequence[Span], width: int) -> Iterator[list[Piece]]:
         yield taken
 
 
-def _rounds(spans: Sequence[Sequence[Span]]) -> Iterator[tuple[list[Piece], ...]]:
+def _rounds(spans: Sequence[Sequence[Span]], device: torch.device) -> Iterator[tuple[list[Piece], ...]]:
     """What each process has in each exchange, so that all of them receive about as much at a time."""
-    width = max(1, PIECE_NUMBERS // len(spans))
+    width = max(1, (PIECE_NUMBERS if device.type == "cpu" else PIECE_NUMBERS_ON_GPU) // len(spans))
     return zip_longest(*(pieces(own, width) for own in spans), fillvalue=list[Piece]())
 
 
@@ -138,7 +141,7 @@ def scattered(
     was about, and their numbers at all nodes of all processes, (N) each.
     """
     flat = {node: [None if g is None else g.reshape(-1) for g in gradients] for node, gradients in nodes.items()}
-    for everyones in _rounds(slices_of([tensor.numel() for tensor in like], team.size)):
+    for everyones in _rounds(slices_of([tensor.numel() for tensor in like], team.size), like[0].device):
         sent = [_packed(flat, theirs, like[0].device) for theirs in everyones]
         own = everyones[team.rank]
         width = sum(piece.end - piece.first for piece in own)
@@ -169,7 +172,7 @@ def gathered(team: Team, own: Sequence[Tensor], spans: Sequence[Sequence[Span]])
     for dtype in dict.fromkeys(numbers.dtype for numbers in own):
         alike = [index for index, numbers in enumerate(own) if numbers.dtype is dtype]
         theirs = [[everyones[index] for index in alike] for everyones in spans]
-        for everyones in _rounds(theirs):
+        for everyones in _rounds(theirs, own[0].device):
             mine = [own[alike[0]][:0]]
             for tensor, first, end in everyones[team.rank]:
                 start = theirs[team.rank][tensor][0]

@@ -7,7 +7,7 @@ size, F feed-forward size, N tokens in one forward and backward pass, V vocabula
 |---|---|---|
 | weights | P b; with `model.quantization` 1 or 1/2 and 1/16 for each of a linear layer | a scale for 64 weights |
 | gradients | 4 Q, times those held at once with several lanes or trainers (`gradients_at_once`) | summed in float32 |
-| exchanged at a time | 64 MiB at most, with several trainers | sums travel in pieces |
+| exchanged at a time | 16 MiB at most, 64 on a GPU, with several trainers | sums travel in pieces |
 | master weights | 4 Q, only below float32 | small updates would round to nothing |
 | Adam | 8 Q | two float32 moments |
 | reference | P b, only with a KL and without adapters | |
@@ -56,19 +56,21 @@ Phase = Literal[
     "critic update",
     "critic's optimizer step",
     "checkpoint",
+    "trial of the first checkpoint",
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """In the order of a step. `scoring`: by reward models; `update`: the forward and backward passes; `reference`,
-`values`: its log-probabilities and the critic's values."""
+`values`: its log-probabilities and the critic's values; the trial: the saved policy is loaded again and compared."""
 Sharding = Literal["whole", "optimizer", "full"]
 """What each of several trainers keeps of a trained model; see `ParameterBytes.kept`."""
 
 _CHUNK_LOGITS, _KEPT_LOGITS, _BLOCK_LOGITS = 1 << 22, 1 << 26, 1 << 19  # as in burnish.forward.logprobs
-_PIECE_NUMBERS = 1 << 22  # as in burnish.forward.team
+_PIECE_NUMBERS, _PIECE_NUMBERS_ON_GPU = 1 << 20, 1 << 22  # as in burnish.forward.team
 _UPDATE: tuple[Phase, ...] = ("update", "optimizer step")
 _CRITIC_UPDATE: tuple[Phase, ...] = ("critic update", "critic's optimizer step")
 _BITS, _SHARE_A_SCALE = {"int8": 8, "nf4": 4}, 64  # as in burnish.forward.quantized_layers
 _KEPT_BYTES = 1 << 30  # as in burnish.rollouts.local.kept
+_LOADED_AGAIN_BYTES = 20 << 30  # as in burnish.models.saved
 _NORMALIZATION_ROWS = 64  # as `max_batch_rows` in burnish.trainers.reward_model.normalization
 
 
@@ -187,7 +189,7 @@ class Table:
         formula += "" if held == 1 else f" x {held:g} at once (cluster.lanes)"
         yield MemoryItem("gradients", round(trained * self.gradients), formula, _UPDATE)
         if self.trainers > 1:
-            piece = min(_PIECE_NUMBERS, trained)
+            piece = min(_PIECE_NUMBERS_ON_GPU if self.on_gpu else _PIECE_NUMBERS, trained)
             formula = f"{piece:,} numbers x 4 bytes, packed, joined, received, passed on"
             both = isinstance(self.config, RlConfig) and has_separate_critic(self.config)
             phases: tuple[Phase, ...] = ("update", "critic update") if both else ("update",)
@@ -242,7 +244,7 @@ class Table:
             yield from self.logprobs()
             return
         yield self.weights("policy weights, which it begins with")
-        yield from Table(self.config, self.facts, self.on_gpu).critic()
+        yield from self.critic()
         if self.facts.critic is None:
             yield self.activations()
 
@@ -308,37 +310,49 @@ class Table:
             formula = f"{this.formula} x {ahead + 1} (max_staleness + 1)"
             yield MemoryItem("later versions in shared memory", (ahead + 1) * this.num_bytes, formula, at_most=True)
 
-    def saving(self) -> Iterator[MemoryItem]:
-        """What the trainer whose state is saved copies of it where it computes. Checkpoints are written from where the
-        state is, unless it rests."""
+    def saving(self, *models: str) -> Iterator[MemoryItem]:
+        """What the process of these models copies of their state where it computes, if that is saved. Checkpoints are
+        written from where the state is, unless it rests."""
         if self.sharding == "whole" and "optimizer" in self.offload:
-            yield self.state("optimizer state, copied before it rests")
-        if self.sharding != "full" and self.config.model.lora is not None:
+            yield from self._largest("optimizer state, copied before it rests", models)
+        if self.sharding != "full" and self.config.model.lora is not None and "policy" in models:
             yield replace(self.weights("merged weights, to be saved"), phases=("checkpoint",))
 
-    def saving_on_host(self, *, sends: bool) -> Iterator[MemoryItem]:
+    def saving_on_host(self, *models: str, sends: bool) -> Iterator[MemoryItem]:
         """What it copies to the host's memory, if it is not there anyway. `sends`: the controller writes it."""
-        if self.on_gpu or self.sharding == "full":
+        if (self.on_gpu or self.sharding == "full") and {"policy", "critic"} & set(models):
             yield replace(self.weights("weights, copied to be saved"), phases=("checkpoint",))
         if sends and self.sharding != "whole":
-            yield self.state("optimizer state, collected from slices")
+            yield from self._largest("optimizer state, collected from slices", models)
         if sends:
-            yield self.state("optimizer state, sent to the controller")
+            yield from self._largest("optimizer state, sent to the controller", models)
 
-    def state(self, name: str) -> MemoryItem:
-        """A copy of the optimizer's state while a checkpoint is written."""
-        trained = num_trained(self.config.model.lora, self.facts)
-        return self._state_of(name, trained)
+    def _largest(self, name: str, models: Sequence[str]) -> Iterator[MemoryItem]:
+        """A copy of the optimizer state of one of the models at a time; none if they have none."""
+        if counts := [count for model, count in self._states() if model in models]:
+            yield self._state_of(name, max(counts))
 
-    def collected(self) -> Iterator[MemoryItem]:
-        """The optimizers' states in a controller that does not train: all of them, and the message that brings the last
-        one."""
-        yield self.state("optimizer state, to be saved")
-        last = num_trained(self.config.model.lora, self.facts)
+    def collected(self, *models: str) -> Iterator[MemoryItem]:
+        """The optimizer states of these models in a controller that gets them from other processes: all of them, and
+        the message that brings the last one."""
+        states = [(model, count) for model, count in self._states() if model in models]
+        for model, count in states:
+            whose = "" if model == "policy" else f"{model}'s "
+            yield self._state_of(f"{whose}optimizer state, to be saved", count)
+        for _, count in states[-1:]:
+            yield self._state_of("the message with the last of them", count)
+
+    def loaded_again(self) -> Iterator[MemoryItem]:
+        """The policy of the first checkpoint, in the controller, which compares it with the one that is trained."""
+        item = replace(self.weights("saved policy"), phases=("trial of the first checkpoint",), at_most=True)
+        if not isinstance(self.config, RmConfig) and item.num_bytes <= _LOADED_AGAIN_BYTES:
+            yield item
+
+    def _states(self) -> Iterator[tuple[str, int]]:
+        """Models whose optimizer state is saved, in that order, and how many parameters of each are trained."""
+        yield "policy", num_trained(self.config.model.lora, self.facts)
         if isinstance(self.config, RlConfig) and has_separate_critic(self.config):
-            last = (self.facts.critic or self.facts).num_parameters
-            yield self._state_of("critic's optimizer state, to be saved", last)
-        yield self._state_of("the message with the last of them", last)
+            yield "critic", (self.facts.critic or self.facts).num_parameters
 
     def _state_of(self, name: str, count: int) -> MemoryItem:
         each = ParameterBytes.of(self.config.model.dtype).optimizer

@@ -118,33 +118,38 @@ def _with_models(
         return _seat(name, tuple(holds), threads, next(gpus) if computes else None, *there)
 
     here, samples_here = cluster.trains_here, isinstance(config, RlConfig) and not config.cluster.rollout_workers
+    alone = config.cluster.own_process if isinstance(config, RlConfig) else ()
+    shared = [model for model in ("policy", "critic") if model not in alone]
     engine = [*table.engine()]
     trained = [*table.trained(), *(engine if samples_here else ())]
     of_loop = engine if isinstance(config, RmConfig) else []  # it samples from the policy that scores are measured on
     words = "at most, whatever the model's size"
     buffer = MemoryItem("buffer of checkpoints", BLOCK_BYTES, words, ("checkpoint",), at_most=True)
+    collected = table.collected(*(alone if here else ("policy", "critic")))
+    host = [*table.versions(), *collected, buffer, *table.loaded_again()]
     if here:
-        host = [*table.versions(), buffer, *table.saving_on_host(sends=False)]
         holds = ("the loop", "data", *_trained(config))
-        controller = seat("controller", holds, host, [*trained, *table.saving(), *of_loop])
+        host += table.saving_on_host(*shared, sends=False)
+        controller = seat("controller", holds, host, [*trained, *table.saving(*shared), *of_loop])
     else:
-        host = [*table.versions(), *of_loop, *table.collected(), buffer]
-        controller = seat("controller", ("the loop", "data"), host, computes=False)
+        controller = seat("controller", ("the loop", "data"), [*host, *of_loop], computes=False)
     if isinstance(config, RlConfig) and "reward_model" not in config.cluster.own_process:
         yield from _with_judges(controller, config, machine, rewards)
     else:
         yield controller
     for rank in range(0 if here else cluster.trainers):
         first = rank == 0  # the one whose state is saved
-        host = [*table.saving_on_host(sends=True)] if first else []
-        yield seat(f"trainer {rank}", _trained(config), host, [*trained, *(table.saving() if first else ())])
+        host = [*table.saving_on_host(*shared, sends=True)] if first else []
+        yield seat(f"trainer {rank}", _trained(config), host, [*trained, *(table.saving(*shared) if first else ())])
     if not isinstance(config, RlConfig):
         return
     for model, name in zip(config.cluster.own_process, config.cluster.own_names, strict=True):
         if model == "reward_model":
             yield from _with_judges(seat(name, ()), config, machine, rewards)
         else:
-            yield seat(name, (name,), (), [*table.alone(model)])
+            whole = Table(config, facts or _UNKNOWN, on_gpu)
+            host = [*whole.saving_on_host(model, sends=True)]
+            yield seat(name, (name,), host, [*whole.alone(model), *whole.saving(model)])
     for number in range(config.cluster.rollout_workers):
         holds = (f"{config.rollout.engine} engine with a copy of the weights",)
         yield seat(f"rollout worker {number}", holds, (), [table.weights("weights"), *engine])

@@ -224,13 +224,14 @@ def _say_line(console: Console, text: str) -> None:
 
 @contextmanager
 def trainer_seat(open_roles: OpenRoles, config: RunOfSeveral, meeting: Meeting) -> Iterator[Mapping[str, object]]:
-    """The roles of one trainer. The first one chooses the fast paths, and the others take the same."""
+    """The roles of one trainer. The first one chooses the fast paths, and the others take the same. One that is alone
+    adds up gradients like the command's own process, without an exchange, which would take several copies."""
     on_gpu = torch.cuda.is_available() and config.model.device != "cpu"
-    with joined(meeting, on_gpu=on_gpu) as team:
+    with joined(meeting, on_gpu=on_gpu) if meeting.size > 1 else nullcontext() as team:
         # With `full`, too: before weights are cut, none has more masters than it will have.
-        slices = None if config.cluster.sharding == "whole" else Slices(team)
+        slices = None if team is None or config.cluster.sharding == "whole" else Slices(team)
         lanes = Lanes(config.cluster.num_lanes, team, slices)
-        chosen = None if team.rank == 0 else FastPaths(team.exchange(None)[0])
+        chosen = None if team is None or team.rank == 0 else FastPaths(team.exchange(None)[0])
         with open_roles(config, chosen, lanes) as roles:
             if slices is not None and config.cluster.sharding == "full":
                 from burnish.distributed.fully import fully_sharded  # FSDP takes half a second to import
@@ -239,7 +240,7 @@ def trainer_seat(open_roles: OpenRoles, config: RunOfSeveral, meeting: Meeting) 
                 for role in roles.values():
                     if isinstance(role, CUT):
                         role.share_weights(fully_sharded)  # last: fast paths are tried on whole weights
-            if team.rank == 0:
+            if team is not None and team.rank == 0:
                 team.exchange(roles["ways"].record)  # type: ignore[attr-defined]
             yield roles
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from burnish.cli import main
 from burnish.distributed.nodes import Expected, check_address, check_room, marked, problems_here, versions_here
 from burnish.errors import ConfigError
 
@@ -83,3 +86,20 @@ def test_an_address_at_which_nobody_listens() -> None:
     with pytest.raises(ConfigError, match="RAY_ADDRESS is ray://somewhere:10001, which leads a program outside"):
         check_address("ray://somewhere:10001")
     check_address("auto")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "runtime_env", "is_told"),
+    [
+        ({"job_submission_id": "raysubmit_1"}, None, True),
+        ({"job_submission_id": "raysubmit_1"}, {"working_dir": "gcs://_ray_pkg_1.zip"}, False),
+    ],
+)
+def test_a_job_without_a_folder_is_told_where_it_is(
+    metadata: Any, runtime_env: Any, is_told: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything else: it is why there is no run file."""
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"metadata": metadata, "runtime_env": runtime_env}))
+    assert main(["rl", "no-such-file.yaml"]) == 2
+    told = f"submitted without --working-dir: relative paths begin in {Path.cwd()} on"
+    assert [told in line for line in capfd.readouterr().out.splitlines()] == [True] * is_told

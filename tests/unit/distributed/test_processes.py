@@ -264,6 +264,18 @@ def test_a_process_that_dies_is_an_error_now_and_later(module: Any, tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_whoever_waits_for_one_that_another_thread_ends_is_told(module: Any, tmp_path: Path) -> None:
+    """Its descriptors are closed by the one who waits at them: the system may give their numbers to others."""
+    process = RoleProcess("one", module.roles, tmp_path / "left")
+    with ThreadPoolExecutor(1) as waiting:
+        asked = waiting.submit(process.role("policy", seconds=30).ask, "sleeps")
+        wait_for(lambda: "sleeps" in process.standing)
+        process.kill()
+        assert str(asked.exception()).startswith("policy.sleeps: process 'one' has been ended")
+    assert (process.fileno(), process._pulse.descriptor) == (-1, -1)
+
+
+@pytest.mark.slow
 def test_a_process_that_does_not_answer_is_killed_and_says_where_it_was(
     module: Any, tmp_path: Path, gone: Callable[..., bool]
 ) -> None:

@@ -146,6 +146,7 @@ def test_the_bytes_of_each_process_by_hand() -> None:
         "optimizer state, to be saved": 8 * M,
         "the message with the last of them": 8 * M,
         "buffer of checkpoints": BLOCK_BYTES,
+        "saved policy": 4 * M,
     }
     assert controller.host_bytes == PROCESS_BYTES + 4 * M + 16 * M + BLOCK_BYTES  # while a checkpoint is written
     of_both = {
@@ -238,6 +239,8 @@ def test_a_decoder_lays_out_only_the_head_of_weights_in_few_bits() -> None:
 
 
 def test_what_saving_copies() -> None:
+    """The saved policy is loaded again after its first checkpoint, unless it is large: that is a phase of its own."""
+
     def in_checkpoint(config: RlConfig | SftConfig, machine: Machine = MACHINE) -> list[dict[str, int]]:
         """Of the processes with a model: what only a checkpoint needs."""
         items = ([*seat.host, *seat.device] for seat in seats_of(config, FACTS, machine) if "reward" not in seat.name)
@@ -254,9 +257,19 @@ def test_what_saving_copies() -> None:
     assert in_checkpoint(rl(model={"path": "m", "device": "cpu", "lora": {"rank": 2}})) == [buffer | merged]
     state = {"optimizer state, to be saved": 8 * M, "the message with the last of them": 8 * M}
     sent = {"optimizer state, sent to the controller": 8 * M}
+    critics = {"critic's optimizer state, to be saved": 8 * M}
+    alone = {**PPO, "cluster": {"own_process": ["critic"], "trainers": 2, "offload": ["optimizer"]}}
+    sent_of_resting = sent | {"optimizer state, copied before it rests": 8 * M}
+    assert in_checkpoint(rl(**alone)) == [state | critics | buffer, sent_of_resting, {}, sent_of_resting]
+    alone["cluster"] = {"own_process": ["critic"], "rollout_workers": 1}  # the controller trains the policy
+    assert [*in_checkpoint(rl(**alone))[0]] == [*critics, "the message with the last of them", *buffer]
     collected = {"optimizer state, collected from slices": 8 * M}
     assert in_checkpoint(sft(trainers=2, sharding="whole")) == [state | buffer, sent, {}]
     assert in_checkpoint(sft(trainers=2, sharding="optimizer")) == [state | buffer, sent | collected, {}]
+    large = replace(FACTS, num_parameters=6 << 30)
+    for config, facts, found in ((sft(), FACTS, [4 * M]), (rm(), FACTS, []), (sft(trainers=2), large, [])):
+        host = seats_of(config, facts, MACHINE)[0].host
+        assert [item.num_bytes for item in host if item.phases == ("trial of the first checkpoint",)] == found
     assert in_checkpoint(sft(trainers=2, sharding="full")) == [state | buffer, weights | sent | collected, {}]
 
 
@@ -369,6 +382,7 @@ def test_what_rests_counts_in_the_phases_that_need_it() -> None:
         "critic update": 4 + 4 + 4,
         "critic's optimizer step": 4 + 4 + 4 + 8,
         "checkpoint": 4 + 8 + 4 + 8 + copied,
+        "trial of the first checkpoint": 4,
     }
     only_critic = in_phases("critic")
     assert (only_critic["sampling"], only_critic["critic update"]) == (4 + 8 + 4, 4 + 8 + 4 + 4 + 4)
