@@ -69,7 +69,7 @@ class StaticDecoder(CachingDecoder):
 
     def clear(self) -> None:
         """Drop all rows."""
-        none = torch.empty(0, dtype=torch.int64, device=self._model.device)
+        none = torch.empty(0, dtype=torch.int64)
         self.move(none, none, 0)
 
     @property

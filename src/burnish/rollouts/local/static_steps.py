@@ -226,6 +226,7 @@ class StaticSteps:
         self._slots.load(numbers_5R)
         replay = self._capture(step)
         self._slots.load(numbers_5R)
+        self._slots.tokens_BS.fill_(-1)
         replay()
         found = self._slots.tokens_BS[0, :rows].tolist()
         if found != expected:
