@@ -171,6 +171,7 @@ class LocalEngine(StoppableEngine, KeepingEngine):
             yield
         finally:
             self._session = None
+            self._let_go()
 
     def sync(self, weights: Weights) -> None:
         """Use these weights and their version. If they are the engine's own module, nothing is copied. An engine in
@@ -289,7 +290,12 @@ class LocalEngine(StoppableEngine, KeepingEngine):
         self._spent.decoded_tokens += sum(len(row.tokens) for row in rows) - begun
         if self._session is not None and not isinstance(decoder, TextDecoder) and not decoding.rows:
             self._session.decoder, self._session.places = decoder, places
-        elif isinstance(self._make_decoder, StaticDecoders):
+        if self._session is None:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Let go of memory that the next call can do without."""
+        if isinstance(self._make_decoder, StaticDecoders):
             self._make_decoder.let_go()
 
     def _taken_decoder(self, places: int) -> Decoder | TextDecoder:
