@@ -183,8 +183,6 @@ class SharedRows(Cache):
             self._arrange(slots)
         assert self._arranged is not None
         longest = bucket(max(row.prompt.length for row in self._rows))
-        if self._kernel is flash:  # it reads no more than there is
-            columns, longest = self._own[0][0].shape[1], self._prompts[0][0].shape[1]
         return Shape(*self._arranged, columns=columns, prompt_columns=longest)
 
     def logits(self, shape: Shape, tokens_S: Tensor, positions_S: Tensor) -> Tensor:
@@ -325,10 +323,12 @@ class SharedRows(Cache):
             self._prompts.append((prompts[0], prompts[1]))
 
     def _reserve_own(self, columns: int) -> None:
-        self._own = [_grown(stores, self._places, columns) for stores in self._own]
+        for layer, stores in enumerate(self._own):  # one after the other, so that no more than one is there twice
+            self._own[layer] = _grown(stores, self._places, columns)
 
     def _reserve_prompts(self, count: int, width: int) -> None:
-        self._prompts = [_grown(stores, power_of_two(count), bucket(width)) for stores in self._prompts]
+        for layer, stores in enumerate(self._prompts):
+            self._prompts[layer] = _grown(stores, power_of_two(count), bucket(width))
 
 
 def _grown(stores: tuple[Tensor, Tensor], rows: int, columns: int) -> tuple[Tensor, Tensor]:

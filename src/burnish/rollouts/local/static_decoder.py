@@ -17,7 +17,15 @@ from burnish.rollouts.local.cache import RowCache
 from burnish.rollouts.local.decoders import CachingDecoder, MaskedPass
 from burnish.rollouts.local.prefill import Prefiller, attention_kind
 from burnish.rollouts.local.shared_rows import SharedRows, flash, fused
-from burnish.rollouts.local.static_steps import Capture, CudaGraphs, Shape, SlottedPass, StaticSteps, bucket
+from burnish.rollouts.local.static_steps import (
+    Capture,
+    CudaGraphs,
+    Shape,
+    SlottedPass,
+    StaticSteps,
+    bucket,
+    power_of_two,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,7 +96,8 @@ class StaticDecoder(CachingDecoder):
 class StaticDecoders:
     """Makes a static decoder, and hands the same one out again, with its graphs, while it has the places.
 
-    At most one of them is in use. captures: whether it captures its steps as CUDA graphs.
+    Shapes follow from the rows of a call alone, so its numbers do not depend on the calls before, for which the decoder
+    may have grown. At most one of them is in use. captures: whether it captures its steps as CUDA graphs.
     """
 
     def __init__(self, attention: Attention, *, captures: bool, must_capture: bool = False) -> None:
@@ -99,6 +108,7 @@ class StaticDecoders:
 
     def __call__(self, model: PreTrainedModel, places: int) -> StaticDecoder:
         """See `MakeDecoder`."""
+        places = power_of_two(places)
         if self._held is None or self._held.places < places:
             self._held = None  # before the next one needs the memory
             capture = CudaGraphs(next(model.parameters()).device) if self._captures else None

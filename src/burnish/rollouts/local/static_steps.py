@@ -130,7 +130,7 @@ class Slots:
 
 
 class StaticSteps:
-    """Runs blocks of steps. `capture` None runs every step by itself.
+    """Runs blocks of steps for up to `places` rows, a power of two. `capture` None runs every step by itself.
 
     must_capture: an exception while capturing is raised, otherwise steps of that shape then run by themselves.
     """
@@ -146,7 +146,6 @@ class StaticSteps:
     ) -> None:
         self._model = model
         self._slotted = slotted
-        self._places = places
         self._device = next(model.parameters()).device
         self._slots = Slots(places, self._device)
         self._capture = capture
@@ -157,7 +156,7 @@ class StaticSteps:
 
     def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
         """(R, vocabulary) after these tokens."""
-        shape = self._slotted.fit(self._num_slots(len(tokens_R)), positions_R.tolist(), 1)
+        shape = self._slotted.fit(power_of_two(len(tokens_R)), positions_R.tolist(), 1)
         nothing_R = torch.zeros_like(tokens_R)
         self._slots.load(torch.stack([tokens_R, positions_R, nothing_R, nothing_R, nothing_R]))
         return self._logits(shape)[: len(tokens_R)]
@@ -168,7 +167,7 @@ class StaticSteps:
         """The tokens (steps, R) of so many steps, and their log-probabilities. What a row has after one of `stop_ids`
         or its limit does not count."""
         rows = numbers_5R.shape[1]
-        shape = self._slotted.fit(self._num_slots(rows), numbers_5R[POSITION].tolist(), steps)
+        shape = self._slotted.fit(power_of_two(rows), numbers_5R[POSITION].tolist(), steps)
         same = replace(sampling, max_response_tokens=1, stop=(), stop_token_ids=())
         stop_ids_N = self._on_device(stop_ids)
 
@@ -184,9 +183,6 @@ class StaticSteps:
     def _logits(self, shape: Shape) -> Tensor:
         tokens_S, positions_S = self._slots.numbers_5S[:2, : shape.slots]
         return self._slotted.logits(shape, tokens_S, positions_S)
-
-    def _num_slots(self, rows: int) -> int:
-        return min(self._places, power_of_two(rows))
 
     def _on_device(self, stop_ids: frozenset[int]) -> Tensor:
         if stop_ids not in self._stop_ids:
@@ -238,8 +234,10 @@ class StaticSteps:
         return replay
 
     def _current_addresses(self) -> tuple[int, ...]:
+        """Also sizes of the cache: another one may lie where an earlier one was."""
         weights = (*self._model.parameters(), *self._model.buffers())
-        return tuple(tensor.data_ptr() for tensor in (*weights, *self._slotted.tensors()))
+        cached = list(self._slotted.tensors())
+        return (*(tensor.data_ptr() for tensor in (*weights, *cached)), *(tensor.numel() for tensor in cached))
 
 
 def bucket(columns: int) -> int:

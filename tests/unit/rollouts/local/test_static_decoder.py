@@ -315,11 +315,24 @@ def test_a_large_decoder_is_not_held(make: Any, llama: Any, monkeypatch: pytest.
     engine.generate(requests(), Sampling(4), seed=0, step=0)
     held = decoders._held
     assert held is not None
-    assert decoders(llama, 3) is held
-    assert decoders(llama, 99) is not held
+    assert decoders(llama, 8) is held
+    assert decoders(llama, 9) is not held
     monkeypatch.setattr(static_decoder, "HELD_BYTES", 1000)
     engine.generate(requests(), Sampling(4), seed=0, step=0)
     assert decoders._held is None
+
+
+@pytest.mark.parametrize("attention", ["fused", "masked"])
+def test_the_calls_before_change_no_bit(make: Any, llama: Any, attention: Any) -> None:
+    """Although they made the decoder's places and columns more."""
+    decoders = static(llama, attention)
+    asked, sampling = requests(1)[:3], Sampling(12)
+    alone = make(llama, decoders).generate(asked, sampling, seed=0, step=0)
+    engine = make(llama, static(llama, attention), max_batch_rows=16, eos_token_ids=())
+    longer = RolloutRequest("longer", 0, (5, 6) * 30, tuple(range(9)))
+    engine.generate([longer], Sampling(20), seed=0, step=0)
+    again = make(llama, engine._make_decoder)
+    assert again.generate(asked, sampling, seed=0, step=0) == alone
 
 
 def raced(fastest: str, raced_ways: list[str]) -> FastPaths:
