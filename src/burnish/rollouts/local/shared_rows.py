@@ -212,19 +212,12 @@ class SharedRows(Cache):
 
     def attend(self, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, scaling: float | None) -> Tensor:
         """(S, H, D). The tokens' own keys and values are in the cache already."""
-        shape, (keys, values), (prompt_keys, prompt_values) = (
-            self._shape,
-            self._own[self._layer],
-            self._prompts[self._layer],
-        )
+        keys, values = (store[: self._shape.slots] for store in self._own[self._layer])
+        prompt_keys, prompt_values = (store[: self._shape.prompts] for store in self._prompts[self._layer])
         query_SGKD = query_SHD.unflatten(1, (key_SKD.shape[1], -1)).transpose(1, 2)
-        own, own_sums = self._kernel(
-            query_SGKD.flatten(0, 1), keys[: shape.slots], values[: shape.slots], self._own_sight, scaling
-        )
-        picked = query_SGKD.index_select(0, self._order_X).flatten(0, 1)
-        seen, sums = self._kernel(
-            picked, prompt_keys[: shape.prompts], prompt_values[: shape.prompts], self._prompt_sight, scaling
-        )
+        own, own_sums = self._kernel(query_SGKD.flatten(0, 1), keys, values, self._own_sight, scaling)
+        by_prompt = query_SGKD.index_select(0, self._order_X).flatten(0, 1)
+        seen, sums = self._kernel(by_prompt, prompt_keys, prompt_values, self._prompt_sight, scaling)
         group = query_SGKD.shape[1]
         seen_SGKD, sums_SGK = (part.unflatten(0, (-1, group)).index_select(0, self._place_S) for part in (seen, sums))
         sums_SGK = sums_SGK.masked_fill(~self._is_shared_S[:, None, None], -math.inf)
@@ -238,31 +231,23 @@ class SharedRows(Cache):
         column_S = positions_S - self._numbers["first"][:slots]
         counting = torch.arange(max(slots, prompts) + 1, device=positions_S.device)
         self._columns_S = counting[:slots] * room + column_S
-        self._order_X = self._numbers["order"][: self._picked(shape)]
+        self._order_X = self._numbers["order"][: prompts * shape.rows or slots]
         self._place_S = self._numbers["place"][:slots]
-        prompt_lengths_P = self._numbers["lengths"][:prompts]
+        prompt_lengths_P = self._numbers["lengths"][:prompts].clamp(min=1)
         self._is_shared_S = self._numbers["first"][:slots] > 0
         self._own_sight = self._sight(column_S + 1, counting[: slots + 1], room, shape.columns, 1)
         ends, longest = self._numbers["ends"][: prompts + 1], shape.rows or slots
-        self._prompt_sight = self._sight(
-            prompt_lengths_P.clamp(min=1), ends, prompt_room, shape.prompt_columns, longest
-        )
+        self._prompt_sight = self._sight(prompt_lengths_P, ends, prompt_room, shape.prompt_columns, longest)
 
     def _sight(self, lengths_N: Tensor, ends: Tensor, room: int, columns: int, longest: int) -> Sight:
         keys = self._own[0][0]
         group = self._heads // keys.shape[2]
         hidden = None
         if self._kernel is not flash:
-            is_hidden_NW = torch.arange(columns, device=keys.device) >= lengths_N[:, None]
-            hidden = torch.zeros_like(is_hidden_NW, dtype=keys.dtype).masked_fill_(is_hidden_NW, -math.inf)[
-                :, None, None
-            ]
+            is_hidden_N11W = torch.arange(columns, device=keys.device) >= lengths_N[:, None, None, None]
+            hidden = torch.zeros_like(is_hidden_N11W, dtype=keys.dtype).masked_fill_(is_hidden_N11W, -math.inf)
         key_ends = torch.arange(len(ends), dtype=torch.int32, device=keys.device) * room
         return Sight(lengths_N.int(), (ends * group).int(), key_ends, hidden, columns, longest * group)
-
-    def _picked(self, shape: Shape) -> int:
-        """Queries that are laid out by prompt."""
-        return shape.prompts * shape.rows or shape.slots
 
     def _arrange(self, slots: int) -> None:
         """Lay the rows out by prompt: a prompt's next to each other; for `fused`, with as many places for each."""
