@@ -121,16 +121,16 @@ def test_tokens_are_those_of_the_models_own_pass(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["fused", "masked", "flash"])
-@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize("rows", [3, 64])
 def test_every_family_and_number_of_rows(
     make: Any, model: Any, attention: Any, rows: int, flash_on_a_cpu: None
 ) -> None:
     """Past the first bucket, and up to the last position of the model."""
     sampling = Sampling(200, top_p=0.95)
-    expected = make(model, eos_token_ids=(1,)).generate(requests(4), sampling, seed=1, step=2)
-    assert max(len(rollout.response_tokens) for rollout in expected) > 100
-    engine = make(model, static(model, attention), eos_token_ids=(1,), max_batch_rows=rows)
-    assert_alike(engine.generate(requests(4), sampling, seed=1, step=2), expected)
+    expected = make(model, eos_token_ids=()).generate(requests(2), sampling, seed=1, step=2)
+    assert max(len(rollout.response_tokens) for rollout in expected) > 70
+    engine = make(model, static(model, attention), eos_token_ids=(), max_batch_rows=rows)
+    assert_alike(engine.generate(requests(2), sampling, seed=1, step=2), expected)
 
 
 @pytest.mark.parametrize("attention", ["fused", "masked"])
