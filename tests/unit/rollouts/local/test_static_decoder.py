@@ -142,17 +142,6 @@ def test_a_trial_finds_that_logits_are_the_models_own(make_model: Any, attention
     assert goes_on_alike(model, decoders)
 
 
-def test_windows_are_seen_through_masks(make: Any) -> None:
-    from transformers import MistralConfig, MistralForCausalLM
-
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
-    model = MistralForCausalLM(MistralConfig(**sizes, **heads, sliding_window=8, initializer_range=0.3)).eval()
-    assert choose_attention(model, 64) == "masked"
-    expected = make(model).generate(requests(1), Sampling(20), seed=0, step=0)
-    assert_alike(make(model, static(model, "masked")).generate(requests(1), Sampling(20), seed=0, step=0), expected)
-
-
 @pytest.mark.slow_cases("masked")
 @pytest.mark.parametrize("attention", ["fused", "masked"])
 def test_conversations_go_on_from_kept_rows(make: Any, llama: Any, attention: Any) -> None:
