@@ -221,8 +221,9 @@ class SharedRows(Cache):
         group = query_SGKD.shape[1]
         seen_SGKD, sums_SGK = (part.unflatten(0, (-1, group)).index_select(0, self._place_S) for part in (seen, sums))
         sums_SGK = sums_SGK.masked_fill(~self._is_shared_S[:, None, None], -math.inf)
-        join(own, own_sums, seen_SGKD.flatten(0, 1), sums_SGK.flatten(0, 1))
-        return own.unflatten(0, (-1, group)).transpose(1, 2).flatten(1, 2)
+        own = own.float()  # of few tokens: rounded once, when they are joined
+        join(own, own_sums, seen_SGKD.flatten(0, 1).float(), sums_SGK.flatten(0, 1))
+        return own.to(query_SHD.dtype).unflatten(0, (-1, group)).transpose(1, 2).flatten(1, 2)
 
     def _begin(self, shape: Shape, positions_S: Tensor) -> None:
         """Everything that all layers share."""
