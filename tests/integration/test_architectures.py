@@ -15,9 +15,12 @@ from burnish.errors import BurnishError, ModelError, RolloutError
 from burnish.forward.batch import Batch
 from burnish.forward.probe import use_packed_rows
 from burnish.forward.scoring import ResponseScorer
+from burnish.machine.processor import TIMING
 from burnish.models.loading import prepare_for_training
 from burnish.rollouts.engine import Sampling
+from burnish.rollouts.local import static_decoder, static_ways
 from burnish.rollouts.local.engine import LocalEngine
+from burnish.rollouts.local.static_steps import StaticSteps
 from burnish.types import Rollout, RolloutRequest
 
 CONTEXT = 64
@@ -273,6 +276,21 @@ def check(model: Any, rollouts: list[Rollout], bound: float) -> None:
 def test_a_text_has_the_numbers_that_it_has_alone(name: str) -> None:
     model = build(*ZOO[name])
     check(model, sample(model), DRIFTS.get(name, BOUND))
+
+
+@pytest.mark.slow_cases("opt", "llama4", "gpt_oss", "deepseek_v3", "qwen3_moe")
+@pytest.mark.parametrize("name", ["opt", "gemma2", "llama4", "gpt_oss", "deepseek_v3", "qwen3_moe"])
+def test_so_it_has_in_steps_of_fixed_shapes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, without CUDA graphs."""
+    monkeypatch.setattr(static_ways, "_DEVICES", ("cpu",))
+    monkeypatch.setattr(static_decoder, "CudaGraphs", lambda device: None)
+    monkeypatch.setenv(TIMING, "off")
+    model = build(*ZOO[name])
+    use_packed_rows(model)
+    blocks, block = [], StaticSteps.block
+    monkeypatch.setattr(StaticSteps, "block", lambda *given: blocks.append(block(*given)) or blocks[-1])
+    check(model, sample(model), BOUND)
+    assert len(blocks) > 3
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -106,8 +106,8 @@ class StoppableEngine(RolloutEngine, ABC):
         stopped: Callable[[], bool],
         on_finished: OnFinished | None = None,
     ) -> tuple[list[Rollout], list[RolloutRequest]]:
-        """Like `generate`, until `stopped()`, which is asked after every token. Returns the finished rollouts, in the
-        order of the requests, and requests for the others with what there is of them."""
+        """Like `generate`, until `stopped()`, which is asked after every token, or every few. Returns the finished
+        rollouts, in the order of the requests, and requests for the others with what there is of them."""
 
 
 class KeepingEngine(RolloutEngine, ABC):

@@ -21,6 +21,10 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective
 from burnish.models.value_head import ValueHead, ValueScorer
+from burnish.rollouts.engine import Sampling
+from burnish.rollouts.local.prefill import Prefiller
+from burnish.rollouts.local.static_decoder import StaticDecoders
+from burnish.rollouts.local.static_steps import BLOCK
 from burnish.trainers.rl.objective import ClippedValueObjective, LikelihoodObjective, PolicyObjective
 
 META = torch.device("meta")
@@ -175,6 +179,30 @@ def test_scores_without_a_gradient_wait_for_nothing(load, batch, gpu) -> None:
         scores = scorer.score_in_microbatches(shared_prompts(batch).to(META), 40, entropy=True, correct=True)
     assert scores.logprobs_BT.device == META
     assert scores.logprobs_BT.shape == batch.loss_mask.shape
+
+
+@pytest.mark.parametrize(
+    ("attention", "dtype"), [("flash", torch.bfloat16), ("fused", torch.float32), ("masked", torch.bfloat16)]
+)
+def test_a_decoding_step_needs_no_number_and_no_memory_of_its_own(load, gpu, attention, dtype) -> None:
+    """So that a CUDA graph can hold it. Rows of two prompts and one without, at several positions, every filter on."""
+    model = load("qwen2", kernels="off").model.to(dtype)
+    set_packed_attention(model, "varlen")
+    decoder = StaticDecoders(attention, captures=False)(model.to(META), 8)
+    texts = [(3, 4, 5, 6)] * 3 + [(5,), (7, 8)]
+    for chunk in Prefiller(model, pad_token_id=0).prefill(texts, keep=None):
+        decoder.join([len(texts[row]) for row in chunk.rows], chunk.prompts, chunk.sources)
+    steps, shape = decoder.steps, decoder._rows.fit(8, [0, 3, 3, 3, 1], BLOCK)
+    steps._slots.load(torch.zeros(5, 5, dtype=torch.int64, device=META))
+    held = [id(tensor) for tensor in decoder._rows.tensors()]
+    sampling = Sampling(9, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1)
+    stop_ids = torch.zeros(2, dtype=torch.int64, device=META)
+    with gpu, torch.no_grad():
+        for _ in range(2):
+            steps._slots.draw(steps._logits(shape)[:, :15], sampling, stop_ids)
+    assert ("aten::_flash_attention_forward" in gpu.seen) is (attention == "flash")
+    assert ("aten::_scaled_dot_product_efficient_attention" in gpu.seen) is (attention == "fused")
+    assert [id(tensor) for tensor in decoder._rows.tensors()] == held
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

@@ -7,7 +7,7 @@ Shapes of one layer: (rows, heads, columns, head size).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -88,10 +88,15 @@ class RowCache(Cache):
         self._width = 0
 
     def begin(self, positions_RT: Tensor, width: int) -> None:
-        """Make room for T tokens per row. positions: int64, the columns to write, all below `width`."""
-        self._reserve(width)
+        """Make room for T tokens of each of the first R rows. positions: int64, the columns to write, all below
+        `width`."""
+        self.reserve(width)
         self._positions = positions_RT
-        self._row_index = torch.arange(self.num_rows, device=positions_RT.device)[:, None]
+        self._row_index = torch.arange(len(positions_RT), device=positions_RT.device)[:, None]
+
+    def reserve(self, width: int) -> None:
+        """Make room for columns up to `width`, which are the ones in use."""
+        self._reserve(width)
         self._width = width
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple:
@@ -100,7 +105,8 @@ class RowCache(Cache):
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         keys[self._row_index, :, self._positions] = key_states.transpose(1, 2)
         values[self._row_index, :, self._positions] = value_states.transpose(1, 2)
-        return keys[: self.num_rows, :, : self._width], values[: self.num_rows, :, : self._width]
+        rows = len(self._positions)
+        return keys[:rows, :, : self._width], values[:rows, :, : self._width]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._width - self._positions.shape[1] if self._width else 0
@@ -128,6 +134,11 @@ class RowCache(Cache):
                 self._ensure_layer(layer, keys[None], values[None])
                 self._keys[layer][row, :, place] = keys
                 self._values[layer][row, :, place] = values
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All keys and values."""
+        yield from self._keys
+        yield from self._values
 
     def columns(self, row: int, start: int, stop: int) -> Columns:
         """What a row has in these columns. Not a copy: valid until the next call of any method."""

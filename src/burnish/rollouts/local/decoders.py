@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,35 +57,40 @@ class _Prompt:
         self.columns = columns
 
 
-class ModelDecoder:
-    """Decoder for any `transformers` causal language model that caches keys and values.
+class PromptedRows(Protocol):
+    """A cache of rows, numbered from 0, that begin with prompts."""
+
+    def append(
+        self,
+        lengths: Sequence[int],
+        prompts: PrefilledPrompts | None,
+        sources: Sequence[int],
+        own: Sequence[Columns] | None = None,
+    ) -> None:
+        """See `RowCache.append`."""
+
+    def columns(self, row: int, start: int, stop: int) -> Columns:
+        """See `RowCache.columns`; these are all of a row's prompt, or all that follows it."""
+        ...
+
+    def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
+        """See `RowCache.move`."""
+
+
+class CachingDecoder(ABC):
+    """A `Decoder` with the model's own keys and values.
 
     It copies what is kept from its cache, each prompt once for its rows, and reads on with the model's own pass.
     """
 
-    def __init__(self, model: PreTrainedModel, places: int, attention: str) -> None:
+    def __init__(self, model: PreTrainedModel, cache: PromptedRows) -> None:
         self._model = model
-        self._cache = RowCache(places)
-        self._cached = as_argument(self._cache, model)
-        self._masks = Masks(model, attention)
+        self._cache = cache
         self._prompts: list[_Prompt] = []  # of each row
 
+    @abstractmethod
     def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
         """See `Decoder`."""
-        width = int(positions_R.max()) + 1
-        positions_R1 = positions_R[:, None]
-        self._cache.begin(positions_R1, width)
-        outputs = self._model(
-            input_ids=tokens_R[:, None],
-            position_ids=positions_R1,
-            attention_mask=self._masks(positions_R1, width),
-            use_cache=True,
-            logits_to_keep=1,
-            **self._cached,
-            **quiet_outputs(self._model),
-        )
-        logits_RV: Tensor = outputs.logits[:, -1]
-        return logits_RV
 
     def join(self, lengths: Sequence[int], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
         """See `Decoder`."""
@@ -119,3 +125,42 @@ class ModelDecoder:
             self._cache.append([len(texts[i]) for i in chunk.rows], chunk.prompts, chunk.sources, chunk.own)
             order += chunk.rows
         return order
+
+
+class ModelDecoder(CachingDecoder):
+    """Decoder for any `transformers` causal language model that caches keys and values."""
+
+    def __init__(self, model: PreTrainedModel, places: int, attention: str) -> None:
+        cache = RowCache(places)
+        super().__init__(model, cache)
+        self._pass = MaskedPass(model, cache, attention)
+
+    def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
+        """See `Decoder`."""
+        return self._pass.logits(tokens_R, positions_R, int(positions_R.max()) + 1)
+
+
+class MaskedPass:
+    """A model's pass over the newest tokens of rows, with masks over what is cached of them."""
+
+    def __init__(self, model: PreTrainedModel, cache: RowCache, attention: str) -> None:
+        self._model = model
+        self._cache = cache
+        self._cached = as_argument(cache, model)
+        self._masks = Masks(model, attention)
+
+    def logits(self, tokens_R: Tensor, positions_R: Tensor, width: int) -> Tensor:
+        """(R, vocabulary) after these tokens at these positions, all below `width`."""
+        positions_R1 = positions_R[:, None]
+        self._cache.begin(positions_R1, width)
+        outputs = self._model(
+            input_ids=tokens_R[:, None],
+            position_ids=positions_R1,
+            attention_mask=self._masks(positions_R1, width),
+            use_cache=True,
+            logits_to_keep=1,
+            **self._cached,
+            **quiet_outputs(self._model),
+        )
+        logits_RV: Tensor = outputs.logits[:, -1]
+        return logits_RV

@@ -6,6 +6,7 @@ Before that, the layout of weights with which matrix products are fastest is fou
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property, partial
 
 import torch
@@ -52,7 +53,7 @@ def choose_decoder(model: PreTrainedModel, own: MakeDecoder, kernels: UseKernels
         paths.choose(DECODING, shape, only_own)
         return own
     make: MakeDecoder = partial(KernelDecoder, layout=_layout(model, kernels, paths))
-    step = _Step(model)
+    step = TimedStep(model, model.config.max_position_embeddings)
     ways = [Way(KERNELS, step.of(make)), Way(OWN, step.of(own))]
     required = KERNELS if kernels == "required" else None
     if paths.choose(DECODING, shape, ways, required=required) == OWN:
@@ -177,47 +178,55 @@ def _products_of(model: PreTrainedModel, layout: Layout) -> Callable[[], None]:
     return run
 
 
-class _Step:
-    """A decoding step of some rows, with only the first layers and the full head."""
+class TimedStep:
+    """A decoding step of some rows, with only the first layers and the full head. reach: most tokens of a text."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+    def __init__(self, model: PreTrainedModel, reach: int) -> None:
+        self.model = model
         self._layers = _num_layers(model)
-        length = max(2, min(_PROMPT_TOKENS, model.config.max_position_embeddings // 2))
-        vocabulary = model.get_input_embeddings().weight.shape[0]
-        texts = torch.randint(0, vocabulary, (_PROMPTS, length), generator=torch.Generator().manual_seed(0)).tolist()
+        self.length = max(2, min(_PROMPT_TOKENS, reach // 2))
+        weight = model.get_input_embeddings().weight
+        generator = torch.Generator().manual_seed(0)
+        texts = torch.randint(0, weight.shape[0], (_PROMPTS, self.length), generator=generator).tolist()
         self._prompts = [tuple(text) for text in texts for _ in range(_SAMPLES)]
-        self._positions = torch.full((len(self._prompts),), length - 1)
+        self.positions = torch.full((len(self._prompts),), self.length - 1, device=weight.device)
 
     def of(self, make: MakeDecoder) -> Callable[[], None]:
         """The step with this decoder, which is made on the first run."""
+
+        def step(decoder: Decoder) -> None:
+            decoder.logits(torch.zeros_like(self.positions), self.positions)
+
+        return self.run(make, step)
+
+    def run(self, make: MakeDecoder, step: Callable[[Decoder], None]) -> Callable[[], None]:
+        """Anything with this decoder and all rows."""
         made: list[Decoder] = []
 
         @torch.no_grad()
         def run() -> None:
-            with few_layers(self._model, self._layers):
+            with nullcontext() if self._layers is None else few_layers(self.model, self._layers):
                 if not made:
                     made.append(self._begun(make))
-                made[0].logits(torch.zeros_like(self._positions), self._positions)
+                step(made[0])
 
         return run
 
     def _begun(self, make: MakeDecoder) -> Decoder:
-        decoder = make(self._model, len(self._prompts))
+        decoder = make(self.model, len(self._prompts))
         for chunk in self._prefilled:
             decoder.join([len(self._prompts[row]) for row in chunk.rows], chunk.prompts, chunk.sources)
         return decoder
 
     @cached_property
     def _prefilled(self) -> list[PrefilledRows]:
-        return list(Prefiller(self._model, pad_token_id=0).prefill(self._prompts, keep=None))
+        return list(Prefiller(self.model, pad_token_id=0).prefill(self._prompts, keep=None))
 
 
-def _num_layers(model: PreTrainedModel) -> int:
-    """Two, or enough to have as many weights as the head, whose time would otherwise hide their differences."""
-    layer, head = (num_weights(part) for part in _parts(model))
-    return max(2, min(len(model.base_model.layers), -(-head // layer)))
-
-
-def _parts(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
-    return model.base_model.layers[0], model.get_output_embeddings()
+def _num_layers(model: PreTrainedModel) -> int | None:
+    """Two, or enough to have as many weights as the head, whose time would otherwise hide their differences. None for
+    a model without such a list, which computes with all it has."""
+    layers, head = getattr(model.base_model, "layers", None), model.get_output_embeddings()
+    if not isinstance(layers, nn.ModuleList) or head is None:
+        return None
+    return max(2, min(len(layers), -(-num_weights(head) // num_weights(layers[0]))))

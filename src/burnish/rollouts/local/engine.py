@@ -35,6 +35,8 @@ from burnish.rollouts.local.kept import KEEP_BYTES, KeptRows
 from burnish.rollouts.local.own_ways import TextDecoder
 from burnish.rollouts.local.prefill import Prefiller, attention_kind
 from burnish.rollouts.local.rows import Row, RowsInProgress
+from burnish.rollouts.local.static_decoder import StaticDecoders
+from burnish.rollouts.local.static_ways import choose_static, takes_static
 from burnish.rollouts.noise import sample_key
 from burnish.rollouts.sampling import check_sampling
 from burnish.rollouts.stop import StopConditions
@@ -122,10 +124,13 @@ class LocalEngine(StoppableEngine, KeepingEngine):
             self.notes = () if way.note is None else (way.note,)
             self._make_decoder: MakeAnyDecoder = way.make
             sees_all = not Boundaries.of(model.config).crossed_by(context_length)
+            own, paths = partial(ModelDecoder, attention=attention), paths or FastPaths()
+            has_choice = way.note is None and not plain
+            if has_choice and kernels != "required" and takes_static(self._device):
+                self._make_decoder = choose_static(model, own, context_length, paths)
             # The kernels attend to every token, so the model may have no window that this run can exceed.
-            if sees_all and way.note is None and not plain:
-                own = partial(ModelDecoder, attention=attention)
-                self._make_decoder = choose_decoder(model, own, kernels, paths or FastPaths())
+            elif has_choice and sees_all:
+                self._make_decoder = choose_decoder(model, own, kernels, paths)
             elif kernels == "required":
                 raise no_kernels()
         self._keep_bytes = keep_bytes if sees_all and way.note is None else 0
@@ -166,6 +171,7 @@ class LocalEngine(StoppableEngine, KeepingEngine):
             yield
         finally:
             self._session = None
+            self._let_go()
 
     def sync(self, weights: Weights) -> None:
         """Use these weights and their version. If they are the engine's own module, nothing is copied. An engine in
@@ -263,7 +269,7 @@ class LocalEngine(StoppableEngine, KeepingEngine):
     def _run(
         self, rows: list[Row], sampling: Sampling, stop: StopConditions, stopped: Callable[[], bool]
     ) -> Iterator[list[Row]]:
-        """Yields after each token the rows that it finished."""
+        """Yields after each token, or block of tokens, the rows that it finished."""
         begun = sum(len(row.tokens) for row in rows)
         # Sorting brings equal prompts together, to be prefilled once, and prompts of similar length, to pad little.
         queue = deque(sorted(rows, key=lambda row: (-len(row.text), row.text)))
@@ -284,6 +290,13 @@ class LocalEngine(StoppableEngine, KeepingEngine):
         self._spent.decoded_tokens += sum(len(row.tokens) for row in rows) - begun
         if self._session is not None and not isinstance(decoder, TextDecoder) and not decoding.rows:
             self._session.decoder, self._session.places = decoder, places
+        if self._session is None:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Let go of memory that the next call can do without."""
+        if isinstance(self._make_decoder, StaticDecoders):
+            self._make_decoder.let_go()
 
     def _taken_decoder(self, places: int) -> Decoder | TextDecoder:
         """That of the last call, if it stayed and has the places. It stays again if this call leaves it empty."""

@@ -15,6 +15,8 @@ from burnish.rollouts.local.cache import PrefilledPrompts
 from burnish.rollouts.local.decoders import Decoder
 from burnish.rollouts.local.kept import KeptRow, KeptRows
 from burnish.rollouts.local.own_ways import TextDecoder
+from burnish.rollouts.local.static_decoder import StaticDecoder
+from burnish.rollouts.local.static_steps import BLOCK, COUNT, POSITION, TOKEN
 from burnish.rollouts.noise import uniforms
 from burnish.rollouts.sampling import sample
 from burnish.rollouts.stop import StopConditions
@@ -39,7 +41,7 @@ class Row:
 
 
 class RowsInProgress:
-    """The rows being decoded and their state on the device: newest token, its position, noise key, token count.
+    """The rows being decoded and their numbers on the device (`static_steps`): newest token, its position and so on.
 
     kept: where finished rows are kept, if they are. vocabulary: see `LocalEngine`.
     """
@@ -52,10 +54,7 @@ class RowsInProgress:
         self._kept = kept
         self._decoder = decoder
         self._device = device
-        self._tokens = torch.empty(0, dtype=torch.int64, device=self._device)
-        self._positions = torch.empty(0, dtype=torch.int64, device=self._device)
-        self._keys = torch.empty(0, dtype=torch.int64, device=self._device)
-        self._counts = torch.empty(0, dtype=torch.int64, device=self._device)
+        self._numbers_5R = torch.empty(5, 0, dtype=torch.int64, device=self._device)
 
     @property
     def reads_texts(self) -> bool:
@@ -81,29 +80,41 @@ class RowsInProgress:
 
     def _enter(self, rows: list[Row]) -> None:
         self.rows += rows
-        newest = [row.text[-1] for row in rows]
-        self._tokens = self._extended(self._tokens, newest)
-        self._positions = self._extended(self._positions, [len(row.text) - 1 for row in rows])
-        self._keys = self._extended(self._keys, [row.key for row in rows])
-        self._counts = self._extended(self._counts, [len(row.tokens) for row in rows])
+        columns = [(row.text[-1], len(row.text) - 1, row.key, len(row.tokens), row.limit) for row in rows]
+        new_R5 = torch.tensor(columns, dtype=torch.int64, device=self._device)
+        self._numbers_5R = torch.cat([self._numbers_5R, new_R5.T], dim=1)
 
     def advance(self, sampling: Sampling, stop: StopConditions) -> list[Row]:
-        """Decode one token for every row. Finished rows leave and are returned."""
-        logits_RV = self._decoder.logits(self._tokens, self._positions)[:, : self._vocabulary]
-        # Noise depends on the row's key and token count only, so a sample does not depend on the rows next to it.
-        uniforms_R = uniforms(self._keys, self._counts)
-        self._tokens, logprobs_R = sample(logits_RV, uniforms_R, sampling)
-        self._positions = self._positions + 1
-        self._counts = self._counts + 1
-        self._record(self._tokens.tolist(), logprobs_R.tolist(), stop)
+        """Decode one token for every row, or as many as its decoder draws at a time. Finished rows leave and are
+        returned."""
+        tokens_BR, logprobs_BR = self._drawn(sampling, stop)
+        self._numbers_5R[TOKEN] = tokens_BR[-1]
+        self._numbers_5R[POSITION] += len(tokens_BR)
+        self._numbers_5R[COUNT] += len(tokens_BR)
+        for tokens, logprobs in zip(tokens_BR.tolist(), logprobs_BR.tolist(), strict=True):
+            self._record(tokens, logprobs, stop)
         done = [row for row in self.rows if row.finish_reason is not None]
         if done:
             self._keep()
             self._leave()
         return done
 
+    def _drawn(self, sampling: Sampling, stop: StopConditions) -> tuple[Tensor, Tensor]:
+        """(B, R): the next tokens and their log-probabilities."""
+        if isinstance(self._decoder, StaticDecoder):
+            most = max(row.limit - len(row.tokens) for row in self.rows)
+            steps = min(BLOCK, most)
+            return self._decoder.steps.block(self._numbers_5R, steps, sampling, stop.token_ids, self._vocabulary)
+        tokens_R, positions_R, keys_R, counts_R, _ = self._numbers_5R
+        logits_RV = self._decoder.logits(tokens_R, positions_R)[:, : self._vocabulary]
+        # Noise depends on the row's key and token count only, so a sample does not depend on the rows next to it.
+        tokens_R, logprobs_R = sample(logits_RV, uniforms(keys_R, counts_R), sampling)
+        return tokens_R[None], logprobs_R[None]
+
     def _record(self, tokens: list[int], logprobs: list[float], stop: StopConditions) -> None:
         for row, token, logprob in zip(self.rows, tokens, logprobs, strict=True):
+            if row.finish_reason is not None:  # by an earlier token of the block
+                continue
             if not math.isfinite(logprob):
                 raise RolloutError(
                     f"the model gives log-probability {logprob} at response token {len(row.tokens)} of prompt "
@@ -134,16 +145,5 @@ class RowsInProgress:
         targets = torch.tensor(holes, dtype=torch.int64, device=self._device)
         sources = torch.tensor(movers, dtype=torch.int64, device=self._device)
         self._decoder.move(sources, targets, count)
-        self._tokens = _moved(self._tokens, sources, targets, count)
-        self._positions = _moved(self._positions, sources, targets, count)
-        self._keys = _moved(self._keys, sources, targets, count)
-        self._counts = _moved(self._counts, sources, targets, count)
-
-    def _extended(self, tensor: Tensor, values: list[int]) -> Tensor:
-        return torch.cat([tensor, torch.tensor(values, dtype=torch.int64, device=self._device)])
-
-
-def _moved(tensor: Tensor, sources: Tensor, targets: Tensor, count: int) -> Tensor:
-    tensor = tensor.clone()
-    tensor[targets] = tensor[sources]
-    return tensor[:count]
+        self._numbers_5R[:, targets] = self._numbers_5R[:, sources]
+        self._numbers_5R = self._numbers_5R[:, :count]
