@@ -4,24 +4,39 @@ model, as `preflight` does for `rl`."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from burnish.config.schema import RmConfig, RunConfig, SftConfig
+from burnish.checkpointing.sources import Place, of_sources, read_places
+from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
 from burnish.config.schema_data import DataSource
 from burnish.data.loaded_sources import load_sources
 from burnish.data.overlap import find_overlap
 from burnish.data.preferences import count_comparisons
 from burnish.data.sources import needs_download
+from burnish.errors import ModelError
 from burnish.models.loading import UNLIMITED_CONTEXT
 from burnish.observability.sinks import find_sinks
 from burnish.trainers.chaining import with_weights
 from burnish.trainers.outer_loop import check_warmup
 from burnish.trainers.reward_model.loop import comparisons_of, load_comparisons
 from burnish.trainers.reward_model.normalization import check_measured
-from burnish.trainers.rl.preflight import check_model_source, local_tokenizer, notes_on
+from burnish.trainers.rl.objective_setup import resolve_algorithm
+from burnish.trainers.rl.preflight import (
+    Counted,
+    check_model_source,
+    check_settings,
+    counted,
+    local_prompts,
+    local_tokenizer,
+    notes_on,
+)
 from burnish.trainers.sft import Schedule, load_examples
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +59,15 @@ def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
     unknown = _unknown(sources, "examples")
     if unknown:
         return Preview(notes=(*unknown, *notes))
-    tokenizer = local_tokenizer(config)
+    found = _examples(config, local_tokenizer(config), context_tokens)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def _examples(config: SftConfig, tokenizer: PreTrainedTokenizerBase | None, context_tokens: int | None) -> Preview:
+    """Of local data; without a tokenizer only rows are counted."""
     if tokenizer is None:
-        tables = [len(loaded.table.rows) for loaded in load_sources(sources, "sft")]
-        return Preview(rows=sum(tables[: len(config.data.train)]), notes=tuple(notes))
+        tables = [len(loaded.table.rows) for loaded in load_sources((*config.data.train, *config.data.eval), "sft")]
+        return Preview(rows=sum(tables[: len(config.data.train)]))
     train = load_examples(config, tokenizer, context_tokens, "train")
     heldout = load_examples(config, tokenizer, context_tokens, "eval") if config.data.eval else None
     twice = find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines()
@@ -55,7 +75,7 @@ def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
     schedule = Schedule(train.lengths(), config.optimization.tokens_per_batch, sampler)
     steps = schedule.count(config.optimization.epochs)
     check_warmup(config.optimization.warmup_steps, config.steps or steps)
-    return Preview(len(train), sum(train.lengths()), steps, (*twice, *notes))
+    return Preview(len(train), sum(train.lengths()), steps, tuple(twice))
 
 
 def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
@@ -69,10 +89,15 @@ def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
     unknown = _unknown(sources, "comparisons")
     if unknown:
         return Preview(notes=(*unknown, *notes))
-    tokenizer = local_tokenizer(config)
+    found = _comparisons(config, local_tokenizer(config), context_tokens)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def _comparisons(config: RmConfig, tokenizer: PreTrainedTokenizerBase | None, context_tokens: int | None) -> Preview:
+    """The same of comparisons."""
     if tokenizer is None:
         train_rows, _ = (_count(config, sources) for sources in (config.data.train, config.data.eval))
-        return Preview(rows=train_rows, notes=tuple(notes))
+        return Preview(rows=train_rows)
     context = UNLIMITED_CONTEXT if context_tokens is None else context_tokens
     train, heldout = load_comparisons(config, tokenizer, min(config.max_tokens, context), Console(quiet=True))
     check_measured(config, tokenizer, context, train)
@@ -80,7 +105,44 @@ def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
     check_warmup(config.optimization.warmup_steps, config.steps or -(-epochs * len(train) // size))
     twice = find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines()
     tokens = sum(comparison.num_tokens() for comparison in comparisons_of(train.examples))
-    return Preview(len(train), tokens, notes=(*twice, *notes))
+    return Preview(len(train), tokens, notes=tuple(twice))
+
+
+def preview_elsewhere(config: RunConfig, context_tokens: int | None) -> tuple[Preview | Counted, tuple[str, ...]]:
+    """What can be found out about a run for another machine: (its data, notes on what is not here). What is not here is
+    left out, and rewards are not tried."""
+    sources = {**config.named_sources("train"), **config.named_sources("eval")}
+    places = [*read_places(config), *of_sources(config.named_sources("eval"))]
+    absent = [place for place in places if _is_absent(place, sources.get(place.field))]
+    notes = [f"{place.field}: {place.text!r} is not on this machine" for place in absent]
+    fields = {place.field for place in absent}
+    if isinstance(config, RlConfig) and not fields & {"algorithm.estimator", "algorithm.loss", "rollout.engine"}:
+        check_settings(config, resolve_algorithm(config.algorithm), here=False)
+    if any(place.kind == "data" for place in absent) or any(needs_download(source) for source in sources.values()):
+        return (Counted() if isinstance(config, RlConfig) else Preview()), (*notes, "the data are not counted")
+    try:
+        tokenizer = local_tokenizer(config)
+    except ModelError as error:
+        notes.append(f"{error.message}; lengths of texts are unknown")
+        tokenizer = None
+    if isinstance(config, RlConfig):
+        found = [local_prompts(config, split, tokenizer, context_tokens) for split in ("train", "eval")]
+        return counted(*found), tuple(notes)
+    if isinstance(config, SftConfig):
+        further = _examples(config, tokenizer, context_tokens)
+    else:
+        assert isinstance(config, RmConfig)  # there are no other kinds of run files
+        further = _comparisons(config, tokenizer, context_tokens)
+    return replace(further, notes=()), (*further.notes, *notes)
+
+
+def _is_absent(place: Place, source: DataSource | None) -> bool:
+    """Whether it is not on this machine. Names of built-in things and of data sets on the hub are nowhere."""
+    if place.kind == "option" or place.path() is not None:
+        return False
+    if place.kind == "code":
+        return place.text.rpartition(":")[0].endswith(".py")
+    return source is None or not needs_download(source)
 
 
 def _check_settings(config: RunConfig) -> None:

@@ -16,8 +16,8 @@ from burnish.doctor import paths
 from burnish.doctor.examination import Report
 from burnish.doctor.paths import of_paths
 from burnish.errors import CheckpointError
+from burnish.planning.machines import Machine
 from burnish.planning.memory import Trained
-from burnish.planning.seats import Machine
 
 pytestmark = pytest.mark.usefixtures("own_timings")
 

@@ -13,8 +13,9 @@ from rich.console import Console
 from burnish.config.loading import load_run_data
 from burnish.errors import ConfigError
 from burnish.machine.container import Limits
+from burnish.planning.machines import Machine
 from burnish.planning.model_facts import read_model_facts
-from burnish.planning.seats import Machine, seats_of, with_sharding
+from burnish.planning.seats import seats_of, with_sharding
 from burnish.trainers import placement
 from burnish.trainers.learning_cluster import train_sft
 from burnish.trainers.placement import check_placement, placed, reward_facts, this_machine

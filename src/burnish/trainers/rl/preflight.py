@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,9 +42,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def check_settings(config: RlConfig, parts: AlgorithmParts) -> None:
+def check_settings(config: RlConfig, parts: AlgorithmParts, *, here: bool = True) -> None:
     """ConfigError for settings that the run file, and the classes and functions that it names, already show to be
-    unusable. Loads no model and writes nothing."""
+    unusable. Loads no model and writes nothing. Unless it will run `here`, the packages of engine and sinks may be
+    missing."""
     check_estimator(config, parts.estimator)
     if config.algorithm.skip_zero_advantages and not parts.loss.zero_at_zero_advantage:
         raise ConfigError(
@@ -60,9 +62,10 @@ def check_settings(config: RlConfig, parts: AlgorithmParts) -> None:
             remedy="remove partial, use rollout.engine: local, or derive the class from "
             "burnish.rollouts.engine.StoppableEngine",
         )
-    if name == "vllm":
+    if name == "vllm" and here:
         check_vllm(config.rollout.vllm)
-    find_sinks(config.logging.sinks)
+    if here:
+        find_sinks(config.logging.sinks)
 
 
 def check_fit(config: RlConfig, context_tokens: int | None, sampled_ids: int) -> None:
@@ -78,8 +81,18 @@ def check_fit(config: RlConfig, context_tokens: int | None, sampled_ids: int) ->
     check_token_ids(config.rollout.stop_token_ids, sampled_ids, "rollout.stop_token_ids names")
 
 
-def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, list[str]]:
-    """(number of prompts in data.train, or None if they would have to be downloaded; notes for the user).
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Prompts to train on and to evaluate with, and mean tokens of the first; None for what cannot be known without a
+    download."""
+
+    prompts: int | None = None
+    heldout: int | None = None
+    prompt_tokens: float | None = None
+
+
+def preview(config: RlConfig, context_tokens: int | None) -> tuple[Counted, list[str]]:
+    """(the prompts; notes for the user).
 
     Raises what a run would raise about its settings, model folder, rewards and local data (BurnishError). Loads no
     weights and downloads nothing, so what only these show is left to the run. `context_tokens`: the model's, if known.
@@ -87,8 +100,8 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, l
     check_settings(config, resolve_algorithm(config.algorithm))
     check_model_source(config.model)
     tokenizer = local_tokenizer(config)
-    train = _local_prompts(config, "train", tokenizer, context_tokens)
-    heldout = _local_prompts(config, "eval", tokenizer, context_tokens)
+    train = local_prompts(config, "train", tokenizer, context_tokens)
+    heldout = local_prompts(config, "eval", tokenizer, context_tokens)
     prompts = [[prompt for some in found for prompt in _prompts_of(some)] for found in (train, heldout)]
     _check_rewards(config, prompts)
     if train:
@@ -96,7 +109,14 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, l
     twice = find_overlap(*([asked for some in found for asked in _asked(some)] for found in (train, heldout)))
     told = (*timing_lines(config), *precision_lines(config), *no_overlap_lines(config))
     notes = [*twice.lines(), *told, *notes_on(config)]
-    return (sum(map(len, train)) if train else None), notes
+    return counted(train, heldout), notes
+
+
+def counted(train: Sequence[PromptSet | Sequence[Prompt]], heldout: Sequence[PromptSet | Sequence[Prompt]]) -> Counted:
+    """The sums of what domains have."""
+    tokens = [len(one) for found in train if isinstance(found, PromptSet) for one in found.prompt_tokens]
+    prompts, others = (sum(map(len, found)) if found else None for found in (train, heldout))
+    return Counted(prompts, others, sum(tokens) / len(tokens) if tokens else None)
 
 
 def timing_lines(config: RlConfig) -> tuple[str, ...]:
@@ -222,7 +242,7 @@ def local_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
     return load_tokenizer(config.model) if folder.exists() else None
 
 
-def _local_prompts(
+def local_prompts(
     config: RlConfig, split: Split, tokenizer: PreTrainedTokenizerBase | None, context_tokens: int | None
 ) -> list[PromptSet | Sequence[Prompt]]:
     """Prompts of each domain as the run would have them; without a tokenizer none is too long. Empty if any must be
