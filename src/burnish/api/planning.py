@@ -121,8 +121,8 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
     facts: ModelFacts | None = model_facts(config)
     if facts is None:
         notes.append(
-            f"model.path {config.model.path!r} is neither a local model folder nor a known name, so its sizes and "
-            "memory are unknown; a folder with its config.json is enough"
+            f"model.path {config.model.path!r} is not a local model folder or a known name, so its sizes and memory "
+            "are unknown; a folder with its config.json is enough"
         )
     rewards = reward_facts(config)
     notes.extend(
@@ -132,6 +132,10 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
     )
     if here:
         notes.extend(_emulation_notes(config))
+        if config.cluster.joins_cluster:
+            notes.append(
+                "trainers and workers are on the Ray cluster's machines: --on (docs/plan.md) compares with those"
+            )
     data = _data_of(config, facts, notes, here=here)
     machine = assumed.machine or this_machine()
     plan = seated(_plan_of_kind(config, data, facts), config, facts, machine, rewards)

@@ -17,6 +17,7 @@ from burnish.types import Json
 
 if TYPE_CHECKING:
     from burnish.planning.machines import Machine
+    from burnish.planning.room import Shortage
     from burnish.planning.timing import RunTime
 
 FORMAT = 1
@@ -103,8 +104,12 @@ def _fit(fit: Fit, loaded: LoadedConfig, machine: Machine) -> Iterator[str]:
         yield f"fits {machine.name}"
         return
     yield f"does not fit {machine.name}"
+    alike: dict[tuple[int, int], list[Shortage]] = {}
     for shortage in fit.lacking:
-        yield from _wrapped(f"  {shortage}")
+        alike.setdefault((shortage.needed, shortage.there), []).append(shortage)
+    for first, *others in alike.values():
+        further = f" ({len(others)} more lack the same)" if others else ""
+        yield from _wrapped(f"  {first}{further}")
     if not fit.changes:
         yield from _wrapped("no change that is known here makes it fit: take more or larger cards, or a smaller model")
         return

@@ -196,6 +196,8 @@ def same_numbers(config: Trained, machine: Machine) -> Iterator[Change]:
     trainers = max((count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count <= most), default=1)
     if config.cluster.trainers > 1 and config.cluster.sharding != "full":
         yield Change(("cluster.sharding=optimizer",), "weights are exchanged too, once an optimizer step")
+    if config.cluster.num_lanes > config.cluster.trainers:
+        yield Change((f"cluster.lanes={config.cluster.trainers}",), "a step is summed in another order")
     if trainers > config.cluster.trainers:
         lanes = max(trainers, -(-config.cluster.num_lanes // trainers) * trainers)
         words = (f"cluster.trainers={trainers}", f"cluster.lanes={lanes}", "cluster.sharding=optimizer")

@@ -288,8 +288,9 @@ class StepTimes:
         return max(least, math.ceil(tokens / budget / self.trainers))
 
     def _optimizer_steps(self) -> int:
-        optimization = self.config.optimization
-        return optimization.epochs * optimization.minibatches if isinstance(self.config, RlConfig) else 1
+        if not isinstance(self.config, RlConfig):
+            return 1
+        return self.config.optimization.epochs * self.config.optimization.minibatches
 
 
 def run_time(

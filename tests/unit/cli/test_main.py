@@ -71,6 +71,70 @@ def test_plan_shows_the_arithmetic(folder: Path, run: Run) -> None:
     assert "is not a local model folder" in text
 
 
+ELSEWHERE = """\
+model: {path: Qwen/Qwen2.5-7B-Instruct, dtype: bfloat16, device: cuda}
+data: {train: nowhere/train.jsonl, eval: nowhere/heldout.jsonl}
+rewards: [{name: nowhere/reward.py:score}]
+algorithm: {preset: grpo, kl_coef: 0.001}
+steps: 200
+rollout: {prompts_per_step: 128, engine: vllm, max_prompt_tokens: 512, max_response_tokens: 1024, vllm: {python: no}}
+logging: {sinks: [wandb]}
+cluster: {backend: ray, trainers: 8, rollout_workers: 8}
+"""
+
+
+def test_a_plan_for_another_machine_refuses_nothing_that_this_one_lacks(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(ELSEWHERE)
+    found = run("plan", "run.yaml", "--on", "2x8xH100-80GB", "--json", "--price", "2.5")
+    plan = json.loads(found)
+    assert plan["fit"]["fits"] is False
+    assert plan["fit"]["words"] == ["model.gradient_checkpointing=true"]
+    assert plan["machine"]["nodes"] == 2
+    assert len(plan["machine"]["gpu_bytes"]) == 16
+    assert plan["time"]["step_seconds"] == pytest.approx(sum(phase["seconds"] for phase in plan["time"]["phases"]))
+    assert plan["changed_time"]["cost"] > 0
+    assert {"data.train.0: 'nowhere/train.jsonl' is not on this machine", "the data are not counted"} <= set(
+        plan["notes"]
+    )
+    kinds = {row["kind"] for table in plan["tables"] for row in table["rows"]}
+    assert {"weights", "masters", "gradients", "Adam", "activations", "logits", "KV cache"} <= kinds
+
+
+def test_a_plan_for_another_machine_fits_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "run.yaml").write_text(ELSEWHERE)
+    for on in ("8xH100-80GB", "2x24GB"):
+        assert main(["plan", "run.yaml", "--on", on]) == 0
+        text = capsys.readouterr().out
+        assert max(map(len, text.splitlines())) <= 80
+        assert f"does not fit {on}" in text
+    assert "the time is unknown" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--on", "8xH1000"], "the card 'H1000' is not known"),
+        (["--on", "H100", "--simulate"], "--on means nothing with --simulate"),
+        (["--on", "H100", "rollout.prompts_per_step=0"], "prompts_per_step"),
+        (["--on", "H100", "rollout.max_response_tokens=40000"], "which leaves no room for a prompt"),
+        (["--on", "H100", "rollout.group_size=1"], "rollout.group_size is 1"),
+    ],
+)
+def test_what_a_plan_for_another_machine_refuses(
+    tmp_path: Path, run: Run, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(ELSEWHERE)
+    assert message in run("plan", "run.yaml", *words, code=2)
+
+
 def test_plan_warns_where_bfloat16_is_emulated(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     warning = "model.dtype is bfloat16: bfloat16 is emulated on this processor, several times slower than float32"
     monkeypatch.setenv("BURNISH_WITHOUT", "bfloat16")
