@@ -30,7 +30,7 @@ COLUMNS: dict[str, tuple[Phase, ...]] = {
 }
 """The phases of a step, as few as a table has room for."""
 _KINDS = {
-    "weights": ("weights", "sampling policy"),
+    "weights": ("weights", "sampling policy", "version"),
     "masters": ("master weights",),
     "gradients": ("gradients", "exchanged"),
     "Adam": ("moments", "optimizer state", "message with the last"),

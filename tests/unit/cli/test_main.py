@@ -117,6 +117,17 @@ def test_a_plan_for_another_machine_fits_80_columns(
     assert "the time is unknown" in text
 
 
+def test_the_page_on_clusters_has_what_the_plan_of_its_example_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text().partition("## Two nodes of eight GPUs")[2]
+    file, command = page.split("```yaml\n")[1].split("```\n")[0], page.split("`burnish ")[1].split("`")[0]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(file)
+    assert main(command.split()) == 0
+    assert page.split("```text\n")[1].split("\n\nfits")[0] in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
