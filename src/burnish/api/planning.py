@@ -17,11 +17,12 @@ from burnish.models.loading_bars import without_loading_bars
 from burnish.planning.fitting import Fitting, Reload
 from burnish.planning.machines import Machine
 from burnish.planning.memory import Trained
-from burnish.planning.plan import Plan, time_lines
+from burnish.planning.plan import Plan, PlanLine
+from burnish.planning.timing import RunTime
+from burnish.simulation.gantt import seconds_in_words
 
 if TYPE_CHECKING:
     from burnish.planning.model_facts import ModelFacts, RewardFacts
-    from burnish.planning.timing import RunTime
     from burnish.trainers.preview import Preview
     from burnish.trainers.rl.preflight import Counted
 
@@ -147,10 +148,20 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
         plan = replace(plan, time=time, lines=(*plan.lines, *time_lines(time)))
     if assumed.reload is None or here:
         return plan
+    notes.extend(_notes_elsewhere(plan, machine))
     fit = Fitting(assumed.reload, facts, machine, rewards).search(config)
     changed = assumed.reload(fit.words) if fit.changes else None
     later = None if changed is None else _time_of(plan, changed, facts, machine, rewards, data, assumed)
     return replace(plan, fit=fit, changed_time=later)
+
+
+def _notes_elsewhere(plan: Plan, machine: Machine) -> Iterator[str]:
+    """Notes on cards that do nothing, and on a time that is unknown."""
+    used = len({seat.gpu for seat in plan.seats if seat.gpu is not None})
+    if used < len(machine.gpu_bytes):
+        yield f"{used} of {len(machine.gpu_bytes)} cards are used (model.device, cluster.trainers, rollout_workers)"
+    if machine.speed is None:
+        yield "the time is unknown: name a known card, or state tflops and bandwidth_gbs in a file (docs/plan.md)"
 
 
 def _pinned(config: RunConfig, notes: list[str], *, here: bool) -> Trained:
@@ -234,6 +245,25 @@ def _time_of(
     times = StepTimes(config, facts, machine, machine.speed, lengths, rewards, sharding)
     number = plan.evaluations or 0
     return run_time(times, plan.steps, evaluations=number, evaluated=evaluated, price=assumed.price)
+
+
+def time_lines(time: RunTime) -> Iterator[PlanLine]:
+    """The time of a run as lines of its plan."""
+    topic = "time (estimate)"
+    for phase in time.phases:
+        because = f"{phase.because}; while the policy learns" if phase.aside else phase.because
+        yield PlanLine(topic, phase.phase, seconds_in_words(phase.seconds), because)
+    yield PlanLine(topic, "one step", seconds_in_words(time.step_seconds), time.lengths.because)
+    each = time.tokens_per_second / time.devices
+    because = f"{time.tokens_per_step:,.0f} tokens a step; {each:,.0f} for each of {time.devices}"
+    yield PlanLine(topic, "tokens a second", f"{time.tokens_per_second:,.0f}", because)
+    if time.run_seconds is None:
+        return
+    because = f"{time.steps:,} steps" + (", and evaluations" if time.evaluation else "")
+    yield PlanLine(topic, "whole run", seconds_in_words(time.run_seconds), because)
+    if time.cost is not None:
+        because = f"{time.devices} x {time.run_seconds / 3600:,.2f} h x {time.price:g}"
+        yield PlanLine(topic, "cost", f"{time.cost:,.2f}", because)
 
 
 def recorded_response(config: RunConfig) -> float | None:

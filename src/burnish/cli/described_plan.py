@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from burnish.api.planning import time_lines
 from burnish.config.loading import LoadedConfig, flat_values
-from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
+from burnish.config.schema import RUN_FILES
 from burnish.config.secrets import masked
 from burnish.planning.fitting import COLUMNS, Fit, MemoryTable
-from burnish.planning.memory import Trained, bytes_in_words
-from burnish.planning.plan import Plan, time_lines
+from burnish.planning.memory import bytes_in_words
+from burnish.planning.plan import Plan
 from burnish.types import Json
 
 if TYPE_CHECKING:
@@ -26,17 +28,11 @@ WIDTH = 80
 """Of the text, in characters. It does not follow the terminal."""
 _NAME, _KIND, _COLUMN = 24, 16, 12
 _OF_CHANGED = ("one step", "tokens a second", "whole run", "cost")
-_COMMANDS = {RlConfig: "rl", SftConfig: "sft", RmConfig: "rm"}
+_COMMANDS = {section: kind for kind, section in RUN_FILES.items()}
 
 
-def trained_run(config: RunConfig) -> Trained:
-    """The configuration as one of a run that trains, which all of them are."""
-    assert isinstance(config, RlConfig | SftConfig | RmConfig)
-    return config
-
-
-def described_lines(plan: Plan, loaded: LoadedConfig, notes: Sequence[str]) -> Iterator[str]:
-    """The plan for a machine that is not here."""
+def described_lines(plan: Plan, loaded: LoadedConfig, notes: Sequence[str], overrides: Sequence[str]) -> Iterator[str]:
+    """The plan for a machine that is not here. overrides: words that the command line has already."""
     assert plan.machine is not None
     yield from _wrapped(f"{loaded.source} on {_in_words(plan.machine)}")
     for topic in dict.fromkeys(line.topic for line in plan.lines):
@@ -53,17 +49,15 @@ def described_lines(plan: Plan, loaded: LoadedConfig, notes: Sequence[str]) -> I
         yield from _table(table)
     if plan.fit is not None:
         yield ""
-        yield from _fit(plan.fit, loaded, plan.machine)
+        yield from _fit(plan.fit, plan.machine)
+        if plan.fit.changes:
+            words = [loaded.source, *overrides, *plan.fit.words]
+            yield from _continued([f"  burnish {_COMMANDS[type(loaded.config)]}", *map(shlex.quote, words)])
         if plan.changed_time is not None:
             for line in time_lines(plan.changed_time):
                 if line.name in _OF_CHANGED:
                     yield from _row(line.name, line.value)
-    notes = [*plan.warnings, *notes]
-    if plan.time is None and plan.memory:
-        notes.append(
-            "the time is unknown: name a known card, or state tflops and bandwidth_gbs in a file (docs/plan.md)"
-        )
-    for note in notes:
+    for note in (*plan.warnings, *notes):
         yield from _wrapped(f"note: {note}")
 
 
@@ -99,7 +93,7 @@ def _named(processes: Sequence[str]) -> str:
     return processes[0] if len(processes) == 1 else f"{processes[0]} to {processes[-1]} ({len(processes)} alike)"
 
 
-def _fit(fit: Fit, loaded: LoadedConfig, machine: Machine) -> Iterator[str]:
+def _fit(fit: Fit, machine: Machine) -> Iterator[str]:
     if fit.fits:
         yield f"fits {machine.name}"
         return
@@ -116,16 +110,14 @@ def _fit(fit: Fit, loaded: LoadedConfig, machine: Machine) -> Iterator[str]:
     yield "fits with"
     for change in fit.changes:
         yield from _row(" ".join(change.words), change.price)
-    command = f"burnish {_COMMANDS[type(trained_run(loaded.config))]} {loaded.source}"
-    yield from (f"  {line}" for line in _continued([command, *fit.words]))
 
 
 def _continued(words: Sequence[str]) -> list[str]:
     """A command over as many lines as it takes."""
     lines = [words[0]]
     for word in words[1:]:
-        if len(lines[-1]) + len(word) + 6 > WIDTH:
-            lines.append("   ")
+        if len(lines[-1]) + len(word) + 3 > WIDTH:
+            lines.append("     ")
         lines[-1] += f" {word}"
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
@@ -166,11 +158,6 @@ def json_of(plan: Plan, loaded: LoadedConfig, notes: Sequence[str]) -> dict[str,
     }
 
 
-def _computed(time: RunTime) -> dict[str, float | None]:
+def _computed(time: RunTime) -> dict[str, Json]:
     """What follows from the phases."""
-    return {
-        "step_seconds": time.step_seconds,
-        "run_seconds": time.run_seconds,
-        "tokens_per_second": time.tokens_per_second,
-        "cost": time.cost,
-    }
+    return {name: getattr(time, name) for name in ("step_seconds", "run_seconds", "tokens_per_second", "cost")}

@@ -78,7 +78,7 @@ def show_plan(
     burnish plan run.yaml --simulate --from runs/short --devices 8,64
     """
 
-    from burnish.cli.described_plan import described_lines, json_of, trained_run
+    from burnish.cli.described_plan import described_lines, json_of
     from burnish.cli.run_files import load_any_run_file
     from burnish.cli.simulated_plan import SimulationOptions, show_simulation
     from burnish.machine.collecting import uncollected
@@ -99,14 +99,14 @@ def show_plan(
         machine = None if on is None else described_machine(on)
 
         def reload(words: Sequence[str]) -> Trained:
-            return trained_run(load_any_run_file(file, [*(overrides or ()), *words]).config)
+            return load_any_run_file(file, [*(overrides or ()), *words]).trained
 
         plan = plan_of(loaded, notes, Assumed(response_tokens, price, machine, reload))
     if as_json:
         typer.echo(json.dumps(json_of(plan, loaded, notes), indent=1))
         return
     if machine is not None:
-        for line in described_lines(plan, loaded, notes):
+        for line in described_lines(plan, loaded, notes, overrides or ()):
             typer.echo(line)
         return
     _show_lines(plan, console)

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from pydantic import Field, ValidationError
+
+from burnish.config.explain import explain
 from burnish.config.problems import Problem, raise_problems
+from burnish.config.section import Section
 from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import ConfigError
 from burnish.planning.model_facts import known
-from burnish.types import Json
 from burnish.words import suggestion
 
 USABLE = 0.95
@@ -47,7 +50,7 @@ class Speed:
 
     operations: float
     decoding_operations: float
-    decoding_bytes: float | None
+    decoding_bytes: float
     source: str
     link_bytes: float = 1e10
     network_bytes: float = 1e10
@@ -101,7 +104,7 @@ def described_machine(text: str) -> Machine:
     if first == 0 or second == 0 or nodes * cards > _MOST:
         raise ConfigError(f"--on {text!r}: from 1 to {_MOST:,} cards can be planned for", remedy=_REMEDY)
     card = _card(found["card"], place=f"--on {text!r}")
-    return _machine(text, {"nodes": nodes, "cards": cards, **card})
+    return _machine(text, DescribedMachine.model_validate({"nodes": nodes, "cards": cards, **card}))
 
 
 def _card(name: str, place: str) -> dict[str, float]:
@@ -109,7 +112,7 @@ def _card(name: str, place: str) -> dict[str, float]:
     cards: Mapping[str, Mapping[str, float]] = known()["cards"]
     alike = [known for known in cards if known.lower() == name.lower() or known.lower().startswith(f"{name.lower()}-")]
     if alike:
-        return {_WORDS[key]: value for key, value in cards[alike[0]].items()}
+        return dict(cards[alike[0]])
     memory = _MEMORY.fullmatch(name)
     if memory is not None and int(memory[1]) > 0:
         return {"card_memory_gb": int(memory[1])}
@@ -118,82 +121,81 @@ def _card(name: str, place: str) -> dict[str, float]:
     raise ConfigError(f"{place}: the card {name!r} is not known", remedy=remedy)
 
 
-_WORDS = {"memory": "card_memory_gb", "tflops": "tflops", "bandwidth": "bandwidth_gbs", "link": "link_gbs"}
-"""Keys of a file for those of `known.yaml`."""
-_COUNTS = {"nodes": 1, "cards": 0, "cores": 1}
-_AMOUNTS = ("card_memory_gb", "tflops", "bandwidth_gbs", "link_gbs", "network_gbs", "memory_gb", "price")
-_SHARES = ("training_share", "decoding_share")
-KEYS = (*_COUNTS, "card", *_AMOUNTS, *_SHARES)
-"""Keys of a file that describes a machine."""
+Amount = Annotated[float, Field(gt=0, le=1e9)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class DescribedMachine(Section):
+    """A file that describes a machine; see docs/plan.md. Cores and memory are those of each node."""
+
+    nodes: Annotated[int, Field(ge=1, le=_MOST)] = 1
+    cards: Annotated[int, Field(ge=0, le=_MOST)] = 1
+    card: str | None = None
+    card_memory_gb: Amount | None = None
+    tflops: Amount | None = None
+    bandwidth_gbs: Amount | None = None
+    link_gbs: Amount = NETWORK_GB
+    network_gbs: Amount = NETWORK_GB
+    training_share: Share = TRAINING_SHARE
+    decoding_share: Share = DECODING_SHARE
+    cores: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    memory_gb: Amount | None = None
+    price: Amount | None = None
 
 
 def _of_file(path: Path) -> Machine:
     parsed = parse_yaml(read_run_text(path))
-    problems, numbers = list(parsed.problems), dict[str, float]()
+    where = {key: f"{path}:{line}" for key, line in parsed.lines.items()}
+    raise_problems(parsed.problems, source=str(path), where=where)
     data = parsed.data if isinstance(parsed.data, dict) else {}
-    if not data and not problems:
-        problems.append(Problem("", "it describes no machine", f"give some of {', '.join(KEYS)}"))
-    for key, value in data.items():
-        if key == "card" and isinstance(value, str):
-            numbers = {**_card(value, place=str(path)), **numbers}
-        elif key not in KEYS:
-            problems.append(Problem(key, f"{key} is not known", suggestion(key, KEYS)))
-        elif (wanted := _wanted(key, value)) is not None:
-            problems.append(Problem(key, f"{key} is {value!r}", f"give {wanted}"))
-        elif isinstance(value, int | float):
-            numbers[key] = value
-    if not problems and numbers.get("cards", 1) and "card_memory_gb" not in numbers:
-        problems.append(Problem("", "its cards have no memory", "set card, or card_memory_gb, or cards: 0"))
-    if numbers.get("cards") == 0 and numbers.get("nodes", 1) > 1:
-        problems.append(Problem("nodes", "several nodes without cards cannot be planned", "describe one of them"))
-    raise_problems(problems, source=str(path), where={key: f"{path}:{line}" for key, line in parsed.lines.items()})
-    return _machine(str(path), numbers)
+    if not data:
+        known_keys = ", ".join(DescribedMachine.model_fields)
+        raise ConfigError(f"{path}: it describes no machine", remedy=f"give some of {known_keys}")
+    if isinstance(data.get("card"), str):
+        data = {**_card(str(data["card"]), place=str(path)), **data}
+    problems = []
+    try:
+        machine = DescribedMachine.model_validate(data)
+    except ValidationError as error:
+        named = explain(error, DescribedMachine, data, {})
+        problems = [replace(problem, message=f"{problem.field} {problem.message}") for problem in named]
+    else:
+        if machine.cards and machine.card_memory_gb is None:
+            problems.append(Problem("", "its cards have no memory", "set card, or card_memory_gb, or cards: 0"))
+        if not machine.cards and machine.nodes > 1:
+            problems.append(Problem("nodes", "several nodes without cards cannot be planned", "describe one of them"))
+    raise_problems(problems, source=str(path), where=where)
+    return _machine(str(path), machine)
 
 
-def _wanted(key: str, value: Json) -> str | None:
-    """What the key needs instead of this value; None if it is right."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if key == "card":
-        return "the name of a known card, for example H100-80GB"
-    if key in _COUNTS:
-        right = isinstance(value, int) and number and _COUNTS[key] <= value <= _MOST
-        return None if right else f"a whole number from {_COUNTS[key]} to {_MOST:,}"
-    most = 1.0 if key in _SHARES else 1e9
-    right = number and isinstance(value, int | float) and 0 < value <= most
-    return None if right else f"a number above 0{', at most 1' if key in _SHARES else ''}"
-
-
-def _machine(name: str, numbers: Mapping[str, Any]) -> Machine:
-    nodes, cards = int(numbers.get("nodes", 1)), int(numbers.get("cards", 1))
-    cores = int(numbers.get("cores", CORES_A_CARD * max(1, cards)))
-    memory = numbers.get("memory_gb")
-    each = round(USABLE * numbers["card_memory_gb"] * 2**30) if cards else 0
+def _machine(name: str, given: DescribedMachine) -> Machine:
+    cores = given.cores or CORES_A_CARD * max(1, given.cards)
+    each = round(USABLE * (given.card_memory_gb or 0) * 2**30)
     return Machine(
         cores=cores,
         threads=cores,
-        memory_bytes=None if memory is None else round(memory * 2**30),
-        gpu_bytes=(each,) * (nodes * cards),
-        nodes=nodes,
+        memory_bytes=None if given.memory_gb is None else round(given.memory_gb * 2**30),
+        gpu_bytes=(each,) * (given.nodes * given.cards),
+        nodes=given.nodes,
         name=name,
         is_here=False,
-        speed=_speed(numbers, on_cards=cards > 0),
-        price=numbers.get("price"),
+        speed=_speed(given),
+        price=given.price,
     )
 
 
-def _speed(numbers: Mapping[str, Any], *, on_cards: bool) -> Speed | None:
+def _speed(given: DescribedMachine) -> Speed | None:
     """None if operations or bandwidth are not stated."""
-    if "tflops" not in numbers or "bandwidth_gbs" not in numbers:
+    if given.tflops is None or given.bandwidth_gbs is None:
         return None
-    training, decoding = numbers.get("training_share", TRAINING_SHARE), numbers.get("decoding_share", DECODING_SHARE)
-    operations, bandwidth = training * numbers["tflops"], decoding * numbers["bandwidth_gbs"]
-    stated = f"{numbers['tflops']:g} TFLOP/s and {decoding:.0%} of {numbers['bandwidth_gbs']:g} GB/s"
+    operations = 1e12 * given.training_share * given.tflops
+    stated = f"{given.tflops:g} TFLOP/s and {given.decoding_share:.0%} of {given.bandwidth_gbs:g} GB/s"
     return Speed(
-        operations=1e12 * operations,
-        decoding_operations=1e12 * operations,
-        decoding_bytes=1e9 * bandwidth,
-        source=f"estimate: {training:.0%} of {stated}",
-        link_bytes=1e9 * LINK_SHARE * numbers.get("link_gbs", NETWORK_GB),
-        network_bytes=1e9 * LINK_SHARE * numbers.get("network_gbs", NETWORK_GB),
-        layer_seconds=LAYER_SECONDS if on_cards else 0.0,
+        operations=operations,
+        decoding_operations=operations,
+        decoding_bytes=1e9 * given.decoding_share * given.bandwidth_gbs,
+        source=f"estimate: {given.training_share:.0%} of {stated}",
+        link_bytes=1e9 * LINK_SHARE * given.link_gbs,
+        network_bytes=1e9 * LINK_SHARE * given.network_gbs,
+        layer_seconds=LAYER_SECONDS if given.cards else 0.0,
     )

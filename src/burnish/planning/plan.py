@@ -81,36 +81,6 @@ def seated(
     return replace(plan, seats=seats, memory=memory, lines=lines, warnings=warnings, tables=tables, machine=machine)
 
 
-def time_lines(time: RunTime) -> Iterator[PlanLine]:
-    """The time of a run as lines of its plan."""
-    topic = "time (estimate)"
-    for phase in time.phases:
-        because = f"{phase.because}; while the policy learns" if phase.aside else phase.because
-        yield PlanLine(topic, phase.phase, seconds_in_words(phase.seconds), because)
-    yield PlanLine(topic, "one step", seconds_in_words(time.step_seconds), time.lengths.because)
-    each = time.tokens_per_second / time.devices
-    because = f"{time.tokens_per_step:,.0f} tokens a step; {each:,.0f} for each of {time.devices}"
-    yield PlanLine(topic, "tokens a second", f"{time.tokens_per_second:,.0f}", because)
-    if time.run_seconds is None:
-        return
-    because = f"{time.steps:,} steps" + (", and evaluations" if time.evaluation else "")
-    yield PlanLine(topic, "whole run", seconds_in_words(time.run_seconds), because)
-    if time.cost is not None:
-        because = f"{time.devices} x {time.run_seconds / 3600:,.2f} h x {time.price:g}"
-        yield PlanLine(topic, "cost", f"{time.cost:,.2f}", because)
-
-
-def seconds_in_words(seconds: float) -> str:
-    """`35 ms`, `12.3 s`, `4 min 10 s` or `7 h 05 min`."""
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, of_hour = divmod(minutes, 60)
-    return f"{hours:,} h {of_hour:02} min" if hours else f"{minutes} min {rest:02} s"
-
-
 def _process_lines(config: Trained, sharding: Choice, seats: Sequence[Seat], machine: Machine) -> Iterator[PlanLine]:
     cluster = config.cluster
     if not cluster.uses_processes:

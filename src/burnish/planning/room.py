@@ -112,10 +112,6 @@ class Shortage:
     in_bytes: bool = True
     always: bool = True
 
-    @property
-    def lacking(self) -> int:
-        return self.needed - self.there
-
     def __str__(self) -> str:
         if not self.in_bytes:
             return f"{self.place}: {self.needed} are needed, and there are {self.there}"
@@ -126,10 +122,11 @@ class Shortage:
 def shortages(config: Trained, seats: Sequence[Seat], machine: Machine) -> tuple[Shortage, ...]:
     """Cards and memory of a described machine that are too few for a run with the longest texts that it allows."""
     found, within_reach = [], cards_within_reach(config, machine)
-    on_gpu = [seat for seat in seats if seat.gpu is not None and seat.gpu >= within_reach]
-    if on_gpu:
+    count = max((seat.gpu + 1 for seat in seats if seat.gpu is not None), default=0)
+    if config.model.device.startswith("cuda"):
+        count = max(count, config.cluster.num_processes)
+    if count > within_reach:
         words = "cards" if within_reach == len(machine.gpu_bytes) else "cards of one node (cluster.backend)"
-        count = max(seat.gpu for seat in on_gpu if seat.gpu is not None) + 1
         found.append(Shortage(words, count, within_reach, in_bytes=False))
     certain = needs_of_gpus(seats, certain=True)
     for gpu, names, needed, there in _crowded(seats, machine, certain=False):

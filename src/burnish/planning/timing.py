@@ -26,7 +26,14 @@ from dataclasses import dataclass
 from burnish.config.domains import responses_per_step
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.planning.machines import VLLM_STEP_SECONDS, Machine, Speed
-from burnish.planning.memory import ParameterBytes, Sharding, Trained, has_separate_critic, num_trained
+from burnish.planning.memory import (
+    ParameterBytes,
+    Sharding,
+    Trained,
+    has_separate_critic,
+    num_rollout_workers,
+    num_trained,
+)
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 
 ADAM_BYTES = 28
@@ -92,18 +99,17 @@ class RunTime:
 
 
 def assumed_lengths(config: Trained, prompt: float | None = None, response: float | None = None) -> Lengths:
-    """Half of what is allowed, where nothing else is known."""
+    """Half of what is allowed, where nothing else is known. All tokens of an example are scored like a response's, none
+    of a text to compare. prompt: mean tokens of the data."""
+    of_data = "half of what is allowed (assumed)" if prompt is None else "mean of data.train"
     if not isinstance(config, RlConfig):
-        known = "mean of data.train" if prompt is not None else "half of max_tokens (assumed)"
-        return Lengths(config.max_tokens / 2 if prompt is None else prompt, 0.0, known)
-    of_prompts = "half of max_prompt_tokens (assumed)" if prompt is None else "mean of data.train"
-    of_responses = "half of max_response_tokens (assumed)" if response is None else "stated or recorded"
+        mean = config.max_tokens / 2 if prompt is None else prompt
+        return Lengths(0.0, mean, of_data) if isinstance(config, SftConfig) else Lengths(mean, 0.0, of_data)
     most = config.rollout
-    return Lengths(
-        most.max_prompt_tokens / 2 if prompt is None else prompt,
-        most.max_response_tokens / 2 if response is None else min(response, most.max_response_tokens),
-        f"prompts: {of_prompts}; responses: {of_responses}",
-    )
+    prompt = most.max_prompt_tokens / 2 if prompt is None else prompt
+    of_responses = "half of what is allowed (assumed)" if response is None else "stated or recorded"
+    response = most.max_response_tokens / 2 if response is None else min(response, most.max_response_tokens)
+    return Lengths(prompt, response, f"prompts: {of_data}; responses: {of_responses}")
 
 
 def forward_operations(facts: ModelFacts, tokens: float, scored: float, seen: float) -> float:
@@ -129,8 +135,19 @@ class StepTimes:
     ) -> None:
         self.config, self.facts, self.machine, self.speed = config, facts, machine, speed
         self.lengths, self.rewards, self.sharding = lengths, rewards, sharding
-        self.trainers = config.cluster.trainers
-        self.workers = config.cluster.rollout_workers if isinstance(config, RlConfig) else 0
+        self.trainers, self.workers = config.cluster.trainers, num_rollout_workers(config)
+        self.epochs = self.minibatches = 1
+        self.apart = config.debug.plain  # each text is read with its own prompt
+        if isinstance(config, RlConfig):
+            optimization = config.optimization
+            self.texts, self.prompts = float(responses_per_step(config)), float(config.rollout.prompts_per_step)
+            self.epochs, self.minibatches = optimization.epochs, optimization.minibatches
+            self.apart |= optimization.shuffle == "responses"
+        elif isinstance(config, RmConfig):
+            self.texts = self.prompts = config.optimization.comparisons_per_batch * (config.candidates or 2)
+        else:
+            self.texts = self.prompts = config.optimization.tokens_per_batch / max(1.0, lengths.response)
+        self.scored = self.texts * lengths.response
         self.trained = num_trained(config.model.lora, facts)
         self.width = 2 if config.model.dtype == "bfloat16" else 4
 
@@ -143,14 +160,14 @@ class StepTimes:
                 seconds = self.width * self.facts.num_parameters / self._link(self.trainers + self.workers)
                 yield PhaseTime("push", seconds, "weights to the rollout workers", ahead)
             yield PhaseTime("rollout", self.rollout(self.config, responses), self._how_sampled(responses), ahead)
+            if self.speed.step_seconds:
+                yield PhaseTime("rewards", self.speed.step_seconds, "and logging, batching: as measured")
             yield from self._log_probs(self.config)
         yield from self._update()
-        if self.speed.step_seconds:
-            yield PhaseTime("other", self.speed.step_seconds, "measured: logging, rewards, batching")
 
     def tokens_per_step(self) -> float:
         """Tokens of prompts (once for each response, as is usual) and responses, or of examples."""
-        return self._rows() * (self.lengths.prompt + self.lengths.response)
+        return self.texts * (self.lengths.prompt + self.lengths.response)
 
     def rollout(self, config: RlConfig, responses: int) -> float:
         """Seconds of sampling: prompts once, then as many decoding steps as the rows need."""
@@ -160,7 +177,7 @@ class StepTimes:
         at_once = min(config.rollout.max_batch_rows, -(-responses // lanes))
         longest = min(config.rollout.max_response_tokens, _LONGEST * mean)
         steps = max(share * mean / at_once, rounds * longest)
-        prefill = self._passes(self.facts, self._prompts() / engines, 0)
+        prefill = self._passes(self.facts, self.prompts * prompt / engines, 0)
         rows = share * mean / steps
         return prefill + steps * self.decoding_step(rows, prompt + mean / 2, in_vllm=config.rollout.engine == "vllm")
 
@@ -170,9 +187,8 @@ class StepTimes:
         operations = forward_operations(facts, rows, rows, rows * context) / speed.decoding_operations
         kept = 2 * facts.num_layers * facts.num_key_value_heads * facts.head_size * rows * context
         read = (self._body_read(rows) + facts.vocabulary_size * facts.hidden_size + kept) * self.width
-        in_memory = 0.0 if speed.decoding_bytes is None else read / speed.decoding_bytes
         fixed = VLLM_STEP_SECONDS if in_vllm else speed.token_seconds + speed.layer_seconds * facts.num_layers
-        return fixed + speed.row_seconds * rows + max(operations, in_memory)
+        return fixed + speed.row_seconds * rows + max(operations, read / speed.decoding_bytes)
 
     def _body_read(self, rows: float) -> float:
         """Numbers of the layers that some row needs; with experts more for more rows."""
@@ -189,16 +205,15 @@ class StepTimes:
     def _log_probs(self, config: RlConfig) -> Iterator[PhaseTime]:
         """Passes without a gradient: of reward models, for old log-probabilities, reference and values."""
         algorithm, own = config.algorithm, config.cluster.own_process
-        tokens, found, seconds = self._trained_tokens(), [], 0.0
-        steps = config.optimization.epochs * config.optimization.minibatches
+        tokens, scored, found, seconds = self._read() / self.trainers, self.scored / self.trainers, [], 0.0
         for name, facts, is_made in (
-            ("old log-probabilities", self.facts, steps > 1 or algorithm.kl_in == "reward"),
+            ("old log-probabilities", self.facts, self.epochs * self.minibatches > 1 or algorithm.kl_in == "reward"),
             ("reference", self.facts, algorithm.kl_in != "none" and "reference" not in own),
             ("values", self.facts.critic or self.facts, has_separate_critic(config) and "critic" not in own),
         ):
             if is_made:
                 found.append(name)
-                seconds += self._passes(facts, tokens / self.trainers, self._scored() / self.trainers)
+                seconds += self._passes(facts, tokens, scored)
         for reward in self.rewards:
             if reward.facts is not None:
                 found.append(f"reward {reward.label}")
@@ -207,28 +222,25 @@ class StepTimes:
             yield PhaseTime("log-probs", seconds, ", ".join(found))
 
     def _update(self) -> Iterator[PhaseTime]:
-        optimization, steps = self.config.optimization, self._optimizer_steps()
-        passes = (2 if self.config.model.lora else 3) + self.config.model.gradient_checkpointing
-        epochs = optimization.epochs if isinstance(self.config, RlConfig) else 1
-        share = epochs / self.trainers
-        seconds = passes * self._passes(self.facts, share * self._trained_tokens(), share * self._scored())
-        because = f"{passes} forward passes of {self._trained_tokens():,.0f} tokens"
-        trained = self.trained
-        if isinstance(self.config, RlConfig) and has_separate_critic(self.config):
+        config, read, trained = self.config, self._read(), self.trained
+        passes = (2 if config.model.lora else 3) + config.model.gradient_checkpointing
+        share = passes * self.epochs / self.trainers
+        seconds = self._passes(self.facts, share * read, share * self.scored)
+        because = f"{passes} forward passes of {read:,.0f} tokens"
+        if isinstance(config, RlConfig) and has_separate_critic(config) and "critic" not in config.cluster.own_process:
             critic = self.facts.critic or self.facts
-            if "critic" not in self.config.cluster.own_process:
-                seconds += passes * self._passes(critic, share * self._trained_tokens(), 0)
-                trained, because = trained + critic.num_parameters, f"{because}, and the critic's"
-        number = self._num_passes() * epochs
+            seconds += self._passes(critic, share * read, 0)
+            trained, because = trained + critic.num_parameters, f"{because}, and the critic's"
+        in_step = math.ceil(read / config.optimization.tokens_per_microbatch / self.trainers)
+        number = self.epochs * max(self.minibatches, in_step)
         yield PhaseTime("update", seconds + number * self.speed.pass_seconds, because)
-        slices = 1 if self.sharding == "whole" else self.trainers
+        steps, slices = self.epochs * self.minibatches, 1 if self.sharding == "whole" else self.trainers
         yield from self._optimizer(trained, steps, slices)
         yield from self._exchange(trained, steps, number)
 
     def _optimizer(self, trained: int, steps: float, slices: int) -> Iterator[PhaseTime]:
-        if self.speed.decoding_bytes is not None:
-            seconds = steps * ADAM_BYTES * trained / slices / self.speed.decoding_bytes
-            yield PhaseTime("optimizer", seconds, f"{ADAM_BYTES} bytes x {trained / slices:,.0f}, {steps:g} steps")
+        seconds = steps * ADAM_BYTES * trained / slices / self.speed.decoding_bytes
+        yield PhaseTime("optimizer", seconds, f"{ADAM_BYTES} bytes x {trained / slices:,.0f}, {steps:g} steps")
         if "optimizer" in self.config.cluster.offload and self.machine.gpu_bytes:
             each = 2 * ParameterBytes.of(self.config.model.dtype).optimizer / slices
             yield PhaseTime("offload", steps * each * trained / HOST_BYTES, f"{each:.3g} bytes x {trained:,}")
@@ -249,48 +261,15 @@ class StepTimes:
 
     def _passes(self, facts: ModelFacts, tokens: float, scored: float) -> float:
         """Seconds of a forward pass of the step's texts, or of a part of them."""
-        prompt, response = self.lengths.prompt, self.lengths.response
-        context = (prompt + response) / 2
+        context = (self.lengths.prompt + self.lengths.response) / 2
         return forward_operations(facts, tokens, scored, tokens * context) / self.speed.operations
 
-    def _rows(self) -> float:
-        """Responses, examples or texts to compare of a step."""
-        if isinstance(self.config, RlConfig):
-            return responses_per_step(self.config)
-        if isinstance(self.config, RmConfig):
-            return self.config.optimization.comparisons_per_batch * (self.config.candidates or 2)
-        return self.config.optimization.tokens_per_batch / max(1.0, self.lengths.prompt)
-
-    def _scored(self) -> float:
-        if isinstance(self.config, RlConfig):
-            return self._rows() * self.lengths.response
-        return self._rows() * self.lengths.prompt if isinstance(self.config, SftConfig) else 0
-
-    def _prompts(self) -> float:
-        """Tokens of the prompts of a step, each once."""
-        assert isinstance(self.config, RlConfig)
-        return self.config.rollout.prompts_per_step * self.lengths.prompt
-
-    def _trained_tokens(self) -> float:
+    def _read(self) -> float:
         """Tokens in one pass over the step: prompts as often as their responses need another micro-batch."""
-        if not isinstance(self.config, RlConfig):
-            return self._rows() * self.lengths.prompt
-        optimization, group = self.config.optimization, self._rows() / self.config.rollout.prompts_per_step
-        room = optimization.tokens_per_microbatch - self.lengths.prompt
-        read = group if room <= 0 else min(group, math.ceil(group * self.lengths.response / room))
-        apart = self.config.debug.plain or optimization.shuffle == "responses"
-        return self._scored() + self._prompts() * (group if apart else max(1.0, read))
-
-    def _num_passes(self) -> float:
-        """Micro-batches of one pass over the step, on one trainer."""
-        tokens, budget = self._trained_tokens(), self.config.optimization.tokens_per_microbatch
-        least = self.config.optimization.minibatches if isinstance(self.config, RlConfig) else 1
-        return max(least, math.ceil(tokens / budget / self.trainers))
-
-    def _optimizer_steps(self) -> int:
-        if not isinstance(self.config, RlConfig):
-            return 1
-        return self.config.optimization.epochs * self.config.optimization.minibatches
+        group, response = self.texts / self.prompts, self.lengths.response
+        room = self.config.optimization.tokens_per_microbatch - self.lengths.prompt
+        often = group if self.apart or room <= 0 else min(group, max(1, math.ceil(group * response / room)))
+        return self.scored + self.prompts * often * self.lengths.prompt
 
 
 def run_time(

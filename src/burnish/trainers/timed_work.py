@@ -20,8 +20,8 @@ from burnish.planning.model_facts import ModelFacts, facts_of
 MEMORY_BYTES = 1e10
 """Assumed bytes a second of a processor's memory, and between its processes."""
 OVERHEADS = (1.2e-3, 1e-5, 2e-2, 0.1)
-"""Seconds of a decoding step, of each of its rows, of a micro-batch and of a step, whatever the model's size: measured
-with models of some 10,000 parameters on a 2-core machine."""
+"""Seconds of a decoding step, of each of its rows, of a micro-batch, and of rewards and logging of a step, whatever the
+model's size: measured with models of 0.1 to 1 million parameters on a 2-core machine."""
 _SIZE = re.compile(r"(\w+) (\d+)(?:, |$)")
 _TRAINED_TOKENS, _FEWEST_TOKENS, _PARTS = 512, 64, 31
 _WIDE = 4_000_000

@@ -15,7 +15,6 @@ from burnish.planning.fitting import COLUMNS, Fitting, kind_of, memory_tables
 from burnish.planning.machines import USABLE, Machine, Speed, described_machine
 from burnish.planning.memory import PHASES, Trained
 from burnish.planning.model_facts import ModelFacts, facts_by_name, facts_of, known, known_models
-from burnish.planning.plan import seconds_in_words
 from burnish.planning.room import shortages
 from burnish.planning.seats import PROCESS_BYTES, seats_of
 from burnish.planning.timing import StepTimes, assumed_lengths, forward_operations, run_time
@@ -148,7 +147,7 @@ def test_a_file_describes_a_machine(tmp_path: Path) -> None:
     [
         ("card: H1000", "is not known"),
         ("cards: 2", "its cards have no memory"),
-        ("crads: 2", "crads is not known"),
+        ("crads: 2", "machine.yaml:1: crads is not a known key"),
         ("cards: two\ncard: L4", "machine.yaml:1: cards is 'two'"),
         ("card: L4\ntraining_share: 35", "training_share is 35"),
         ("card: L4\ntflops: -1", "tflops is -1"),
@@ -213,7 +212,7 @@ def test_columns_have_every_phase_and_lines_their_kind() -> None:
     assert (kinds["reference weights"], kinds["critic gradients"]) == ("weights", "gradients")
 
 
-def test_what_is_lacking_is_said_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_lacking_is_said_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     small = facts("Qwen/Qwen2.5-0.5B")
 
@@ -221,6 +220,11 @@ def test_what_is_lacking_is_said_with_its_place(monkeypatch: pytest.MonkeyPatch)
         config, machine = rl(cluster=cluster), described_machine(on)
         return [str(one) for one in shortages(config, seats_of(config, small, machine), machine)]
 
+    file = tmp_path / "cpu.yaml"
+    file.write_text("cards: 0\ncores: 64\n")
+    config = rl("model.device=cuda")
+    (short,) = shortages(config, seats_of(config, small, described_machine(str(file))), described_machine(str(file)))
+    assert str(short) == "cards: 1 are needed, and there are 0"
     assert lacking("2x24GB", trainers=4) == ["cards: 4 are needed, and there are 2"]
     nodes = "cards of one node (cluster.backend): 4 are needed, and there are 2"
     assert lacking("2x2x24GB", trainers=4, backend="processes") == [nodes]
@@ -337,8 +341,3 @@ def test_sampling_aside_counts_where_it_takes_longer() -> None:
     time = run_time(times, 1, price=None)
     seconds = {phase.phase: phase.seconds for phase in time.phases}
     assert time.step_seconds == pytest.approx(seconds["push"] + seconds["rollout"])
-
-
-def test_seconds_in_words() -> None:
-    words = [seconds_in_words(seconds) for seconds in (0.0351, 12.34, 250, 25_500)]
-    assert words == ["35.1 ms", "12.3 s", "4 min 10 s", "7 h 05 min"]
