@@ -23,8 +23,7 @@ from burnish.simulation.gantt import seconds_in_words
 
 if TYPE_CHECKING:
     from burnish.planning.model_facts import ModelFacts, RewardFacts
-    from burnish.trainers.preview import Preview
-    from burnish.trainers.rl.preflight import Counted
+    from burnish.trainers.rl.preflight import Preview
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +136,16 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
             notes.append(
                 "trainers and workers are on the Ray cluster's machines: --on (docs/plan.md) compares with those"
             )
-    data = _data_of(config, facts, notes, here=here)
+    data = _data_of(config, facts, here=here)
+    if here and isinstance(config, RlConfig) and data.rows is None:
+        notes.append("data.train names a data set on the hub, so the number of prompts is unknown")
+    notes.extend(data.notes)
     machine = assumed.machine or this_machine()
     plan = seated(_plan_of_kind(config, data, facts), config, facts, machine, rewards)
     if facts is None:
         return plan
     machine = with_kept_speed(machine, config, facts) if here else machine
+    plan = replace(plan, machine=machine)
     time = _time_of(plan, config, facts, machine, rewards, data, assumed)
     if time is not None:
         plan = replace(plan, time=time, lines=(*plan.lines, *time_lines(time)))
@@ -179,7 +182,7 @@ def _pinned(config: RunConfig, notes: list[str], *, here: bool) -> Trained:
     return config
 
 
-def _data_of(config: Trained, facts: ModelFacts | None, notes: list[str], *, here: bool) -> Preview | Counted:
+def _data_of(config: Trained, facts: ModelFacts | None, *, here: bool) -> Preview:
     """The rows of a run, with the checks of the settings. Raises what the run would refuse before it loads a model."""
     from burnish.trainers.preview import preview_elsewhere, preview_rm, preview_sft
     from burnish.trainers.rl.preflight import check_fit, preview
@@ -188,33 +191,28 @@ def _data_of(config: Trained, facts: ModelFacts | None, notes: list[str], *, her
     if facts is not None and isinstance(config, RlConfig):
         check_fit(config, context, facts.vocabulary_size)
     if not here:
-        data, further = preview_elsewhere(config, context)
-        notes.extend(further)
-        return data
-    if isinstance(config, RlConfig):
-        counted, found = preview(config, context)
-        if counted.prompts is None:
-            notes.append("data.train names a data set on the hub, so the number of prompts is unknown")
-        notes.extend(found)
-        return counted
-    seen = preview_rm(config, context) if isinstance(config, RmConfig) else preview_sft(config, context)
-    notes.extend(seen.notes)
-    return seen
+        return preview_elsewhere(config, context)
+    match config:
+        case RlConfig():
+            return preview(config, context)
+        case RmConfig():
+            return preview_rm(config, context)
+        case SftConfig():
+            return preview_sft(config, context)
 
 
-def _plan_of_kind(config: Trained, data: Preview | Counted, facts: ModelFacts | None) -> Plan:
+def _plan_of_kind(config: Trained, data: Preview, facts: ModelFacts | None) -> Plan:
     from burnish.planning.plan import plan_rl, plan_sft
     from burnish.planning.plan_rm import plan_rm
-    from burnish.trainers.preview import Preview
 
-    if isinstance(config, RlConfig):
-        prompts = None if isinstance(data, Preview) else data.prompts
-        return plan_rl(config, num_prompts=prompts, facts=facts)
-    assert isinstance(data, Preview)  # only `rl` has prompts
-    rows, tokens = data.rows, data.tokens
-    if isinstance(config, RmConfig):
-        return plan_rm(config, num_comparisons=rows, num_tokens=tokens, facts=facts)
-    return plan_sft(config, num_examples=rows, num_tokens=tokens, num_steps=data.steps, facts=facts)
+    match config:
+        case RlConfig():
+            return plan_rl(config, num_prompts=data.rows, facts=facts)
+        case RmConfig():
+            return plan_rm(config, num_comparisons=data.rows, num_tokens=data.tokens, facts=facts)
+        case SftConfig():
+            rows, tokens = data.rows, data.tokens
+            return plan_sft(config, num_examples=rows, num_tokens=tokens, num_steps=data.steps, facts=facts)
 
 
 def _time_of(
@@ -223,28 +221,22 @@ def _time_of(
     facts: ModelFacts,
     machine: Machine,
     rewards: tuple[RewardFacts, ...],
-    data: Preview | Counted,
+    data: Preview,
     assumed: Assumed,
 ) -> RunTime | None:
     """The time of the run; None if the speed of the machine is unknown."""
     from burnish.planning.seats import runs_on_gpu, sharding_of
     from burnish.planning.timing import StepTimes, assumed_lengths, run_time
-    from burnish.trainers.preview import Preview
 
     if machine.speed is None or (machine.gpu_bytes and not runs_on_gpu(config, machine)):
         return None
-    evaluated = None
-    if isinstance(data, Preview):
-        texts = (config.candidates or 2) if isinstance(config, RmConfig) else 1
-        mean = data.tokens / (texts * data.rows) if data.tokens and data.rows else None
-    else:
-        mean = data.prompt_tokens
-        evaluated = _evaluated(config, data.heldout) if isinstance(config, RlConfig) else None
+    texts = (config.candidates or 2) if isinstance(config, RmConfig) else 1
+    mean = data.tokens / (texts * data.rows) if data.tokens and data.rows else None
     lengths = assumed_lengths(config, mean, assumed.response_tokens or recorded_response(config))
     sharding = sharding_of(config, facts, machine, rewards).sharding
     times = StepTimes(config, facts, machine, machine.speed, lengths, rewards, sharding)
-    number = plan.evaluations or 0
-    return run_time(times, plan.steps, evaluations=number, evaluated=evaluated, price=assumed.price)
+    evaluations, evaluated = plan.evaluations or 0, _evaluated(config, data.heldout)
+    return run_time(times, plan.steps, evaluations=evaluations, evaluated=evaluated, price=assumed.price)
 
 
 def time_lines(time: RunTime) -> Iterator[PlanLine]:
@@ -276,9 +268,9 @@ def recorded_response(config: RunConfig) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def _evaluated(config: RlConfig, heldout: int | None) -> int | None:
+def _evaluated(config: Trained, heldout: int | None) -> int | None:
     """Responses of one evaluation; None if the held-out prompts are not counted."""
-    if heldout is None:
+    if heldout is None or not isinstance(config, RlConfig):
         return None
     most, samples = config.evaluation.max_prompts, max(1, config.evaluation.samples)
     return samples * (heldout if most is None else min(most, heldout))

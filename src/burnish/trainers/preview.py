@@ -4,7 +4,7 @@ model, as `preflight` does for `rl`."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -25,10 +25,10 @@ from burnish.trainers.reward_model.loop import comparisons_of, load_comparisons
 from burnish.trainers.reward_model.normalization import check_measured
 from burnish.trainers.rl.objective_setup import resolve_algorithm
 from burnish.trainers.rl.preflight import (
-    Counted,
+    Preview,
     check_model_source,
     check_settings,
-    counted,
+    count_prompts,
     local_prompts,
     local_tokenizer,
     notes_on,
@@ -37,17 +37,6 @@ from burnish.trainers.sft import Schedule, load_examples
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """Rows to train on (examples or comparisons), their tokens, and optimizer steps of `optimization.epochs` passes
-    over examples; None for what cannot be known without a download. `notes` are for the user."""
-
-    rows: int | None = None
-    tokens: int | None = None
-    steps: int | None = None
-    notes: tuple[str, ...] = ()
 
 
 def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
@@ -108,9 +97,9 @@ def _comparisons(config: RmConfig, tokenizer: PreTrainedTokenizerBase | None, co
     return Preview(len(train), tokens, notes=tuple(twice))
 
 
-def preview_elsewhere(config: RunConfig, context_tokens: int | None) -> tuple[Preview | Counted, tuple[str, ...]]:
-    """What can be found out about a run for another machine: (its data, notes on what is not here). What is not here is
-    left out, and rewards are not tried."""
+def preview_elsewhere(config: RunConfig, context_tokens: int | None) -> Preview:
+    """What can be found out about a run for another machine. What is not here is left out and noted, and rewards are
+    not tried."""
     sources = {**config.named_sources("train"), **config.named_sources("eval")}
     places = [*read_places(config), *of_sources(config.named_sources("eval"))]
     absent = [place for place in places if _is_absent(place, sources.get(place.field))]
@@ -119,21 +108,21 @@ def preview_elsewhere(config: RunConfig, context_tokens: int | None) -> tuple[Pr
     if isinstance(config, RlConfig) and not fields & {"algorithm.estimator", "algorithm.loss", "rollout.engine"}:
         check_settings(config, resolve_algorithm(config.algorithm), here=False)
     if any(place.kind == "data" for place in absent) or any(needs_download(source) for source in sources.values()):
-        return (Counted() if isinstance(config, RlConfig) else Preview()), (*notes, "the data are not counted")
+        return Preview(notes=(*notes, "the data are not counted"))
     try:
         tokenizer = local_tokenizer(config)
     except ModelError as error:
         notes.append(f"{error.message}; lengths of texts are unknown")
         tokenizer = None
     if isinstance(config, RlConfig):
-        found = [local_prompts(config, split, tokenizer, context_tokens) for split in ("train", "eval")]
-        return counted(*found), tuple(notes)
-    if isinstance(config, SftConfig):
-        further = _examples(config, tokenizer, context_tokens)
-    else:
-        assert isinstance(config, RmConfig)  # there are no other kinds of run files
+        train = local_prompts(config, "train", tokenizer, context_tokens)
+        return count_prompts(train, local_prompts(config, "eval", tokenizer, context_tokens), notes)
+    if isinstance(config, RmConfig):
         further = _comparisons(config, tokenizer, context_tokens)
-    return replace(further, notes=()), (*further.notes, *notes)
+    else:
+        assert isinstance(config, SftConfig)  # there are no other kinds of run files
+        further = _examples(config, tokenizer, context_tokens)
+    return replace(further, notes=(*further.notes, *notes))
 
 
 def _is_absent(place: Place, source: DataSource | None) -> bool:

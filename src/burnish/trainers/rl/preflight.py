@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+Prompts = PromptSet | Sequence[Prompt]
+"""Those of a domain, with their tokens if there is a tokenizer."""
+
+
 def check_settings(config: RlConfig, parts: AlgorithmParts, *, here: bool = True) -> None:
     """ConfigError for settings that the run file, and the classes and functions that it names, already show to be
     unusable. Loads no model and writes nothing. Unless it will run `here`, the packages of engine and sinks may be
@@ -82,17 +86,20 @@ def check_fit(config: RlConfig, context_tokens: int | None, sampled_ids: int) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """Prompts to train on and to evaluate with, and mean tokens of the first; None for what cannot be known without a
-    download."""
+class Preview:
+    """Rows to train on (prompts, examples or comparisons) and their tokens, optimizer steps of `optimization.epochs`
+    passes over examples, and held-out prompts; None for what cannot be known without a download. `notes` are for the
+    user."""
 
-    prompts: int | None = None
+    rows: int | None = None
+    tokens: int | None = None
+    steps: int | None = None
+    notes: tuple[str, ...] = ()
     heldout: int | None = None
-    prompt_tokens: float | None = None
 
 
-def preview(config: RlConfig, context_tokens: int | None) -> tuple[Counted, list[str]]:
-    """(the prompts; notes for the user).
+def preview(config: RlConfig, context_tokens: int | None) -> Preview:
+    """What `burnish plan` finds out about a run.
 
     Raises what a run would raise about its settings, model folder, rewards and local data (BurnishError). Loads no
     weights and downloads nothing, so what only these show is left to the run. `context_tokens`: the model's, if known.
@@ -109,14 +116,14 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[Counted, list
     twice = find_overlap(*([asked for some in found for asked in _asked(some)] for found in (train, heldout)))
     told = (*timing_lines(config), *precision_lines(config), *no_overlap_lines(config))
     notes = [*twice.lines(), *told, *notes_on(config)]
-    return counted(train, heldout), notes
+    return count_prompts(train, heldout, notes)
 
 
-def counted(train: Sequence[PromptSet | Sequence[Prompt]], heldout: Sequence[PromptSet | Sequence[Prompt]]) -> Counted:
+def count_prompts(train: Sequence[Prompts], heldout: Sequence[Prompts], notes: Sequence[str]) -> Preview:
     """The sums of what domains have."""
     tokens = [len(one) for found in train if isinstance(found, PromptSet) for one in found.prompt_tokens]
-    prompts, others = (sum(map(len, found)) if found else None for found in (train, heldout))
-    return Counted(prompts, others, sum(tokens) / len(tokens) if tokens else None)
+    rows, others = (sum(map(len, found)) if found else None for found in (train, heldout))
+    return Preview(rows, sum(tokens) or None, notes=tuple(notes), heldout=others)
 
 
 def timing_lines(config: RlConfig) -> tuple[str, ...]:
@@ -244,12 +251,12 @@ def local_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
 
 def local_prompts(
     config: RlConfig, split: Split, tokenizer: PreTrainedTokenizerBase | None, context_tokens: int | None
-) -> list[PromptSet | Sequence[Prompt]]:
+) -> list[Prompts]:
     """Prompts of each domain as the run would have them; without a tokenizer none is too long. Empty if any must be
     downloaded."""
     if any(needs_download(source) for source in config.named_sources(split).values()):
         return []
-    found: list[PromptSet | Sequence[Prompt]] = []
+    found: list[Prompts] = []
     for domain in used_domains(config, domain_settings(config), split):
         if tokenizer is None:
             found.append(read_prompts(sources_of(config, domain, split), DomainRows.of(config, domain, split))[0])
@@ -258,11 +265,11 @@ def local_prompts(
     return [some for some in found if some]
 
 
-def _prompts_of(found: PromptSet | Sequence[Prompt]) -> Sequence[Prompt]:
+def _prompts_of(found: Prompts) -> Sequence[Prompt]:
     return found.prompts if isinstance(found, PromptSet) else found
 
 
-def _asked(found: PromptSet | Sequence[Prompt]) -> list[Asked]:
+def _asked(found: Prompts) -> list[Asked]:
     """What the prompts ask: their tokens, or their text and tools if there is no tokenizer."""
     if isinstance(found, PromptSet):
         return found.asked()
