@@ -226,7 +226,7 @@ def _time_of(
 ) -> RunTime | None:
     """The time of the run; None if the speed of the machine is unknown."""
     from burnish.planning.seats import runs_on_gpu, sharding_of
-    from burnish.planning.timing import StepTimes, assumed_lengths, run_time
+    from burnish.planning.timing import StepTimes, assumed_lengths
 
     if machine.speed is None or (machine.gpu_bytes and not runs_on_gpu(config, machine)):
         return None
@@ -235,8 +235,10 @@ def _time_of(
     lengths = assumed_lengths(config, mean, assumed.response_tokens or recorded_response(config))
     sharding = sharding_of(config, facts, machine, rewards).sharding
     times = StepTimes(config, facts, machine, machine.speed, lengths, rewards, sharding)
-    evaluations, evaluated = plan.evaluations or 0, _evaluated(config, data.heldout)
-    return run_time(times, plan.steps, evaluations=evaluations, evaluated=evaluated, price=assumed.price)
+    evaluated, evaluation = _evaluated(config, data.heldout), 0.0
+    if isinstance(config, RlConfig) and evaluated:
+        evaluation = (plan.evaluations or 0) * times.rollout(config, evaluated)
+    return times.of_run(plan.steps, evaluation, assumed.price)
 
 
 def time_lines(time: RunTime) -> Iterator[PlanLine]:

@@ -62,13 +62,10 @@ def described_lines(plan: Plan, loaded: LoadedConfig, notes: Sequence[str], over
 
 
 def _in_words(machine: Machine) -> str:
-    where = f"{machine.name}: "
     if not machine.gpu_bytes:
-        return f"{where}{machine.cores} cores"
-    each = bytes_in_words(machine.gpu_bytes[0])
-    nodes = f" on {machine.nodes} nodes" if machine.nodes > 1 else ""
-    cards = f"{len(machine.gpu_bytes)} card{'s' * (len(machine.gpu_bytes) > 1)}"
-    return f"{where}{cards}{nodes}, {each} of each to plan with"
+        return f"{machine.name}: {machine.cores} cores"
+    count, each = len(machine.gpu_bytes), bytes_in_words(machine.gpu_bytes[0])
+    return f"{machine.name} (cards: {count}, nodes: {machine.nodes}, to plan with: {each} of each card)"
 
 
 def _table(table: MemoryTable) -> Iterator[str]:

@@ -132,8 +132,8 @@ class Fitting:
         lacking = self._lacking(config)
         if not lacking:
             return Fit(lacking)
-        keeping = [change for change in same_numbers(config, self._machine) if self._allowed((change,))]
-        changing = [change for change in other_numbers(config) if self._allowed((change,))]
+        keeping = [change for change in same_numbers(config, self._machine) if self._changed((change,))]
+        changing = [change for change in other_numbers(config) if self._changed((change,))]
         for tried in self._candidates(keeping, changing):
             if self._fits(tried):
                 return Fit(lacking, self._needed(tried))
@@ -152,9 +152,6 @@ class Fitting:
             if fewer and self._fits(fewer):
                 changes = fewer
         return changes
-
-    def _allowed(self, changes: Sequence[Change]) -> bool:
-        return self._changed(changes) is not None
 
     def _fits(self, changes: Sequence[Change]) -> bool:
         config = self._changed(changes)
@@ -256,7 +253,8 @@ def other_numbers(config: Trained) -> Iterator[Change]:
     if config.cluster.trainers > 1:
         yield Change(("cluster.sharding=full",), "weights are exchanged in every pass; equal up to rounding")
     if config.model.lora is None:
-        lora = ("model.dtype=bfloat16", "model.lora.rank=16")
+        dtype = ("model.dtype=bfloat16",) if config.model.dtype == "float32" else ()
+        lora = (*dtype, "model.lora.rank=16")
         yield Change(lora, "only adapters are trained")
         yield Change((*lora, "model.quantization=int8"), "only adapters are trained, on weights in 8 bits")
         yield Change((*lora, "model.quantization=nf4"), "only adapters are trained, on weights in 4 bits")

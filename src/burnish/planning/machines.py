@@ -170,32 +170,18 @@ def _of_file(path: Path) -> Machine:
 
 def _machine(name: str, given: DescribedMachine) -> Machine:
     cores = given.cores or CORES_A_CARD * max(1, given.cards)
-    each = round(USABLE * (given.card_memory_gb or 0) * 2**30)
-    return Machine(
-        cores=cores,
-        threads=cores,
-        memory_bytes=None if given.memory_gb is None else round(given.memory_gb * 2**30),
-        gpu_bytes=(each,) * (given.nodes * given.cards),
-        nodes=given.nodes,
-        name=name,
-        is_here=False,
-        speed=_speed(given),
-        price=given.price,
-    )
+    memory = None if given.memory_gb is None else round(given.memory_gb * 2**30)
+    gpus = (round(USABLE * (given.card_memory_gb or 0) * 2**30),) * (given.nodes * given.cards)
+    speed, price = _speed(given), given.price
+    return Machine(cores, cores, memory, gpus, given.nodes, name, is_here=False, speed=speed, price=price)
 
 
 def _speed(given: DescribedMachine) -> Speed | None:
     """None if operations or bandwidth are not stated."""
     if given.tflops is None or given.bandwidth_gbs is None:
         return None
-    operations = 1e12 * given.training_share * given.tflops
+    operations, read = 1e12 * given.training_share * given.tflops, 1e9 * given.decoding_share * given.bandwidth_gbs
     stated = f"{given.tflops:g} TFLOP/s and {given.decoding_share:.0%} of {given.bandwidth_gbs:g} GB/s"
-    return Speed(
-        operations=operations,
-        decoding_operations=operations,
-        decoding_bytes=1e9 * given.decoding_share * given.bandwidth_gbs,
-        source=f"estimate: {given.training_share:.0%} of {stated}",
-        link_bytes=1e9 * LINK_SHARE * given.link_gbs,
-        network_bytes=1e9 * LINK_SHARE * given.network_gbs,
-        layer_seconds=LAYER_SECONDS if given.cards else 0.0,
-    )
+    source = f"estimate: {given.training_share:.0%} of {stated}"
+    link, network = 1e9 * LINK_SHARE * given.link_gbs, 1e9 * LINK_SHARE * given.network_gbs
+    return Speed(operations, operations, read, source, link, network, LAYER_SECONDS if given.cards else 0.0)

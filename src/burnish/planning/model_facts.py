@@ -203,24 +203,7 @@ def known() -> Mapping[str, Any]:
 @cache
 def known_models() -> Mapping[str, Mapping[str, object]]:
     """By name on the hub, in lower case: what matters of its config.json."""
-    return {name.lower(): _config_of(entry) for entry in known()["models"] for name in entry["names"]}
-
-
-_SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-)
-
-
-def _config_of(entry: Mapping[str, Any]) -> Mapping[str, object]:
-    further = {key: value for key, value in entry.items() if key not in ("names", "parameters", "sizes")}
-    sizes = dict(zip(_SIZES, entry["sizes"], strict=True))
-    return {**sizes, "model_type": further.pop("type"), "tie_word_embeddings": further.pop("tied"), **further}
+    return {name.lower(): entry["config"] for entry in known()["models"] for name in entry["names"]}
 
 
 def facts_by_name(name: str) -> ModelFacts | None:

@@ -165,6 +165,13 @@ class StepTimes:
             yield from self._log_probs(self.config)
         yield from self._update()
 
+    def of_run(self, steps: int | None, evaluation: float = 0.0, price: float | None = None) -> RunTime:
+        """The time of a run of so many steps. evaluation: seconds of all evaluations."""
+        phases = tuple(phase for phase in self.phases() if phase.seconds > 0)
+        price = self.machine.price if price is None else price
+        tokens, devices, source = self.tokens_per_step(), self.machine.devices, self.speed.source
+        return RunTime(phases, tokens, steps, evaluation, devices, source, self.lengths, price)
+
     def tokens_per_step(self) -> float:
         """Tokens of prompts (once for each response, as is usual) and responses, or of examples."""
         return self.texts * (self.lengths.prompt + self.lengths.response)
@@ -270,23 +277,3 @@ class StepTimes:
         room = self.config.optimization.tokens_per_microbatch - self.lengths.prompt
         often = group if self.apart or room <= 0 else min(group, max(1, math.ceil(group * response / room)))
         return self.scored + self.prompts * often * self.lengths.prompt
-
-
-def run_time(
-    times: StepTimes, steps: int | None, *, evaluations: int = 0, evaluated: int | None = None, price: float | None
-) -> RunTime:
-    """The time of a run of so many steps. evaluated: responses of one evaluation; None if that is not known."""
-    config, seconds = times.config, 0.0
-    if isinstance(config, RlConfig) and evaluations and evaluated:
-        seconds = evaluations * times.rollout(config, evaluated)
-    price = times.machine.price if price is None else price
-    return RunTime(
-        phases=tuple(phase for phase in times.phases() if phase.seconds > 0),
-        tokens_per_step=times.tokens_per_step(),
-        steps=steps,
-        evaluation=seconds,
-        devices=times.machine.devices,
-        source=times.speed.source,
-        lengths=times.lengths,
-        price=price,
-    )

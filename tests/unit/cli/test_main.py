@@ -130,6 +130,20 @@ def test_the_page_on_clusters_has_what_the_plan_of_its_example_says(
     assert page.split("```text\n")[1].split("\n\nfits")[0] in capsys.readouterr().out
 
 
+def test_a_plan_for_another_machine_of_data_that_are_not_here(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the keys of a file do not say, its other fields do."""
+    monkeypatch.chdir(tmp_path)
+    given = "model: Qwen/Qwen3-0.6B\ndata: {train: no.jsonl}\n"
+    (tmp_path / "rm.yaml").write_text(given + "optimization: {comparisons_per_batch: 16}\n")
+    (tmp_path / "sft.yaml").write_text(given + "optimization: {tokens_per_batch: 8192}\n")
+    (tmp_path / "both.yaml").write_text(given + "optimization: {comparisons_a_batch: 16}\n")
+    assert "comparisons 16" in run("plan", "rm.yaml", "--on", "H100")
+    assert "fits H100" in run("plan", "sft.yaml", "--on", "H100", "model.dtype=bfloat16")
+    assert "comparisons_a_batch" in run("plan", "both.yaml", "--on", "H100", code=2)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -17,7 +17,7 @@ from burnish.planning.memory import PHASES, Trained
 from burnish.planning.model_facts import ModelFacts, facts_by_name, facts_of, known, known_models
 from burnish.planning.room import shortages
 from burnish.planning.seats import PROCESS_BYTES, seats_of
-from burnish.planning.timing import StepTimes, assumed_lengths, forward_operations, run_time
+from burnish.planning.timing import StepTimes, assumed_lengths, forward_operations
 
 GIB = 2**30
 
@@ -257,7 +257,7 @@ def test_the_memory_of_nodes_is_compared_where_it_is_stated(tmp_path: Path) -> N
                 "cluster.sharding=optimizer",
             ),
         ),
-        ("1x4GB", {}, ("model.dtype=bfloat16", "model.lora.rank=16")),
+        ("1x4GB", {}, ("model.lora.rank=16",)),
         ("2x12GB", {"cluster": {"trainers": 4}}, ("cluster.trainers=2", "cluster.lanes=4")),
         ("1x1GB", {}, None),
     ],
@@ -303,7 +303,7 @@ def test_the_phases_of_a_step_by_hand() -> None:
     assert found["update"] == pytest.approx(3 * forward_operations(TINY, 8 + 32, 32, 40 * 4) / 1e12)
     assert found["optimizer"] == pytest.approx(28 * 1_200 / 1e9)
     assert set(found) == {"rollout", "update", "optimizer"}
-    time = run_time(times, 3600, price=2.0)
+    time = times.of_run(3600, price=2.0)
     assert time.tokens_per_second == pytest.approx(64 / sum(found.values()))
     assert time.cost == pytest.approx(2 * sum(found.values()))
 
@@ -338,6 +338,6 @@ def test_exchanges_go_over_the_network_between_nodes() -> None:
 def test_sampling_aside_counts_where_it_takes_longer() -> None:
     config = rl(cluster={"rollout_workers": 1}, max_staleness=1)
     times = StepTimes(config, TINY, machine(2), SPEED, assumed_lengths(config, 4, 400))
-    time = run_time(times, 1, price=None)
+    time = times.of_run(1)
     seconds = {phase.phase: phase.seconds for phase in time.phases}
     assert time.step_seconds == pytest.approx(seconds["push"] + seconds["rollout"])
