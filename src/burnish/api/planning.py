@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -184,21 +185,22 @@ def _pinned(config: RunConfig, notes: list[str], *, here: bool) -> Trained:
 
 def _data_of(config: Trained, facts: ModelFacts | None, *, here: bool) -> Preview:
     """The rows of a run, with the checks of the settings. Raises what the run would refuse before it loads a model."""
-    from burnish.trainers.preview import preview_elsewhere, preview_rm, preview_sft
-    from burnish.trainers.rl.preflight import check_fit, preview
+    from burnish.trainers.rl import preflight
 
     context = None if facts is None else facts.context_tokens
-    if facts is not None and isinstance(config, RlConfig):
-        check_fit(config, context, facts.vocabulary_size)
-    if not here:
-        return preview_elsewhere(config, context)
-    match config:
-        case RlConfig():
-            return preview(config, context)
-        case RmConfig():
-            return preview_rm(config, context)
-        case SftConfig():
-            return preview_sft(config, context)
+    if isinstance(config, RlConfig):
+        if facts is not None:
+            preflight.check_fit(config, context, facts.vocabulary_size)
+        if here:
+            return preflight.preview(config, context)
+        return preflight.preview_elsewhere(config, partial(preflight.local_rows, config, context))
+    from burnish.trainers import preview  # imports what trains
+
+    if isinstance(config, RmConfig):
+        count = partial(preview.compared_rows, config, context)
+        return preview.preview_rm(config, context) if here else preflight.preview_elsewhere(config, count)
+    count = partial(preview.count_examples, config, context)
+    return preview.preview_sft(config, context) if here else preflight.preview_elsewhere(config, count)
 
 
 def _plan_of_kind(config: Trained, data: Preview, facts: ModelFacts | None) -> Plan:

@@ -9,30 +9,19 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from burnish.checkpointing.sources import Place, of_sources, read_places
-from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
+from burnish.config.schema import RmConfig, RunConfig, SftConfig
 from burnish.config.schema_data import DataSource
 from burnish.data.loaded_sources import load_sources
 from burnish.data.overlap import find_overlap
 from burnish.data.preferences import count_comparisons
 from burnish.data.sources import needs_download
-from burnish.errors import ModelError
 from burnish.models.loading import UNLIMITED_CONTEXT
 from burnish.observability.sinks import find_sinks
 from burnish.trainers.chaining import with_weights
 from burnish.trainers.outer_loop import check_warmup
 from burnish.trainers.reward_model.loop import comparisons_of, load_comparisons
 from burnish.trainers.reward_model.normalization import check_measured
-from burnish.trainers.rl.objective_setup import resolve_algorithm
-from burnish.trainers.rl.preflight import (
-    Preview,
-    check_model_source,
-    check_settings,
-    count_prompts,
-    local_prompts,
-    local_tokenizer,
-    notes_on,
-)
+from burnish.trainers.rl.preflight import Preview, check_model_source, local_tokenizer, notes_on
 from burnish.trainers.sft import Schedule, load_examples
 
 if TYPE_CHECKING:
@@ -48,11 +37,11 @@ def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
     unknown = _unknown(sources, "examples")
     if unknown:
         return Preview(notes=(*unknown, *notes))
-    found = _examples(config, local_tokenizer(config), context_tokens)
+    found = count_examples(config, context_tokens, local_tokenizer(config))
     return replace(found, notes=(*found.notes, *notes))
 
 
-def _examples(config: SftConfig, tokenizer: PreTrainedTokenizerBase | None, context_tokens: int | None) -> Preview:
+def count_examples(config: SftConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
     """Of local data; without a tokenizer only rows are counted."""
     if tokenizer is None:
         tables = [len(loaded.table.rows) for loaded in load_sources((*config.data.train, *config.data.eval), "sft")]
@@ -78,11 +67,11 @@ def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
     unknown = _unknown(sources, "comparisons")
     if unknown:
         return Preview(notes=(*unknown, *notes))
-    found = _comparisons(config, local_tokenizer(config), context_tokens)
+    found = compared_rows(config, context_tokens, local_tokenizer(config))
     return replace(found, notes=(*found.notes, *notes))
 
 
-def _comparisons(config: RmConfig, tokenizer: PreTrainedTokenizerBase | None, context_tokens: int | None) -> Preview:
+def compared_rows(config: RmConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
     """The same of comparisons."""
     if tokenizer is None:
         train_rows, _ = (_count(config, sources) for sources in (config.data.train, config.data.eval))
@@ -95,43 +84,6 @@ def _comparisons(config: RmConfig, tokenizer: PreTrainedTokenizerBase | None, co
     twice = find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines()
     tokens = sum(comparison.num_tokens() for comparison in comparisons_of(train.examples))
     return Preview(len(train), tokens, notes=tuple(twice))
-
-
-def preview_elsewhere(config: RunConfig, context_tokens: int | None) -> Preview:
-    """What can be found out about a run for another machine. What is not here is left out and noted, and rewards are
-    not tried."""
-    sources = {**config.named_sources("train"), **config.named_sources("eval")}
-    places = [*read_places(config), *of_sources(config.named_sources("eval"))]
-    absent = [place for place in places if _is_absent(place, sources.get(place.field))]
-    notes = [f"{place.field}: {place.text!r} is not on this machine" for place in absent]
-    fields = {place.field for place in absent}
-    if isinstance(config, RlConfig) and not fields & {"algorithm.estimator", "algorithm.loss", "rollout.engine"}:
-        check_settings(config, resolve_algorithm(config.algorithm), here=False)
-    if any(place.kind == "data" for place in absent) or any(needs_download(source) for source in sources.values()):
-        return Preview(notes=(*notes, "the data are not counted"))
-    try:
-        tokenizer = local_tokenizer(config)
-    except ModelError as error:
-        notes.append(f"{error.message}; lengths of texts are unknown")
-        tokenizer = None
-    if isinstance(config, RlConfig):
-        train = local_prompts(config, "train", tokenizer, context_tokens)
-        return count_prompts(train, local_prompts(config, "eval", tokenizer, context_tokens), notes)
-    if isinstance(config, RmConfig):
-        further = _comparisons(config, tokenizer, context_tokens)
-    else:
-        assert isinstance(config, SftConfig)  # there are no other kinds of run files
-        further = _examples(config, tokenizer, context_tokens)
-    return replace(further, notes=(*further.notes, *notes))
-
-
-def _is_absent(place: Place, source: DataSource | None) -> bool:
-    """Whether it is not on this machine. Names of built-in things and of data sets on the hub are nowhere."""
-    if place.kind == "option" or place.path() is not None:
-        return False
-    if place.kind == "code":
-        return place.text.rpartition(":")[0].endswith(".py")
-    return source is None or not needs_download(source)
 
 
 def _check_settings(config: RunConfig) -> None:

@@ -12,8 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from burnish.forward.few_layers import tokens_for
-from burnish.forward.race import RaceResult
+from burnish.forward.race import RaceResult, tokens_for
 from burnish.forward.verdicts import Key
 from burnish.planning.model_facts import ModelFacts, facts_of
 

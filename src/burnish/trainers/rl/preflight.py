@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnish.algorithms.advantages import Estimator
 from burnish.checkpointing.run import RunDirectory
+from burnish.checkpointing.sources import Place, of_sources, read_places
 from burnish.checkpointing.store import CheckpointStore
 from burnish.config.domains import Split, domain_settings, sources_of, used_domains
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import RlConfig, RunConfig, VllmConfig
-from burnish.config.schema_data import ModelConfig
+from burnish.config.schema_data import DataSource, ModelConfig
 from burnish.data.overlap import Asked, find_overlap
 from burnish.data.prompts import DomainRows, PromptSet, check_bound_rewards, read_prompts
 from burnish.data.sources import needs_download
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+SPLITS: tuple[Split, Split] = ("train", "eval")
 Prompts = PromptSet | Sequence[Prompt]
 """Those of a domain, with their tokens if there is a tokenizer."""
 
@@ -107,8 +109,7 @@ def preview(config: RlConfig, context_tokens: int | None) -> Preview:
     check_settings(config, resolve_algorithm(config.algorithm))
     check_model_source(config.model)
     tokenizer = local_tokenizer(config)
-    train = local_prompts(config, "train", tokenizer, context_tokens)
-    heldout = local_prompts(config, "eval", tokenizer, context_tokens)
+    train, heldout = (local_prompts(config, split, tokenizer, context_tokens) for split in SPLITS)
     prompts = [[prompt for some in found for prompt in _prompts_of(some)] for found in (train, heldout)]
     _check_rewards(config, prompts)
     if train:
@@ -117,6 +118,42 @@ def preview(config: RlConfig, context_tokens: int | None) -> Preview:
     told = (*timing_lines(config), *precision_lines(config), *no_overlap_lines(config))
     notes = [*twice.lines(), *told, *notes_on(config)]
     return count_prompts(train, heldout, notes)
+
+
+def preview_elsewhere(config: RunConfig, count: Callable[[PreTrainedTokenizerBase | None], Preview]) -> Preview:
+    """What can be found out about a run for another machine. What is not here is left out and noted, and rewards are
+    not tried. count: counts the data, which are here, with the tokenizer if that is."""
+    sources = {**config.named_sources("train"), **config.named_sources("eval")}
+    places = [*read_places(config), *of_sources(config.named_sources("eval"))]
+    absent = [place for place in places if _is_absent(place, sources.get(place.field))]
+    notes = [f"{place.field}: {place.text!r} is not on this machine" for place in absent]
+    fields = {place.field for place in absent}
+    if isinstance(config, RlConfig) and not fields & {"algorithm.estimator", "algorithm.loss", "rollout.engine"}:
+        check_settings(config, resolve_algorithm(config.algorithm), here=False)
+    if any(place.kind == "data" for place in absent) or any(needs_download(source) for source in sources.values()):
+        return Preview(notes=(*notes, "the data are not counted"))
+    try:
+        tokenizer = local_tokenizer(config)
+    except ModelError as error:
+        notes.append(f"{error.message}; lengths of texts are unknown")
+        tokenizer = None
+    found = count(tokenizer)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def _is_absent(place: Place, source: DataSource | None) -> bool:
+    """Whether it is not on this machine. Names of built-in things and of data sets on the hub are nowhere."""
+    if place.kind == "option" or place.path() is not None:
+        return False
+    if place.kind == "code":
+        return place.text.rpartition(":")[0].endswith(".py")
+    return source is None or not needs_download(source)
+
+
+def local_rows(config: RlConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
+    """The prompts of data that are here."""
+    train, heldout = (local_prompts(config, split, tokenizer, context_tokens) for split in SPLITS)
+    return count_prompts(train, heldout, ())
 
 
 def count_prompts(train: Sequence[Prompts], heldout: Sequence[Prompts], notes: Sequence[str]) -> Preview:
