@@ -148,7 +148,7 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
     machine = with_kept_speed(machine, config, facts) if here else machine
     plan = replace(plan, machine=machine)
     time = _time_of(plan, config, facts, machine, rewards, data, assumed)
-    if time is not None:
+    if time is not None or here:
         plan = replace(plan, time=time, lines=(*plan.lines, *time_lines(time)))
     if assumed.reload is None or here:
         return plan
@@ -243,9 +243,13 @@ def _time_of(
     return times.of_run(plan.steps, evaluation, assumed.price)
 
 
-def time_lines(time: RunTime) -> Iterator[PlanLine]:
-    """The time of a run as lines of its plan."""
+def time_lines(time: RunTime | None) -> Iterator[PlanLine]:
+    """The time of a run as lines of its plan. None: this machine's speed is unknown."""
     topic = "time (estimate)"
+    if time is None:
+        because = "no fast path of a CPU has been timed here yet: a run, or burnish doctor FILE, does it"
+        yield PlanLine(topic, "one step", "unknown", because)
+        return
     for phase in time.phases:
         because = f"{phase.because}; while the policy learns" if phase.aside else phase.because
         yield PlanLine(topic, phase.phase, seconds_in_words(phase.seconds), because)

@@ -1,6 +1,6 @@
 """What of a run fits a machine, and the smallest change with which the rest fits too.
 
-`CHANGES` are tried in their order: first those that leave a run's numbers as they are (up to rounding), each alone and
+Changes are tried in a fixed order: first those that leave a run's numbers as they are (up to rounding), each alone and
 then more and more of them together; after that those that change what is computed, without and with all of the first.
 Of several that fit together, those are dropped that were not needed. Each is written as words for the command line and
 read by the loader of run files, so that whatever a run would refuse is not proposed.
