@@ -132,18 +132,28 @@ class Fitting:
         lacking = self._lacking(config)
         if not lacking:
             return Fit(lacking)
-        keeping = [change for change in same_numbers(config, self._machine) if self._changed((change,))]
-        changing = [change for change in other_numbers(config) if self._changed((change,))]
-        for tried in self._candidates(keeping, changing):
+        for tried in self._candidates(config):
             if self._fits(tried):
                 return Fit(lacking, self._needed(tried))
         return Fit(lacking)
 
-    def _candidates(self, keeping: Sequence[Change], changing: Sequence[Change]) -> Iterator[tuple[Change, ...]]:
-        yield from ((change,) for change in keeping)
-        yield from (tuple(keeping[:count]) for count in range(2, len(keeping) + 1))
-        for before in ((), tuple(keeping)) if keeping else ((),):
-            yield from ((*before, change) for change in changing)
+    def _candidates(self, config: Trained) -> Iterator[tuple[Change, ...]]:
+        yield from ((change,) for change in same_numbers(config, self._machine))
+        yield from self._more_and_more(config, ())
+        changing = tuple(other_numbers(config))
+        yield from ((change,) for change in changing)
+        for change in changing:
+            changed = self._changed((change,))
+            if changed is not None:
+                *_, most = ((change,), *self._more_and_more(changed, (change,)))
+                yield most
+
+    def _more_and_more(self, config: Trained, before: tuple[Change, ...]) -> Iterator[tuple[Change, ...]]:
+        """These changes with one more that leaves the numbers as they are, two more, ..., without refused ones."""
+        for change in same_numbers(config, self._machine):
+            if self._changed((*before, change)) is not None:
+                before = (*before, change)
+                yield before
 
     def _needed(self, changes: tuple[Change, ...]) -> tuple[Change, ...]:
         """Without those that it fits without, the last ones tried first, since they cost most."""

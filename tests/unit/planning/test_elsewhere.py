@@ -266,6 +266,15 @@ def test_the_smallest_change_that_fits(on: str, sections: dict[str, Any], words:
     assert fit_of("Qwen/Qwen2.5-0.5B", on, **sections) == words
 
 
+def test_adapters_on_few_bits_fit_where_all_weights_do_not() -> None:
+    """The reference is then the policy itself, so that it cannot rest as the one of all weights could."""
+    sections = {"algorithm": {"preset": "grpo", "kl_coef": 0.1}, "optimization": {"tokens_per_microbatch": 16_384}}
+    words = fit_of("Qwen/Qwen2.5-7B", "2x24GB", **sections)
+    assert words is not None
+    assert {"model.lora.rank=16", "model.quantization=nf4", "optimization.tokens_per_microbatch=2048"} <= set(words)
+    assert not any("reference" in word for word in words)
+
+
 SPEED = Speed(
     operations=1e12, decoding_operations=1e12, decoding_bytes=1e9, source="test", link_bytes=1e9, network_bytes=1e8
 )
