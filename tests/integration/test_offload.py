@@ -21,9 +21,10 @@ from burnish.config.schema_data import ModelConfig
 from burnish.errors import OffloadError
 from burnish.models.resting import Resting, RestingFile
 from burnish.models.reward_model import Readout, new_reward_model
+from burnish.planning.machines import Machine
 from burnish.planning.memory import bytes_in
 from burnish.planning.model_facts import read_model_facts
-from burnish.planning.seats import Machine, seats_of
+from burnish.planning.seats import seats_of
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.learning_cluster import train_sft
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,18 @@ from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, kind_of, next_folder, output_of, prepare
 from burnish.config.loading import LoadedConfig
 from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
+from burnish.errors import CheckpointError
 from burnish.models.loading_bars import without_loading_bars
-from burnish.planning.plan import Plan
+from burnish.planning.fitting import Fitting, Reload
+from burnish.planning.machines import Machine
+from burnish.planning.memory import Trained
+from burnish.planning.plan import Plan, PlanLine
+from burnish.planning.timing import RunTime
+from burnish.simulation.gantt import seconds_in_words
 
 if TYPE_CHECKING:
-    from burnish.planning.model_facts import ModelFacts
+    from burnish.planning.model_facts import ModelFacts, RewardFacts
+    from burnish.trainers.rl.preflight import Preview
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +95,35 @@ def plan(config: Given, **fields: object) -> RunPlan:
     return RunPlan(found, call.loaded.config, (*found.warnings, *notes))
 
 
-def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What a plan is to assume: mean tokens of a response, the price of a device for an hour, and a machine that is not
+    here, for which `reload` reads the run file with further words (None: this machine)."""
+
+    response_tokens: float | None = None
+    price: float | None = None
+    machine: Machine | None = None
+    reload: Reload | None = None
+
+
+def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = None) -> Plan:
     """The plan of a checked run; adds notes for the user to `notes`. Reads local data and rewards, but loads no weights
-    and downloads nothing. Raises what the run would refuse (BurnishError)."""
+    and downloads nothing. Raises what the run would refuse (BurnishError), for another machine only what it would
+    refuse there."""
     from burnish.checkpointing.sources import check_output
     from burnish.planning.plan import seated
-    from burnish.trainers.chaining import pinned
-    from burnish.trainers.placement import model_facts, reward_facts, this_machine
+    from burnish.trainers.placement import model_facts, reward_facts, this_machine, with_kept_speed
 
-    check_output(loaded.config)
-    config, chained = pinned(loaded.config)
-    notes.extend(chained)
+    assumed = assumed or Assumed()
+    here = assumed.machine is None
+    if here:
+        check_output(loaded.config)
+    config = _pinned(loaded.config, notes, here=here)
     facts: ModelFacts | None = model_facts(config)
     if facts is None:
         notes.append(
-            f"model.path {config.model.path!r} is not a local model folder, so its sizes and memory are unknown"
+            f"model.path {config.model.path!r} is not a local model folder or a known name, so its sizes and memory "
+            "are unknown; a folder with its config.json is enough"
         )
     rewards = reward_facts(config)
     notes.extend(
@@ -109,17 +131,157 @@ def plan_of(loaded: LoadedConfig, notes: list[str]) -> Plan:
         for reward in rewards
         if reward.facts is None
     )
-    notes.extend(_emulation_notes(config))
+    if here:
+        notes.extend(_emulation_notes(config))
+        if config.cluster.joins_cluster:
+            notes.append(
+                "trainers and workers are on the Ray cluster's machines: --on (docs/plan.md) compares with those"
+            )
+    data = _data_of(config, facts, here=here)
+    if here and isinstance(config, RlConfig) and data.rows is None:
+        notes.append("data.train names a data set on the hub, so the number of prompts is unknown")
+    notes.extend(data.notes)
+    machine = assumed.machine or this_machine()
+    plan = seated(_plan_of_kind(config, data, facts), config, facts, machine, rewards)
+    if facts is None:
+        return plan
+    machine = with_kept_speed(machine, config, facts) if here else machine
+    plan = replace(plan, machine=machine)
+    time = _time_of(plan, config, facts, machine, rewards, data, assumed)
+    if time is not None or here:
+        plan = replace(plan, time=time, lines=(*plan.lines, *time_lines(time)))
+    if assumed.reload is None or here:
+        return plan
+    notes.extend(_notes_elsewhere(plan, machine))
+    fit = Fitting(assumed.reload, facts, machine, rewards).search(config)
+    changed = assumed.reload(fit.words) if fit.changes else None
+    later = None if changed is None else _time_of(plan, changed, facts, machine, rewards, data, assumed)
+    return replace(plan, fit=fit, changed_time=later)
+
+
+def _notes_elsewhere(plan: Plan, machine: Machine) -> Iterator[str]:
+    """Notes on cards that do nothing, and on a time that is unknown."""
+    used = len({seat.gpu for seat in plan.seats if seat.gpu is not None})
+    if used < len(machine.gpu_bytes):
+        yield f"{used} of {len(machine.gpu_bytes)} cards are used (model.device, cluster.trainers, rollout_workers)"
+    if machine.speed is None:
+        yield "the time is unknown: name a known card, or state tflops and bandwidth_gbs in a file (docs/plan.md)"
+
+
+def _pinned(config: RunConfig, notes: list[str], *, here: bool) -> Trained:
+    """The run with its model paths that name runs replaced. Elsewhere such a run may be missing."""
+    from burnish.trainers.chaining import pinned
+
+    try:
+        config, chained = pinned(config)
+    except CheckpointError as error:
+        if here:
+            raise
+        chained = [error.message]
+    notes.extend(chained)
+    assert isinstance(config, RlConfig | RmConfig | SftConfig)  # there are no other kinds of run files
+    return config
+
+
+def _data_of(config: Trained, facts: ModelFacts | None, *, here: bool) -> Preview:
+    """The rows of a run, with the checks of the settings. Raises what the run would refuse before it loads a model."""
+    from burnish.trainers.rl import preflight
+
+    context = None if facts is None else facts.context_tokens
+    if isinstance(config, RlConfig):
+        if facts is not None:
+            preflight.check_fit(config, context, facts.vocabulary_size)
+        if here:
+            return preflight.preview(config, context)
+        return preflight.preview_elsewhere(config, partial(preflight.local_rows, config, context))
+    from burnish.trainers import preview  # imports what trains
+
+    if isinstance(config, RmConfig):
+        count = partial(preview.compared_rows, config, context)
+        return preview.preview_rm(config, context) if here else preflight.preview_elsewhere(config, count)
+    count = partial(preview.count_examples, config, context)
+    return preview.preview_sft(config, context) if here else preflight.preview_elsewhere(config, count)
+
+
+def _plan_of_kind(config: Trained, data: Preview, facts: ModelFacts | None) -> Plan:
+    from burnish.planning.plan import plan_rl, plan_sft
+    from burnish.planning.plan_rm import plan_rm
+
     match config:
         case RlConfig():
-            plan = _rl_plan(config, facts, notes)
+            return plan_rl(config, num_prompts=data.rows, facts=facts)
         case RmConfig():
-            plan = _rm_plan(config, facts, notes)
+            return plan_rm(config, num_comparisons=data.rows, num_tokens=data.tokens, facts=facts)
         case SftConfig():
-            plan = _sft_plan(config, facts, notes)
-        case _:
-            raise TypeError(f"no plan for {type(config).__name__}")
-    return seated(plan, config, facts, this_machine(), rewards)
+            rows, tokens = data.rows, data.tokens
+            return plan_sft(config, num_examples=rows, num_tokens=tokens, num_steps=data.steps, facts=facts)
+
+
+def _time_of(
+    plan: Plan,
+    config: Trained,
+    facts: ModelFacts,
+    machine: Machine,
+    rewards: tuple[RewardFacts, ...],
+    data: Preview,
+    assumed: Assumed,
+) -> RunTime | None:
+    """The time of the run; None if the speed of the machine is unknown."""
+    from burnish.planning.seats import runs_on_gpu, sharding_of
+    from burnish.planning.timing import StepTimes, assumed_lengths
+
+    if machine.speed is None or (machine.gpu_bytes and not runs_on_gpu(config, machine)):
+        return None
+    texts = (config.candidates or 2) if isinstance(config, RmConfig) else 1
+    mean = data.tokens / (texts * data.rows) if data.tokens and data.rows else None
+    lengths = assumed_lengths(config, mean, assumed.response_tokens or recorded_response(config))
+    sharding = sharding_of(config, facts, machine, rewards).sharding
+    times = StepTimes(config, facts, machine, machine.speed, lengths, rewards, sharding)
+    evaluated, evaluation = _evaluated(config, data.heldout), 0.0
+    if isinstance(config, RlConfig) and evaluated:
+        evaluation = (plan.evaluations or 0) * times.rollout(config, evaluated)
+    return times.of_run(plan.steps, evaluation, assumed.price)
+
+
+def time_lines(time: RunTime | None) -> Iterator[PlanLine]:
+    """The time of a run as lines of its plan. None: this machine's speed is unknown."""
+    topic = "time (estimate)"
+    if time is None:
+        because = "no fast path of a CPU has been timed here yet: a run, or burnish doctor FILE, does it"
+        yield PlanLine(topic, "one step", "unknown", because)
+        return
+    for phase in time.phases:
+        because = f"{phase.because}; while the policy learns" if phase.aside else phase.because
+        yield PlanLine(topic, phase.phase, seconds_in_words(phase.seconds), because)
+    yield PlanLine(topic, "one step", seconds_in_words(time.step_seconds), time.lengths.because)
+    each = time.tokens_per_second / time.devices
+    because = f"{time.tokens_per_step:,.0f} tokens a step; {each:,.0f} for each of {time.devices}"
+    yield PlanLine(topic, "tokens a second", f"{time.tokens_per_second:,.0f}", because)
+    if time.run_seconds is None:
+        return
+    because = f"{time.steps:,} steps" + (", and evaluations" if time.evaluation else "")
+    yield PlanLine(topic, "whole run", seconds_in_words(time.run_seconds), because)
+    if time.cost is not None:
+        because = f"{time.devices} x {time.run_seconds / 3600:,.2f} h x {time.price:g}"
+        yield PlanLine(topic, "cost", f"{time.cost:,.2f}", because)
+
+
+def recorded_response(config: RunConfig) -> float | None:
+    """Mean tokens of a response in what the run has done so far; None if it has not begun."""
+    from burnish.observability.history import read_rows
+
+    file = Path(config.output) / "metrics.jsonl"
+    rows = list(read_rows(file)) if file.is_file() else []
+    found = [float(row["rollout/response_tokens_mean"]) for row in rows if "rollout/response_tokens_mean" in row]
+    return sum(found) / len(found) if found else None
+
+
+def _evaluated(config: Trained, heldout: int | None) -> int | None:
+    """Responses of one evaluation; None if the held-out prompts are not counted."""
+    if heldout is None or not isinstance(config, RlConfig):
+        return None
+    most, samples = config.evaluation.max_prompts, max(1, config.evaluation.samples)
+    return samples * (heldout if most is None else min(most, heldout))
 
 
 def _emulation_notes(config: RunConfig) -> Iterator[str]:
@@ -135,37 +297,3 @@ def _emulation_notes(config: RunConfig) -> Iterator[str]:
 
     if config.model.device == "cpu" or not torch.cuda.is_available():
         yield f"model.dtype is bfloat16: {note}"
-
-
-def _rl_plan(config: RlConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """The plan of `burnish rl`. Raises its errors, as far as they can be found without weights and downloads."""
-    from burnish.planning.plan import plan_rl
-    from burnish.trainers.rl.preflight import check_fit, preview
-
-    if facts is not None:
-        check_fit(config, facts.context_tokens, facts.vocabulary_size)
-    num_prompts, further = preview(config, None if facts is None else facts.context_tokens)
-    if num_prompts is None:
-        notes.append("data.train names a data set on the hub, so the number of prompts is unknown")
-    notes.extend(further)
-    return plan_rl(config, num_prompts=num_prompts, facts=facts)
-
-
-def _rm_plan(config: RmConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """The plan of `burnish rm`. A local model's tokenizer shows how many comparisons fit, which gives the steps."""
-    from burnish.planning.plan_rm import plan_rm
-    from burnish.trainers.preview import preview_rm
-
-    found = preview_rm(config, None if facts is None else facts.context_tokens)
-    notes.extend(found.notes)
-    return plan_rm(config, num_comparisons=found.rows, num_tokens=found.tokens, facts=facts)
-
-
-def _sft_plan(config: SftConfig, facts: ModelFacts | None, notes: list[str]) -> Plan:
-    """The plan of `burnish sft`. A local model's tokenizer shows how long the examples are, which gives the steps."""
-    from burnish.planning.plan import plan_sft
-    from burnish.trainers.preview import preview_sft
-
-    found = preview_sft(config, None if facts is None else facts.context_tokens)
-    notes.extend(found.notes)
-    return plan_sft(config, num_examples=found.rows, num_tokens=found.tokens, num_steps=found.steps, facts=facts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ from burnish.cli.arguments import Overrides, RunFile
 
 if TYPE_CHECKING:
     from burnish.config.loading import LoadedConfig
+    from burnish.planning.memory import Trained
     from burnish.planning.plan import Plan
 
 All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, including defaults.")]
@@ -31,7 +33,15 @@ Recorded = Annotated[
 Numbers = Annotated[str | None, typer.Option(help="File of numbers (YAML), which go before recorded ones.")]
 Html = Annotated[str | None, typer.Option(help="Also write the simulated steps as a chart to this file.")]
 Steps = Annotated[int | None, typer.Option(help="Steps for hours and cost (default: those of the run file).", min=1)]
-Price = Annotated[float | None, typer.Option(help="Price of one device for one hour.", min=0)]
+Price = Annotated[float | None, typer.Option(help="Price of one device (card) for one hour.", min=0)]
+On = Annotated[
+    str | None,
+    typer.Option(help="Another machine: 8xH100-80GB, 2x8xH100-80GB, 2x24GB or a file.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+ResponseTokens = Annotated[
+    float | None, typer.Option(help="Mean tokens of a response, for the time of a step.", min=1, show_default=False)
+]
 Mtbf = Annotated[float | None, typer.Option(help="Mean hours between failures of one device.", min=0)]
 
 
@@ -47,6 +57,9 @@ def show_plan(
     steps: Steps = None,
     price: Price = None,
     mtbf: Mtbf = None,
+    on: On = None,
+    response_tokens: ResponseTokens = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a run will do, without doing it.
 
@@ -54,14 +67,18 @@ def show_plan(
     and where each value comes from. Nothing is downloaded and no weights are
     loaded: sizes come from the model's config.json. Local data and rewards
     are read, and what burnish rl, sft or rm would refuse is refused here too.
+    With --on, the plan is one for another machine: what fits it, with which
+    change, in what time and for what price (docs/plan.md).
 
     [bold]Examples[/bold]
     burnish plan run.yaml
     burnish plan run.yaml algorithm=dapo rollout.group_size=16
     burnish plan run.yaml --all
+    burnish plan run.yaml --on 8xH100-80GB --price 2.5
     burnish plan run.yaml --simulate --from runs/short --devices 8,64
     """
 
+    from burnish.cli.described_plan import described_lines, json_of
     from burnish.cli.run_files import load_any_run_file
     from burnish.cli.simulated_plan import SimulationOptions, show_simulation
     from burnish.machine.collecting import uncollected
@@ -70,14 +87,28 @@ def show_plan(
     console = Console()
     options = SimulationOptions(devices, recorded or (), numbers, html, steps, price, mtbf)
     if simulate:
+        options.refuse_with_simulate({"--on": on, "--response-tokens": response_tokens, "--json": as_json or None})
         show_simulation(loaded.rl, options, console)
         return
     options.refuse_without_simulate()
     notes: list[str] = []
     with uncollected():
-        from burnish.api.planning import plan_of
+        from burnish.api.planning import Assumed, plan_of
+        from burnish.planning.machines import described_machine
 
-        plan = plan_of(loaded, notes)
+        machine = None if on is None else described_machine(on)
+
+        def reload(words: Sequence[str]) -> Trained:
+            return load_any_run_file(file, [*(overrides or ()), *words]).trained
+
+        plan = plan_of(loaded, notes, Assumed(response_tokens, price, machine, reload))
+    if as_json:
+        typer.echo(json.dumps(json_of(plan, loaded, notes), indent=1))
+        return
+    if machine is not None:
+        for line in described_lines(plan, loaded, notes, overrides or ()):
+            typer.echo(line)
+        return
     _show_lines(plan, console)
     _show_models(plan, loaded, console)
     _show_seats(plan, console)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from burnish.errors import DataError
+from burnish.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from burnish.config.loading import LoadedConfig
@@ -15,12 +16,19 @@ if TYPE_CHECKING:
 def load_any_run_file(file: str, overrides: Sequence[str]) -> LoadedConfig:
     """Load a run file of `rl`, `sft` or `rm`.
 
-    Its keys decide which. If they fit both sft and rm, it is rm if the training data are comparisons.
+    Its keys decide which. If they fit both sft and rm, it is rm if the training data are comparisons, or if only rm can
+    use its values.
     """
     from burnish.config.loading import kind_of_file, load_run_file
 
     kind = kind_of_file(file, overrides)
-    loaded = load_run_file(file, overrides, kind)
+    try:
+        loaded = load_run_file(file, overrides, kind)
+    except ConfigError:
+        if kind == "sft":
+            with suppress(ConfigError):
+                return load_run_file(file, overrides, "rm")
+        raise
     if kind == "sft" and any(_are_only_comparisons(source) for source in loaded.config.data.train[:1]):
         return load_run_file(file, overrides, "rm")
     return loaded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ _MAX_DEVICES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """The words of the command line that belong to `--simulate`."""
+    """The words of the command line that belong to `--simulate`; `price` also to plans without it."""
 
     devices: str | None
     recorded: Sequence[str]
@@ -37,12 +37,18 @@ class SimulationOptions:
 
     def refuse_without_simulate(self) -> None:
         """Raise ConfigError if one of them was given without `--simulate`."""
-        words = ("--devices", "--numbers", "--html", "--steps", "--price", "--mtbf")
-        values = (self.devices, self.numbers, self.html, self.steps, self.price, self.mtbf)
+        words = ("--devices", "--numbers", "--html", "--steps", "--mtbf")
+        values = (self.devices, self.numbers, self.html, self.steps, self.mtbf)
         given = [word for word, value in zip(words, values, strict=True) if value is not None]
         given += ["--from"] if self.recorded else []
         if given:
             raise ConfigError(f"{', '.join(given)} only means something with --simulate", remedy="add --simulate")
+
+    def refuse_with_simulate(self, others: Mapping[str, object]) -> None:
+        """Raise ConfigError if one of the words that mean nothing with `--simulate` was given."""
+        given = [word for word, value in others.items() if value is not None]
+        if given:
+            raise ConfigError(f"{', '.join(given)} means nothing with --simulate", remedy="leave out one of them")
 
 
 def show_simulation(config: RlConfig, options: SimulationOptions, console: Console) -> None:

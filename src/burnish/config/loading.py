@@ -62,6 +62,12 @@ class LoadedConfig:
         """The configuration of a reward model's run. ConfigError if it is of another kind."""
         return self._as(RmConfig)
 
+    @property
+    def trained(self) -> RlConfig | SftConfig | RmConfig:
+        """The configuration of a run of any kind."""
+        assert isinstance(self.config, RlConfig | SftConfig | RmConfig)  # there are no others
+        return self.config
+
     def _as(self, wanted: type[_Run]) -> _Run:
         if isinstance(self.config, wanted):
             return self.config

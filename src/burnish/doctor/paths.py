@@ -28,7 +28,7 @@ from burnish.models.loading_bars import without_loading_bars
 from burnish.planning.memory import Trained, bytes_in_words
 from burnish.planning.model_facts import read_model_facts
 from burnish.trainers.chaining import pinned
-from burnish.trainers.placement import this_machine, threads_of
+from burnish.trainers.placement import host_memory, threads_of
 from burnish.trainers.rl.opening import open_rl_engine
 from burnish.trainers.workplace import recorded_paths
 from burnish.types import Json
@@ -72,7 +72,7 @@ def too_large(config: Trained) -> str | None:
         return "it is not a folder of this machine, and a report downloads nothing; the start of a run says it"
     facts = read_model_facts(folder)
     size = 0 if facts is None else facts.num_parameters * (2 if config.model.dtype == "bfloat16" else 4)
-    most = min(_MOST_BYTES, _SHARE * this_machine().memory_bytes)
+    most = min(_MOST_BYTES, _SHARE * host_memory())
     if size <= most:
         return None
     weights, limit = bytes_in_words(size), bytes_in_words(most)

@@ -21,9 +21,6 @@ _FEWEST = 2
 _PLACES = ("layer_idx", "target_name", "_gradient_checkpointing_func")
 """What layers, and adapters in them, know of where they are; the last one is bound to its layer
 (`burnish.forward.recomputing`)."""
-PASS_OPERATIONS = 3e10
-"""Multiplications and additions of one timed pass: a tenth of a second on a fast processor. With a third of that, a
-pass through layers of 15 million weights had so few tokens that it did little but write gradients, either way."""
 
 
 @contextmanager
@@ -41,12 +38,6 @@ def few_layers(model: Any, count: int) -> Iterator[None]:
 def num_weights(module: nn.Module) -> int:
     """Numbers in all weights of a module."""
     return sum(weight.numel() for weight in module.parameters())
-
-
-def tokens_for(weights: int, *, wanted: int, fewest: int) -> int:
-    """Tokens of a forward and backward pass (6 operations per weight) through this many weights: as many as wanted,
-    fewer if that exceeds PASS_OPERATIONS."""
-    return max(fewest, min(wanted, int(PASS_OPERATIONS / (6 * weights))))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from burnish.errors import KernelError
 from burnish.forward.attention import WAYS, packs_rows, set_packed_attention, ways_on
 from burnish.forward.batch import Batch, HostRows
 from burnish.forward.fast_paths import FastPaths, failure, shape_of
-from burnish.forward.few_layers import few_layers, num_weights, telling_layers, tokens_for
+from burnish.forward.few_layers import few_layers, num_weights, telling_layers
 from burnish.forward.float32 import fast_float32
 from burnish.forward.kernel_layers import (
     has_known_layers,
@@ -26,7 +26,7 @@ from burnish.forward.kernel_layers import (
     uses_layer_kernels,
 )
 from burnish.forward.packing import Packing
-from burnish.forward.race import Way
+from burnish.forward.race import Way, tokens_for
 from burnish.forward.scoring import ResponsePositions, TrunkRunner, hidden_width
 
 if TYPE_CHECKING:

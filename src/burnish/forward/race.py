@@ -18,6 +18,10 @@ _CLEARLY = 1.25
 _SAMPLE_SECONDS = 2e-3
 """A sample repeats a faster run until it takes about this long, so that clock and interrupts do not matter."""
 
+PASS_OPERATIONS = 3e10
+"""Multiplications and additions of one timed pass: a tenth of a second on a fast processor. With a third of that, a
+pass through layers of 15 million weights had so few tokens that it did little but write gradients, either way."""
+
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -59,6 +63,12 @@ def race(
         if len(rounds) >= _ENOUGH and _winner(best) == _winner(_per_way(rounds, statistics.median)):
             break
     return RaceResult(ways[_winner(best)].name, {way.name: seconds for way, seconds in zip(ways, best, strict=True)})
+
+
+def tokens_for(weights: int, *, wanted: int, fewest: int) -> int:
+    """Tokens of a forward and backward pass (6 operations per weight) through this many weights: as many as wanted,
+    fewer if that exceeds PASS_OPERATIONS."""
+    return max(fewest, min(wanted, int(PASS_OPERATIONS / (6 * weights))))
 
 
 def _is_clear(rounds: list[list[float]]) -> bool:

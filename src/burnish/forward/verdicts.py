@@ -21,6 +21,7 @@ from pathlib import Path
 from burnish.errors import KernelError
 from burnish.forward.race import RaceResult
 from burnish.kernels.build import cache_folder
+from burnish.machine import processor
 
 _SOURCES = Path(__file__).resolve().parent.parent
 _ROOMS = ("kernels", "forward", "models", "rollouts")
@@ -57,6 +58,15 @@ class VerdictCache:
             outcome = _read(self._folder / _name(text), text) or outcome
         self._known[text] = outcome
         return outcome
+
+    def kept_here(self, threads: int) -> Iterator[tuple[Key, RaceResult]]:
+        """All outcomes in the folder that were timed on this processor with so many threads, and their keys."""
+        wanted = {"threads": threads, **processor.identity()}
+        files = [] if self._folder is None else _files(self._folder)
+        for file in sorted(files):
+            found = _read_any(file)
+            if found is not None and wanted.items() <= found[0].items():
+                yield found
 
     def forget(self) -> int:
         """Remove all outcomes, so that everything is timed again; returns how many files there were. Runs that have
@@ -136,6 +146,12 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _read(path: Path, text: str) -> RaceResult | None:
+    found = _read_any(path)
+    return found[1] if found is not None and _text(found[0]) == text else None
+
+
+def _read_any(path: Path) -> tuple[Key, RaceResult] | None:
+    """The key and the outcome in a file, whatever the question was; None for a broken one."""
     content = _own_text(path)
     if content is None:
         return None
@@ -143,10 +159,12 @@ def _read(path: Path, text: str) -> RaceResult | None:
         words = json.loads(content)
         seconds = {str(name): float(value) for name, value in words["seconds"].items()}
         outcome = RaceResult(str(words["winner"]), seconds)
-        is_whole = words["key"] == text and outcome.winner in seconds
+        key = {str(name): value for name, value in json.loads(words["key"]).items()}
+        is_whole = outcome.winner in seconds
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # broken, or somebody else's format
         return None
-    return outcome if is_whole and all(math.isfinite(value) and value > 0 for value in seconds.values()) else None
+    is_right = is_whole and all(math.isfinite(value) and value > 0 for value in seconds.values())
+    return (key, outcome) if is_right else None
 
 
 def _own_text(path: Path) -> str | None:

@@ -1,4 +1,5 @@
-"""The sizes of a model, read without loading it: from `config.json` and the headers of the safetensors files."""
+"""The sizes of a model, read without loading it: from `config.json` and the headers of the safetensors files, or from a
+table of known models (`known.yaml`)."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema_optimization import TOKENS_PER_SCORING
@@ -21,7 +25,8 @@ _MAX_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The sizes that memory depends on. `context_tokens` is None if the model's config names no limit."""
+    """The sizes that memory and time depend on. `context_tokens` is None if the model's config names no limit;
+    `intermediate_size` is that of all experts that work on a token."""
 
     num_parameters: int
     num_layers: int
@@ -34,6 +39,14 @@ class ModelFacts:
     context_tokens: int | None
     critic: ModelFacts | None = None
     """The sizes of a critic that begins from other weights, if they are known."""
+    body_per_token: int | None = None
+    """Numbers that work on one token, without embedding and head: of experts only those chosen for it. None: all."""
+
+    @property
+    def body(self) -> int:
+        """`body_per_token`, or all but one matrix of embeddings if that is not known."""
+        head = self.vocabulary_size * self.hidden_size
+        return max(0, self.num_parameters - head) if self.body_per_token is None else self.body_per_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +98,8 @@ def read_model_facts(folder: Path) -> ModelFacts | None:
 def facts_of(config: Mapping[str, object], *, num_parameters: int | None = None) -> ModelFacts | None:
     """The sizes in a `config.json` with Llama-like or GPT-2-like names; None if some are missing.
 
-    Without `num_parameters` (no weights available), parameters are estimated for a decoder of attention, gated or plain
-    feed-forward and tied or untied embeddings. Norms and biases are left out, so the result is about 1 % too low.
+    Without `num_parameters` (no weights available) parameters are counted from the sizes: exactly for the families of
+    `known.yaml` and those built like them, up to biases and norms for others.
     """
     inner = config.get("text_config")
     words = {**config, **inner} if isinstance(inner, dict) else dict(config)
@@ -100,23 +113,103 @@ def facts_of(config: Mapping[str, object], *, num_parameters: int | None = None)
     key_values = _first(words, "num_key_value_heads") or heads
     head_size = _first(words, "head_dim") or hidden // heads
     gated = "n_embd" not in words  # only GPT-2 says `n_embd`; it has a plain feed-forward and learned positions
+    experts = _Experts.of(words, intermediate)
+    own = _attention_numbers(words, hidden, heads * head_size, key_values * head_size, heads)
+    dense = (3 if gated else 2) * hidden * intermediate
+    dense_layers = layers if experts is None else _first(words, "first_k_dense_replace") or 0
+    sparse, active = (0, 0) if experts is None else experts.numbers(hidden)
     if num_parameters is None:
-        attention = hidden * head_size * (2 * heads + 2 * key_values)
-        per_layer = attention + (3 if gated else 2) * hidden * intermediate
         embeddings = vocabulary * hidden * (1 if words.get("tie_word_embeddings", not gated) else 2)
         positions = 0 if gated else (_first(words, "n_positions") or 0) * hidden
-        num_parameters = layers * per_layer + embeddings + positions
+        last_norm = 0 if words.get("model_type") == "olmo" else hidden if gated else 2 * hidden
+        feed_forward = dense_layers * dense + (layers - dense_layers) * sparse
+        num_parameters = layers * own + feed_forward + embeddings + positions + last_norm
     return ModelFacts(
         num_parameters=num_parameters,
         num_layers=layers,
         hidden_size=hidden,
-        intermediate_size=intermediate,
+        intermediate_size=intermediate if experts is None else max(1, active // (3 * hidden)),
         num_attention_heads=heads,
         num_key_value_heads=key_values,
         head_size=head_size,
         vocabulary_size=vocabulary,
         context_tokens=_first(words, "max_position_embeddings", "n_positions", "max_seq_len"),
+        body_per_token=layers * own + dense_layers * dense + (layers - dense_layers) * active,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """The experts of a layer: how many there are and work on a token, their feed-forward size, that of what works on
+    every token, and whether they have biases."""
+
+    count: int
+    per_token: int
+    size: int
+    shared_size: int
+    biased: bool
+
+    @staticmethod
+    def of(words: Mapping[str, object], intermediate: int) -> _Experts | None:
+        """None for a model without experts."""
+        count = _first(words, "num_experts", "num_local_experts", "n_routed_experts")
+        if count is None:
+            return None
+        size = _first(words, "moe_intermediate_size") or intermediate
+        shared = _first(words, "shared_expert_intermediate_size") or (_first(words, "n_shared_experts") or 0) * size
+        per_token = _first(words, "num_experts_per_tok", "num_experts_per_token", "top_k") or 1
+        return _Experts(count, min(per_token, count), size, shared, words.get("model_type") == "gpt_oss")
+
+    def numbers(self, hidden: int) -> tuple[int, int]:
+        """(all numbers of a layer's experts and router, those that work on one token)."""
+        each = 3 * hidden * self.size + (2 * self.size + hidden if self.biased else 0)
+        always = hidden * self.count + self.biased * self.count + 3 * hidden * self.shared_size
+        return always + self.count * each, always + self.per_token * each
+
+
+_NORMS = {"gemma2": 4, "gemma3": 4, "gemma3_text": 4, "glm4": 4, "olmo": 0}
+"""Norms of a layer, where there are not two."""
+_NORMS_OF_HEADS = ("qwen3", "qwen3_moe", "gemma3", "gemma3_text")
+"""Families that norm each head's queries and keys; those of `_NORMS_OF_ALL_HEADS` norm all heads together."""
+_NORMS_OF_ALL_HEADS = ("olmo2", "olmo3", "olmoe")
+_BIAS_BUT_OUTPUT = ("qwen2", "qwen2_moe", "glm", "glm4", "glm4_moe")
+"""Families whose biases are those of queries, keys and values only."""
+
+
+def _attention_numbers(words: Mapping[str, object], hidden: int, queries: int, keys: int, heads: int) -> int:
+    """Numbers of a layer's attention, and of its norms; of GPT-2 also the feed-forward's biases."""
+    family = str(words.get("model_type"))
+    matrices = 2 * hidden * (queries + keys)
+    if "n_embd" in words:
+        feed_forward = _first(words, "n_inner") or 4 * hidden
+        return matrices + 4 * hidden + 4 * hidden + feed_forward + hidden  # biases, two norms with biases
+    numbers = matrices + _NORMS.get(family, 2) * hidden
+    if words.get("attention_bias") or family in ("qwen2", "qwen2_moe"):
+        numbers += queries + 2 * keys + (0 if family in _BIAS_BUT_OUTPUT else hidden)
+    if family in _NORMS_OF_HEADS or (family == "glm4_moe" and words.get("use_qk_norm")):
+        numbers += 2 * queries // heads
+    if family in _NORMS_OF_ALL_HEADS:
+        numbers += queries + keys
+    return numbers + (heads if family == "gpt_oss" else 0)  # its attention sinks
+
+
+@cache
+def known() -> Mapping[str, Any]:
+    """The sections of `known.yaml`."""
+    sections: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("known.yaml").read_text(encoding="utf-8"))
+    return sections
+
+
+@cache
+def known_models() -> Mapping[str, Mapping[str, object]]:
+    """By name on the hub, in lower case: what matters of its config.json."""
+    return {name.lower(): entry["config"] for entry in known()["models"] for name in entry["names"]}
+
+
+def facts_by_name(name: str) -> ModelFacts | None:
+    """The sizes of a model on the hub that is known without a download; None for others."""
+    config = known_models().get(name.lower())
+    return None if config is None else facts_of(config)
 
 
 def count_parameters(folder: Path) -> int | None:

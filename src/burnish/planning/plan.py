@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from burnish.config import names
 from burnish.config.domains import at_step, domain_settings, responses_per_step
 from burnish.config.schema import RlConfig, SftConfig
+from burnish.planning.fitting import Fit, MemoryTable, memory_tables
+from burnish.planning.machines import Machine
 from burnish.planning.memory import PHASES, MemoryItem, Trained, bytes_in, bytes_in_words, estimate_memory
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.room import refuse_impossible, seat_warnings
-from burnish.planning.seats import Choice, Machine, Seat, runs_on_gpu, seats_of, sharding_of
+from burnish.planning.seats import Choice, Seat, runs_on_gpu, seats_of, sharding_of
+from burnish.planning.timing import RunTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,16 @@ class Plan:
     memory: tuple[MemoryItem, ...] = ()
     seats: tuple[Seat, ...] = ()
     """The processes of the run, the command's own first. Like `memory` empty until `seated` has seen the machine."""
+    machine: Machine | None = None
+    """That of `seats`."""
+    tables: tuple[MemoryTable, ...] = ()
+    """The memory of the processes by phase and by kind of tensors; empty if the model's sizes are unknown."""
+    fit: Fit | None = None
+    """Whether it fits a machine that is not here; None for this machine, on which the rest is refused."""
+    time: RunTime | None = None
+    """None if the model's sizes or the machine's speed are unknown."""
+    changed_time: RunTime | None = None
+    """The same with the changes of `fit`."""
 
     @property
     def memory_bytes(self) -> int:
@@ -64,7 +77,8 @@ def seated(
     sharding = sharding_of(config, facts, machine, rewards)
     lines = (*plan.lines, *_process_lines(config, sharding, seats, machine), *_phase_lines(seats))
     memory = () if facts is None else estimate_memory(config, facts, rewards, runs_on_gpu(config, machine))
-    return replace(plan, seats=seats, memory=memory, lines=lines, warnings=warnings)
+    tables = memory_tables(seats, machine) if memory else ()
+    return replace(plan, seats=seats, memory=memory, lines=lines, warnings=warnings, tables=tables, machine=machine)
 
 
 def _process_lines(config: Trained, sharding: Choice, seats: Sequence[Seat], machine: Machine) -> Iterator[PlanLine]:
@@ -72,7 +86,7 @@ def _process_lines(config: Trained, sharding: Choice, seats: Sequence[Seat], mac
     if not cluster.uses_processes:
         return
     because = "cluster.trainers" + (" + rollout_workers + own_process" if isinstance(config, RlConfig) else "")
-    because += f"; this machine has {machine.cores} cores"
+    because += f"; {machine.name} has {machine.cores} cores" if machine.is_here else ""
     yield PlanLine("processes", "with a model", str(cluster.num_processes), because)
     if cluster.runs_on == "torchrun":
         because = f"on one node: torchrun --nproc-per-node {cluster.num_processes} -m burnish ..."
@@ -84,7 +98,8 @@ def _process_lines(config: Trained, sharding: Choice, seats: Sequence[Seat], mac
     if all(len(seat.host) + len(seat.device) < 2 for seat in seats):
         return  # the model's sizes are unknown
     together = bytes_in_words(sum(seat.host_bytes for seat in seats))
-    because = f"of all processes; this machine has {bytes_in_words(machine.memory_bytes)}"
+    there = "" if machine.memory_bytes is None else f"; {machine.name} has {bytes_in_words(machine.memory_bytes)}"
+    because = f"of all processes{there}"
     yield PlanLine("processes", "host memory, at most", together, because)
 
 

@@ -1,20 +1,23 @@
-"""What this machine cannot do, or may not, of what the processes of a run need."""
+"""What a machine cannot do, or may not, of what the processes of a run need."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from burnish.config.names import VLLM_SHARE
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
+from burnish.planning.machines import Machine
 from burnish.planning.memory import Trained, bytes_in_words, num_rollout_workers, peak_bytes
-from burnish.planning.seats import Machine, Seat, needs_of_gpus, on_this_machine
+from burnish.planning.seats import Seat, needs_of_gpus, needs_of_nodes, on_this_machine
 
 
 def refuse_impossible(config: Trained, seats: Sequence[Seat], machine: Machine) -> None:
     """ConfigError for processes that this machine cannot have: too few GPUs, or too little memory even if all texts are
     short. One process alone is never refused, nor are those that may be on several machines: of a run on an existing
-    Ray cluster only what stays here is looked at. Nor is there anything that only Ray could give out."""
+    Ray cluster only what stays here is looked at. Nor is there anything that only Ray could give out. Of a machine that
+    is not here only settings are refused; `shortages` says the rest."""
     for field in ("cpus_per_worker", "gpus_per_worker") if config.cluster.runs_on != "ray" else ():
         if config.cluster.model_dump()[field] is not None:
             raise ConfigError(
@@ -24,14 +27,14 @@ def refuse_impossible(config: Trained, seats: Sequence[Seat], machine: Machine) 
     if not config.cluster.uses_processes:
         return
     _refuse_numbered_gpu(config)
-    if not on_this_machine(config):
+    if not machine.is_here or not on_this_machine(config):
         return
     seats = [seat for seat in seats if not seat.elsewhere]
     # Ray knows what its nodes have, and what parts of a GPU are, and is asked before the start.
     if not config.cluster.joins_cluster and config.cluster.gpus_per_worker is None:
         _refuse_gpus(config, machine)
     needed = sum(peak_bytes(seat.host, certain=True) for seat in seats)
-    if needed > machine.memory_bytes:
+    if machine.memory_bytes is not None and needed > machine.memory_bytes:
         each = ", ".join(f"{seat.name} {bytes_in_words(peak_bytes(seat.host, certain=True))}" for seat in seats)
         raise ConfigError(
             f"{_asked(config)}: the processes of this run need at least {bytes_in_words(needed)} of memory, but this "
@@ -77,6 +80,9 @@ def _asked(config: Trained) -> str:
 
 def seat_warnings(config: Trained, seats: Sequence[Seat], machine: Machine) -> Iterator[str]:
     """What will be slow, or may not fit, on this machine."""
+    if not machine.is_here:
+        yield from _vllm_beside_training(config, machine)
+        return
     if not on_this_machine(config):
         return
     seats = [seat for seat in seats if not seat.elsewhere]
@@ -85,7 +91,7 @@ def seat_warnings(config: Trained, seats: Sequence[Seat], machine: Machine) -> I
         cores = f"{machine.cores} core{'s' * (machine.cores > 1)}"
         yield f"{_asked(config)}: {count} processes share {cores}, so they wait for each other"
     together = sum(seat.host_bytes for seat in seats)
-    if together > machine.memory_bytes:
+    if machine.memory_bytes is not None and together > machine.memory_bytes:
         yield (
             f"the run may need {bytes_in_words(together)} of memory, and this machine has "
             f"{bytes_in_words(machine.memory_bytes)}"
@@ -93,6 +99,49 @@ def seat_warnings(config: Trained, seats: Sequence[Seat], machine: Machine) -> I
     yield from _vllm_beside_training(config, machine)
     for gpu, names, needed, there in _crowded(seats, machine, certain=False):
         yield f"{names} may need {bytes_in_words(needed)} of GPU {gpu}, which has {bytes_in_words(there)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Something that a run needs more of than a described machine has: what, how much, and how much there is. `always`:
+    even if all texts are short."""
+
+    place: str
+    needed: int
+    there: int
+    in_bytes: bool = True
+    always: bool = True
+
+    def __str__(self) -> str:
+        if not self.in_bytes:
+            return f"{self.place}: {self.needed} are needed, and there are {self.there}"
+        needs = "needs" if self.always else "may need"
+        return f"{self.place}: {needs} {bytes_in_words(self.needed)} of {bytes_in_words(self.there)}"
+
+
+def shortages(config: Trained, seats: Sequence[Seat], machine: Machine) -> tuple[Shortage, ...]:
+    """Cards and memory of a described machine that are too few for a run with the longest texts that it allows."""
+    found, within_reach = [], cards_within_reach(config, machine)
+    count = max((seat.gpu + 1 for seat in seats if seat.gpu is not None), default=0)
+    if config.model.device.startswith("cuda"):
+        count = max(count, config.cluster.num_processes)
+    if count > within_reach:
+        words = "cards" if within_reach == len(machine.gpu_bytes) else "cards of one node (cluster.backend)"
+        found.append(Shortage(words, count, within_reach, in_bytes=False))
+    certain = needs_of_gpus(seats, certain=True)
+    for gpu, names, needed, there in _crowded(seats, machine, certain=False):
+        found.append(Shortage(f"card {gpu} ({names})", needed, there, always=certain[gpu][1] > there))
+    if machine.memory_bytes is not None:
+        for node, needed in needs_of_nodes(seats, machine).items():
+            if needed > machine.memory_bytes:
+                found.append(Shortage(f"memory of node {node}", needed, machine.memory_bytes, always=False))
+    return tuple(found)
+
+
+def cards_within_reach(config: Trained, machine: Machine) -> int:
+    """Cards that the processes of the run can be on: those of one node, unless Ray or torchrun starts them."""
+    everywhere = config.cluster.runs_on in ("ray", "torchrun")
+    return len(machine.gpu_bytes) if everywhere else machine.gpus_per_node
 
 
 def _vllm_beside_training(config: Trained, machine: Machine) -> Iterator[str]:

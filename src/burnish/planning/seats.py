@@ -15,6 +15,7 @@ from burnish.config import names
 from burnish.config.domains import domain_settings, responses_per_step
 from burnish.config.schema import RlConfig, RmConfig
 from burnish.config.torchrun import TorchrunRank
+from burnish.planning.machines import Machine
 from burnish.planning.memory import (
     PHASES,
     MemoryItem,
@@ -40,17 +41,6 @@ BLOCK_BYTES = 16 << 20
 """As in burnish.checkpointing.tensor_file."""
 _ON_GPU = " on GPU "
 _WORKS, _TALKS = "reward worker", "conversation process"
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What there is: cores and bytes of memory that this program may use, threads that PyTorch takes by itself, and the
-    bytes of each GPU."""
-
-    cores: int
-    threads: int
-    memory_bytes: int
-    gpu_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +90,8 @@ def seats_of(
         seats.append(Seat(f"{count} {_WORKS}{'s' * (count > 1)}", ("rewards",), 1, None, (item,)))
         seats += _conversation_seats(config)
     # Ray finds places for all processes that are started.
-    placed = [replace(seat, elsewhere=config.cluster.joins_cluster and _is_started(seat)) for seat in seats]
+    joins = machine.is_here and config.cluster.joins_cluster
+    placed = [replace(seat, elsewhere=joins and _is_started(seat)) for seat in seats]
     return _as_ranks(placed) if config.cluster.runs_on == "torchrun" else tuple(placed)
 
 
@@ -249,9 +240,10 @@ def threads_each(config: Trained, machine: Machine) -> int:
     if config.cluster.threads is not None:
         return config.cluster.threads
     if config.cluster.runs_on != "torchrun":
-        return max(1, machine.threads // config.cluster.num_processes)
-    here = TorchrunRank.here()
-    return max(1, machine.cores // (config.cluster.num_processes if here is None else here.local_size))
+        return max(1, machine.threads // -(-config.cluster.num_processes // machine.nodes))
+    here = TorchrunRank.here() if machine.is_here else None
+    of_node = -(-config.cluster.num_processes // machine.nodes) if here is None else here.local_size
+    return max(1, machine.cores // of_node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +266,7 @@ def sharding_of(
         return Choice(asked, "cluster.sharding")
     if facts is None:
         return Choice("whole", "auto, and the model's sizes are unknown")
-    if cluster.joins_cluster or not on_this_machine(config):
+    if machine.is_here and (cluster.joins_cluster or not on_this_machine(config)):
         return Choice("whole", "auto, and it is unknown what the other machines have")
     if _fits(config, "whole", facts, machine, rewards):
         return Choice("whole", "auto: the memory suffices for it")
@@ -295,9 +287,19 @@ def _fits(
 ) -> bool:
     """Whether all processes together have what they may need, and each GPU what its processes may."""
     seats = seats_of(with_sharding(config, sharding), facts, machine, rewards)
-    together = sum(seat.host_bytes for seat in seats)
+    together = max(needs_of_nodes(seats, machine).values(), default=0)
     on_gpus = max((needed for _, needed in needs_of_gpus(seats).values()), default=0)
-    return together <= machine.memory_bytes and on_gpus <= min(machine.gpu_bytes, default=0)
+    on_hosts = machine.memory_bytes is None or together <= machine.memory_bytes
+    return on_hosts and on_gpus <= min(machine.gpu_bytes, default=0)
+
+
+def needs_of_nodes(seats: Sequence[Seat], machine: Machine) -> dict[int, int]:
+    """By the number of each node the bytes of its memory that its processes may need."""
+    found: dict[int, int] = {}
+    for seat in seats:
+        node = machine.node_of(seat.gpu)
+        found[node] = found.get(node, 0) + seat.host_bytes
+    return found
 
 
 def needs_of_gpus(seats: Sequence[Seat], *, certain: bool = False) -> dict[int, tuple[str, int]]:

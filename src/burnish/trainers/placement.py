@@ -9,22 +9,45 @@ from pathlib import Path
 import torch
 
 from burnish.config.schema import RlConfig, RunConfig
+from burnish.forward.verdicts import own_cache
 from burnish.machine.container import allowed_cores, container_limits
+from burnish.planning.machines import Machine, Speed
 from burnish.planning.memory import Trained, has_separate_critic
-from burnish.planning.model_facts import ModelFacts, RewardFacts, read_model_facts, read_reward_facts
+from burnish.planning.model_facts import ModelFacts, RewardFacts, facts_by_name, read_model_facts, read_reward_facts
 from burnish.planning.room import refuse_impossible, seat_warnings
-from burnish.planning.seats import ConfigT, Machine, seats_of, sharding_of, threads_each, with_sharding
+from burnish.planning.seats import ConfigT, seats_of, sharding_of, threads_each, with_sharding
 from burnish.trainers.chaining import pinned
 from burnish.trainers.rl.critic_setup import reward_model_folder
+from burnish.trainers.timed_work import MEMORY_BYTES, OVERHEADS, Trial, nearest_trial
+
+_TIMED = ("training passes", "decoding")
 
 
 def this_machine() -> Machine:
     """Cores, threads, memory and GPUs that this process may use."""
-    limits = container_limits()
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     gpus = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
-    memory = memory if limits.memory_bytes is None else min(memory, limits.memory_bytes)
-    return Machine(allowed_cores(limits), torch.get_num_threads(), memory, tuple(gpus))
+    return Machine(allowed_cores(container_limits()), torch.get_num_threads(), host_memory(), tuple(gpus))
+
+
+def host_memory() -> int:
+    """Bytes of this machine's memory that this process may use."""
+    limits, memory = container_limits(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return memory if limits.memory_bytes is None else min(memory, limits.memory_bytes)
+
+
+def with_kept_speed(machine: Machine, config: Trained, facts: ModelFacts) -> Machine:
+    """This machine with the speed that earlier runs, or `burnish doctor`, have timed on its processor; as it was if it
+    has GPUs, or nothing was timed."""
+    if machine.gpu_bytes:
+        return machine
+    trials = [trial for trial in map(Trial.of, own_cache().kept_here(threads_of(config))) if trial is not None]
+    passes, decoding = (nearest_trial([one for one in trials if one.path == path], facts) for path in _TIMED)
+    if passes is None:
+        return machine
+    rate = (decoding or passes).rate
+    source = f"fast paths timed on this machine with {passes.likeness(facts)}"
+    speed = Speed(passes.rate, rate, MEMORY_BYTES, source, MEMORY_BYTES, MEMORY_BYTES, 0.0, *OVERHEADS)
+    return replace(machine, speed=speed)
 
 
 def threads_of(config: Trained) -> int:
@@ -56,14 +79,20 @@ def placed(config: ConfigT) -> ConfigT:
 
 def model_facts(config: RunConfig) -> ModelFacts | None:
     """The sizes of the trained model, and of a critic that begins from other weights."""
-    facts = read_model_facts(Path(config.model.path).expanduser())
+    facts = _facts_of(config.model.path)
     if facts is None or not isinstance(config, RlConfig) or not has_separate_critic(config):
         return facts
     init = config.critic.init
     if init == "policy":
         return facts
     folder = reward_model_folder(config) if init == "reward_model" else init
-    return replace(facts, critic=read_model_facts(Path(folder).expanduser()))
+    return replace(facts, critic=_facts_of(folder))
+
+
+def _facts_of(path: str) -> ModelFacts | None:
+    """The sizes of a model in a folder, or of one on the hub that is known without a download."""
+    folder = Path(path).expanduser()
+    return read_model_facts(folder) if folder.exists() else facts_by_name(path)
 
 
 def reward_facts(config: RunConfig) -> tuple[RewardFacts, ...]:

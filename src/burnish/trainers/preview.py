@@ -4,7 +4,8 @@ model, as `preflight` does for `rl`."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -20,19 +21,11 @@ from burnish.trainers.chaining import with_weights
 from burnish.trainers.outer_loop import check_warmup
 from burnish.trainers.reward_model.loop import comparisons_of, load_comparisons
 from burnish.trainers.reward_model.normalization import check_measured
-from burnish.trainers.rl.preflight import check_model_source, local_tokenizer, notes_on
+from burnish.trainers.rl.preflight import Preview, check_model_source, local_tokenizer, notes_on
 from burnish.trainers.sft import Schedule, load_examples
 
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """Rows to train on (examples or comparisons), their tokens, and optimizer steps of `optimization.epochs` passes
-    over examples; None for what cannot be known without a download. `notes` are for the user."""
-
-    rows: int | None = None
-    tokens: int | None = None
-    steps: int | None = None
-    notes: tuple[str, ...] = ()
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
@@ -44,10 +37,15 @@ def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
     unknown = _unknown(sources, "examples")
     if unknown:
         return Preview(notes=(*unknown, *notes))
-    tokenizer = local_tokenizer(config)
+    found = count_examples(config, context_tokens, local_tokenizer(config))
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def count_examples(config: SftConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
+    """Of local data; without a tokenizer only rows are counted."""
     if tokenizer is None:
-        tables = [len(loaded.table.rows) for loaded in load_sources(sources, "sft")]
-        return Preview(rows=sum(tables[: len(config.data.train)]), notes=tuple(notes))
+        tables = [len(loaded.table.rows) for loaded in load_sources((*config.data.train, *config.data.eval), "sft")]
+        return Preview(rows=sum(tables[: len(config.data.train)]))
     train = load_examples(config, tokenizer, context_tokens, "train")
     heldout = load_examples(config, tokenizer, context_tokens, "eval") if config.data.eval else None
     twice = find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines()
@@ -55,7 +53,7 @@ def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
     schedule = Schedule(train.lengths(), config.optimization.tokens_per_batch, sampler)
     steps = schedule.count(config.optimization.epochs)
     check_warmup(config.optimization.warmup_steps, config.steps or steps)
-    return Preview(len(train), sum(train.lengths()), steps, (*twice, *notes))
+    return Preview(len(train), sum(train.lengths()), steps, tuple(twice))
 
 
 def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
@@ -69,10 +67,15 @@ def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
     unknown = _unknown(sources, "comparisons")
     if unknown:
         return Preview(notes=(*unknown, *notes))
-    tokenizer = local_tokenizer(config)
+    found = compared_rows(config, context_tokens, local_tokenizer(config))
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def compared_rows(config: RmConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
+    """The same of comparisons."""
     if tokenizer is None:
         train_rows, _ = (_count(config, sources) for sources in (config.data.train, config.data.eval))
-        return Preview(rows=train_rows, notes=tuple(notes))
+        return Preview(rows=train_rows)
     context = UNLIMITED_CONTEXT if context_tokens is None else context_tokens
     train, heldout = load_comparisons(config, tokenizer, min(config.max_tokens, context), Console(quiet=True))
     check_measured(config, tokenizer, context, train)
@@ -80,7 +83,7 @@ def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
     check_warmup(config.optimization.warmup_steps, config.steps or -(-epochs * len(train) // size))
     twice = find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines()
     tokens = sum(comparison.num_tokens() for comparison in comparisons_of(train.examples))
-    return Preview(len(train), tokens, notes=(*twice, *notes))
+    return Preview(len(train), tokens, notes=tuple(twice))
 
 
 def _check_settings(config: RunConfig) -> None:

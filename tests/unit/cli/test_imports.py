@@ -35,6 +35,7 @@ FORBIDDEN = {
     "check run.yaml": LIGHT,
     "report run": {*LIGHT, "numpy"},
     "plan run.yaml": HEAVY,  # torch knows how many threads and GPUs a run has, and transformers the tokenizer
+    "plan run.yaml --on 8xH100-80GB": HEAVY,
     "plan run.yaml --simulate --numbers numbers.yaml --devices 1": LIGHT,
 }
 """Command -> modules."""

@@ -71,6 +71,97 @@ def test_plan_shows_the_arithmetic(folder: Path, run: Run) -> None:
     assert "is not a local model folder" in text
 
 
+ELSEWHERE = """\
+model: {path: Qwen/Qwen2.5-7B-Instruct, dtype: bfloat16, device: cuda}
+data: {train: nowhere/train.jsonl, eval: nowhere/heldout.jsonl}
+rewards: [{name: nowhere/reward.py:score}]
+algorithm: {preset: grpo, kl_coef: 0.001}
+steps: 200
+rollout: {prompts_per_step: 128, engine: vllm, max_prompt_tokens: 512, max_response_tokens: 1024, vllm: {python: no}}
+logging: {sinks: [wandb]}
+cluster: {backend: ray, trainers: 8, rollout_workers: 8}
+"""
+
+
+def test_a_plan_for_another_machine_refuses_nothing_that_this_one_lacks(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(ELSEWHERE)
+    found = run("plan", "run.yaml", "--on", "2x8xH100-80GB", "--json", "--price", "2.5")
+    plan = json.loads(found)
+    assert plan["fit"]["fits"] is False
+    assert plan["fit"]["words"] == ["model.gradient_checkpointing=true"]
+    assert plan["machine"]["nodes"] == 2
+    assert len(plan["machine"]["gpu_bytes"]) == 16
+    assert plan["time"]["step_seconds"] == pytest.approx(sum(phase["seconds"] for phase in plan["time"]["phases"]))
+    assert plan["changed_time"]["cost"] > 0
+    assert {"data.train.0: 'nowhere/train.jsonl' is not on this machine", "the data are not counted"} <= set(
+        plan["notes"]
+    )
+    kinds = {row["kind"] for table in plan["tables"] for row in table["rows"]}
+    assert {"weights", "masters", "gradients", "Adam", "activations", "logits", "KV cache"} <= kinds
+
+
+def test_a_plan_for_another_machine_fits_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "run.yaml").write_text(ELSEWHERE)
+    for on in ("24xH100-80GB", "2x24GB"):
+        assert main(["plan", "run.yaml", "rollout.group_size=4", "--on", on]) == 0
+        text = capsys.readouterr().out
+        assert max(map(len, text.splitlines())) <= 80
+        assert f"does not fit {on}" in text
+        assert ("  burnish rl run.yaml rollout.group_size=4 " in text) is (on != "2x24GB")  # too small for any change
+        assert ("16 of 24 cards are used" in text) is (on != "2x24GB")
+    assert "the time is unknown" in text
+
+
+def test_the_page_on_clusters_has_what_the_plan_of_its_example_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text().partition("## Two nodes of eight GPUs")[2]
+    file, command = page.split("```yaml\n")[1].split("```\n")[0], page.split("`burnish ")[1].split("`")[0]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(file)
+    assert main(command.split()) == 0
+    assert page.split("```text\n")[1].split("\n\nfits")[0] in capsys.readouterr().out
+
+
+def test_a_plan_for_another_machine_of_data_that_are_not_here(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the keys of a file do not say, its other fields do."""
+    monkeypatch.chdir(tmp_path)
+    given = "model: Qwen/Qwen3-0.6B\ndata: {train: no.jsonl}\n"
+    (tmp_path / "rm.yaml").write_text(given + "optimization: {comparisons_per_batch: 16}\n")
+    (tmp_path / "sft.yaml").write_text(given + "optimization: {tokens_per_batch: 8192}\n")
+    (tmp_path / "both.yaml").write_text(given + "optimization: {comparisons_a_batch: 16}\n")
+    assert "comparisons 16" in run("plan", "rm.yaml", "--on", "H100")
+    assert "fits H100" in run("plan", "sft.yaml", "--on", "H100", "model.dtype=bfloat16")
+    assert "comparisons_a_batch" in run("plan", "both.yaml", "--on", "H100", code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--on", "8xH1000"], "the card 'H1000' is not known"),
+        (["--on", "H100", "--simulate"], "--on means nothing with --simulate"),
+        (["--on", "H100", "rollout.prompts_per_step=0"], "prompts_per_step"),
+        (["--on", "H100", "rollout.max_response_tokens=40000"], "which leaves no room for a prompt"),
+        (["--on", "H100", "rollout.group_size=1"], "rollout.group_size is 1"),
+    ],
+)
+def test_what_a_plan_for_another_machine_refuses(
+    tmp_path: Path, run: Run, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(ELSEWHERE)
+    assert message in run("plan", "run.yaml", *words, code=2)
+
+
 def test_plan_warns_where_bfloat16_is_emulated(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     warning = "model.dtype is bfloat16: bfloat16 is emulated on this processor, several times slower than float32"
     monkeypatch.setenv("BURNISH_WITHOUT", "bfloat16")

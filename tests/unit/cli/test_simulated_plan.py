@@ -46,7 +46,8 @@ def test_numbers_of_the_run_itself_are_found(folder: Path, capsys: pytest.Captur
     ("words", "part"),
     [
         (["--devices", "8"], "--devices only means something with --simulate"),
-        (["--from", "x", "--price", "1"], "--price, --from only means something with --simulate"),
+        (["--from", "x", "--mtbf", "1"], "--mtbf, --from only means something with --simulate"),
+        (["--simulate", "--json"], "--json means nothing with --simulate"),
         (["--simulate", "--devices", "8,many"], "'many' is not a number of devices"),
         (["--simulate", "--devices", "0"], "'0' is not a number of devices"),
         (["--simulate", "--from", "nowhere"], "nowhere has no step"),

@@ -17,7 +17,6 @@ from burnish.doctor.examination import Report
 from burnish.doctor.paths import of_paths
 from burnish.errors import CheckpointError
 from burnish.planning.memory import Trained
-from burnish.planning.seats import Machine
 
 pytestmark = pytest.mark.usefixtures("own_timings")
 
@@ -99,7 +98,7 @@ def test_a_model_that_cannot_be_tried_is_a_problem(model: Path, monkeypatch: pyt
 def test_large_and_distant_models_are_not_loaded(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distant = found(run(Path("Qwen/Qwen2.5-0.5B-Instruct"), tmp_path))
     assert "downloads nothing" in distant.paths["not tried"]
-    monkeypatch.setattr(paths, "this_machine", lambda: Machine(1, 1, 8000))
+    monkeypatch.setattr(paths, "host_memory", lambda: 8000)
     large = found(model)
     assert "more than the 3.1 KiB that a report loads" in large.paths["not tried"]
     assert large.problems == distant.problems == []

@@ -93,8 +93,8 @@ def test_small_sums() -> None:
 
 def test_parameters_of_a_llama_are_counted() -> None:
     facts = llama()
-    # embeddings 512*64; a layer: q, o 64*64 each, k, v 64*32 each, three of 64*172
-    assert facts.num_parameters == 512 * 64 + 5 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 172)
+    # embeddings 512*64; a layer: q, o 64*64 each, k, v 64*32 each, three of 64*172, two norms; a last norm
+    assert facts.num_parameters == 512 * 64 + 5 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 172 + 2 * 64) + 64
     assert (facts.head_size, facts.context_tokens) == (8, 512)
 
 
@@ -107,7 +107,8 @@ def test_parameters_are_counted_exactly_from_the_weights(stories_model: Path) ->
 def test_gpt2_words_are_understood() -> None:
     facts = facts_of({"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 10, "n_positions": 16})
     assert facts is not None
-    assert facts.num_parameters == 10 * 8 + 16 * 8 + 2 * (4 * 8 * 8 + 2 * 8 * 32)
+    # with biases (4*8 of attention, 32 + 8) and norms of weight and bias
+    assert facts.num_parameters == 10 * 8 + 16 * 8 + 2 * (4 * 8 * 8 + 2 * 8 * 32 + 4 * 8 + 40 + 4 * 8) + 2 * 8
     assert facts.context_tokens == 16
 
 

@@ -10,6 +10,7 @@ import pytest
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.errors import ConfigError
+from burnish.planning.machines import Machine
 from burnish.planning.memory import PHASES, ParameterBytes, Table, bytes_in, gradients_at_once, peak_bytes
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.plan import plan_rl, seated
@@ -19,7 +20,6 @@ from burnish.planning.seats import (
     CONVERSATION_PROCESS_BYTES,
     PROCESS_BYTES,
     REWARD_WORKER_BYTES,
-    Machine,
     Seat,
     seats_of,
     sharding_of,

@@ -12,12 +12,17 @@ from rich.console import Console
 
 from burnish.config.loading import load_run_data
 from burnish.errors import ConfigError
+from burnish.forward.race import RaceResult
+from burnish.forward.verdicts import VerdictCache
+from burnish.machine import processor
 from burnish.machine.container import Limits
+from burnish.planning.machines import Machine
 from burnish.planning.model_facts import read_model_facts
-from burnish.planning.seats import Machine, seats_of, with_sharding
+from burnish.planning.seats import seats_of, with_sharding
 from burnish.trainers import placement
 from burnish.trainers.learning_cluster import train_sft
-from burnish.trainers.placement import check_placement, placed, reward_facts, this_machine
+from burnish.trainers.placement import check_placement, placed, reward_facts, this_machine, with_kept_speed
+from burnish.trainers.timed_work import Trial
 
 
 @pytest.fixture
@@ -75,3 +80,38 @@ def test_the_sizes_of_reward_models_are_read_without_their_weights(model: Path, 
     assert (first.label, first.width, first.device, first.tokens_per_microbatch) == ("a", 2, "cuda:1", 64)
     assert (second.label, second.facts, second.width, second.device) == ("model", None, 4, "auto")
     assert second.tokens_per_microbatch == 16_384
+
+
+SHAPE = (
+    "model_type llama, num_hidden_layers 5, hidden_size 64, intermediate_size 172, num_attention_heads 8, "
+    "num_key_value_heads 4, head_dim 8, vocab_size 512, embedding (512, 64), float32"
+)
+
+
+def kept(folder: Path, path: str, seconds: float, shape: str = SHAPE, threads: int = 1) -> None:
+    key = {"path": path, "shape": shape, "threads": threads, **processor.identity()}
+    VerdictCache(folder).keep(key, RaceResult("fast", {"fast": seconds, "plain": 2 * seconds}))
+
+
+def test_the_speed_of_this_processor_is_what_was_timed_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnish.trainers.placement.own_cache", lambda: VerdictCache(tmp_path))
+    config = load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "math", "cluster": {"threads": 1}}).rl
+    facts = Trial.of(({"path": "decoding", "shape": SHAPE}, RaceResult("a", {"a": 1.0})))
+    assert facts is not None
+    machine = Machine(2, 2, 8 << 30)
+    assert with_kept_speed(machine, config, facts.facts).speed is None
+    kept(tmp_path, "training passes", 0.5, SHAPE.replace("hidden_size 64", "hidden_size 128"))
+    kept(tmp_path, "training passes", 1e-9, threads=2)
+    kept(tmp_path, "float32 products", 1e-9, "512 x 64 x 256")
+    other = with_kept_speed(machine, config, facts.facts).speed
+    assert other is not None
+    assert other.source.endswith("a model of hidden size 128")
+    kept(tmp_path, "training passes", 0.5)
+    kept(tmp_path, "decoding", 0.01)
+    speed = with_kept_speed(machine, config, facts.facts).speed
+    assert speed is not None
+    assert speed.source.endswith("a model of these sizes")
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 172 + 2 * 64
+    assert speed.operations == pytest.approx(6 * 2 * layer * 31 * 16 / 0.5)  # two layers, 31 x 16 tokens
+    step = 32 * (2 * (2 * layer + 512 * 64) + 4 * 2 * 64 * 128)  # 32 rows, two layers and the head, 128 tokens before
+    assert speed.decoding_operations == pytest.approx(step / 0.01)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnish.algorithms.advantages import Estimator
 from burnish.checkpointing.run import RunDirectory
+from burnish.checkpointing.sources import Place, of_sources, read_places
 from burnish.checkpointing.store import CheckpointStore
 from burnish.config.domains import Split, domain_settings, sources_of, used_domains
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import RlConfig, RunConfig, VllmConfig
-from burnish.config.schema_data import ModelConfig
+from burnish.config.schema_data import DataSource, ModelConfig
 from burnish.data.overlap import Asked, find_overlap
 from burnish.data.prompts import DomainRows, PromptSet, check_bound_rewards, read_prompts
 from burnish.data.sources import needs_download
@@ -41,9 +43,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def check_settings(config: RlConfig, parts: AlgorithmParts) -> None:
+SPLITS: tuple[Split, Split] = ("train", "eval")
+Prompts = PromptSet | Sequence[Prompt]
+"""Those of a domain, with their tokens if there is a tokenizer."""
+
+
+def check_settings(config: RlConfig, parts: AlgorithmParts, *, here: bool = True) -> None:
     """ConfigError for settings that the run file, and the classes and functions that it names, already show to be
-    unusable. Loads no model and writes nothing."""
+    unusable. Loads no model and writes nothing. Unless it will run `here`, the packages of engine and sinks may be
+    missing."""
     check_estimator(config, parts.estimator)
     if config.algorithm.skip_zero_advantages and not parts.loss.zero_at_zero_advantage:
         raise ConfigError(
@@ -60,9 +68,10 @@ def check_settings(config: RlConfig, parts: AlgorithmParts) -> None:
             remedy="remove partial, use rollout.engine: local, or derive the class from "
             "burnish.rollouts.engine.StoppableEngine",
         )
-    if name == "vllm":
+    if name == "vllm" and here:
         check_vllm(config.rollout.vllm)
-    find_sinks(config.logging.sinks)
+    if here:
+        find_sinks(config.logging.sinks)
 
 
 def check_fit(config: RlConfig, context_tokens: int | None, sampled_ids: int) -> None:
@@ -78,8 +87,21 @@ def check_fit(config: RlConfig, context_tokens: int | None, sampled_ids: int) ->
     check_token_ids(config.rollout.stop_token_ids, sampled_ids, "rollout.stop_token_ids names")
 
 
-def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, list[str]]:
-    """(number of prompts in data.train, or None if they would have to be downloaded; notes for the user).
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Rows to train on (prompts, examples or comparisons) and their tokens, optimizer steps of `optimization.epochs`
+    passes over examples, and held-out prompts; None for what cannot be known without a download. `notes` are for the
+    user."""
+
+    rows: int | None = None
+    tokens: int | None = None
+    steps: int | None = None
+    notes: tuple[str, ...] = ()
+    heldout: int | None = None
+
+
+def preview(config: RlConfig, context_tokens: int | None) -> Preview:
+    """What `burnish plan` finds out about a run.
 
     Raises what a run would raise about its settings, model folder, rewards and local data (BurnishError). Loads no
     weights and downloads nothing, so what only these show is left to the run. `context_tokens`: the model's, if known.
@@ -87,8 +109,7 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, l
     check_settings(config, resolve_algorithm(config.algorithm))
     check_model_source(config.model)
     tokenizer = local_tokenizer(config)
-    train = _local_prompts(config, "train", tokenizer, context_tokens)
-    heldout = _local_prompts(config, "eval", tokenizer, context_tokens)
+    train, heldout = (local_prompts(config, split, tokenizer, context_tokens) for split in SPLITS)
     prompts = [[prompt for some in found for prompt in _prompts_of(some)] for found in (train, heldout)]
     _check_rewards(config, prompts)
     if train:
@@ -96,7 +117,50 @@ def preview(config: RlConfig, context_tokens: int | None) -> tuple[int | None, l
     twice = find_overlap(*([asked for some in found for asked in _asked(some)] for found in (train, heldout)))
     told = (*timing_lines(config), *precision_lines(config), *no_overlap_lines(config))
     notes = [*twice.lines(), *told, *notes_on(config)]
-    return (sum(map(len, train)) if train else None), notes
+    return count_prompts(train, heldout, notes)
+
+
+def preview_elsewhere(config: RunConfig, count: Callable[[PreTrainedTokenizerBase | None], Preview]) -> Preview:
+    """What can be found out about a run for another machine. What is not here is left out and noted, and rewards are
+    not tried. count: counts the data, which are here, with the tokenizer if that is."""
+    sources = {**config.named_sources("train"), **config.named_sources("eval")}
+    places = [*read_places(config), *of_sources(config.named_sources("eval"))]
+    absent = [place for place in places if _is_absent(place, sources.get(place.field))]
+    notes = [f"{place.field}: {place.text!r} is not on this machine" for place in absent]
+    fields = {place.field for place in absent}
+    if isinstance(config, RlConfig) and not fields & {"algorithm.estimator", "algorithm.loss", "rollout.engine"}:
+        check_settings(config, resolve_algorithm(config.algorithm), here=False)
+    if any(place.kind == "data" for place in absent) or any(needs_download(source) for source in sources.values()):
+        return Preview(notes=(*notes, "the data are not counted"))
+    try:
+        tokenizer = local_tokenizer(config)
+    except ModelError as error:
+        notes.append(f"{error.message}; lengths of texts are unknown")
+        tokenizer = None
+    found = count(tokenizer)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def _is_absent(place: Place, source: DataSource | None) -> bool:
+    """Whether it is not on this machine. Names of built-in things and of data sets on the hub are nowhere."""
+    if place.kind == "option" or place.path() is not None:
+        return False
+    if place.kind == "code":
+        return place.text.rpartition(":")[0].endswith(".py")
+    return source is None or not needs_download(source)
+
+
+def local_rows(config: RlConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
+    """The prompts of data that are here."""
+    train, heldout = (local_prompts(config, split, tokenizer, context_tokens) for split in SPLITS)
+    return count_prompts(train, heldout, ())
+
+
+def count_prompts(train: Sequence[Prompts], heldout: Sequence[Prompts], notes: Sequence[str]) -> Preview:
+    """The sums of what domains have."""
+    tokens = [len(one) for found in train if isinstance(found, PromptSet) for one in found.prompt_tokens]
+    rows, others = (sum(map(len, found)) if found else None for found in (train, heldout))
+    return Preview(rows, sum(tokens) or None, notes=tuple(notes), heldout=others)
 
 
 def timing_lines(config: RlConfig) -> tuple[str, ...]:
@@ -222,14 +286,14 @@ def local_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
     return load_tokenizer(config.model) if folder.exists() else None
 
 
-def _local_prompts(
+def local_prompts(
     config: RlConfig, split: Split, tokenizer: PreTrainedTokenizerBase | None, context_tokens: int | None
-) -> list[PromptSet | Sequence[Prompt]]:
+) -> list[Prompts]:
     """Prompts of each domain as the run would have them; without a tokenizer none is too long. Empty if any must be
     downloaded."""
     if any(needs_download(source) for source in config.named_sources(split).values()):
         return []
-    found: list[PromptSet | Sequence[Prompt]] = []
+    found: list[Prompts] = []
     for domain in used_domains(config, domain_settings(config), split):
         if tokenizer is None:
             found.append(read_prompts(sources_of(config, domain, split), DomainRows.of(config, domain, split))[0])
@@ -238,11 +302,11 @@ def _local_prompts(
     return [some for some in found if some]
 
 
-def _prompts_of(found: PromptSet | Sequence[Prompt]) -> Sequence[Prompt]:
+def _prompts_of(found: Prompts) -> Sequence[Prompt]:
     return found.prompts if isinstance(found, PromptSet) else found
 
 
-def _asked(found: PromptSet | Sequence[Prompt]) -> list[Asked]:
+def _asked(found: Prompts) -> list[Asked]:
     """What the prompts ask: their tokens, or their text and tools if there is no tokenizer."""
     if isinstance(found, PromptSet):
         return found.asked()

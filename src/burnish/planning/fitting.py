@@ -1,0 +1,273 @@
+"""What of a run fits a machine, and the smallest change with which the rest fits too.
+
+Changes are tried in a fixed order: first those that leave a run's numbers as they are (up to rounding), each alone and
+then more and more of them together; after that those that change what is computed, without and with all of the first.
+Of several that fit together, those are dropped that were not needed. Each is written as words for the command line and
+read by the loader of run files, so that whatever a run would refuse is not proposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from burnish.config.schema import RlConfig
+from burnish.errors import ConfigError
+from burnish.planning.machines import Machine
+from burnish.planning.memory import MemoryItem, Phase, Trained, bytes_in, has_separate_critic, num_rollout_workers
+from burnish.planning.model_facts import ModelFacts, RewardFacts
+from burnish.planning.room import Shortage, cards_within_reach, shortages
+from burnish.planning.seats import Seat, seats_of
+
+Reload = Callable[[Sequence[str]], Trained]
+"""The run file with further words of the command line. ConfigError for words that do not fit it."""
+
+COLUMNS: dict[str, tuple[Phase, ...]] = {
+    "rollout": ("sampling",),
+    "log-probs": ("scoring", "log-probabilities", "reference", "values"),
+    "update": ("update", "optimizer step", "critic update", "critic's optimizer step"),
+    "checkpoint": ("checkpoint",),
+}
+"""The phases of a step, as few as a table has room for."""
+_KINDS = {
+    "weights": ("weights", "sampling policy", "version"),
+    "masters": ("master weights",),
+    "gradients": ("gradients", "exchanged"),
+    "Adam": ("moments", "optimizer state", "message with the last"),
+    "activations": ("activations", "passes of reward"),
+    "logits": ("log-probabilities",),
+    "KV cache": ("key/value cache", "kept conversations"),
+}
+_FEWEST_TOKENS, _FEWEST_ROWS = 512, 8
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """The bytes of one kind of tensors in each of `COLUMNS`."""
+
+    kind: str
+    num_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTable:
+    """What processes that need the same of their devices need in each phase. there: bytes of one of these devices; None
+    if that is not known."""
+
+    processes: tuple[str, ...]
+    on: str
+    rows: tuple[MemoryRow, ...]
+    peak: tuple[int, ...]
+    there: int | None
+
+
+def memory_tables(seats: Sequence[Seat], machine: Machine) -> tuple[MemoryTable, ...]:
+    """One table for all processes that need the same, where they compute."""
+    groups: dict[tuple[MemoryItem, ...], list[Seat]] = {}
+    for seat in seats:
+        groups.setdefault(seat.device if seat.gpu is not None else seat.host, []).append(seat)
+    return tuple(_table(items, there, machine) for items, there in groups.items() if items)
+
+
+def _table(items: Sequence[MemoryItem], seats: Sequence[Seat], machine: Machine) -> MemoryTable:
+    of_kind: dict[str, list[MemoryItem]] = {}
+    for item in items:
+        of_kind.setdefault(kind_of(item), []).append(item)
+    gpu = seats[0].gpu
+    if gpu is None:
+        on, there = "memory of its machine", machine.memory_bytes
+    else:
+        on, there = "a card", machine.gpu_bytes[gpu] if gpu < len(machine.gpu_bytes) else None
+    rows = [MemoryRow(kind, _by_column(of_kind[kind])) for kind in (*_KINDS, "other") if kind in of_kind]
+    return MemoryTable(tuple(seat.name for seat in seats), on, tuple(rows), _by_column(items), there)
+
+
+def _by_column(items: Sequence[MemoryItem]) -> tuple[int, ...]:
+    """Of the phase that needs most in each column."""
+    return tuple(max(bytes_in(phase, items) for phase in phases) for phases in COLUMNS.values())
+
+
+def kind_of(item: MemoryItem) -> str:
+    """The kind of tensors that a line of the estimate is about."""
+    matching = [kind for kind, parts in _KINDS.items() if any(part in item.name for part in parts)]
+    return "other" if not matching else matching[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Words for the command line, and what they cost."""
+
+    words: tuple[str, ...]
+    price: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a run fits; if not, what is lacking and the changes with which it does (none if none was found)."""
+
+    lacking: tuple[Shortage, ...]
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return not self.lacking
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The changes together, for the command line."""
+        return _words(self.changes)
+
+
+class Fitting:
+    """Tries changes of a run on a machine."""
+
+    def __init__(
+        self, reload: Reload, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts] = ()
+    ) -> None:
+        self._reload, self._facts, self._machine, self._rewards = reload, facts, machine, rewards
+        self._known: dict[tuple[str, ...], Trained | None] = {}
+
+    def search(self, config: Trained) -> Fit:
+        """The run as it is, and if it does not fit, the smallest change."""
+        lacking = self._lacking(config)
+        if not lacking:
+            return Fit(lacking)
+        for tried in self._candidates(config):
+            if self._fits(tried):
+                return Fit(lacking, self._needed(tried))
+        return Fit(lacking)
+
+    def _candidates(self, config: Trained) -> Iterator[tuple[Change, ...]]:
+        yield from ((change,) for change in same_numbers(config, self._machine))
+        yield from self._more_and_more(config, ())
+        changing = tuple(other_numbers(config))
+        yield from ((change,) for change in changing)
+        for change in changing:
+            changed = self._changed((change,))
+            if changed is not None:
+                *_, most = ((change,), *self._more_and_more(changed, (change,)))
+                yield most
+
+    def _more_and_more(self, config: Trained, before: tuple[Change, ...]) -> Iterator[tuple[Change, ...]]:
+        """These changes with one more that leaves the numbers as they are, two more, ..., without refused ones."""
+        for change in same_numbers(config, self._machine):
+            if self._changed((*before, change)) is not None:
+                before = (*before, change)
+                yield before
+
+    def _needed(self, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+        """Without those that it fits without, the last ones tried first, since they cost most."""
+        for change in reversed(changes):
+            fewer = tuple(other for other in changes if other is not change)
+            if fewer and self._fits(fewer):
+                changes = fewer
+        return changes
+
+    def _fits(self, changes: Sequence[Change]) -> bool:
+        config = self._changed(changes)
+        return config is not None and not self._lacking(config)
+
+    def _changed(self, changes: Sequence[Change]) -> Trained | None:
+        """The run with these changes; None if it would be refused."""
+        words = _words(changes)
+        if words not in self._known:
+            try:
+                self._known[words] = self._reload(words)
+            except ConfigError:
+                self._known[words] = None
+        return self._known[words]
+
+    def _lacking(self, config: Trained) -> tuple[Shortage, ...]:
+        return shortages(config, seats_of(config, self._facts, self._machine, self._rewards), self._machine)
+
+
+def _words(changes: Sequence[Change]) -> tuple[str, ...]:
+    """Later words replace earlier ones of the same field."""
+    by_field = {word.partition("=")[0]: word for change in changes for word in change.words}
+    return tuple(by_field.values())
+
+
+def same_numbers(config: Trained, machine: Machine) -> Iterator[Change]:
+    """Changes that leave the numbers as they are, up to rounding."""
+    yield from _smaller_passes(config)
+    if not config.model.gradient_checkpointing:
+        yield Change(("model.gradient_checkpointing=true",), "about a third more computation")
+    yield from _offloads(config)
+    within_reach = cards_within_reach(config, machine)
+    if within_reach < len(machine.gpu_bytes):
+        yield Change(("cluster.backend=ray",), "processes on all nodes, started by Ray (or torchrun)")
+        within_reach = len(machine.gpu_bytes)
+    yield from _fewer_processes(config, within_reach)
+    workers = config.cluster.num_processes - config.cluster.trainers
+    most = within_reach - workers
+    trainers = max((count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count <= most), default=1)
+    if config.cluster.trainers > 1 and config.cluster.sharding != "full":
+        yield Change(("cluster.sharding=optimizer",), "weights are exchanged too, once an optimizer step")
+    if config.cluster.num_lanes > config.cluster.trainers:
+        yield Change((f"cluster.lanes={config.cluster.trainers}",), "a step is summed in another order")
+    if trainers > config.cluster.trainers:
+        lanes = max(trainers, -(-config.cluster.num_lanes // trainers) * trainers)
+        words = (f"cluster.trainers={trainers}", f"cluster.lanes={lanes}", "cluster.sharding=optimizer")
+        yield Change(words, "more cards; a step is summed in another order (lanes)")
+
+
+def _fewer_processes(config: Trained, most: int) -> Iterator[Change]:
+    """As many as there are cards: first fewer rollout workers, then fewer trainers."""
+    cluster = config.cluster
+    others = cluster.num_processes - cluster.trainers - num_rollout_workers(config)
+    if not 0 < most < cluster.num_processes:
+        return
+    lanes = f"cluster.lanes={cluster.num_lanes}"
+    if num_rollout_workers(config) and most > cluster.trainers + others:
+        yield Change((f"cluster.rollout_workers={most - cluster.trainers - others}", lanes), "fewer workers")
+    for trainers in range(cluster.trainers - 1, 0, -1):
+        workers = min(num_rollout_workers(config), most - trainers - others)
+        if cluster.num_lanes % trainers == 0 and workers >= min(1, num_rollout_workers(config)):
+            fewer = (f"cluster.trainers={trainers}", f"cluster.rollout_workers={workers}")
+            yield Change((*fewer[: 1 + bool(workers)], lanes), "fewer processes")
+            return
+
+
+def _smaller_passes(config: Trained) -> Iterator[Change]:
+    """Half, a quarter, ... of the tokens of a micro-batch, and of the rows that are decoded at the same time."""
+    tokens = config.optimization.tokens_per_microbatch // 2
+    while tokens >= _FEWEST_TOKENS:
+        yield Change((f"optimization.tokens_per_microbatch={tokens}",), "smaller passes")
+        tokens //= 2
+    rows = config.rollout.max_batch_rows // 2 if isinstance(config, RlConfig) else 0
+    while rows >= _FEWEST_ROWS:
+        yield Change((f"rollout.max_batch_rows={rows}",), "fewer responses are sampled at the same time")
+        rows //= 2
+
+
+def _offloads(config: Trained) -> Iterator[Change]:
+    """The optimizer's state rests, then more roles do."""
+    roles = ["optimizer"]
+    if isinstance(config, RlConfig):
+        roles += ["reference"] if config.algorithm.kl_in != "none" and config.model.lora is None else []
+        roles += ["critic"] if has_separate_critic(config) else []
+        roles += ["reward_model"] if any(reward.is_model for reward in config.all_rewards) else []
+        roles += ["rollout_engine"] if config.rollout.engine == "vllm" and not config.cluster.rollout_workers else []
+    roles = [role for role in roles if not (isinstance(config, RlConfig) and role in config.cluster.own_process)]
+    before: list[str] = list(config.cluster.offload)
+    for role in roles:
+        if role not in before:
+            before.append(role)
+            yield Change((f"cluster.offload=[{','.join(before)}]",), "state travels to the host's memory and back")
+
+
+def other_numbers(config: Trained) -> Iterator[Change]:
+    """Changes after which something else is computed, the mildest first."""
+    if config.model.dtype == "float32":
+        yield Change(("model.dtype=bfloat16",), "activations and weights of passes are rounded")
+    if config.cluster.trainers > 1:
+        yield Change(("cluster.sharding=full",), "weights are exchanged in every pass; equal up to rounding")
+    if config.model.lora is None:
+        dtype = ("model.dtype=bfloat16",) if config.model.dtype == "float32" else ()
+        lora = (*dtype, "model.lora.rank=16")
+        yield Change(lora, "only adapters are trained")
+        yield Change((*lora, "model.quantization=int8"), "only adapters are trained, on weights in 8 bits")
+        yield Change((*lora, "model.quantization=nf4"), "only adapters are trained, on weights in 4 bits")
+    elif config.model.quantization != "nf4":
+        yield Change(("model.quantization=int8",), "adapters learn on weights in 8 bits")
+        yield Change(("model.quantization=nf4",), "adapters learn on weights in 4 bits")
