@@ -23,11 +23,15 @@ def demo_folder(folder: Path, most_rows: int | None = None) -> DemoFolder:
     """Data, model and run files of the demo. most_rows: of each file of data, all if None."""
     demo = DemoFolder(folder / "demo")
     write_data(demo, SEED)
-    for path in (demo.demonstrations, demo.train, demo.held_out):
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:most_rows]))
+    cut_files(demo.train.parent, most_rows)
     write_model(demo.model, SEED)
     write_run_files(demo, SEED)
     return demo
+
+
+def cut_files(folder: Path, most_rows: int | None) -> None:
+    for path in folder.glob("*.jsonl"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:most_rows]))
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -76,7 +80,7 @@ def rl_rows(
     return read_rows(output / "metrics.jsonl")
 
 
-def calculator_folder(folder: Path) -> Path:
+def calculator_folder(folder: Path, most_rows: int | None = None) -> Path:
     """What examples/calculator/prepare.py writes."""
     path = ROOT / "examples" / "calculator" / "prepare.py"
     spec = importlib.util.spec_from_file_location("calculator_prepare", path)
@@ -87,4 +91,5 @@ def calculator_folder(folder: Path) -> Path:
     with redirect_stdout(io.StringIO()):
         prepare.write_model(folder / "model")
         prepare.write_data(folder)
+    cut_files(folder, most_rows)
     return folder

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 PEAKS = {
@@ -85,8 +86,9 @@ class Device:
         return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
 
     def own_microseconds(self, event: Any) -> float:
-        """Of an entry of the profiler's table: what its kernel took on the device."""
-        return float(event.self_device_time_total) if str(event.device_type).endswith("CUDA") else 0.0
+        """Of an entry of the profiler's table: what its kernel took on the device; 0 for what is no kernel."""
+        is_kernel = event.device_type == DeviceType.CUDA and not event.is_user_annotation
+        return float(event.self_device_time_total) if is_kernel else 0.0
 
     def seconds(self, work: Callable[[], object]) -> float:
         """By the clock, until the device has done it."""

@@ -24,7 +24,8 @@ POINTS = 0.02
 
 def rows(toy: bool) -> list[Row]:
     if toy:
-        few = {"sft_steps": 2, "rl_steps": 1, "held_out": 4, "prompts": 2, "rows": 80}
+        rollout = {"prompts_per_step": 2, "group_size": 2, "max_response_tokens": 4}
+        few = {"sft_steps": 2, "rl_steps": 1, "held_out": 2, "rows": 80, "rollout": rollout}
         return [
             learn_row("demo", few | {"dtype": "float32"}),
             learn_row("calculator", few | {"dtype": "float32"}),
@@ -51,8 +52,7 @@ def learn_row(task: str, settings: Settings, on_cpu: float | None = None, *, sec
 def measure(settings: Settings, place: Place) -> Figures:
     make = {"demo": demo_files, "calculator": calculator_files, "large": large_files}[settings["task"]]
     sft, rl = make(settings, place.folder)
-    if "prompts" in settings:
-        rl = changed(rl, rollout={"prompts_per_step": settings["prompts"]})
+    rl = changed(rl, rollout=settings.get("rollout", {}))
     device = settings.get("device", place.device.name)
     demonstrated, demonstrating = train("sft", sft, settings, place.folder / "sft", device)
     start = {"path": str(demonstrated.output)}
@@ -93,7 +93,7 @@ def large_files(settings: Settings, folder: Path) -> tuple[dict[str, Any], dict[
 
 
 def calculator_files(settings: Settings, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    task, example = calculator_folder(folder / "task"), ROOT / "examples" / "calculator"
+    task, example = calculator_folder(folder / "task", settings.get("rows")), ROOT / "examples" / "calculator"
     sft = changed(
         read_file(example / "sft.yaml"),
         model={"path": str(task / "model")},

@@ -6,6 +6,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +23,7 @@ from shapes import SHAPES, facts, model_fields, pass_flops, weights_made_on, wri
 from burnish.config.loading import load_run_data
 from burnish.models.accumulation import count_denominators
 from burnish.models.policy import LocalPolicy
+from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup import open_rl_run
 
 REWARD = f"{ROOT / 'benchmarks' / 'peers' / 'reward.py'}:score"
@@ -29,6 +32,7 @@ UPDATE = (Target("peak_share", at_least=0.35, published=TRL),)
 UPDATE_7B = (Target("peak_share", at_least=0.40, published="torchtitan 8 B on 8 H100: about 36 %"),)
 WHOLE_8B = (Target("tokens_per_second", at_least=1600, published="NeMo-RL: 1,562 (on policy) to 2,161 a GPU"),)
 SHARED = (Target("times_as_fast", at_least=2.5, published="unsloth-zoo #868: 2.55x"),)
+BRIEF_TOKENS = 32
 FIRST = (Target("first_step_seconds", at_most=60, published="open-instruct: 2 min"),)
 
 
@@ -98,17 +102,17 @@ def rows(toy: bool) -> list[Row]:
 def update_row(shape: str, work: str, tokens: int, targets: tuple[Target, ...] = (), **model: bool) -> Row:
     name = ", ".join([f"update {shape}", work, f"{tokens:,} tokens", *model])
     settings = {"kind": "update", "shape": shape, "work": work, "tokens": tokens, **model}
-    return Row("steps", name, settings, 60, targets)
+    return Row("steps", name, settings, 120, targets)
 
 
 def shared_row(shape: str, work: str, other: str, tokens: int) -> Row:
     settings = {"kind": "shared", "shape": shape, "work": work, "other": other, "tokens": tokens, "lora": True}
-    return Row("steps", f"{shape} lora, shared prompts against prompts of their own", settings, 90, SHARED)
+    return Row("steps", f"{shape} lora, shared prompts against prompts of their own", settings, 120, SHARED)
 
 
 def whole_row(shape: str, *, lora: bool = False, targets: tuple[Target, ...] = (), **sizes: int) -> Row:
     settings = {"kind": "whole", "shape": shape, "lora": lora, "sizes": sizes}
-    return Row("steps", f"whole step {shape}{' lora' if lora else ''}", settings, 150, targets)
+    return Row("steps", f"whole step {shape}{' lora' if lora else ''}", settings, 240, targets)
 
 
 def measure(settings: Settings, place: Place) -> Figures:
@@ -192,7 +196,7 @@ def run_data(settings: Settings, place: Place, *, steps: int, **changes: Any) ->
     model = write_shape(shape, place.folder / "model")
     prompts = write_prompts(place.folder / "prompts.jsonl", shape["vocab_size"], 4 * sizes["prompts"], sizes["prompt"])
     return {
-        "output": str(place.folder / "run"),
+        "output": str(place.folder / settings.get("output", "run")),
         "model": {
             **model_fields(model),
             "dtype": settings.get("dtype", "bfloat16"),
@@ -218,27 +222,34 @@ def run_data(settings: Settings, place: Place, *, steps: int, **changes: Any) ->
 
 
 def whole(settings: Settings, place: Place) -> Figures:
-    """Steps of the loop of `burnish rl`, with the times that the run itself tells."""
-    config = load_run_data(run_data(settings, place, steps=3)).rl
-    tokens = config.rollout.max_prompt_tokens * config.rollout.prompts_per_step
-    with weights_made_on(place.device.name), open_rl_run(config, Console(quiet=True)) as run:
-        run.train_step()
-        place.device.forget_peak()
-        steps = [run.train_step()]
-        found = profiled(place.device, lambda: steps.append(run.train_step()))
-    row = steps[0]
-    tokens = tokens * config.rollout.group_size + int(row["rollout/response_tokens_sum"])
-    phases = {f"{name}_seconds": row.get(f"time/{name}_seconds", 0.0) for name in ("generate", "reward", "logprobs")}
+    """A step of the loop of `burnish rl`, with the times that the run itself tells. The profile is of a step with brief
+    responses: each token is thousands of kernels, and a million of them take minutes to add up."""
+    with warm_run(settings, place) as run:
+        row, rollout = run.train_step(), run.config.rollout
+        peak = place.device.allocated_peak()
+    del run
+    brief = settings["sizes"] | {"response": min(BRIEF_TOKENS, rollout.max_response_tokens)}
+    with warm_run(settings | {"sizes": brief, "output": "brief"}, place) as run:
+        found = profiled(place.device, run.train_step)
+    prompts = rollout.prompts_per_step * rollout.group_size * rollout.max_prompt_tokens
+    names = ("step", "generate", "reward", "logprobs", "update", "decode")
     return {
-        "tokens_per_second": tokens / row["time/step_seconds"],
-        **phases,
-        "update_seconds": row["time/update_seconds"],
-        "step_seconds": row["time/step_seconds"],
-        "decode_seconds": row["time/decode_seconds"],
-        "allocated_bytes": place.device.allocated_peak(),
+        "tokens_per_second": (prompts + row["rollout/response_tokens_sum"]) / row["time/step_seconds"],
+        **{f"{name}_seconds": row.get(f"time/{name}_seconds", 0.0) for name in names},
+        "allocated_bytes": peak,
         "largest_costs": three_largest(found),
         "profile": found,
     }
+
+
+@contextmanager
+def warm_run(settings: Settings, place: Place) -> Iterator[RlRun]:
+    """A run after its first step, which compiles and fetches memory."""
+    config = load_run_data(run_data(settings, place, steps=3)).rl
+    with weights_made_on(place.device.name), open_rl_run(config, Console(quiet=True)) as run:
+        run.train_step()
+        place.device.forget_peak()
+        yield run
 
 
 def first_step(settings: Settings, place: Place) -> Figures:
