@@ -29,24 +29,26 @@ REHEARSED = (1e12, 1e11)
 """In place of those of a CPU, which nobody measures here."""
 
 
+def driver_says(*fields: str) -> str:
+    """Of the first GPU; nothing where nvidia-smi is missing."""
+    query = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
 class Device:
     """`torch.cuda` as the measurements use it, on the first GPU."""
 
     name = "cuda"
 
     def title(self) -> str:
-        properties = torch.cuda.get_device_properties(0)
-        capability = f"{properties.major}.{properties.minor}"
-        return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, capability {capability}"
+        """Asked of the driver: PyTorch would take memory of the device to say so."""
+        return driver_says("name", "memory.total", "compute_cap") or torch.cuda.get_device_name(0)
 
     def driver(self) -> str:
-        """Of the GPU; a word where the tool that says so is missing."""
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        try:
-            said = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-        except (OSError, subprocess.SubprocessError):
-            return "unknown"
-        return next(iter(said.split()), "unknown")
+        return driver_says("driver_version") or "unknown"
 
     def peaks(self) -> tuple[float, float] | None:
         """FLOP/s and bytes per second; None for a device that the table lacks."""

@@ -35,13 +35,21 @@ def read_task() -> tuple[dict[str, Any], Workload]:
 
 
 def report(result: dict[str, Any], packages: Sequence[str]) -> None:
-    result["versions"] = {name: importlib.metadata.version(name) for name in packages}
+    result["versions"] = {name: version(name) for name in packages}
     result["capability"] = torch.backends.cpu.get_cpu_capability()
     if torch.cuda.is_available():
         result["device_peak_bytes"] = torch.cuda.max_memory_reserved()
     else:
         result["peak_bytes"] = peak_resident_bytes()
     Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
+
+
+def version(package: str) -> str:
+    """Of what is installed; sources may also be on the module path only."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "from its sources"
 
 
 class Phases:

@@ -24,7 +24,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def rows(toy: bool) -> list[Row]:
     layouts = ["two lanes"] if toy else list(LAYOUTS)[:-1]
     return [
-        Row("several", f"{shape}, {layout}", {"shape": shape, "layout": layout, "sizes": TOY if toy else {}}, 180)
+        Row("several", f"{shape}, {layout}", {"shape": shape, "layout": layout, "sizes": TOY if toy else {}}, 240)
         for shape in (("toy",) if toy else ("0.5b", "1.7b"))
         for layout in layouts
     ]

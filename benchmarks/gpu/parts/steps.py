@@ -89,14 +89,13 @@ def rows(toy: bool) -> list[Row]:
         whole_row("1.7b"),
         Row("steps", "first step, 0.5b", {"kind": "first", "shape": "0.5b"}, 120, FIRST),
     ]
-    budgets = [
-        update_row(shape, work, tokens)
-        for shape in ("0.5b", "1.7b")
-        for tokens in (2048, 4096, 8192, 32_768, 65_536)
-        for work in ("grpo", "grpo, prompts not shared", "sft")
-    ]
-    large = [update_row("7b", "grpo", tokens, checkpointing=True, lora=True) for tokens in (4096, 65_536)]
-    return [*most_important, *large, *budgets]
+    large = [("grpo", 4096), ("grpo", 65_536), ("sft", 16_384)]
+    found = [*most_important, *(update_row("7b", *work, checkpointing=True, lora=True) for work in large)]
+    for shape in ("0.5b", "1.7b"):
+        found += [update_row(shape, "grpo", tokens) for tokens in (2048, 4096, 8192, 32_768, 65_536)]
+        for work in ("grpo, prompts not shared", "sft"):
+            found += [update_row(shape, work, tokens) for tokens in (4096, 16_384, 65_536)]
+    return found
 
 
 def update_row(shape: str, work: str, tokens: int, targets: tuple[Target, ...] = (), **model: bool) -> Row:

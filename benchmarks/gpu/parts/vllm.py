@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rows import Figures, Place, Row, Settings, Skipped
+from shapes import weights_made_on
 
 from burnish.config.loading import load_run_data
 from burnish.trainers.rl.setup import open_rl_run
@@ -37,7 +38,8 @@ def run_file(settings: Settings, place: Place) -> dict[str, Any]:
 def measure(settings: Settings, place: Place) -> Figures:
     if importlib.util.find_spec("vllm") is None:
         raise Skipped(f"vLLM is not installed for {sys.executable}")
-    with open_rl_run(load_run_data(run_file(settings, place)).rl, Console(quiet=True)) as run:
+    config = load_run_data(run_file(settings, place)).rl
+    with weights_made_on(place.device.name), open_rl_run(config, Console(quiet=True)) as run:
         steps = [run.train_step() for _ in range(3)]
     names = ("step", "generate", "update", "sync", "engine_sleep", "engine_start")
     told = {f"{name}_seconds": [row.get(f"time/{name}_seconds", 0.0) for row in steps] for name in names}
