@@ -43,6 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "8b": qwen("qwen3", 4096, 36, 32, 8, 12_288, head_dim=128),
     "100m": qwen("llama", 768, 12, 12, 12, 3072, vocabulary=14),
     "toy": qwen("qwen2", 32, 2, 4, 2, 64, vocabulary=64, tied=True),
+    "toy llama": qwen("llama", 32, 2, 4, 2, 64, vocabulary=14),
 }
 """Qwen2.5 0.5 B and 7 B, Qwen3 1.7 B, 4 B and 8 B; a Llama of 113 million parameters."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from rows import Figures, Place, Row, Settings, Target
 from shapes import FIRST_WORD, SHAPES, facts, key_bytes, load_shape, trunk_weights, write_shape
 
@@ -41,8 +43,8 @@ def measure(settings: Settings, place: Place) -> Figures:
     """All rows decode to the end. The second call counts: the first may compile, capture and fetch memory."""
     shape, count, tokens, prompt = (settings[name] for name in ("shape", "rows", "tokens", "prompt"))
     loaded = load_shape(write_shape(SHAPES[shape], place.folder), place.device.name)
-    arguments = {"max_batch_rows": count, "context_length": prompt + tokens}
-    engine = LocalEngine.of(loaded, **arguments) if not settings["plain"] else plain_engine(loaded, arguments)
+    loaded = dataclasses.replace(loaded, plain=settings["plain"])  # it then decodes with the model's own pass
+    engine = LocalEngine.of(loaded, max_batch_rows=count, context_length=prompt + tokens)
     requests = requests_of(count, prompt, SHAPES[shape]["vocab_size"])
     for step in (1, 2):
         engine.take_metrics()
@@ -62,13 +64,6 @@ def measure(settings: Settings, place: Place) -> Figures:
         "allocated_bytes": place.device.allocated_peak(),
         "decoder": loaded.paths.way("decoding") or "the only one",
     }
-
-
-def plain_engine(loaded: object, arguments: dict[str, int]) -> LocalEngine:
-    """It decodes with the model's own forward pass."""
-    import dataclasses
-
-    return LocalEngine.of(dataclasses.replace(loaded, plain=True), **arguments)
 
 
 def requests_of(count: int, prompt: int, vocabulary: int) -> list[RolloutRequest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import subprocess
 import sys
@@ -48,8 +49,8 @@ class Work:
     shared: bool = True
 
     def sizes(self) -> dict[str, Any]:
-        names = ("prompts", "group", "prompt", "response", "shared")
-        return {name: getattr(self, name) for name in names}
+        """Arguments of `random_batch` and `causal_pairs`."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "loss"}
 
     @property
     def tokens(self) -> int:
