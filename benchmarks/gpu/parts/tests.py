@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,42 +33,36 @@ NOT_NUMBERS = ("time/", "throughput/", "memory/")
 """Metrics that differ from run to run."""
 
 
+EXACT = Target("differing_numbers", at_most=0)
+
+
 def rows(toy: bool) -> list[Row]:
-    exact = Target("differing_numbers", at_most=0)
     ways = [("merged", "float32")] if toy else [("varlen", "bfloat16"), ("flex", "bfloat16"), ("flex", "float32")]
     ways += [("copied", "float32"), ("copied", "bfloat16")]
-    found = [
-        Row(
-            "tests",
-            f"attention {way}, {dtype}",
-            {"kind": "attention", "way": way, "dtype": dtype, "scale": 1 if toy else 32},
-            targets=(Target("relative_error", at_most=ROUNDING[dtype]), exact),
-        )
-        for way, dtype in ways
-    ]
+    found = [attention_row(way, dtype, 1 if toy else 32) for way, dtype in ways]
     for dtype in ("bfloat16", "float32"):
-        shape = "toy" if toy else "0.5b"
-        found.append(
-            Row(
-                "tests",
-                f"a micro-batch waits for nothing, {dtype}",
-                {"kind": "waits", "dtype": dtype, "shape": shape, "tokens": 64 if toy else 4096},
-                targets=(exact,),
-            )
-        )
+        settings = {"kind": "waits", "dtype": dtype, "shape": "toy" if toy else "0.5b", "tokens": 64 if toy else 4096}
+        found.append(Row("tests", f"a micro-batch waits for nothing, {dtype}", settings, targets=(EXACT,)))
     sizes = {"steps": 3, "sft_steps": 300, "prompts": 64, "rows": None}
     if toy:
         sizes = {"steps": 1, "sft_steps": 1, "prompts": 2, "rows": 80}
     for dtype in ("bfloat16",) if toy else ("float32", "bfloat16"):
+        targets = (EXACT, Target("logprob_diff_max", at_most=OF_RUNS[dtype]))
         settings = {"kind": "demo", "dtype": dtype, **sizes}
-        near = Target("logprob_diff_max", at_most=OF_RUNS[dtype])
-        found.append(Row("tests", f"demo twice, and on a CPU, {dtype}", settings, 150, (exact, near)))
-    found.append(
-        Row("tests", "doctor", {"kind": "program", "words": ["-m", "burnish", "--version" if toy else "doctor"]}, 60)
-    )
-    pytest = ["-m", "pytest", *(("--version",) if toy else ("-rs", "-x", *FILES))]
-    found.append(Row("tests", "pytest", {"kind": "program", "words": pytest}, 240))
-    return found
+        found.append(Row("tests", f"demo twice, and on a CPU, {dtype}", settings, 150, targets))
+    found.append(program_row("doctor", ["burnish", "--version" if toy else "doctor"], 60))
+    files = ["--version"] if toy else ["-rsf", "--tb=line", *FILES]
+    return [*found, program_row("pytest", ["pytest", *files], 240)]
+
+
+def attention_row(way: str, dtype: str, scale: int) -> Row:
+    settings = {"kind": "attention", "way": way, "dtype": dtype, "scale": scale}
+    targets = (Target("relative_error", at_most=ROUNDING[dtype]), EXACT)
+    return Row("tests", f"attention {way}, {dtype}", settings, targets=targets)
+
+
+def program_row(name: str, words: list[str], seconds: float) -> Row:
+    return Row("tests", name, {"kind": "program", "words": ["-m", *words]}, seconds)
 
 
 def measure(settings: Settings, place: Place) -> Figures:
@@ -181,15 +174,9 @@ def numbers(row: Mapping[str, float]) -> dict[str, float]:
 def program(settings: Settings, place: Place) -> Figures:
     """A program of the repository, and the end of what it prints."""
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, *settings["words"]],
-        cwd=ROOT,
-        env=os.environ
-        | {"PYTHONPATH": path, "HOME": str(place.folder) if "HOME" not in os.environ else os.environ["HOME"]},
-        capture_output=True,
-        text=True,
-    )
+    command, environment = [sys.executable, *settings["words"]], os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     said = re.sub(r"\s+", " ", (done.stdout + done.stderr)[-4000:])
     if done.returncode:
-        raise RuntimeError(f"{Path(sys.executable).name} {' '.join(settings['words'])} failed: ...{said[-500:]}")
+        raise RuntimeError(f"{' '.join(settings['words'])} failed: ...{said[-500:]}")
     return {"said": said[-400:]}
