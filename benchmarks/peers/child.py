@@ -6,7 +6,8 @@ A peer is a script `run_NAME.py TASK.json RESULT.json`. The task is plain data (
   lengths         for each measured step the [prompt tokens, response tokens] of every response
   sampled         with turns: for each measured step how many of each response's tokens the policy wrote
   distinct_prompts, optimizer_steps (None where there are none), settings (what was chosen beside the task)
-and gets versions, PyTorch's `capability` (its vector instructions), and the process's peak resident memory.
+and gets versions, PyTorch's `capability` (its vector instructions), and the peak of the process's resident memory, or
+of what PyTorch had reserved on the GPU.
 """
 
 from __future__ import annotations
@@ -27,17 +28,28 @@ from workloads import Workload, decode
 
 def read_task() -> tuple[dict[str, Any], Workload]:
     """Keys: workload (all of it), model, prompts (file), output (folder), precision (float32 or bfloat16), threads,
-    warmup, steps, and what the peer's settings are. Sets threads."""
+    warmup, steps, device (a CPU if there is none), and what the peer's settings are. Sets threads."""
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(task["threads"])
     return task, decode(task["workload"])
 
 
 def report(result: dict[str, Any], packages: Sequence[str]) -> None:
-    result["versions"] = {name: importlib.metadata.version(name) for name in packages}
+    result["versions"] = {name: version(name) for name in packages}
     result["capability"] = torch.backends.cpu.get_cpu_capability()
-    result["peak_bytes"] = peak_resident_bytes()
+    if torch.cuda.is_available():
+        result["device_peak_bytes"] = torch.cuda.max_memory_reserved()
+    else:
+        result["peak_bytes"] = peak_resident_bytes()
     Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
+
+
+def version(package: str) -> str:
+    """Of what is installed; sources may also be on the module path only."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "from its sources"
 
 
 class Phases:

@@ -36,6 +36,7 @@ class WatchedCollector:
         self.engine = collector.engine
         self.domains = collector.domains
         self.needs_greedy = collector.needs_greedy
+        self.patience = collector.patience
         self.seen: list[Collected] = []
 
     def collect(self, step: int, positions: Mapping[str, int], stopwatch: Stopwatch) -> Collected:
@@ -76,7 +77,7 @@ def build_config(task: dict[str, Any], workload: Workload, tool: Path = TOOL) ->
         algorithm |= {"kl_in": "none", "kl_coef": 0}
     data: dict[str, Any] = {
         "output": task["output"],
-        "model": {"path": task["model"], "dtype": task["precision"], "device": "cpu"},
+        "model": {"path": task["model"], "dtype": task["precision"], "device": task.get("device", "cpu")},
         "data": {"train": task["prompts"], "shuffle": False, "chat": "always" if workload.turns else "never"},
         "rewards": [f"{REWARD}:score"],
         "algorithm": algorithm,
@@ -98,7 +99,7 @@ def build_config(task: dict[str, Any], workload: Workload, tool: Path = TOOL) ->
         "debug": {"plain": task["naive"]},
     }
     if task.get("microbatch_tokens"):
-        data["model"]["gradient_checkpointing"] = True
+        data["model"]["gradient_checkpointing"] = task.get("checkpointing", True)
         data["optimization"]["tokens_per_microbatch"] = task["microbatch_tokens"]
     if workload.turns is not None:
         data["conversation"] = {"tools": [f"{tool}:look_up"], "parser": "hermes", "max_turns": workload.turns.count}

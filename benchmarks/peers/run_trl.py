@@ -84,7 +84,7 @@ def build_config(task: dict[str, Any], workload: Workload, settings: TrlSettings
     work = {
         "output_dir": task["output"],
         "bf16": task["precision"] == "bfloat16",
-        "use_cpu": True,
+        "use_cpu": task.get("device", "cpu") == "cpu",
         "per_device_train_batch_size": settings.rows,
         "gradient_accumulation_steps": workload.rows // settings.rows,
         "num_generations": workload.group,

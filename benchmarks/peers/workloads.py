@@ -73,6 +73,9 @@ MODELS = {
     "half": ModelShape(  # Qwen2.5-0.5B's, without its biases
         hidden=896, layers=24, heads=14, key_heads=2, intermediate=4864, vocabulary=151_936, tied=True
     ),
+    "large": ModelShape(  # Qwen3-1.7B's, without its norms of queries and keys; for a GPU
+        hidden=2048, layers=28, heads=16, key_heads=8, intermediate=6144, vocabulary=151_936, tied=True
+    ),
 }
 
 
