@@ -199,6 +199,7 @@ def _crew(config: RlConfig, console: Console) -> Crew:
         workers=tuple(f"rollout worker {number}" for number in range(config.cluster.rollout_workers)),
         plugins=tuple(name for name in named if is_outside(name)),
         workers_log=config.rollout.engine == "vllm",
+        worker_gpus=config.rollout.gpus_per_engine,
         trainers=0 if config.cluster.trains_here else config.cluster.trainers,
     )
 
@@ -212,6 +213,7 @@ def crew_of(
     workers: tuple[str, ...] = (),
     plugins: tuple[str, ...] = (),
     workers_log: bool = False,
+    worker_gpus: int = 1,
 ) -> Crew:
     """So many trainers, these models with a process of their own, these rollout workers."""
     output = Path(config.output).absolute()
@@ -229,6 +231,7 @@ def crew_of(
         stacks,
         plugins,
         workers_log,
+        worker_gpus,
         say=lambda text: say(console, (text,)),
     )
 
