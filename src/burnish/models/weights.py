@@ -37,12 +37,14 @@ class Weights:
         return Weights(version, lambda: named_tensors(module), module)
 
 
-def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def named_tensors(
+    model: PreTrainedModel, whole: Callable[[Tensor], Tensor] = Tensor.detach, *, adapters: bool = True
+) -> Iterator[tuple[str, Tensor]]:
     """Names and weights of the ordinary model equivalent to `model`, in its order; see `Weights.tensors`. Those that
-    need not be computed are views of the live ones."""
+    need not be computed are views of the live ones. whole, adapters: as in `merged_weights`."""
     live = {tensor.data_ptr() for tensor in model.state_dict().values()}
     seen: set[tuple[int, torch.Size]] = set()
-    for name, tensor in merged_weights(model):
+    for name, tensor in merged_weights(model, None, whole, adapters=adapters):
         place = (tensor.data_ptr(), tensor.shape)
         if place in seen:
             continue
