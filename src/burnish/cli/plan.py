@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,9 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from burnish.cli.arguments import Overrides, RunFile
+from burnish.errors import ConfigError
 
 if TYPE_CHECKING:
     from burnish.config.loading import LoadedConfig
+    from burnish.config.schema import RunConfig
     from burnish.planning.plan import Plan
 
 All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, including defaults.")]
@@ -33,6 +37,11 @@ Html = Annotated[str | None, typer.Option(help="Also write the simulated steps a
 Steps = Annotated[int | None, typer.Option(help="Steps for hours and cost (default: those of the run file).", min=1)]
 Price = Annotated[float | None, typer.Option(help="Price of one device for one hour.", min=0)]
 Mtbf = Annotated[float | None, typer.Option(help="Mean hours between failures of one device.", min=0)]
+Slurm = Annotated[bool, typer.Option("--slurm", help="Print a batch script for Slurm that starts the run.")]
+Sbatch = Annotated[
+    list[str] | None,
+    typer.Option(help="Option of the batch script, KEY=VALUE: partition, account, time, nodes ...; may be repeated."),
+]
 
 
 def show_plan(
@@ -47,6 +56,8 @@ def show_plan(
     steps: Steps = None,
     price: Price = None,
     mtbf: Mtbf = None,
+    slurm: Slurm = False,
+    sbatch: Sbatch = None,
 ) -> None:
     """Show what a run will do, without doing it.
 
@@ -60,6 +71,7 @@ def show_plan(
     burnish plan run.yaml algorithm=dapo rollout.group_size=16
     burnish plan run.yaml --all
     burnish plan run.yaml --simulate --from runs/short --devices 8,64
+    burnish plan run.yaml --slurm --sbatch partition=gpu --sbatch time=24:00:00 > run.sbatch
     """
 
     from burnish.cli.run_files import load_any_run_file
@@ -67,6 +79,9 @@ def show_plan(
     from burnish.machine.collecting import uncollected
 
     loaded = load_any_run_file(file, overrides or ())
+    if slurm or sbatch:
+        _print_script(loaded.config, file, overrides or (), sbatch or (), slurm=slurm)
+        return
     console = Console()
     options = SimulationOptions(devices, recorded or (), numbers, html, steps, price, mtbf)
     if simulate:
@@ -84,6 +99,18 @@ def show_plan(
     _show_values(loaded, console, all_values)
     for warning in (*plan.warnings, *notes):
         console.print(f"[yellow]note[/] {escape(warning)}", soft_wrap=True)
+
+
+def _print_script(
+    config: RunConfig, file: str, overrides: Sequence[str], options: Sequence[str], *, slurm: bool
+) -> None:
+    from burnish.api.preparing import kind_of
+    from burnish.planning.slurm import batch_script, read_options
+
+    if not slurm:
+        raise ConfigError("--sbatch is for the batch script of --slurm", remedy="add --slurm, or remove --sbatch")
+    command = [sys.executable, "-m", "burnish", kind_of(config, {}), file, *overrides]
+    typer.echo(batch_script(config, command, Path.cwd(), read_options(options)), nl=False)
 
 
 def _show_lines(plan: Plan, console: Console) -> None:

@@ -54,6 +54,8 @@ Message = dict[str, Any]
 
 _LENGTH_BYTES = 4
 _TEMPERATURE = "burnish_temperature"
+_VOCABULARY = "BURNISH_VLLM_VOCABULARY"
+"""An environment variable, which vLLM's own processes have too."""
 
 
 class Channel:
@@ -127,7 +129,9 @@ class Server:
     def _build(self, arguments: Message, vocabulary: int | None) -> Message:
         from vllm import LLM
 
-        self._llm = LLM(**arguments, logits_processors=[sampled_distribution(vocabulary)])
+        if vocabulary is not None:
+            os.environ[_VOCABULARY] = str(vocabulary)
+        self._llm = LLM(**arguments, logits_processors=[sys.modules[__name__].SampledDistribution])
         return {"done": True}
 
     def _push(self, version: int, base: int | None) -> Message:
@@ -272,7 +276,15 @@ def repack_embeddings(model: Any) -> None:
                 module.quant_method.process_weights_after_loading(module)
 
 
-def sampled_distribution(vocabulary: int | None) -> Any:
+def __getattr__(name: str) -> Any:
+    """The class `SampledDistribution`, made when it is asked for: here, and by its name in vLLM's own processes."""
+    if name != "SampledDistribution":
+        raise AttributeError(name)
+    made = globals()[name] = sampled_distribution(os.environ.get(_VOCABULARY))
+    return made
+
+
+def sampled_distribution(vocabulary: str | None) -> Any:
     """A logits processor class that divides the logits of greedy requests by their own temperature, and rules out all
     ids from `vocabulary` on.
 
@@ -291,9 +303,10 @@ def sampled_distribution(vocabulary: int | None) -> Any:
         def apply(self, logits: Any) -> Any:
             logits = super().apply(logits)
             if vocabulary is not None:
-                logits[:, vocabulary:] = -math.inf
+                logits[:, int(vocabulary) :] = -math.inf
             return logits
 
+    SampledDistribution.__qualname__ = SampledDistribution.__name__  # by which it is found again
     return SampledDistribution
 
 

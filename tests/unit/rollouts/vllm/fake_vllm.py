@@ -122,6 +122,7 @@ class LLM:
         if max_lora_rank not in (1, 8, 16, 32, 64, 128, 256, 320, 512):
             raise ValueError(f"max_lora_rank is {max_lora_rank}")
         assert (distributed_executor_backend == "mp") == (tensor_parallel_size > 1)
+        pickle.dumps(arguments)  # for a process for each GPU, with the classes of logits processors
         self._can_sleep = enable_sleep_mode
         self._asleep: list[str] = []
         self._rank = max_lora_rank if enable_lora else 0
