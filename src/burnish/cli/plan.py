@@ -71,7 +71,7 @@ def show_plan(
     burnish plan run.yaml algorithm=dapo rollout.group_size=16
     burnish plan run.yaml --all
     burnish plan run.yaml --simulate --from runs/short --devices 8,64
-    burnish plan run.yaml --slurm --sbatch partition=gpu --sbatch time=24:00:00 > run.sbatch
+    burnish plan run.yaml --slurm --sbatch=time=24:00:00 > run.sbatch
     """
 
     from burnish.cli.run_files import load_any_run_file

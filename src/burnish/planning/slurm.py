@@ -82,20 +82,20 @@ def read_options(given: Iterable[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         name = name.removeprefix("--")
         if name not in OPTIONS:
-            raise ConfigError(f"--sbatch {text}: no option is called {name!r}", remedy=suggestion(name, OPTIONS))
+            raise ConfigError(f"--sbatch={text}: no option is called {name!r}", remedy=suggestion(name, OPTIONS))
         if not equals or name in options:
             why = "is given twice" if equals else "has no value"
-            raise ConfigError(f"--sbatch {text}: {name} {why}", remedy=f"write --sbatch {name}=VALUE once")
+            raise ConfigError(f"--sbatch={text}: {name} {why}", remedy=f"write --sbatch={name}=VALUE once")
         if name in _COUNTS and not (value.isascii() and value.isdecimal() and int(value) > 0):
-            raise ConfigError(f"--sbatch {text}: {value!r} is no number", remedy="write a whole number above 0")
+            raise ConfigError(f"--sbatch={text}: {value!r} is no number", remedy="write a whole number above 0")
         if not _VALUE.fullmatch(value):
-            raise ConfigError(f"--sbatch {text}: {value!r} is no value for Slurm", remedy="write it without spaces")
+            raise ConfigError(f"--sbatch={text}: {value!r} is no value for Slurm", remedy="write it without spaces")
         if name == "time" and not _TIME.fullmatch(value):
-            raise ConfigError(f"--sbatch {text}: {value!r} is no time", remedy="write HH:MM:SS or DAYS-HH:MM:SS")
+            raise ConfigError(f"--sbatch={text}: {value!r} is no time", remedy="write HH:MM:SS or DAYS-HH:MM:SS")
         options[name] = value
     if int(options.get("signal", _SIGNAL_SECONDS)) <= _KILL_SECONDS:
         remedy = f"write more than the {_KILL_SECONDS} seconds that are left for the queue"
-        raise ConfigError(f"--sbatch signal={options['signal']}: too late to save", remedy=remedy)
+        raise ConfigError(f"--sbatch=signal={options['signal']}: too late to save", remedy=remedy)
     return options
 
 
