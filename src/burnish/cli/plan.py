@@ -13,7 +13,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from burnish.cli.arguments import Overrides, RunFile
-from burnish.errors import ConfigError
 
 if TYPE_CHECKING:
     from burnish.config.loading import LoadedConfig
@@ -40,7 +39,7 @@ Mtbf = Annotated[float | None, typer.Option(help="Mean hours between failures of
 Slurm = Annotated[bool, typer.Option("--slurm", help="Print a batch script for Slurm that starts the run.")]
 Sbatch = Annotated[
     list[str] | None,
-    typer.Option(help="Option of the batch script, KEY=VALUE: partition, account, time, nodes ...; may be repeated."),
+    typer.Option(help="The same with KEY=VALUE: partition, account, time, nodes ...; may be repeated."),
 ]
 
 
@@ -80,7 +79,7 @@ def show_plan(
 
     loaded = load_any_run_file(file, overrides or ())
     if slurm or sbatch:
-        _print_script(loaded.config, file, overrides or (), sbatch or (), slurm=slurm)
+        _print_script(loaded.config, file, overrides or (), sbatch or ())
         return
     console = Console()
     options = SimulationOptions(devices, recorded or (), numbers, html, steps, price, mtbf)
@@ -101,14 +100,10 @@ def show_plan(
         console.print(f"[yellow]note[/] {escape(warning)}", soft_wrap=True)
 
 
-def _print_script(
-    config: RunConfig, file: str, overrides: Sequence[str], options: Sequence[str], *, slurm: bool
-) -> None:
+def _print_script(config: RunConfig, file: str, overrides: Sequence[str], options: Sequence[str]) -> None:
     from burnish.api.preparing import kind_of
     from burnish.planning.slurm import batch_script, read_options
 
-    if not slurm:
-        raise ConfigError("--sbatch is for the batch script of --slurm", remedy="add --slurm, or remove --sbatch")
     command = [sys.executable, "-m", "burnish", kind_of(config, {}), file, *overrides]
     typer.echo(batch_script(config, command, Path.cwd(), read_options(options)), nl=False)
 

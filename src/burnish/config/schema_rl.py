@@ -372,6 +372,11 @@ class RlFields(RunConfig):
         return self.steps * self.optimization.epochs * self.optimization.minibatches
 
     @property
+    def sends_adapters(self) -> bool:
+        """Whether rollout workers, which have the policy's base, get only its adapters."""
+        return self.model.lora is not None and self.rollout.engine == "vllm" and self.cluster.rollout_workers > 0
+
+    @property
     def policy_updates(self) -> int:
         """The planned updates that change the policy: all except those in which the critic warms up."""
         warmup_steps = self.critic.warmup_steps if self.algorithm.may_use_critic else 0

@@ -6,6 +6,7 @@ and saves, and puts the job back into the queue, where the run goes on from its 
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,149 +20,127 @@ from burnish.planning.memory import Trained
 from burnish.words import suggestion
 
 _COUNTS = ("nodes", "gpus-per-node", "cpus-per-task", "signal")
-_TEXTS = ("account", "partition", "qos", "time", "mem", "constraint", "reservation", "exclude", "nodelist", "licenses",
-          "job-name", "mail-type", "mail-user", "comment")  # fmt: skip
+_TEXTS = ("account", "partition", "qos", "time", "mem", "constraint", "reservation", "exclude", "job-name", "mail-user")
 OPTIONS = (*_COUNTS, *_TEXTS)
 """Options of sbatch that may be given; `signal` in seconds before the end."""
-_TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d+(:\d{1,2}){0,2}|UNLIMITED")
-_VALUE = re.compile(r"[\w.:,/@%+*&|()\[\]=-]+")
+_NUMBER = re.compile(r"[1-9][0-9]*"), "a whole number above 0"
+_TIME = re.compile(r"([0-9]+-)?[0-9]+(:[0-9]{1,2}){0,2}|UNLIMITED"), "HH:MM:SS or DAYS-HH:MM:SS"
+_WORD = re.compile(r"[\w.:,/@%+*&|()\[\]=-]+"), "a value without spaces"
 _GPUS_OF_A_NODE = 8
 _CPUS_OF_A_PROCESS = 8
 _CPUS_OF_A_LOOP = 2
-_SIGNAL_SECONDS = 300
-_KILL_SECONDS = 60
-"""Before the end, for what does not stop when it is asked."""
+_SIGNAL_SECONDS, _QUEUE_SECONDS = 300, 60
+"""Before the end: when the run is asked to stop, and when the job is queued again if it has not."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Nodes:
-    """What the job asks for: nodes, and of each the processes with a model, GPUs and CPUs."""
+class _Layout:
+    """How the run starts (`python`: the command alone), nodes, and of each the processes with a model and the GPUs."""
 
-    count: int
+    launcher: str
+    nodes: int
     processes: int
     gpus: int
-    cpus: int
 
 
 def batch_script(config: Trained, command: Sequence[str], folder: Path, options: Mapping[str, str]) -> str:
     """The script. command: what starts the run, Python first. folder: where it works. options: from `read_options`.
 
     Raises ConfigError if the run's processes cannot be spread over nodes as asked."""
-    launcher = _launcher(config, options)
-    nodes = _nodes(config, options, launcher)
+    layout = _layout(config, options)
+    of_process = config.cluster.cpus_per_worker or config.cluster.threads or _CPUS_OF_A_PROCESS
+    of_loop = _CPUS_OF_A_LOOP + (config.scoring.workers if isinstance(config, RlConfig) else 0)
     seconds = int(options.get("signal", _SIGNAL_SECONDS))
     head = {
         "job-name": "burnish",
-        **{name: value for name, value in options.items() if name in _TEXTS},
-        "nodes": nodes.count,
+        "cpus-per-task": math.ceil(layout.processes * of_process) + of_loop,
+        **options,
+        "nodes": layout.nodes,
         "ntasks-per-node": 1,
-        **({"gpus-per-node": nodes.gpus} if nodes.gpus else {}),
-        "cpus-per-task": nodes.cpus,
+        "gpus-per-node": layout.gpus or None,
         "chdir": shlex.quote(str(folder)),
         "output": "%x-%j.out",
         "open-mode": "append",
-        "requeue": None,
         "signal": f"B:USR1@{seconds}",
     }
-    lines = [f"#SBATCH --{name}" + ("" if value is None else f"={value}") for name, value in head.items()]
+    lines = [f"#SBATCH --{name}={value}" for name, value in head.items() if value is not None]
     words = {
         "python": shlex.quote(command[0]),
         "run": shlex.join(command[1:]),
-        "processes": str(nodes.processes),
-        "gpus": str(nodes.gpus),
-        "kill_after": str(seconds - _KILL_SECONDS),
+        "processes": layout.processes,
+        "gpus": layout.gpus,
+        "seconds": seconds - _QUEUE_SECONDS,
     }
-    parts = [_BEGIN, *{"python": [_ALONE], "torchrun": [_FIRST, _TORCHRUN], "ray": [_FIRST, _RAY]}[launcher], _END]
-    return "\n".join(["#!/bin/bash", *lines, *(Template(part).substitute(words) for part in parts)])
+    start = {"python": _ALONE, "torchrun": _FIRST + _TORCHRUN, "ray": _FIRST + _RAY}[layout.launcher]
+    return "\n".join(["#!/bin/bash", *lines, "#SBATCH --requeue", Template(_BEGIN + start + _END).substitute(words)])
 
 
 def read_options(given: Iterable[str]) -> dict[str, str]:
     """Options from `key=value`. Raises ConfigError for others than `OPTIONS`, and values that Slurm would misread."""
     options: dict[str, str] = {}
     for text in given:
-        name, equals, value = text.partition("=")
-        name = name.removeprefix("--")
+        name, _, value = text.removeprefix("--").partition("=")
+        pattern, wanted = _NUMBER if name in _COUNTS else _TIME if name == "time" else _WORD
         if name not in OPTIONS:
             raise ConfigError(f"--sbatch={text}: no option is called {name!r}", remedy=suggestion(name, OPTIONS))
-        if not equals or name in options:
-            why = "is given twice" if equals else "has no value"
-            raise ConfigError(f"--sbatch={text}: {name} {why}", remedy=f"write --sbatch={name}=VALUE once")
-        if name in _COUNTS and not (value.isascii() and value.isdecimal() and int(value) > 0):
-            raise ConfigError(f"--sbatch={text}: {value!r} is no number", remedy="write a whole number above 0")
-        if not _VALUE.fullmatch(value):
-            raise ConfigError(f"--sbatch={text}: {value!r} is no value for Slurm", remedy="write it without spaces")
-        if name == "time" and not _TIME.fullmatch(value):
-            raise ConfigError(f"--sbatch={text}: {value!r} is no time", remedy="write HH:MM:SS or DAYS-HH:MM:SS")
+        if name in options:
+            raise ConfigError(f"--sbatch={text}: {name} is given twice", remedy="keep one of the two")
+        if not pattern.fullmatch(value):
+            raise ConfigError(f"--sbatch={text}: {name} has to be {wanted}", remedy=f"write --sbatch={name}=VALUE")
         options[name] = value
-    if int(options.get("signal", _SIGNAL_SECONDS)) <= _KILL_SECONDS:
-        remedy = f"write more than the {_KILL_SECONDS} seconds that are left for the queue"
-        raise ConfigError(f"--sbatch=signal={options['signal']}: too late to save", remedy=remedy)
+    if int(options.get("signal", _SIGNAL_SECONDS)) <= _QUEUE_SECONDS:
+        raise ConfigError(f"--sbatch=signal={options['signal']}: too late to save", remedy="write 300, for example")
     return options
 
 
-def _launcher(config: Trained, options: Mapping[str, str]) -> str:
-    """`python` where the command starts all processes itself, else `torchrun` or `ray`."""
-    backend = config.cluster.backend
-    if backend in ("torchrun", "ray"):
-        return backend
-    each, room = _gpus_of_processes(config), int(options.get("gpus-per-node", _GPUS_OF_A_NODE))
-    if int(options.get("nodes", 1)) == 1 and sum(each) <= room:
-        return "python"
-    if backend != "auto":
-        raise ConfigError(
-            f"cluster.backend is {backend}, for one machine, but the run is to have more than one node of {room} GPUs "
-            f"({sum(each)} GPUs, --sbatch nodes and gpus-per-node)",
-            remedy="set cluster.backend to torchrun or ray, or give one node enough GPUs",
-        )
-    return "torchrun" if max(each) <= 1 else "ray"
-
-
-def _nodes(config: Trained, options: Mapping[str, str], launcher: str) -> _Nodes:
-    """Nodes for all processes. torchrun starts equally many on each; with Ray one process may have several GPUs."""
-    each = _gpus_of_processes(config)
+def _layout(config: Trained, options: Mapping[str, str]) -> _Layout:
+    """Nodes with room for all processes. torchrun starts equally many on each; Ray finds places for larger ones."""
+    backend, each = config.cluster.backend, _gpus_of_processes(config)
     room = int(options.get("gpus-per-node", min(sum(each), _GPUS_OF_A_NODE)))
-    least = 1 if not room else _packed(each, room)
-    count = int(options.get("nodes", least))
+    packed = _packed(each, room)
+    count = int(options.get("nodes", len(packed)))
+    launcher = "python" if count == 1 else "torchrun" if max(each) <= 1 else "ray"
+    launcher = backend if backend in ("torchrun", "ray") else launcher
     if launcher == "torchrun" and "nodes" not in options:
-        count = next(number for number in range(least, len(each) + 1) if len(each) % number == 0)
-    uneven = launcher == "torchrun" and len(each) % count
-    if count < least or uneven or max(each) > room:
-        asked = f"{len(each)} processes with a model, {sum(each)} GPUs"
-        why = "torchrun starts equally many on each" if uneven else f"they need {least} nodes or more"
-        why = f"one process has {max(each)}" if max(each) > room else why
+        count = next(number for number in range(count, len(each) + 1) if len(each) % number == 0)
+    reasons = {
+        f"one process has {max(each)}": max(each) > room,
+        f"they need {len(packed)} nodes or more": count < len(packed),
+        "torchrun starts equally many on each": launcher == "torchrun" and len(each) % count > 0,
+        f"cluster.backend is {backend}, for one machine": backend in ("inline", "processes") and count > 1,
+    }
+    if why := next((reason for reason, holds in reasons.items() if holds), None):
         raise ConfigError(
-            f"the run has {asked}, which do not fit on {count} node{'s' * (count > 1)} of {room} GPUs: {why}",
-            remedy="change --sbatch nodes or gpus-per-node, or cluster.trainers and cluster.rollout_workers",
+            f"the run has {len(each)} processes with a model and {sum(each)} GPUs, which do not fit on {count} "
+            f"node{'s' * (count > 1)} of {room} GPUs: {why}",
+            remedy="change --sbatch nodes or gpus-per-node, or the fields of `cluster`",
         )
-    processes = -(-len(each) // count)
-    gpus = room if "gpus-per-node" in options or launcher != "torchrun" else min(room, processes)
-    of_process = config.cluster.cpus_per_worker or config.cluster.threads or _CPUS_OF_A_PROCESS
-    of_loop = _CPUS_OF_A_LOOP + (config.scoring.workers if isinstance(config, RlConfig) else 0)
-    cpus = int(options.get("cpus-per-task", max(1, round(processes * of_process)) + of_loop))
-    return _Nodes(count, processes, gpus, cpus)
+    equal = -(-len(each) // count)
+    gpus = min(room, equal) if launcher == "torchrun" and "gpus-per-node" not in options else room
+    return _Layout(launcher, count, max(packed) if launcher == "ray" and room else equal, gpus)
 
 
 def _gpus_of_processes(config: Trained) -> list[int]:
     """The GPUs of each process with a model, which a cluster is taken to have unless the run is for CPUs."""
-    cluster = config.cluster
-    one = 0 if config.model.device == "cpu" else max(1, round(cluster.gpus_per_worker or 1))
-    if not isinstance(config, RlConfig):
-        return [one] * cluster.num_processes
-    engines = config.cluster.rollout_workers
-    of_engine = max(one, config.rollout.gpus_per_engine) if one else 0
-    return [of_engine] * engines + [one] * (cluster.num_processes - engines)
+    count, engines, of_engine = config.cluster.num_processes, 0, 1
+    one = 0 if config.model.device == "cpu" else math.ceil(config.cluster.gpus_per_worker or 1)
+    if isinstance(config, RlConfig):
+        engines, of_engine = config.cluster.rollout_workers, config.rollout.gpus_per_engine
+    return [max(one, of_engine) if one else 0] * engines + [one] * (count - engines)
 
 
-def _packed(each: Sequence[int], room: int) -> int:
-    """Nodes of so many GPUs that take all processes, the largest first."""
+def _packed(each: Sequence[int], room: int) -> list[int]:
+    """The processes of each node of so many GPUs, as few nodes as it takes with the largest processes first."""
     free: list[int] = []
+    held: list[int] = []
     for need in sorted(each, reverse=True):
-        place = next((number for number, left in enumerate(free) if left >= need), None)
-        if place is None:
-            free.append(room - need)
-        else:
-            free[place] -= need
-    return len(free)
+        place = next((number for number, left in enumerate(free) if left >= need), len(free))
+        if place == len(free):
+            free.append(room)
+            held.append(0)
+        free[place] -= need
+        held[place] += 1
+    return held
 
 
 _BEGIN = """
@@ -227,7 +206,7 @@ _END = """\
 wait "$$run"
 status=$$?
 if [ -n "$$requeue" ]; then  # the signal has ended `wait`
-    end=$$((SECONDS + $kill_after))
+    end=$$((SECONDS + $seconds))
     while kill -0 "$$run" 2>/dev/null && [ "$$SECONDS" -lt "$$end" ]; do sleep 1; done
     scontrol requeue "$$SLURM_JOB_ID"
     exit

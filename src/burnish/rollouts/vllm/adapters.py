@@ -23,7 +23,6 @@ from burnish.models.weights import checkpoint_layout, named_tensors
 from burnish.rollouts.vllm.process import Message, WorkerFault, WorkerProcess
 
 if TYPE_CHECKING:
-    from peft.tuners.lora import LoraLayer
     from transformers import PreTrainedModel
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -126,17 +125,13 @@ class AdapterPushes:
             for part in own:
                 values[id(part)] = torch.randn(part.shape, generator=generator).to(part)
             added = delta_of(layer, lambda part: values[id(part)])
-            norms = [float(torch.linalg.vector_norm(matrix.float())) for matrix in (_base_weight(layer), added)]
+            weights = (layer.get_base_layer().weight, added)
+            norms = [float(torch.linalg.vector_norm(matrix.float())) for matrix in weights]
             values[id(own[-1])] *= TRIAL_SIZE * norms[0] / norms[1]
         return values
 
     def _ask(self, worker: WorkerProcess, question: Message) -> Tensor:
         return torch.tensor(worker.ask(question, seconds=self._seconds)["logprobs"])
-
-
-def _base_weight(layer: LoraLayer) -> Tensor:
-    weight: Tensor = layer.get_base_layer().weight
-    return weight
 
 
 def _random_tokens(vocabulary: int, length: int) -> list[list[int]]:

@@ -28,6 +28,7 @@ from torch import Tensor
 from burnish.config.names import VLLM_LOWEST_TEMPERATURE
 from burnish.config.schema import VllmConfig
 from burnish.errors import ConfigError, RolloutError
+from burnish.models.lora import saved_adapter
 from burnish.models.weights import Weights, checkpoint_layout, take_tensors
 from burnish.rollouts.engine import OnFinished, RestingEngine, Sampling
 from burnish.rollouts.limits import response_limit
@@ -138,10 +139,11 @@ class VllmEngine(RestingEngine):
     def sync(self, weights: Weights) -> None:
         """Push these weights. If the worker is lost meanwhile, the next `generate` replaces it.
 
-        Weights of another process, which can be read only now, are copied into the engine's model first.
+        Weights of another process, which can be read only now, are copied into the engine's model first; those of a
+        model with adapters are the adapters' only.
         """
         if weights.module is not self._model:
-            take_tensors(self._model, weights.tensors())
+            take_tensors(self._model, weights.tensors(), saved_adapter(self._model))
             weights = Weights.of(self._model, weights.version)
         self.version, self._weights = weights.version, weights
         if self._worker is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import os
@@ -20,8 +21,8 @@ import torch
 
 from burnish.config.schema import VllmConfig
 from burnish.config.schema_data import LoraConfig
-from burnish.errors import ConfigError, RolloutError
-from burnish.models.lora import Adapter
+from burnish.errors import ConfigError, ModelError, RolloutError
+from burnish.models.lora import Adapter, saved_adapter
 from burnish.models.weights import Weights, named_tensors
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.stop import StopConditions
@@ -189,6 +190,21 @@ def test_weights_of_another_process_outlast_it(make: Make, llama: Any) -> None:
         assert (rollout.policy_version, rollout.rollout_logprobs[0]) == (3, -0.5)
         assert engine._worker is not None
         os.kill(engine._worker.pid, signal.SIGKILL)
+
+
+@torch.no_grad()
+def test_a_model_with_adapters_takes_those_of_another_process(make: Make, llama: Any) -> None:
+    there = copy.deepcopy(llama)
+    Adapter(llama, LoraConfig(rank=2))
+    engine = make()
+    for parameter in Adapter(there, LoraConfig(rank=2)).parameters().values():
+        parameter.normal_()
+    engine.sync(Weights(3, lambda: iter(saved_adapter(there).items())))
+    for (_, ours), (_, theirs) in zip(named_tensors(llama), named_tensors(there), strict=True):
+        assert torch.equal(ours, theirs)
+    lacking = dict(list(saved_adapter(there).items())[1:])
+    with pytest.raises(ModelError, match=r"the weights lack base_model\.model\."):
+        engine.sync(Weights(4, lambda: iter(lacking.items())))
 
 
 @pytest.mark.slow
