@@ -102,8 +102,10 @@ def show_plan(
 
 def _print_script(config: RunConfig, file: str, overrides: Sequence[str], options: Sequence[str]) -> None:
     from burnish.api.preparing import kind_of
+    from burnish.config.schema import RlConfig, RmConfig, SftConfig
     from burnish.planning.slurm import batch_script, read_options
 
+    assert isinstance(config, RlConfig | RmConfig | SftConfig)  # there are no other kinds of run files
     command = [sys.executable, "-m", "burnish", kind_of(config, {}), file, *overrides]
     typer.echo(batch_script(config, command, Path.cwd(), read_options(options)), nl=False)
 
