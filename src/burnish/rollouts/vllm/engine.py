@@ -110,10 +110,9 @@ class VllmEngine(RestingEngine):
         self._padding: HeadPadding | None = None
         self._spent = _Spent()
         self._pushed = PushedWeights()
+        self._merges = not settings.options.get("enable_lora", True)
         self._adapters: AdapterPushes | None = None
-        if settings.options.get("enable_lora", True):
-            dtype = settings.options.get("dtype", str(model.dtype).removeprefix("torch."))
-            self._adapters = AdapterPushes.of(model, dtype, seconds=settings.start_timeout_seconds)
+        """None for merged weights, and before the first worker starts."""
 
     def __enter__(self) -> VllmEngine:
         return self
@@ -233,6 +232,9 @@ class VllmEngine(RestingEngine):
             self._weights.tensors()  # refuses outdated weights before anything is started
             _make_room()
             started = time.perf_counter()
+            if self._adapters is None and not self._merges:
+                dtype = self._settings.options.get("dtype", self._dtype)
+                self._adapters = AdapterPushes.of(self._model, dtype, seconds=self._settings.start_timeout_seconds)
             self._worker = self._start()
             if self._adapters is not None:
                 self._worker = self._with_adapters(self._adapters, self._worker)
@@ -291,6 +293,11 @@ class VllmEngine(RestingEngine):
             raise
         return worker
 
+    @property
+    def _dtype(self) -> str:
+        """The model's, as vLLM says it."""
+        return str(next(self._model.parameters()).dtype).removeprefix("torch.")
+
     def _arguments(self, folder: str, *, on_cpu: bool) -> Message:
         """Arguments of vllm.LLM. Every row has its own seed. vLLM's own seed is only for its initialisation.
 
@@ -303,7 +310,7 @@ class VllmEngine(RestingEngine):
         }
         options = self._settings.options
         return {
-            "dtype": str(next(self._model.parameters()).dtype).removeprefix("torch."),
+            "dtype": self._dtype,
             **(whole_prompts if on_cpu else {}),
             **options,
             "model": folder,
@@ -353,7 +360,7 @@ class VllmEngine(RestingEngine):
 
     def _merge_adapters(self, reason: str) -> None:
         """Push merged weights from now on, and say so in the worker's log."""
-        self._adapters = None
+        self._adapters, self._merges = None, True
         self._note(f"adapters are merged into the weights that are pushed, because {reason}")
 
     def _note(self, text: str) -> None:
