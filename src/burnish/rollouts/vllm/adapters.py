@@ -20,7 +20,7 @@ from torch import Tensor
 
 from burnish.models.lora import ADAPTER, adapted_layers, delta_of, saved_adapter
 from burnish.models.weights import checkpoint_layout, named_tensors
-from burnish.rollouts.vllm.process import Message, WorkerFault, WorkerProcess
+from burnish.rollouts.vllm.process import Message, WorkerFault, WorkerLost, WorkerProcess
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,8 +89,8 @@ class AdapterPushes:
             named = {name: values[id(parameter)] for name, parameter in saved_adapter(self._model).items()}
             self._push(worker, 0, 0, named)
             found = self._ask(worker, question)
-        except WorkerFault as fault:
-            return f"vLLM says {fault}"
+        except (WorkerFault, WorkerLost) as error:
+            return f"of what vLLM did with a random one: {error}"
         changed, apart = (float((expected - other).abs().mean()) for other in (without, found))
         if not apart < self._tolerance * changed:
             return (
