@@ -53,11 +53,10 @@ def _refuse_uneven_heads(config: Trained, facts: ModelFacts | None) -> None:
     """vLLM gives each GPU an equal number of attention heads."""
     size = config.rollout.gpus_per_engine if isinstance(config, RlConfig) else 1
     if facts is not None and facts.num_attention_heads % size:
-        sizes = [count for count in range(1, facts.num_attention_heads + 1) if facts.num_attention_heads % count == 0]
         raise ConfigError(
             f"rollout.vllm.options.tensor_parallel_size is {size}, but {config.model.path} has "
             f"{facts.num_attention_heads} attention heads, which {size} GPUs cannot share equally",
-            remedy=f"set it to one of {', '.join(map(str, sizes))}",
+            remedy="set it to a number that divides them",
         )
 
 

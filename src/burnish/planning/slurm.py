@@ -69,7 +69,7 @@ def batch_script(config: Trained, command: Sequence[str], folder: Path, options:
         "run": shlex.join(command[1:]),
         "processes": layout.processes,
         "gpus": layout.gpus,
-        "seconds": seconds - _QUEUE_SECONDS,
+        "seconds": max(1, seconds - _QUEUE_SECONDS),
     }
     start = {"python": _ALONE, "torchrun": _FIRST + _TORCHRUN, "ray": _FIRST + _RAY}[layout.launcher]
     return "\n".join(["#!/bin/bash", *lines, "#SBATCH --requeue", Template(_BEGIN + start + _END).substitute(words)])
@@ -88,8 +88,6 @@ def read_options(given: Iterable[str]) -> dict[str, str]:
         if not pattern.fullmatch(value):
             raise ConfigError(f"--sbatch={text}: {name} has to be {wanted}", remedy=f"write --sbatch={name}=VALUE")
         options[name] = value
-    if int(options.get("signal", _SIGNAL_SECONDS)) <= _QUEUE_SECONDS:
-        raise ConfigError(f"--sbatch=signal={options['signal']}: too late to save", remedy="write 300, for example")
     return options
 
 

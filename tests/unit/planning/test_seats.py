@@ -288,7 +288,7 @@ def test_an_engine_on_several_gpus_is_spread_over_them() -> None:
     five = replace(machine, gpu_bytes=machine.gpu_bytes[:5])
     with pytest.raises(ConfigError, match=r"that is 6 GPUs, 2 for each rollout worker .* one for each other.* has 5"):
         refuse_impossible(config, seats, five, FACTS)
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size is 2, but m has 3 attention heads(?s:.*)one of 1, 3"):
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size is 2, but m has 3 attention heads"):
         refuse_impossible(config, seats, machine, replace(FACTS, num_attention_heads=3))
 
 

@@ -97,40 +97,32 @@ CPUS = {"model": {"path": "m", "device": "cpu"}}
     [
         ({}, (), (1, 1, 14), "python"),
         ({"cluster": {"trainers": 4, "threads": 6}}, (), (1, 4, 30), "python"),
-        (CPUS | {"cluster": {"trainers": 2}}, (), (1, None, 22), "python"),
+        (CPUS | {"cluster": {"trainers": 2}}, (), (1, 22), "python"),
         ({"cluster": SEVERAL}, (), (2, 8, 70), "torchrun"),
         ({"cluster": {"trainers": 4, "rollout_workers": 6}}, (), (2, 5, 46), "torchrun"),
         ({"cluster": SEVERAL}, ("gpus-per-node=4", "cpus-per-task=96"), (4, 4, 96), "torchrun"),
-        (CPUS | {"cluster": {"trainers": 4, "backend": "torchrun"}}, ("nodes=2",), (2, None, 22), "torchrun"),
+        (CPUS | {"cluster": {"trainers": 4, "backend": "torchrun"}}, ("nodes=2",), (2, 22), "torchrun"),
         ({"cluster": {"trainers": 6, "rollout_workers": 2}, "rollout": ON_FOUR}, (), (2, 8, 54), "ray"),
         ({"cluster": SEVERAL | {"backend": "ray", "cpus_per_worker": 2}}, (), (2, 8, 22), "ray"),
         ({"cluster": {"trainers": 3, "rollout_workers": 2}, "rollout": ON_FOUR}, (), (2, 8, 30), "ray"),
     ],
 )
 def test_nodes_have_room_for_the_processes(
-    sections: Mapping[str, Any], options: Sequence[str], expected: tuple[int, int | None, int], starts: str
+    sections: Mapping[str, Any], options: Sequence[str], expected: tuple[int, ...], starts: str
 ) -> None:
     config = rl(**sections, scoring={"workers": 4})
     script = script_of(config, *options)
     found = asked(script)
-    nodes, gpus, cpus = expected
-    assert (found["nodes"], found.get("gpus-per-node"), found["cpus-per-task"]) == (
-        str(nodes), None if gpus is None else str(gpus), str(cpus)
-    )  # fmt: skip
+    asks = tuple(int(found[name]) for name in ("nodes", "gpus-per-node", "cpus-per-task") if name in found)
+    assert asks == expected
     assert ("torch.distributed.run" in script, "RAY_ADDRESS" in script) == (starts == "torchrun", starts == "ray")
 
 
 def test_the_job_is_described_as_asked() -> None:
     found = asked(script_of(rl(), "partition=gpu", "--account=us", "time=1-12:00:00", "signal=600", "job-name=mine"))
-    assert (found["partition"], found["account"], found["time"], found["job-name"]) == (
-        "gpu",
-        "us",
-        "1-12:00:00",
-        "mine",
-    )
+    words = {"partition": "gpu", "account": "us", "time": "1-12:00:00", "job-name": "mine", "requeue": ""}
+    assert found.items() >= words.items()
     assert (found["signal"], found["open-mode"], found["chdir"]) == ("B:USR1@600", "append", "'/shared/work here'")
-    assert "requeue" in found
-    assert found["ntasks-per-node"] == "1"
 
 
 TORCHRUN = (
@@ -179,12 +171,7 @@ def test_a_ray_cluster_with_a_token_is_there_before_the_run(
         ({}, ["time=tomorrow"], "time has to be HH:MM:SS or DAYS-HH:MM:SS"),
         ({}, ["nodes=two"], "nodes has to be a whole number above 0"),
         ({}, ["account=a b"], "account has to be a value without spaces"),
-        ({}, ["signal=30"], "too late to save"),
-        (
-            SEVERAL,
-            ["nodes=1"],
-            "and 16 GPUs, which do not fit on 1 node of 8 GPUs: they need 2 nodes or more",
-        ),
+        (SEVERAL, ["nodes=1"], "and 16 GPUs, which do not fit on 1 node of 8 GPUs: they need 2 nodes"),
         (SEVERAL, ["nodes=3"], "torchrun starts equally many on each"),
         (SEVERAL | {"backend": "processes"}, [], "cluster.backend is processes, for one machine"),
     ],
