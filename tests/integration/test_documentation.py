@@ -162,7 +162,7 @@ def check_command(command: str, interface: Any) -> None:
     plain = re.split(r"\s{2,}|\s#\s|\s\|\s|\\\|", command)[0]
     words = [word for word in shlex.split(plain.replace("...", "")) if not re.fullmatch(r"[A-Z_]+=.*", word)]
     words = words[words.index("burnish") + 1 :]
-    given = [word for word in words if word.startswith("-")]
+    given = [word.partition("=")[0] for word in words if word.startswith("-")]
     at_top = {option for param in interface.params for option in param.opts}
     if not words or set(words) <= at_top or words[0].isupper():
         return
@@ -172,7 +172,7 @@ def check_command(command: str, interface: Any) -> None:
     known = {option for param in sub.params for option in param.opts} | {"--help"}
     assert set(given) <= known | at_top, command
     kinds = [KINDS[words[0]]] if words[0] in KINDS else list(KINDS.values())
-    for key in (word.partition("=")[0] for word in words if "=" in word):
+    for key in (word.partition("=")[0] for word in words if "=" in word and not word.startswith("-")):
         assert any(field_exists(kind, key) for kind in kinds), command
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -57,6 +58,9 @@ class Role:
     def threads(self):
         return torch.get_num_threads()
 
+    def gpus(self):
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
     def publish(self):
         tensors = [("a", torch.arange(6.0)), ("b", torch.ones(2, 2, dtype=torch.bfloat16))]
         return Weights(self.version, lambda: iter(tensors))
@@ -99,8 +103,9 @@ def add_nodes(cluster: Any) -> Iterator[Callable[[int, int], list[Any]]]:
     """Adds nodes for one test: `add_nodes(count, num_cpus)`. The first node of the cluster has four CPUs."""
     there: list[Any] = []
 
-    def add(count: int, num_cpus: int) -> list[Any]:
-        there.extend(cluster.add_node(num_cpus=num_cpus, object_store_memory=STORE_BYTES) for _ in range(count))
+    def add(count: int, num_cpus: int, num_gpus: int = 0) -> list[Any]:
+        node = {"num_cpus": num_cpus, "num_gpus": num_gpus, "object_store_memory": STORE_BYTES}
+        there.extend(cluster.add_node(**node) for _ in range(count))
         return there[-count:]
 
     yield add
@@ -176,6 +181,20 @@ def test_an_actor_answers_as_a_process_does(module: Any, tmp_path: Path, gone: C
         assert left.read_text() == "left"
         assert gone(again.pid)  # type: ignore[attr-defined]
     assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_rollout_workers_see_as_many_gpus_as_their_engine_needs(
+    add_nodes: Callable[..., list[Any]], module: Any, tmp_path: Path
+) -> None:
+    add_nodes(1, 4, 5)
+    crew = replace(crew_of(tmp_path, 1, 2), on_gpu=True, worker_gpus=2)
+    names = (*crew.trainers, *crew.workers)
+    with RaySite() as site, site.reserved(crew) as launcher, ExitStack() as stack:
+        peers = [stack.enter_context(peer) for peer in started(launcher, module, tmp_path / "left", *names)]
+        seen = [peer.role("engine", seconds=60).ask("gpus").split(",") for peer in peers]
+    assert [len(gpus) for gpus in seen] == [1, 2, 2]
+    assert len({gpu for gpus in seen for gpu in gpus}) == 5
 
 
 @pytest.mark.matrix

@@ -33,9 +33,12 @@ def train(tiny_run: Callable[..., RlConfig], fake_vllm: Path, tmp_path: Path) ->
     computed."""
     (tmp_path / "mine.py").write_text(LOSS)
 
-    def run(offload: tuple[str, ...] = ("rollout_engine",), staleness: int = 0, **cluster: Any) -> list[str]:
+    def run(
+        offload: tuple[str, ...] = ("rollout_engine",), staleness: int = 0, rank: int = 0, **cluster: Any
+    ) -> list[str]:
         config = tiny_run(
             "rollout.engine=vllm",
+            *([f"model.lora.rank={rank}"] if rank else []),
             f"algorithm.loss={tmp_path}/mine.py:loss",
             f"max_staleness={staleness}",
             evaluation={"every_steps": 2, "at_start": False},
@@ -80,3 +83,14 @@ def test_the_engines_of_all_trainers_sleep_before_any_of_them_trains(train: Call
         assert awake == 0 or call != "learn"
     assert awake == 0
     assert learned == 3 * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
+def test_rollout_workers_get_new_weights(train: Callable[..., list[str]], rank: int) -> None:
+    """With LoRA only adapters, of which vLLM gets no more."""
+    calls = train((), rank=rank, rollout_workers=1)
+    update = "adapter" if rank else "push"
+    after = calls[calls.index("learn") :]
+    assert [call for call in after if call in ("push", "adapter")] == [update] * 3
+    assert {call for call in after if "generate" in call} == {"generate with adapter" if rank else "generate"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +17,7 @@ from burnish.cli.arguments import Overrides, RunFile
 
 if TYPE_CHECKING:
     from burnish.config.loading import LoadedConfig
+    from burnish.config.schema import RunConfig
     from burnish.planning.memory import Trained
     from burnish.planning.plan import Plan
 
@@ -43,6 +46,11 @@ ResponseTokens = Annotated[
     float | None, typer.Option(help="Mean tokens of a response, for the time of a step.", min=1, show_default=False)
 ]
 Mtbf = Annotated[float | None, typer.Option(help="Mean hours between failures of one device.", min=0)]
+Slurm = Annotated[bool, typer.Option("--slurm", help="Print a batch script for Slurm that starts the run.")]
+Sbatch = Annotated[
+    list[str] | None,
+    typer.Option(help="The same with KEY=VALUE: partition, account, time, nodes ...; may be repeated."),
+]
 
 
 def show_plan(
@@ -60,6 +68,8 @@ def show_plan(
     on: On = None,
     response_tokens: ResponseTokens = None,
     as_json: AsJson = False,
+    slurm: Slurm = False,
+    sbatch: Sbatch = None,
 ) -> None:
     """Show what a run will do, without doing it.
 
@@ -76,6 +86,7 @@ def show_plan(
     burnish plan run.yaml --all
     burnish plan run.yaml --on 8xH100-80GB --price 2.5
     burnish plan run.yaml --simulate --from runs/short --devices 8,64
+    burnish plan run.yaml --slurm --sbatch=time=24:00:00 > run.sbatch
     """
 
     from burnish.cli.described_plan import described_lines, json_of
@@ -84,6 +95,9 @@ def show_plan(
     from burnish.machine.collecting import uncollected
 
     loaded = load_any_run_file(file, overrides or ())
+    if slurm or sbatch:
+        _print_script(loaded.config, file, overrides or (), sbatch or ())
+        return
     console = Console()
     options = SimulationOptions(devices, recorded or (), numbers, html, steps, price, mtbf)
     if simulate:
@@ -115,6 +129,16 @@ def show_plan(
     _show_values(loaded, console, all_values)
     for warning in (*plan.warnings, *notes):
         console.print(f"[yellow]note[/] {escape(warning)}", soft_wrap=True)
+
+
+def _print_script(config: RunConfig, file: str, overrides: Sequence[str], options: Sequence[str]) -> None:
+    from burnish.api.preparing import kind_of
+    from burnish.config.schema import RlConfig, RmConfig, SftConfig
+    from burnish.planning.slurm import batch_script, read_options
+
+    assert isinstance(config, RlConfig | RmConfig | SftConfig)  # there are no other kinds of run files
+    command = [sys.executable, "-m", "burnish", kind_of(config, {}), file, *overrides]
+    typer.echo(batch_script(config, command, Path.cwd(), read_options(options)), nl=False)
 
 
 def _show_lines(plan: Plan, console: Console) -> None:

@@ -79,6 +79,7 @@ def _vllm(config: RlFields) -> Iterator[Problem]:
         if option in names.VLLM_RESERVED:
             message = f"is set, but {names.VLLM_RESERVED[option]}"
             yield Problem(f"rollout.vllm.options.{option}", message, "remove it")
+    yield from _tensor_parallel(config)
     if rollout.top_p < 1 and rollout.min_p > 0:
         message = f"is {rollout.min_p:g} with top_p {rollout.top_p:g}: vLLM applies min_p first, other engines top_p"
         yield Problem("rollout.min_p", message, "use one of the two, or rollout.engine: local")
@@ -95,6 +96,23 @@ def _vllm(config: RlFields) -> Iterator[Problem]:
     if config.model.trust_remote_code:
         message = "is true, but vLLM builds the model from its own code"
         yield Problem("model.trust_remote_code", message, "set it to false, or rollout.engine: local")
+
+
+def _tensor_parallel(config: RlFields) -> Iterator[Problem]:
+    """An engine on several GPUs, where its process cannot have them."""
+    field, cluster = "rollout.vllm.options.tensor_parallel_size", config.cluster
+    size = config.rollout.vllm.options.get("tensor_parallel_size", 1)
+    if type(size) is not int or size < 1:
+        yield Problem(field, f"is {size!r}, which is no number of GPUs", "set it to 1, 2, 4 ...")
+    elif size > 1 and not cluster.rollout_workers:
+        message = f"is {size}, but without rollout workers vLLM shares the one GPU of the process that trains"
+        yield Problem(field, message, "set cluster.rollout_workers to 1 or more, each of which has its own GPUs")
+    elif size > 1 and cluster.runs_on == "torchrun":
+        message = f"is {size}, but torchrun gives each process one GPU"
+        yield Problem(field, message, "set cluster.backend to processes or ray")
+    elif size > 1 and cluster.gpus_per_worker not in (None, 1, size):
+        message = f"is {cluster.gpus_per_worker:g}, but a rollout worker needs exactly {size} GPUs ({field})"
+        yield Problem("cluster.gpus_per_worker", message, "leave it out: other processes have one GPU each then")
 
 
 def _arithmetic(config: RlFields) -> Iterator[Problem]:

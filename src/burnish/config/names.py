@@ -89,10 +89,9 @@ VLLM_RESERVED = {
     "enable_sleep_mode": "it is cluster.offload: [rollout_engine]",
     "quantization": "weights are sent as they are",
     "trust_remote_code": "vLLM builds the model from its own code",
-    "tensor_parallel_size": "the worker is one process",
-    "pipeline_parallel_size": "the worker is one process",
-    "data_parallel_size": "the worker is one process",
-    "distributed_executor_backend": "the worker is one process",
+    "pipeline_parallel_size": "an engine is on one machine: tensor_parallel_size says on how many of its GPUs",
+    "data_parallel_size": "cluster.rollout_workers says how many engines there are",
+    "distributed_executor_backend": "vLLM starts its own processes for tensor_parallel_size",
 }
 """Arguments of `vllm.LLM` that a run file cannot set, and why."""
 

@@ -193,7 +193,8 @@ class VllmConfig(Section):
     """Python interpreter that has vLLM, for example `envs/vllm/bin/python`. `null`: the one that runs Burnish."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of `vllm.LLM` that Burnish does not set itself, for example `{gpu_memory_utilization: 0.4}` if training
-    needs memory of the same GPU, `{enforce_eager: true}`, or a `dtype` other than the model's."""
+    needs memory of the same GPU, `{enforce_eager: true}`, or a `dtype` other than the model's. With
+    `tensor_parallel_size: N` each rollout worker has N GPUs (docs/cluster.md)."""
     start_timeout_seconds: Seconds = 600.0
     """Time limit for vLLM to start, and for it to take each piece of the weights."""
     call_timeout_seconds: Seconds = 1800.0
@@ -237,6 +238,12 @@ class RolloutConfig(Section):
     """Most responses decoded at the same time; the others wait."""
     vllm: VllmConfig = VllmConfig()
     """Used only with `engine: vllm`."""
+
+    @property
+    def gpus_per_engine(self) -> int:
+        """GPUs that one engine computes on: vLLM's `tensor_parallel_size`."""
+        size = self.vllm.options.get("tensor_parallel_size")
+        return size if self.engine == "vllm" and isinstance(size, int) else 1
 
 
 class CriticConfig(Section):
@@ -363,6 +370,11 @@ class RlFields(RunConfig):
     def planned_updates(self) -> int:
         """Optimizer steps of the run if no epoch is skipped (`algorithm.max_epoch_kl`)."""
         return self.steps * self.optimization.epochs * self.optimization.minibatches
+
+    @property
+    def sends_adapters(self) -> bool:
+        """Whether rollout workers, which have the policy's base, get only its adapters."""
+        return self.model.lora is not None and self.rollout.engine == "vllm" and self.cluster.rollout_workers > 0
 
     @property
     def policy_updates(self) -> int:

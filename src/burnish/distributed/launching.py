@@ -28,7 +28,8 @@ class Crew:
 
     on_gpu: whether they use GPUs where there are any. output: the run's folder, which trainers and models read and
     write, and rollout workers if `workers_log`. stacks: the folder in which a process that stalls says where its
-    threads are. plugins: what they import, as the run file names it. say: tells the user what takes a while.
+    threads are. plugins: what they import, as the run file names it. worker_gpus: GPUs of each rollout worker; the
+    others have one. say: tells the user what takes a while.
     """
 
     trainers: tuple[str, ...]
@@ -40,6 +41,7 @@ class Crew:
     stacks: Path
     plugins: tuple[str, ...] = ()
     workers_log: bool = False
+    worker_gpus: int = 1
     say: Callable[[str], None] = field(default=lambda text: None, compare=False)
 
     def in_words(self) -> str:
@@ -69,8 +71,8 @@ class Launcher(Protocol):
 class LocalLauncher:
     """Processes of this machine.
 
-    threads: of PyTorch in each. stacks: the folder in which one that stalls says where its threads are. devices: names
-    of processes in the order of the GPUs that they get, one each; empty where there are none.
+    threads: of PyTorch in each. stacks: the folder in which one that stalls says where its threads are. devices: for
+    each GPU the name of the process that gets it; empty where there are none.
     """
 
     threads: int | None
@@ -103,7 +105,8 @@ class LocalLauncher:
         return SharedWeights.write(weights)
 
     def _environment(self, name: str) -> Mapping[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": gpu_number(self.devices.index(name))} if name in self.devices else {}
+        own = [gpu_number(index) for index, owner in enumerate(self.devices) if owner == name]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {}
 
 
 def gpu_number(index: int) -> str:
@@ -125,10 +128,11 @@ class ThisMachine:
 
     @contextmanager
     def reserved(self, crew: Crew) -> Iterator[LocalLauncher]:
-        """See `Site`. Each process sees one GPU, if there are any, and has as many threads as this one."""
+        """See `Site`. Each process sees its own GPUs, if there are any, and has as many threads as this one."""
         threads = crew.cluster.threads or torch.get_num_threads()
         # A single trainer may be this process, which has the first GPU then.
-        names = [*(crew.trainers or ("controller",)), *crew.models, *crew.workers]
+        names = [*(crew.trainers or ("controller",)), *crew.models]
+        names += [name for name in crew.workers for _ in range(crew.worker_gpus)]
         yield LocalLauncher(threads, crew.stacks, names if crew.on_gpu and torch.cuda.device_count() else ())
 
 

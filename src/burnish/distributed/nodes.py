@@ -123,18 +123,35 @@ def _is_marked(folder: str, text: str) -> bool:
         return False
 
 
-def check_room(count: int, each: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
-    """ConfigError unless `count` processes that need so much each fit into the nodes."""
-    room = sum(_fitting(each, node) for node in nodes)
-    if room >= count:
-        return
-    there = {name: sum(node.get(name, 0.0) for node in nodes) for name in each}
-    raise ConfigError(
-        f"cluster asks for {count} processes with {_listed(each)} each, but the Ray cluster has room for {room}: "
-        f"{_listed(there)} on {len(nodes)} node{'s' * (len(nodes) != 1)}",
-        remedy="ask for fewer (cluster.trainers, cluster.rollout_workers, cluster.own_process), "
-        "give each less (cluster.cpus_per_worker, cluster.gpus_per_worker), or add nodes",
-    )
+def check_room(needs: Sequence[tuple[int, Mapping[str, float]]], nodes: Sequence[Mapping[str, float]]) -> None:
+    """ConfigError unless these numbers of processes, which need so much each, fit into the nodes together."""
+    asked: dict[tuple[tuple[str, float], ...], int] = {}
+    for count, amounts in needs:
+        kind = tuple(sorted(amounts.items()))
+        asked[kind] = asked.get(kind, 0) + count
+    free = [dict(node) for node in nodes]
+    for kind, count in sorted(asked.items(), key=lambda one: -sum(amount for _, amount in one[0])):  # the largest first
+        each = dict(kind)
+        room = sum(_fitting(each, node) for node in free)
+        if room < count:
+            there = {name: sum(node.get(name, 0.0) for node in free) for name in each}
+            left = " left" if len(asked) > 1 else ""
+            raise ConfigError(
+                f"cluster asks for {count} processes with {_listed(each)} each, but the Ray cluster has room for "
+                f"{room}: {_listed(there)}{left} on {len(nodes)} node{'s' * (len(nodes) != 1)}",
+                remedy="ask for fewer (cluster.trainers, cluster.rollout_workers, cluster.own_process), give each less "
+                "(cluster.cpus_per_worker, cluster.gpus_per_worker, tensor_parallel_size of vLLM), or add nodes",
+            )
+        _take(each, count, free)
+
+
+def _take(each: Mapping[str, float], count: int, nodes: Sequence[dict[str, float]]) -> None:
+    """Subtract what so many processes need from what the nodes have, node after node."""
+    for node in nodes:
+        here = min(count, _fitting(each, node))
+        for name, amount in each.items():
+            node[name] = node.get(name, 0.0) - here * amount
+        count -= here
 
 
 def _fitting(each: Mapping[str, float], node: Mapping[str, float]) -> int:

@@ -265,11 +265,12 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class RayLauncher:
     """`Launcher` on reserved places: a group and a number in it by the name of the process, with so much of each
-    resource."""
+    resource; `of_worker` for rollout workers."""
 
     crew: Crew
     places: Mapping[str, tuple[PlacementGroup, int]]
     each: Mapping[str, float]
+    of_worker: Mapping[str, float]
     threads: int
     folder: str | None
 
@@ -278,7 +279,7 @@ class RayLauncher:
         deadline = time.monotonic() + ACTOR_SECONDS
         while True:
             group, number = self.places[seat.name]
-            _await_places(group, f"process {seat.name!r}", self.each, self.crew.say)
+            _await_places(group, f"process {seat.name!r}", self._amount(seat), self.crew.say)
             if seat.given_up.is_set():  # the run may have ended meanwhile, and Ray with it, which would start anew
                 why = f"start: process {seat.name!r} is not needed any more"
                 raise RoleLostError(why, remedy="", process=seat.name)
@@ -291,15 +292,19 @@ class RayLauncher:
                 self.crew.say(f"{error.message}; it starts on another node")
 
     def _start_at(self, place: Place, seat: Seat) -> RayProcess:
+        amount = self._amount(seat)
         host = ray.remote(Host).options(
-            num_cpus=self.each["CPU"],
-            num_gpus=self.each["GPU"],
+            num_cpus=amount["CPU"],
+            num_gpus=amount["GPU"],
             max_restarts=0,  # restarts are ours: the pool knows what was asked for
             scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, place.number),
         )
         return RayProcess(
             seat, host, place, seconds=START_SECONDS, threads=self.threads, stacks=self.crew.stacks, folder=self.folder
         )
+
+    def _amount(self, seat: Seat) -> Mapping[str, float]:
+        return self.of_worker if seat.name in self.crew.workers else self.each
 
     def meetings(self, size: int, *, seconds: float) -> AbstractContextManager[list[Meeting]]:
         """See `Launcher`."""
@@ -339,15 +344,20 @@ class RaySite:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         resources = [node["Resources"] for node in nodes]
         each = _resources(crew, resources)
+        of_worker = {**each, "GPU": float(crew.worker_gpus)} if each["GPU"] and crew.worker_gpus > 1 else each
         kinds = [names for names in (crew.trainers, crew.models, crew.workers) if names]
-        check_room(sum(map(len, kinds)), each, resources)
+        amounts = [of_worker if names == crew.workers else each for names in kinds]
+        check_room([(len(names), amount) for names, amount in zip(kinds, amounts, strict=True)], resources)
         # Each kind is on as few nodes as possible: trainers exchange gradients.
-        groups = [placement_group([dict(each) for _ in names], strategy="PACK") for names in kinds]
+        groups = [
+            placement_group([dict(amount) for _ in names], strategy="PACK")
+            for names, amount in zip(kinds, amounts, strict=True)
+        ]
         try:
-            for group, names in zip(groups, kinds, strict=True):
+            for group, names, amount in zip(groups, kinds, amounts, strict=True):
                 count = f"{len(names)} process{'es' * (len(names) > 1)}"
                 some = ", ".join((*names[:3], *(["..."] if len(names) > 3 else [])))
-                _await_places(group, f"{count} ({some})", each, crew.say)
+                _await_places(group, f"{count} ({some})", amount, crew.say)
             expected = _expected(crew)
             for group, names in zip(groups, kinds, strict=True):
                 needs_folder = names != crew.workers or crew.workers_log
@@ -357,7 +367,7 @@ class RaySite:
                 for group, names in zip(groups, kinds, strict=True)
                 for number, name in enumerate(names)
             }
-            yield RayLauncher(crew, places, each, _threads(crew, each), expected["folder"])
+            yield RayLauncher(crew, places, each, of_worker, _threads(crew, each), expected["folder"])
         finally:
             for group in groups:
                 remove_placement_group(group)

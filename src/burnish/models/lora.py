@@ -17,6 +17,7 @@ from burnish.errors import CheckpointError, ModelError
 from burnish.forward.quantized_layers import QuantizedLinear
 
 if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
     from transformers import PreTrainedModel
 
 ADAPTER = "default"
@@ -117,14 +118,15 @@ def merged_weights(
     model: PreTrainedModel,
     state: Mapping[str, Tensor] | None = None,
     whole: Callable[[Tensor], Tensor] = Tensor.detach,
+    *,
+    adapters: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
     """Names and weights of the ordinary model equivalent to `model`. Adapters, if any, are merged in lazily, one tensor
     at a time. Without adapters this is the model's own state.
 
-    state: which of the model's tensors; all of them without it. whole: makes a tensor of what the model has of it."""
-    from peft.tuners.lora import LoraLayer
-
-    adapted = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    state: which of the model's tensors; all of them without it. whole: makes a tensor of what the model has of it.
+    adapters: False for the weights of the base."""
+    adapted = {f"{name}.weight": layer for name, layer in adapted_layers(model).items()} if adapters else {}
     quantized = {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, QuantizedLinear)}
     for name, value in (model.state_dict() if state is None else state).items():
         if _MARK in name:
@@ -132,8 +134,21 @@ def merged_weights(
         plain = name.replace(".base_layer.", ".")
         weight = quantized[name].weight if name in quantized else whole(value)
         if plain in adapted:
-            weight = weight + _delta(adapted[plain], whole).to(weight)
+            weight = weight + delta_of(adapted[plain], whole).to(weight)
         yield plain, weight
+
+
+def adapted_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    """The layers that have an adapter, by name."""
+    from peft.tuners.lora import LoraLayer
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+
+def saved_adapter(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The adapters' own parameters, by their names in a folder that `Adapter.save` writes."""
+    own = ((name, parameter) for name, parameter in model.named_parameters() if _MARK in name)
+    return {f"base_model.model.{_NAME_OF_ADAPTER.sub('', name)}": parameter for name, parameter in own}
 
 
 class _Delta(nn.Module):
@@ -149,7 +164,8 @@ class _Delta(nn.Module):
         return delta
 
 
-def _delta(layer: nn.Module, whole: Callable[[Tensor], Tensor]) -> Tensor:
+def delta_of(layer: nn.Module, whole: Callable[[Tensor], Tensor]) -> Tensor:
+    """What the adapter of a layer adds to its weight, with `whole` of each of the adapter's parameters."""
     module = _Delta(layer)
     own = {name: whole(parameter) for name, parameter in module.named_parameters() if _MARK in name}
     delta: Tensor = torch.func.functional_call(module, own, ())

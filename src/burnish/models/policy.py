@@ -22,7 +22,7 @@ from burnish.models.critic import CRITIC, SharedCritic
 from burnish.models.cut import Cut, CutModel
 from burnish.models.learner import LearnerByParts
 from burnish.models.loading import LoadedModel
-from burnish.models.lora import Adapter
+from burnish.models.lora import Adapter, saved_adapter
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reference import AdapterOffReference, FrozenReference
 from burnish.models.role_optimizer import Owner, RoleOptimizer
@@ -62,8 +62,10 @@ class LocalPolicy(LearnerByParts[Objective]):
         lora: LoraConfig | None = None,
         seed: int = 0,
         lanes: Lanes = ONE_LANE,
+        publishes_adapter: bool = False,
     ) -> None:
         self.loaded = loaded
+        self._publishes_adapter = publishes_adapter
         self.settings = settings
         scorer = ResponseScorer(
             loaded.model,
@@ -142,6 +144,9 @@ class LocalPolicy(LearnerByParts[Objective]):
                 f"{self.version}",
                 remedy="after every update, call sync() with the weights that publish() returns",
             )
+        if self._publishes_adapter:
+            whole = Tensor.detach if self._cut is None else self._cut.whole
+            return ((name, whole(parameter)) for name, parameter in saved_adapter(self.model).items())
         return named_tensors(self.model) if self._cut is None else self._cut.tensors()
 
     def give_weights(self, version: int) -> None:

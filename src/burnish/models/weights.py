@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,12 +37,14 @@ class Weights:
         return Weights(version, lambda: named_tensors(module), module)
 
 
-def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def named_tensors(
+    model: PreTrainedModel, whole: Callable[[Tensor], Tensor] = Tensor.detach, *, adapters: bool = True
+) -> Iterator[tuple[str, Tensor]]:
     """Names and weights of the ordinary model equivalent to `model`, in its order; see `Weights.tensors`. Those that
-    need not be computed are views of the live ones."""
+    need not be computed are views of the live ones. whole, adapters: as in `merged_weights`."""
     live = {tensor.data_ptr() for tensor in model.state_dict().values()}
     seen: set[tuple[int, torch.Size]] = set()
-    for name, tensor in merged_weights(model):
+    for name, tensor in merged_weights(model, None, whole, adapters=adapters):
         place = (tensor.data_ptr(), tensor.shape)
         if place in seen:
             continue
@@ -63,9 +65,12 @@ def checkpoint_layout(model: PreTrainedModel, tensors: Iterable[tuple[str, Tenso
 
 
 @torch.no_grad()
-def take_tensors(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy the tensors of a `Weights` into the model. ModelError unless they are exactly the model's own."""
-    own = model.state_dict()
+def take_tensors(
+    model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], adapter: Mapping[str, Tensor] | None = None
+) -> None:
+    """Copy the tensors of a `Weights` into the model. ModelError unless they are exactly the model's own, or those of
+    its adapter if it has one that alone is to be copied."""
+    own = adapter or model.state_dict()
     lacking = {tensor.data_ptr(): name for name, tensor in own.items()}
     for name, tensor in tensors:
         target = own.get(name)

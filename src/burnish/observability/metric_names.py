@@ -195,6 +195,7 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("rollout/prefilled_tokens", "tokens", "sum", "", "Prompt tokens that the engine computed, each shared part once."),
         MetricName("rollout/reused_tokens", "tokens", "sum", "", "Tokens of conversations that the engine had kept from an earlier turn and did not compute again."),
         MetricName("rollout/decoded_tokens", "tokens", "sum", "", "Response tokens that the engine computed."),
+        MetricName("rollout/pushed_megabytes", "MB", "sum", "", "Weights that `rollout.engine: vllm` was sent: all of them, or what has changed."),
         MetricName("rollout/engine_restarts", "restarts", "sum", "lower", "How often the process of `rollout.engine: vllm` was lost and started again."),
         MetricName("eval/rollout/engine_restarts", "restarts", "sum", "lower", "The same during an evaluation."),
     ),

@@ -72,7 +72,7 @@ def seated(
     """The plan with the processes of the run on this machine. ConfigError if it cannot have them. `rewards`: its reward
     models."""
     seats = seats_of(config, facts, machine, rewards)
-    refuse_impossible(config, seats, machine)
+    refuse_impossible(config, seats, machine, facts)
     warnings = (*plan.warnings, *seat_warnings(config, seats, machine))
     sharding = sharding_of(config, facts, machine, rewards)
     lines = (*plan.lines, *_process_lines(config, sharding, seats, machine), *_phase_lines(seats))

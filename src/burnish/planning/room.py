@@ -10,10 +10,13 @@ from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.planning.machines import Machine
 from burnish.planning.memory import Trained, bytes_in_words, num_rollout_workers, peak_bytes
+from burnish.planning.model_facts import ModelFacts
 from burnish.planning.seats import Seat, needs_of_gpus, needs_of_nodes, on_this_machine
 
 
-def refuse_impossible(config: Trained, seats: Sequence[Seat], machine: Machine) -> None:
+def refuse_impossible(
+    config: Trained, seats: Sequence[Seat], machine: Machine, facts: ModelFacts | None = None
+) -> None:
     """ConfigError for processes that this machine cannot have: too few GPUs, or too little memory even if all texts are
     short. One process alone is never refused, nor are those that may be on several machines: of a run on an existing
     Ray cluster only what stays here is looked at. Nor is there anything that only Ray could give out. Of a machine that
@@ -27,6 +30,7 @@ def refuse_impossible(config: Trained, seats: Sequence[Seat], machine: Machine) 
     if not config.cluster.uses_processes:
         return
     _refuse_numbered_gpu(config)
+    _refuse_uneven_heads(config, facts)
     if not machine.is_here or not on_this_machine(config):
         return
     seats = [seat for seat in seats if not seat.elsewhere]
@@ -48,6 +52,17 @@ def refuse_impossible(config: Trained, seats: Sequence[Seat], machine: Machine) 
         )
 
 
+def _refuse_uneven_heads(config: Trained, facts: ModelFacts | None) -> None:
+    """vLLM gives each GPU an equal number of attention heads."""
+    size = config.rollout.gpus_per_engine if isinstance(config, RlConfig) else 1
+    if facts is not None and facts.num_attention_heads % size:
+        raise ConfigError(
+            f"rollout.vllm.options.tensor_parallel_size is {size}, but {config.model.path} has "
+            f"{facts.num_attention_heads} attention heads, which {size} GPUs cannot share equally",
+            remedy="set it to a number that divides them",
+        )
+
+
 def _refuse_numbered_gpu(config: Trained) -> None:
     device = config.model.device
     if device.startswith("cuda:") and config.cluster.num_processes > 1:
@@ -60,11 +75,15 @@ def _refuse_numbered_gpu(config: Trained) -> None:
 
 def _refuse_gpus(config: Trained, machine: Machine) -> None:
     count, there, device = config.cluster.num_processes, len(machine.gpu_bytes), config.model.device
+    each, size = "one for each process", 1
+    if isinstance(config, RlConfig) and (size := config.rollout.gpus_per_engine) > 1:
+        count += config.cluster.rollout_workers * (size - 1)
+        each = f"{size} for each rollout worker (tensor_parallel_size) and one for each other process"
     wants = device.startswith("cuda") or (device == "auto" and there > 0)
     if wants and count > there:
         raise ConfigError(
-            f"{_asked(config)}: that is {count} GPUs, one for each process, but this machine has {there or 'none'}",
-            remedy="lower them, or set model.device: cpu",
+            f"{_asked(config)}: that is {count} GPUs, {each}, but this machine has {there or 'none'}",
+            remedy="lower them" + (", or set model.device: cpu" if size == 1 else ""),
         )
 
 

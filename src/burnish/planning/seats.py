@@ -57,12 +57,17 @@ class Seat:
     device: tuple[MemoryItem, ...] = ()
     elsewhere: bool = False
     """On a machine of an existing Ray cluster, which may be another one."""
+    num_gpus: int = 1
+    """GPUs from `gpu` on, if it has one, over which `device` is spread evenly."""
 
     @property
     def computes(self) -> str:
         """Threads, and the GPU if it has one."""
         threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
-        return threads if self.gpu is None else f"GPU {self.gpu}, {threads}"
+        if self.gpu is None:
+            return threads
+        numbers = ", ".join(str(self.gpu + more) for more in range(self.num_gpus))
+        return f"GPU{'s' * (self.num_gpus > 1)} {numbers}, {threads}"
 
     @property
     def host_bytes(self) -> int:
@@ -71,8 +76,8 @@ class Seat:
 
     @property
     def device_bytes(self) -> int:
-        """Of the phase that needs most; 0 without a GPU."""
-        return peak_bytes(self.device)
+        """Of each of its GPUs, in the phase that needs most; 0 without a GPU."""
+        return -(-peak_bytes(self.device) // self.num_gpus)
 
 
 _UNKNOWN = ModelFacts(0, 0, 0, 0, 0, 0, 0, 0, None)
@@ -143,7 +148,11 @@ def _with_models(
             yield seat(name, (name,), host, [*whole.alone(model), *whole.saving(model)])
     for number in range(config.cluster.rollout_workers):
         holds = (f"{config.rollout.engine} engine with a copy of the weights",)
-        yield seat(f"rollout worker {number}", holds, (), [table.weights("weights"), *engine])
+        copy, on_host = [table.weights("weights")], config.rollout.engine == "vllm"  # which has its own on the GPU
+        worker = seat(f"rollout worker {number}", holds, copy * on_host, [*copy * (not on_host), *engine])
+        for _ in range(config.rollout.gpus_per_engine - 1):
+            next(gpus)
+        yield replace(worker, num_gpus=config.rollout.gpus_per_engine)
 
 
 def _conversation_seats(config: RlConfig) -> Iterator[Seat]:
@@ -307,10 +316,10 @@ def needs_of_gpus(seats: Sequence[Seat], *, certain: bool = False) -> dict[int, 
     what they need however short the texts are."""
     found: dict[int, tuple[str, int]] = {}
     for seat in seats:
-        if seat.gpu is not None:
-            before, num_bytes = found.get(seat.gpu, ("", 0))
+        for gpu in range(seat.gpu, seat.gpu + seat.num_gpus) if seat.gpu is not None else ():
+            before, num_bytes = found.get(gpu, ("", 0))
             names_there = f"{before} and {_process_of(seat)}" if before else _process_of(seat)
-            found[seat.gpu] = names_there, num_bytes + peak_bytes(seat.device, certain=certain)
+            found[gpu] = names_there, num_bytes + -(-peak_bytes(seat.device, certain=certain) // seat.num_gpus)
     return found
 
 

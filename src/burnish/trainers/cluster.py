@@ -194,6 +194,7 @@ def _crew(config: RlConfig, console: Console) -> Crew:
         workers=tuple(f"rollout worker {number}" for number in range(config.cluster.rollout_workers)),
         plugins=tuple(name for name in named if is_outside(name)),
         workers_log=config.rollout.engine == "vllm",
+        worker_gpus=config.rollout.gpus_per_engine,
         trainers=0 if config.cluster.trains_here else config.cluster.trainers,
     )
 
@@ -207,6 +208,7 @@ def crew_of(
     workers: tuple[str, ...] = (),
     plugins: tuple[str, ...] = (),
     workers_log: bool = False,
+    worker_gpus: int = 1,
 ) -> Crew:
     """So many trainers, these models with a process of their own, these rollout workers."""
     output = Path(config.output).absolute()
@@ -214,8 +216,19 @@ def crew_of(
     stacks.mkdir(exist_ok=True)
     names = tuple(f"trainer {rank}" for rank in range(trainers))
     on_gpu = config.model.device != "cpu"
-    tell = partial(_say_line, console)
-    return Crew(names, models, workers, config.cluster, on_gpu, output, stacks, plugins, workers_log, tell)
+    return Crew(
+        names,
+        models,
+        workers,
+        config.cluster,
+        on_gpu,
+        output,
+        stacks,
+        plugins,
+        workers_log,
+        worker_gpus,
+        say=partial(_say_line, console),
+    )
 
 
 def _say_line(console: Console, text: str) -> None:

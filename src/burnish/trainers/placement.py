@@ -64,7 +64,7 @@ def check_placement(config: Trained, machine: Machine | None = None) -> list[str
     config, _ = pinned(config)
     facts, rewards = model_facts(config), reward_facts(config)
     seats = seats_of(config, facts, machine, rewards)
-    refuse_impossible(config, seats, machine)
+    refuse_impossible(config, seats, machine, facts)
     choice = sharding_of(config, facts, machine, rewards)
     is_news = config.cluster.sharding == "auto" and choice.sharding != "whole"
     said = [f"cluster.sharding: {choice.sharding} ({choice.because})"] if is_news else []

@@ -17,6 +17,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 NOT_RL = "but only runs of `burnish rl`"
 PUZZLES = ["data.train={reasoning_gym: {gcd: {}, puzzle24: {}}, size: 4}"]
+ON_TWO = "rollout.engine=vllm rollout.vllm.options.tensor_parallel_size=2"
 NEVER_FALLS = ("optimization.final_learning_rate_fraction", "schedule is constant, which never falls")
 
 
@@ -160,6 +161,14 @@ def test_what_works_is_taken(kind: Kind, words: list[str]) -> None:
         ("rl", "rollout.engine=vllm evaluation.samples=4 evaluation.temperature=0.005", "evaluation.temperature",
          "is 0.005, but vLLM samples at 0.01 or above"),
         ("rl", "rollout.engine=vllm rollout.temperature=0.002", "rollout.temperature", "is 0.002, but vLLM"),
+        ("rl", ON_TWO, "options.tensor_parallel_size", "is 2, but without rollout workers vLLM shares the one GPU"),
+        ("rl", f"{ON_TWO} cluster.rollout_workers=1 cluster.backend=torchrun", "options.tensor_parallel_size",
+         "torchrun gives each process one GPU"),
+        ("rl", f"{ON_TWO} cluster.rollout_workers=1 cluster.backend=ray cluster.gpus_per_worker=4",
+         "cluster.gpus_per_worker", "is 4, but a rollout worker needs exactly 2 GPUs"),
+        ("rl", ON_TWO.replace("2", "0"), "options.tensor_parallel_size", "is 0, which is no number of GPUs"),
+        ("rl", ON_TWO.replace("2", "two"), "options.tensor_parallel_size", "is 'two', which is no number of GPUs"),
+        ("rl", ON_TWO.replace("tensor", "pipeline"), "options.pipeline_parallel_size", "an engine is on one machine"),
         ("rl", "algorithm=ppo steps=100 critic.warmup_steps=95 optimization.warmup_steps=20 optimization.minibatches=1 "
          "optimization.epochs=1", "optimization.warmup_steps", "is 20, but the run makes 5 optimizer steps"),
     ],

@@ -100,6 +100,16 @@ def test_a_controller_that_trains_has_the_first_gpu(monkeypatch: pytest.MonkeyPa
     assert seen == [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "2"}]
 
 
+def test_rollout_workers_with_several_gpus_each_see_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 6)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4,3,2")
+    config, workers = ClusterConfig(trainers=2, rollout_workers=2), ("rollout worker 0", "rollout worker 1")
+    crew = Crew(("trainer 0", "trainer 1"), (), workers, config, True, tmp_path, tmp_path, worker_gpus=2)
+    with ThisMachine().reserved(crew) as launcher:
+        seen = [launcher._environment(name)["CUDA_VISIBLE_DEVICES"] for name in (*crew.trainers, *crew.workers)]
+    assert seen == ["7", "6", "5,4", "3,2"]
+
+
 def test_a_gpu_is_named_as_this_process_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     assert [gpu_number(index) for index in range(3)] == ["4", "6", ""]

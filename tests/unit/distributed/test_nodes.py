@@ -65,14 +65,25 @@ def test_without_a_folder_of_the_run_s_it_stays_where_ray_has_put_it(expected: E
 
 def test_room_is_counted_by_node() -> None:
     each = {"CPU": 2.0, "GPU": 1.0}
-    check_room(3, each, [{"CPU": 4.0, "GPU": 8.0}, {"CPU": 8.0, "GPU": 1.0}])
+    check_room([(3, each)], [{"CPU": 4.0, "GPU": 8.0}, {"CPU": 8.0, "GPU": 1.0}])
     with pytest.raises(
         ConfigError,
         match=r"4 processes with 2 CPU and 1 GPU .* room for 3: 12 CPU and 9 GPU on 2 nodes(?s:.*)cpus_per_worker",
     ):
-        check_room(4, each, [{"CPU": 4.0, "GPU": 8.0}, {"CPU": 8.0, "GPU": 1.0}])
-    check_room(10, {"CPU": 0.1, "GPU": 0.0}, [{"CPU": 1.0}])
-    check_room(1000, {"CPU": 0.0, "GPU": 0.0}, [{}])
+        check_room([(4, each)], [{"CPU": 4.0, "GPU": 8.0}, {"CPU": 8.0, "GPU": 1.0}])
+    check_room([(10, {"CPU": 0.1, "GPU": 0.0})], [{"CPU": 1.0}])
+    check_room([(1000, {"CPU": 0.0, "GPU": 0.0})], [{}])
+
+
+def test_room_is_counted_for_processes_that_need_more_than_others() -> None:
+    """Two trainers with a GPU, and engines with four each, which only whole nodes can take."""
+    one, four = {"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 4.0}
+    nodes = [{"CPU": 16.0, "GPU": 8.0}, {"CPU": 16.0, "GPU": 6.0}]
+    check_room([(2, one), (3, four)], nodes)
+    with pytest.raises(ConfigError, match=r"4 processes with 1 CPU and 4 GPU each, .* room for 3"):
+        check_room([(1, one), (4, four)], nodes)
+    with pytest.raises(ConfigError, match=r"3 processes with 1 CPU and 1 GPU each, .* for 2: 29 CPU and 2 GPU left"):
+        check_room([(3, one), (3, four)], nodes)
 
 
 def test_an_address_at_which_nobody_listens() -> None:

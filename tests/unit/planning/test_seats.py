@@ -21,6 +21,7 @@ from burnish.planning.seats import (
     PROCESS_BYTES,
     REWARD_WORKER_BYTES,
     Seat,
+    needs_of_gpus,
     seats_of,
     sharding_of,
 )
@@ -277,6 +278,31 @@ def test_versions_of_the_weights_for_batches_ahead_of_training() -> None:
     config = rl(cluster={"rollout_workers": 1}, max_staleness=2)
     sizes = named(seats_of(config, FACTS, MACHINE)[0])
     assert (sizes["weights in shared memory"], sizes["later versions in shared memory"]) == (4 * M, 12 * M)
+
+
+def on_two_each(**fields: Any) -> RlConfig:
+    """Rollout workers whose vLLM computes on two GPUs."""
+    rollout = {"engine": "vllm", "vllm": {"options": {"tensor_parallel_size": 2}}}
+    return rl(model="m", rollout=rollout, **fields)
+
+
+def test_an_engine_on_several_gpus_is_spread_over_them() -> None:
+    machine = Machine(8, 8, 64 << 30, (80 << 30,) * 6)
+    config = on_two_each(cluster={"trainers": 2, "rollout_workers": 2})
+    seats = seats_of(config, FACTS, machine)
+    first, second = (seat for seat in seats if "rollout worker" in seat.name)
+    assert [first.computes, second.computes] == ["GPUs 2, 3, 2 threads", "GPUs 4, 5, 2 threads"]
+    assert named(first)["weights in vLLM"] == 4 * M
+    assert first.host_bytes == PROCESS_BYTES + 4 * M  # a copy, from which a lost vLLM is started again
+    needed = needs_of_gpus([first, second])
+    assert needed[2] == needed[3] == ("rollout worker 0", first.device_bytes)
+    assert 2 * first.device_bytes == sum(item.num_bytes for item in first.device)
+    refuse_impossible(config, seats, machine, FACTS)
+    five = replace(machine, gpu_bytes=machine.gpu_bytes[:5])
+    with pytest.raises(ConfigError, match=r"that is 6 GPUs, 2 for each rollout worker .* one for each other.* has 5"):
+        refuse_impossible(config, seats, five, FACTS)
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size is 2, but m has 3 attention heads"):
+        refuse_impossible(config, seats, machine, replace(FACTS, num_attention_heads=3))
 
 
 def test_gpus_are_for_processes_with_a_model() -> None:

@@ -17,7 +17,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,12 +28,15 @@ from torch import Tensor
 from burnish.config.names import VLLM_LOWEST_TEMPERATURE
 from burnish.config.schema import VllmConfig
 from burnish.errors import ConfigError, RolloutError
-from burnish.models.weights import Weights, checkpoint_layout
+from burnish.models.lora import saved_adapter
+from burnish.models.weights import Weights, checkpoint_layout, take_tensors
 from burnish.rollouts.engine import OnFinished, RestingEngine, Sampling
 from burnish.rollouts.limits import response_limit
 from burnish.rollouts.noise import sample_key
 from burnish.rollouts.sampling import check_sampling
 from burnish.rollouts.stop import StopConditions
+from burnish.rollouts.vllm.adapters import AdapterPushes
+from burnish.rollouts.vllm.changes import PushedWeights, group_of
 from burnish.rollouts.vllm.heads import ConfigJson, HeadPadding, choose_padding
 from burnish.rollouts.vllm.process import SCRIPT, Message, WorkerFault, WorkerLost, WorkerProcess
 from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutRequest
@@ -62,6 +65,7 @@ class _Spent:
     decoded_tokens: int = 0
     prefilled_tokens: int = 0
     restarts: int = 0
+    pushed_bytes: int = 0
 
 
 class VllmEngine(RestingEngine):
@@ -105,6 +109,10 @@ class VllmEngine(RestingEngine):
         self._worker: WorkerProcess | None = None
         self._padding: HeadPadding | None = None
         self._spent = _Spent()
+        self._pushed = PushedWeights()
+        self._merges = not settings.options.get("enable_lora", True)
+        self._adapters: AdapterPushes | None = None
+        """None for merged weights, and before the first worker starts."""
 
     def __enter__(self) -> VllmEngine:
         return self
@@ -128,12 +136,19 @@ class VllmEngine(RestingEngine):
                 self._bury(lost, "sleep")
 
     def sync(self, weights: Weights) -> None:
-        """Push these weights. If the worker is lost meanwhile, the next `generate` replaces it."""
+        """Push these weights. If the worker is lost meanwhile, the next `generate` replaces it.
+
+        Weights of another process, which can be read only now, are copied into the engine's model first; those of a
+        model with adapters are the adapters' only.
+        """
+        if weights.module is not self._model:
+            take_tensors(self._model, weights.tensors(), saved_adapter(self._model))
+            weights = Weights.of(self._model, weights.version)
         self.version, self._weights = weights.version, weights
         if self._worker is not None:
             try:
                 self._wake(self._worker, ("weights",))
-                self._push(self._worker, weights.tensors())
+                self._push(self._worker)
             except (WorkerLost, WorkerFault) as lost:
                 self._bury(lost, "sync")
 
@@ -149,6 +164,7 @@ class VllmEngine(RestingEngine):
             "rollout/decoded_tokens": Metric(Reduction.SUM, decoded),
             "throughput/decoded_tokens_per_second": Metric(Reduction.MEAN, decoded, spent.generate_seconds),
             "rollout/engine_restarts": Metric(Reduction.SUM, spent.restarts),
+            "rollout/pushed_megabytes": Metric(Reduction.SUM, spent.pushed_bytes / 1e6),
             **slept,
         }
 
@@ -213,12 +229,18 @@ class VllmEngine(RestingEngine):
     def _ready(self) -> WorkerProcess:
         """The worker with the weights of the last sync, awake, started if there is none."""
         if self._worker is None:
-            tensors = self._weights.tensors()  # refuses outdated weights before anything is started
+            self._weights.tensors()  # refuses outdated weights before anything is started
             _make_room()
             started = time.perf_counter()
+            if self._adapters is None and not self._merges:
+                dtype = self._settings.options.get("dtype", self._dtype)
+                self._adapters = AdapterPushes.of(self._model, dtype, seconds=self._settings.start_timeout_seconds)
             self._worker = self._start()
+            if self._adapters is not None:
+                self._worker = self._with_adapters(self._adapters, self._worker)
             self._spent.start_seconds += time.perf_counter() - started
-            self._push(self._worker, tensors)
+            self._pushed.forget()
+            self._push(self._worker)
         self._wake(self._worker, _PARTS)
         return self._worker
 
@@ -248,6 +270,8 @@ class VllmEngine(RestingEngine):
                 )
             config = model_config(self._model)
             self._padding = choose_padding(config, hello["head_sizes"])
+            if self._adapters is not None and self._padding is not None:
+                self._merge_adapters("its attention heads are made wider")
             with tempfile.TemporaryDirectory(prefix="burnish-vllm-") as folder:
                 config = config if self._padding is None else self._padding.config(config)
                 (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -257,6 +281,9 @@ class VllmEngine(RestingEngine):
                 worker.ask(build, seconds=seconds)
         except (WorkerLost, WorkerFault) as error:
             worker.kill()
+            if self._adapters is not None and isinstance(error, WorkerFault):
+                self._merge_adapters(f"vLLM says {error}")
+                return self._start()
             raise RolloutError(
                 f"vLLM cannot start in {python}: the worker {_what(error)}\n{worker.log_tail()}",
                 remedy=f"fix rollout.vllm (options, python, start_timeout_seconds); the full log is {self._log}",
@@ -265,6 +292,11 @@ class VllmEngine(RestingEngine):
             worker.kill()
             raise
         return worker
+
+    @property
+    def _dtype(self) -> str:
+        """The model's, as vLLM says it."""
+        return str(next(self._model.parameters()).dtype).removeprefix("torch.")
 
     def _arguments(self, folder: str, *, on_cpu: bool) -> Message:
         """Arguments of vllm.LLM. Every row has its own seed. vLLM's own seed is only for its initialisation.
@@ -276,10 +308,11 @@ class VllmEngine(RestingEngine):
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(self._context_length, self._max_batch_rows, _TOKENS_PER_STEP),
         }
+        options = self._settings.options
         return {
-            "dtype": str(next(self._model.parameters()).dtype).removeprefix("torch."),
+            "dtype": self._dtype,
             **(whole_prompts if on_cpu else {}),
-            **self._settings.options,
+            **options,
             "model": folder,
             "load_format": "dummy",
             "generation_config": "vllm",
@@ -287,21 +320,58 @@ class VllmEngine(RestingEngine):
             "max_model_len": self._context_length,
             "max_num_seqs": self._max_batch_rows,
             "seed": 0,
+            **({} if self._adapters is None else self._adapters.arguments),
             **({"enable_sleep_mode": True} if self._rests else {}),
+            # Not Ray, which vLLM would use if its parent is an actor.
+            **({"distributed_executor_backend": "mp"} if options.get("tensor_parallel_size", 1) > 1 else {}),
         }
 
-    def _push(self, worker: WorkerProcess, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        weights = checkpoint_layout(self._model, tensors)
-        if self._padding is not None:
-            weights = self._padding.weights(weights)
-        worker.push(weights, self.version, seconds=self._settings.start_timeout_seconds)
+    def _push(self, worker: WorkerProcess) -> None:
+        """Push what the worker lacks of the weights of the last sync."""
+        if self._adapters is not None:
+            self._weights.tensors()  # refuses outdated ones
+            base = self._pushed.version
+            if base is None:
+                base = self.version
+                self._spent.pushed_bytes += self._adapters.push_base(worker, base)
+            self._spent.pushed_bytes += self._adapters.push(worker, self.version, base=base)
+            self._pushed.version = self.version
+            return
+        groups = self._pushed.changed(self._tensors())
+        base = None if groups is None else self._pushed.version
+        tensors = (named for named in self._tensors() if groups is None or group_of(named[0]) in groups)
+        seconds = self._settings.start_timeout_seconds
+        self._spent.pushed_bytes += worker.push(tensors, self.version, seconds=seconds, base=base)
+        self._pushed.version = self.version
+
+    def _tensors(self) -> Iterable[tuple[str, Tensor]]:
+        """The weights of the last sync as vLLM takes them."""
+        weights = checkpoint_layout(self._model, self._weights.tensors())
+        return weights if self._padding is None else self._padding.weights(weights)
+
+    def _with_adapters(self, adapters: AdapterPushes, worker: WorkerProcess) -> WorkerProcess:
+        """The worker, or another one for merged weights if it does not compute the same with adapters."""
+        reason = adapters.try_out(worker, self._vocabulary, self._context_length)
+        if reason is None:
+            return worker
+        self._merge_adapters(reason)
+        worker.kill()
+        return self._start()
+
+    def _merge_adapters(self, reason: str) -> None:
+        """Push merged weights from now on, and say so in the worker's log."""
+        self._adapters, self._merges = None, True
+        self._note(f"adapters are merged into the weights that are pushed, because {reason}")
+
+    def _note(self, text: str) -> None:
+        with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:  # the next one also opens it
+            log.write(f"burnish: {text}\n")
 
     def _bury(self, lost: WorkerLost | WorkerFault, during: str) -> None:
         """End a worker that can no longer be used, and say so in its log."""
         self.close()
         self._spent.restarts += 1
-        with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:  # the next one also opens it
-            log.write(f"burnish: the worker {_what(lost)} during {during}; starting another\n")
+        self._note(f"the worker {_what(lost)} during {during}; starting another")
 
     def _lost_twice(self, lost: WorkerLost | WorkerFault) -> RolloutError:
         worker, self._worker = self._worker, None

@@ -107,9 +107,12 @@ class WorkerProcess:
             raise WorkerFault(str(answer["error"]))
         return answer
 
-    def push(self, weights: Iterable[tuple[str, Tensor]], version: int, *, seconds: float) -> int:
-        """Send the weights through the shared memory. Returns their number of bytes. Raises as `ask` does."""
-        self._send_only({"kind": "push", "version": version})
+    def push(
+        self, weights: Iterable[tuple[str, Tensor]], version: int, *, seconds: float, base: int | None = None
+    ) -> int:
+        """Send the weights through the shared memory: all of them, or what differs from version `base`. Returns their
+        number of bytes. Raises as `ask` does."""
+        self._send_only({"kind": "push", "version": version, "base": base})
         total, waiting = 0, 0
         chunk: list[tuple[str, Tensor]] = []
         for name, tensor in weights:

@@ -11,9 +11,14 @@ library, torch and vllm are imported, never burnish: the two environments share 
                                                      sleeps (whether it has a sleep mode there)
     ->  build: arguments of vllm.LLM, vocabulary (ids from this number on are never sampled; null if all may be)
                                                  <-  done
-    ->  push: version, then chunks: a list of name, dtype, shape and offset in the first `bytes` bytes of MEMORY. Each
-        is answered with `done`. An empty one ends the weights
+    ->  push: version, base (the version that it changes; null if it has all weights), then chunks: a list of name,
+        dtype, shape and offset in the first `bytes` bytes of MEMORY. Each is answered with `done`. An empty one ends
+        the weights
                                                  <-  version
+    ->  adapter: version, base (the version of the weights that it changes), path (a folder in peft's layout)
+                                                 <-  version
+    ->  score: version, texts (lists of tokens), tokens
+                                                 <-  logprobs (of each token as the next one of each text)
     ->  generate: version, sampling, requests (prompt, seeds, max_tokens)
                                                  <-  samples (tokens, logprobs, finish), cached_tokens
     ->  sleep                                    <-  asleep (which of `weights` and `kv_cache`)
@@ -49,6 +54,8 @@ Message = dict[str, Any]
 
 _LENGTH_BYTES = 4
 _TEMPERATURE = "burnish_temperature"
+_VOCABULARY = "BURNISH_VLLM_VOCABULARY"
+"""An environment variable, which vLLM's own processes have too."""
 
 
 class Channel:
@@ -80,10 +87,12 @@ class Server:
 
     def __init__(self, channel: Channel, memory: int) -> None:
         self._channel = channel
-        self._memory = memory
+        self._memory = f"/proc/{os.getpid()}/fd/{memory}"  # vLLM's processes for the other GPUs can open it, too
         self._llm: Any = None
         self._version: int | None = None
         self._asleep: list[str] = []
+        self._adapter: Any = None  # vLLM's LoRARequest
+        self._adapters = 0
 
     def answer(self, message: Message) -> Message:
         kind = message["kind"]
@@ -92,11 +101,13 @@ class Server:
         if kind == "build":
             return self._build(message["arguments"], message["vocabulary"])
         if kind == "push":
-            return (
-                {"refused": "the weights are asleep"} if "weights" in self._asleep else self._push(message["version"])
-            )
+            return self._push(message["version"], message["base"])
+        if kind == "adapter":
+            return self._take_adapter(message)
+        if kind == "score":
+            return self._refusal(message["version"]) or self._score(message["texts"], message["tokens"])
         if kind == "generate":
-            return self._generate(message)
+            return self._refusal(message["version"]) or self._generate(message)
         if kind == "sleep":
             return self._sleep()
         if kind == "wake":
@@ -118,52 +129,75 @@ class Server:
     def _build(self, arguments: Message, vocabulary: int | None) -> Message:
         from vllm import LLM
 
-        self._llm = LLM(**arguments, logits_processors=[sampled_distribution(vocabulary)])
-        # It warns about every layer without its own weights (rotary tables, a tied head) at every push.
-        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+        if vocabulary is not None:
+            os.environ[_VOCABULARY] = str(vocabulary)
+        self._llm = LLM(**arguments, logits_processors=[sys.modules[__name__].SampledDistribution])
         return {"done": True}
 
-    def _push(self, version: int) -> Message:
+    def _push(self, version: int, base: int | None) -> Message:
+        if base is not None and base != self._version:
+            return {"refused": f"changes of version {base} are pushed, but the weights are version {self._version}"}
+        if "weights" in self._asleep:
+            return {"refused": "the weights are asleep"}
         self._version = None  # incomplete weights have no version
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._weights()})
-        self._llm.apply_model(repack_embeddings)
+        self._drop_adapter()
+        self._llm.collective_rpc(begin_reload)
+        while (chunk := self._channel.receive())["tensors"]:
+            self._llm.collective_rpc(load_chunk, args=(self._memory, chunk))
+            self._channel.send({"done": True})
+        self._llm.collective_rpc(finish_reload)
+        return self._now_at(version)
+
+    def _take_adapter(self, message: Message) -> Message:
+        from vllm.lora.request import LoRARequest
+
+        if message["base"] != self._version or "weights" in self._asleep:
+            return {"refused": f"an adapter for version {message['base']} is pushed, but the weights are version "
+                    f"{self._version}{', asleep' if 'weights' in self._asleep else ''}"}  # fmt: skip
+        self._version = None
+        self._drop_adapter()
+        self._adapters += 1  # vLLM knows adapters by these numbers
+        adapter = LoRARequest(f"adapter-{self._adapters}", self._adapters, message["path"])
+        if not self._llm.llm_engine.add_lora(adapter):
+            raise RuntimeError("vLLM did not take the adapter")
+        self._adapter = adapter
+        return self._now_at(message["version"])
+
+    def _drop_adapter(self) -> None:
+        if self._adapter is not None:
+            self._llm.llm_engine.remove_lora(self._adapter.lora_int_id)
+            self._adapter = None
+
+    def _now_at(self, version: int) -> Message:
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not reset its prefix cache, which has keys and values of the old weights")
         self._version = version
         return {"version": version}
 
-    def _weights(self) -> Iterator[tuple[str, Any]]:
-        """Copies of the tensors, chunk by chunk. Copies, because vLLM collects a layer's tensors before it loads them,
-        and the next chunk overwrites the memory."""
-        import torch
+    def _refusal(self, version: int) -> Message | None:
+        """The answer to who asks for what cannot be computed now."""
+        if version != self._version:
+            return {"refused": f"asked for version {version}, but the weights are version {self._version}"}
+        return {"refused": f"{' and '.join(self._asleep)} are asleep"} if self._asleep else None
 
-        while True:
-            chunk = self._channel.receive()
-            if not chunk["tensors"]:
-                return
-            with mmap.mmap(self._memory, chunk["bytes"]) as memory:
-                for entry in chunk["tensors"]:
-                    dtype = vars(torch)[entry["dtype"]]
-                    count = 1
-                    for size in entry["shape"]:
-                        count *= size
-                    flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=entry["offset"]).clone()
-                    yield entry["name"], flat.view(entry["shape"])
-            self._channel.send({"done": True})
+    def _score(self, texts: list[list[int]], tokens: list[int]) -> Message:
+        from vllm import SamplingParams
+
+        prompts = [{"prompt_token_ids": text} for text in texts]
+        params = SamplingParams(max_tokens=1, temperature=0.0, logprob_token_ids=tokens, detokenize=False)
+        outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
+        found = [output.outputs[0].logprobs[0] for output in outputs]
+        return {"logprobs": [[logprobs[token].logprob for token in tokens] for logprobs in found]}
 
     def _generate(self, message: Message) -> Message:
         from vllm import SamplingParams
 
-        if message["version"] != self._version:
-            return {"refused": f"asked for version {message['version']}, but the weights are version {self._version}"}
-        if self._asleep:
-            return {"refused": f"{' and '.join(self._asleep)} are asleep"}
         prompts, params = [], []
         for request in message["requests"]:
             for seed in request["seeds"]:
                 prompts.append({"prompt_token_ids": request["prompt"]})
                 params.append(SamplingParams(seed=seed, max_tokens=request["max_tokens"], **message["sampling"]))
-        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
         samples = []
         for output in outputs:
             sample = output.outputs[0]
@@ -186,6 +220,47 @@ class Server:
         return {"asleep": self._asleep}
 
 
+def begin_reload(worker: Any) -> None:
+    """Let the model of one of vLLM's workers (one per GPU) take weights. Layers that get none keep theirs."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+    # It warns about every layer without weights (rotary tables, a tied head, what has not changed) at every push.
+    logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+    with set_current_vllm_config(worker.vllm_config):
+        initialize_layerwise_reload(worker.get_model())
+
+
+def load_chunk(worker: Any, memory: str, chunk: Message) -> None:
+    """Let the model take the tensors of one chunk, of which each worker keeps its part."""
+    from vllm.config import set_current_vllm_config
+
+    with set_current_vllm_config(worker.vllm_config):
+        worker.get_model().load_weights(tensors_in(memory, chunk))
+
+
+def finish_reload(worker: Any) -> None:
+    """Let the model compute with what it has taken."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+    with set_current_vllm_config(worker.vllm_config):
+        finalize_layerwise_reload(worker.get_model(), worker.model_config)
+    repack_embeddings(worker.get_model())
+
+
+def tensors_in(memory: str, chunk: Message) -> Iterator[tuple[str, Any]]:
+    """Copies of the tensors of a chunk. Copies, because vLLM collects a layer's tensors before it loads them, and the
+    next chunk overwrites the memory."""
+    import torch
+
+    with open(memory, "r+b") as file, mmap.mmap(file.fileno(), chunk["bytes"]) as shared:
+        for entry in chunk["tensors"]:
+            dtype, count = vars(torch)[entry["dtype"]], math.prod(entry["shape"])
+            flat = torch.frombuffer(shared, dtype=dtype, count=count, offset=entry["offset"]).clone()
+            yield entry["name"], flat.view(entry["shape"])
+
+
 def repack_embeddings(model: Any) -> None:
     """Let vLLM's CPU build pack embeddings for its matrix product again.
 
@@ -201,7 +276,15 @@ def repack_embeddings(model: Any) -> None:
                 module.quant_method.process_weights_after_loading(module)
 
 
-def sampled_distribution(vocabulary: int | None) -> Any:
+def __getattr__(name: str) -> Any:
+    """The class `SampledDistribution`, made when it is asked for: here, and by its name in vLLM's own processes."""
+    if name != "SampledDistribution":
+        raise AttributeError(name)
+    made = globals()[name] = sampled_distribution(os.environ.get(_VOCABULARY))
+    return made
+
+
+def sampled_distribution(vocabulary: str | None) -> Any:
     """A logits processor class that divides the logits of greedy requests by their own temperature, and rules out all
     ids from `vocabulary` on.
 
@@ -220,9 +303,10 @@ def sampled_distribution(vocabulary: int | None) -> Any:
         def apply(self, logits: Any) -> Any:
             logits = super().apply(logits)
             if vocabulary is not None:
-                logits[:, vocabulary:] = -math.inf
+                logits[:, int(vocabulary) :] = -math.inf
             return logits
 
+    SampledDistribution.__qualname__ = SampledDistribution.__name__  # by which it is found again
     return SampledDistribution
 
 
@@ -246,6 +330,8 @@ def serve(descriptor: int, memory: int, parent: int) -> None:
     outlive_stop_signals()
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     channel = Channel(descriptor)
+    # vLLM's processes for several GPUs must not keep the connection open when this one is gone.
+    os.register_at_fork(after_in_child=lambda: os.close(descriptor))
     server = Server(channel, memory)
     while True:
         try:

@@ -19,6 +19,7 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import fast_float32
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.models.loading import LoadedModel, load_outline
+from burnish.models.lora import Adapter
 from burnish.rewards.model_reward import RewardModels
 from burnish.rewards.specs import spec_of
 from burnish.rollouts.engine import RolloutEngine
@@ -95,8 +96,10 @@ def engine_role(config: RlConfig, ways: Mapping[str, str] | None = None) -> Iter
     console = Console(quiet=True)
     paths = recorded_paths(Path(config.output)) if ways is None else FastPaths(ways)
     without_progress_bars()
-    with (
-        open_model(config, paths, console, takes_weights=True) as loaded,
-        open_rl_engine(config, loaded, console) as engine,
-    ):
-        yield {"engine": engine, "ways": Ways.of(paths, loaded)}
+    if config.rollout.engine == "vllm":  # whose own weights take the GPU, or several
+        config = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
+    with open_model(config, paths, console, takes_weights=True) as loaded:
+        if config.sends_adapters and config.model.lora is not None:
+            Adapter(loaded.model, config.model.lora, seed=config.seed)
+        with open_rl_engine(config, loaded, console) as engine:
+            yield {"engine": engine, "ways": Ways.of(paths, loaded)}

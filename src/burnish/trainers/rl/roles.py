@@ -101,4 +101,5 @@ def build_policy(config: RlConfig, loaded: LoadedModel, lanes: Lanes = ONE_LANE)
         lora=config.model.lora,
         seed=config.seed,
         lanes=lanes,
+        publishes_adapter=config.sends_adapters,
     )

@@ -38,8 +38,7 @@ def send(message: Any) -> None:
     stream.flush()
 
 
-def receive_weights() -> float:
-    first = None
+def receive_weights(first: float | None) -> float:
     while True:
         chunk = receive()
         if not chunk["tensors"]:
@@ -49,7 +48,7 @@ def receive_weights() -> float:
             for entry in chunk["tensors"]:
                 size = prod(entry["shape"]) * SIZES[entry["dtype"]]
                 data = memory[entry["offset"] : entry["offset"] + size]
-                first = struct.unpack("<f", data[:4])[0] if first is None else first
+                first = struct.unpack("<f", data[:4])[0] if "embed" in entry["name"] else first
                 print(json.dumps([entry["name"], entry["dtype"], entry["shape"], zlib.crc32(data)]), flush=True)
         print("chunk", flush=True)
         send({"done": True})
@@ -88,7 +87,7 @@ def sample(seed: int, max_tokens: int, logprob: float) -> dict[str, Any]:
     return {"tokens": tokens, "logprobs": [logprob] * max_tokens, "finish": "length"}
 
 
-version, first, fake = None, 0.0, {}
+version, first, fake = None, None, {}
 sleeps, asleep = os.environ.get("FAKE_VLLM") == "sleeps", []
 while True:
     message = receive()
@@ -106,7 +105,8 @@ while True:
                 send({"done": True})
         case "push":
             assert "weights" not in asleep, "vLLM would write into memory that is not there"
-            first, version = receive_weights(), message["version"]
+            assert message["base"] in (None, version)
+            first, version = receive_weights(None if message["base"] is None else first), message["version"]
             send({"version": version})
         case "sleep":
             if fake.get("during") == "sleep":
@@ -125,5 +125,5 @@ while True:
             if "during" not in fake:
                 misbehave(fake)
             assert message["version"] == version
-            samples = [sample(s, r["max_tokens"], -first) for r in message["requests"] for s in r["seeds"]]
+            samples = [sample(s, r["max_tokens"], -(first or 0.0)) for r in message["requests"] for s in r["seeds"]]
             send({"samples": samples, "cached_tokens": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import os
@@ -19,7 +20,9 @@ import pytest
 import torch
 
 from burnish.config.schema import VllmConfig
-from burnish.errors import ConfigError, RolloutError
+from burnish.config.schema_data import LoraConfig
+from burnish.errors import ConfigError, ModelError, RolloutError
+from burnish.models.lora import Adapter, saved_adapter
 from burnish.models.weights import Weights, named_tensors
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.stop import StopConditions
@@ -55,7 +58,7 @@ def make(llama: Any, tokenizer: Any, tmp_path: Path) -> Iterator[Make]:
                 pad_token_id=0,
                 context_length=32,
                 max_batch_rows=4,
-                settings=VllmConfig(options={"fake": fake} if fake else {}, **settings),
+                settings=VllmConfig(**{"options": {"fake": fake} if fake else {}, **settings}),
                 log=tmp_path / "run" / "vllm.log",
                 rests=rests,
                 script=script,
@@ -168,12 +171,110 @@ def test_a_worker_with_other_weights_refuses(make: Make) -> None:
     assert engine.take_metrics()["rollout/engine_restarts"].result() == 0
 
 
-def test_a_restart_does_not_take_weights_of_another_version(make: Make) -> None:
+def test_a_restart_does_not_take_weights_of_another_version(make: Make, llama: Any) -> None:
     engine = make()
-    engine.sync(Weights(4, Mock(side_effect=RolloutError("the policy is at version 5 by now"))))
+    engine.sync(Weights(4, Mock(side_effect=RolloutError("the policy is at version 5 by now")), llama))
     with pytest.raises(RolloutError, match="at version 5"):
         engine.generate(ONE, SAMPLING, seed=0, step=0)
     assert engine._worker is None
+
+
+def test_weights_of_another_process_outlast_it(make: Make, llama: Any) -> None:
+    """A rollout worker closes what it got as soon as `sync` returns; vLLM starts, and starts again, later."""
+    there = {name: tensor.clone().fill_(0.5) for name, tensor in named_tensors(llama)}
+    engine = make()
+    engine.sync(Weights(3, lambda: iter(there.items())))
+    there.clear()
+    for _ in range(2):
+        (rollout,) = engine.generate(ONE, SAMPLING, seed=0, step=0)
+        assert (rollout.policy_version, rollout.rollout_logprobs[0]) == (3, -0.5)
+        assert engine._worker is not None
+        os.kill(engine._worker.pid, signal.SIGKILL)
+
+
+@torch.no_grad()
+def test_a_model_with_adapters_takes_those_of_another_process(make: Make, llama: Any) -> None:
+    there = copy.deepcopy(llama)
+    Adapter(llama, LoraConfig(rank=2))
+    engine = make()
+    for parameter in Adapter(there, LoraConfig(rank=2)).parameters().values():
+        parameter.normal_()
+    engine.sync(Weights(3, lambda: iter(saved_adapter(there).items())))
+    for (_, ours), (_, theirs) in zip(named_tensors(llama), named_tensors(there), strict=True):
+        assert torch.equal(ours, theirs)
+    lacking = dict(list(saved_adapter(there).items())[1:])
+    with pytest.raises(ModelError, match=r"the weights lack base_model\.model\."):
+        engine.sync(Weights(4, lambda: iter(lacking.items())))
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_only_what_has_changed_is_pushed_if_that_is_little(make: Make, llama: Any, fake_vllm: Path) -> None:
+    """With all weights that vLLM joins with those that changed, and to the last bit."""
+    engine = make(script=SCRIPT)
+    layer = llama.model.layers[1]
+
+    def pushed(*changed: torch.Tensor) -> float:
+        for number, weight in enumerate(changed):
+            weight.view(torch.int32)[0] += 1 + number  # the smallest change of a float
+        engine.sync(Weights.of(llama, engine.version + 1))
+        engine.generate(ONE, SAMPLING, seed=0, step=0)
+        sums = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in llama.state_dict().items()}
+        assert json.loads(Path(f"{fake_vllm}.weights").read_text()) == sums
+        return engine.take_metrics()["rollout/pushed_megabytes"].result() * 1e6
+
+    size = {name: part.numel() * 4 for name, part in llama.state_dict().items()}
+    attention = sum(size[name] for name in size if "layers.1.self_attn" in name)
+    assert pushed() == sum(size.values())
+    assert pushed() == 0
+    assert pushed(layer.self_attn.v_proj.weight, llama.model.norm.weight) == attention + size["model.norm.weight"]
+    assert pushed(llama.lm_head.weight) == size["lm_head.weight"]
+    os.kill(engine._worker.pid, signal.SIGKILL)  # type: ignore[union-attr]
+    assert pushed(llama.lm_head.weight) == sum(size.values())
+    assert pushed(llama.lm_head.weight) == size["lm_head.weight"]
+    assert pushed(*llama.parameters()) == sum(size.values())
+    assert pushed(llama.lm_head.weight) == sum(size.values())  # digests are not worth their time any more
+
+
+@pytest.mark.slow
+def test_each_gpu_of_an_engine_gets_the_weights(make: Make, llama: Any, fake_vllm: Path) -> None:
+    engine = make(script=SCRIPT, options={"tensor_parallel_size": 2})
+    engine.generate(ONE, SAMPLING, seed=0, step=0)
+    assert fake_vllm.read_text().splitlines() == ["build on 2", "push", "generate"]
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("vllm_has", ["adapters", "none", "partial"])
+def test_of_a_lora_policy_only_the_adapter_is_pushed_where_vllm_agrees(
+    make: Make, llama: Any, tmp_path: Path, fake_vllm: Path, monkeypatch: pytest.MonkeyPatch, vllm_has: str
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM_LORA", vllm_has)
+    adapter = Adapter(llama, LoraConfig(rank=4, alpha=12.0))
+    engine = make(script=SCRIPT)
+    engine.generate(ONE, SAMPLING, seed=0, step=0)
+    start = fake_vllm.read_text().splitlines()
+    trial = ["build enable_lora", *("push", "score") * 2, "adapter", "score"]
+    merging = ["build", "push"]
+    expected = {"adapters": [*trial, "push", "adapter"], "none": merging, "partial": [*trial, *merging]}
+    assert start[:-1] == expected[vllm_has]
+    engine.take_metrics()
+    for version in (1, 2):
+        for parameter in adapter.parameters().values():
+            parameter.normal_()
+        engine.sync(Weights.of(llama, version))
+        assert engine.generate(ONE, SAMPLING, seed=0, step=0)[0].policy_version == version
+    megabytes = engine.take_metrics()["rollout/pushed_megabytes"].result()
+    if vllm_has == "adapters":
+        assert fake_vllm.read_text().splitlines()[len(start) :] == ["adapter", "generate with adapter"] * 2
+        assert megabytes * 1e6 == 2 * sum(parameter.nbytes for parameter in adapter.parameters().values())
+        return
+    assert fake_vllm.read_text().splitlines()[len(start) :] == ["push", "generate"] * 2
+    reason = {"none": "does not support LoRA", "partial": "in a trial its log-probabilities were"}[vllm_has]
+    assert "burnish: adapters are merged into the weights" in log_of(tmp_path)
+    assert reason in log_of(tmp_path)
+    merged = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in named_tensors(llama)}
+    assert json.loads(Path(f"{fake_vllm}.weights").read_text()) == merged
 
 
 @pytest.mark.parametrize(
