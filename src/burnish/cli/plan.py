@@ -91,17 +91,19 @@ def show_plan(
 
     from burnish.cli.described_plan import described_lines, json_of
     from burnish.cli.run_files import load_any_run_file
-    from burnish.cli.simulated_plan import SimulationOptions, show_simulation
+    from burnish.cli.simulated_plan import SimulationOptions, refuse_beside, show_simulation
     from burnish.machine.collecting import uncollected
 
     loaded = load_any_run_file(file, overrides or ())
+    described = {"--on": on, "--response-tokens": response_tokens, "--json": as_json}
     if slurm or sbatch:
+        refuse_beside("--slurm", {"--simulate": simulate, "--price": price is not None, **described})
         _print_script(loaded.config, file, overrides or (), sbatch or ())
         return
     console = Console()
     options = SimulationOptions(devices, recorded or (), numbers, html, steps, price, mtbf)
     if simulate:
-        options.refuse_with_simulate({"--on": on, "--response-tokens": response_tokens, "--json": as_json or None})
+        refuse_beside("--simulate", described)
         show_simulation(loaded.rl, options, console)
         return
     options.refuse_without_simulate()

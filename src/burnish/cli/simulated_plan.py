@@ -44,11 +44,12 @@ class SimulationOptions:
         if given:
             raise ConfigError(f"{', '.join(given)} only means something with --simulate", remedy="add --simulate")
 
-    def refuse_with_simulate(self, others: Mapping[str, object]) -> None:
-        """Raise ConfigError if one of the words that mean nothing with `--simulate` was given."""
-        given = [word for word, value in others.items() if value is not None]
-        if given:
-            raise ConfigError(f"{', '.join(given)} means nothing with --simulate", remedy="leave out one of them")
+
+def refuse_beside(option: str, others: Mapping[str, object]) -> None:
+    """Raise ConfigError if one of the words that mean nothing beside this option was given."""
+    given = [word for word, value in others.items() if value]
+    if given:
+        raise ConfigError(f"{', '.join(given)} means nothing with {option}", remedy="leave out one of them")
 
 
 def show_simulation(config: RlConfig, options: SimulationOptions, console: Console) -> None:

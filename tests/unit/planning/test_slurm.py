@@ -194,3 +194,4 @@ def test_the_command_prints_the_script(
     assert asked(script)["chdir"] == str(tmp_path)
     assert '"$python" -m burnish rl run.yaml cluster.trainers=2 &' in script
     assert main(["plan", "run.yaml", "--sbatch=queue=gpu"]) == 2
+    assert main(["plan", "run.yaml", "--slurm", "--on", "2x24GB"]) == 2
