@@ -26,7 +26,7 @@ COLUMNS: dict[str, tuple[Phase, ...]] = {
     "rollout": ("sampling",),
     "log-probs": ("scoring", "log-probabilities", "reference", "values"),
     "update": ("update", "optimizer step", "critic update", "critic's optimizer step"),
-    "checkpoint": ("checkpoint",),
+    "checkpoint": ("checkpoint", "trial of the first checkpoint"),
 }
 """The phases of a step, as few as a table has room for."""
 _KINDS = {

@@ -531,29 +531,23 @@ def test_what_one_conversation_has_started_is_not_ended_by_the_end_of_another(ga
         wait_for(lambda: not runs(child))
 
 
+FORGED = '{"text": "false", "failed_call": false, "told": false, "cut": 0, "clean": true}'
+"""A result, without the number of the request that it answers."""
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
         ("no json", "b'no json', which is not JSON"),
-        ('{"something": 1}', "failed_call as None, not true or false"),
-        ('{"text": "", "failed_call": false, "told": false, "cut": -1, "clean": true}', "cut as "),
+        ('{"something": 1}', "what answers no request, or an earlier one"),
+        (f"{FORGED}\n{FORGED}", "what answers no request, or an earlier one"),
     ],
 )
 def test_a_process_that_sends_nonsense_is_ended(tools: ConversationHost, line: str, why: str) -> None:
+    """A tool that writes a result itself speaks neither for its own call nor for the next one of its process."""
     with talking(tools) as talker:
         (answer,) = talker.say(call("write", line=line))
-        (result,) = results(answer)
-        assert result.startswith("Error: its process sent ")
-        assert why in result
-        assert results(talker.say(call("add", a=1, b=1))[0]) == ["2"]
-
-
-def test_a_result_that_comes_twice_serves_nobody_else(tools: ConversationHost) -> None:
-    """A tool that writes its own result cannot speak for the next call of its process."""
-    false = '{"text": "false", "failed_call": false, "told": false, "cut": 0, "clean": true}'
-    with talking(tools) as talker:
-        (answer,) = talker.say(call("write", line=f"{false}\n{false}"))
-        assert results(answer) == ["false"]
+        assert results(answer) == [f"Error: its process sent {why}"]
         assert results(talker.say(call("add", a=1, b=1))[0]) == ["2"]
 
 
