@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,6 +50,21 @@ def without_autocast() -> Iterator[None]:
         for device in ("cpu", *(("cuda",) if torch.cuda.is_available() else ())):
             stack.enter_context(torch.autocast(device, enabled=False))
         yield
+
+
+@cache
+def gives_float32_sums(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether products of this type give, and add to, the float32 sums that they have computed, instead of rounding
+    them to the type of their factors (`out_dtype` of `torch.mm` and `torch.addmm`). A CPU's do not."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return False
+    factor = torch.ones(16, 16, device=device_type, dtype=dtype)
+    try:
+        sums = torch.mm(factor, factor, out_dtype=torch.float32)
+        torch.addmm(sums, factor, factor, out_dtype=torch.float32, out=sums)
+    except (RuntimeError, TypeError):  # no such kernel; PyTorch 2.11 has one but for `meta`
+        return False
+    return True
 
 
 def rounds_up(model: PreTrainedModel) -> bool:

@@ -11,9 +11,12 @@ import torch
 from burnish.algorithms.mismatch import correction_weights
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.config.schema_data import ModelConfig
+from burnish.forward import logprobs
 from burnish.forward.attention import WAYS, packing_way, set_packed_attention, ways_on
 from burnish.forward.batch import Batch
 from burnish.forward.gathering import deterministic, gather_rows
+from burnish.forward.logprobs import chunked_token_scores, head_logits
+from burnish.forward.precision import gives_float32_sums
 from burnish.forward.scoring import ResponseScorer
 from burnish.models.accumulation import count_denominators
 from burnish.models.loading import load_model
@@ -167,6 +170,26 @@ def test_objectives_wait_for_nothing(load, batch, gpu, name) -> None:
         whole = whole.replace(selection=whole.loss_mask)
     with gpu:
         micro_batch(scorer, whole.to(META), policy_objective(name))
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_logits_on_a_gpu_are_float32_sums_in_few_large_operations(gpu, entropy, monkeypatch) -> None:
+    """Kept ones and, in chunks of whole rows, those that are computed again."""
+    monkeypatch.setattr("burnish.forward.logprobs.DEVICE_ELEMENTS", 24 * 50)
+    if not gives_float32_sums("meta", torch.bfloat16):
+        pytest.skip("this PyTorch has no such product for meta")
+    hidden = torch.zeros(64, 8, device=META, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.zeros(50, 8, device=META, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.zeros(64, device=META, dtype=torch.int64)
+    weight.grad_dtype = torch.float32
+    made = []
+    monkeypatch.setattr(logprobs, "head_logits", lambda *given: made.append(head_logits(*given)) or made[-1])
+    with gpu:
+        scores, found = chunked_token_scores(hidden, weight, None, targets, entropy=entropy, accumulate_in_place=True)
+        (scores.sum() + (found.sum() if entropy else 0)).backward()
+    assert {logits.dtype for logits in made} == {torch.float32}
+    assert [len(logits) for logits in made] == [24, 24, 16, 24, 16]
+    assert weight.grad.dtype == torch.float32
 
 
 def test_scores_without_a_gradient_wait_for_nothing(load, batch, gpu) -> None:
