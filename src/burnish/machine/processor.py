@@ -15,10 +15,18 @@ from typing import Literal, get_args
 
 from burnish.errors import ConfigError
 
-Capability = Literal["onednn", "onednn_bfloat16", "medium_float32", "bfloat16", "varlen_attention", "flex_attention"]
+Capability = Literal[
+    "onednn",
+    "onednn_bfloat16",
+    "medium_float32",
+    "bfloat16",
+    "varlen_attention",
+    "flex_attention",
+    "compiled_layers",
+]
 """`onednn`: matrix products with weights in blocks; `onednn_bfloat16`: the same for bfloat16; `medium_float32`:
 float32 products at PyTorch's "medium"; `bfloat16`: instructions that multiply bfloat16. Of a GPU: `varlen_attention`
-and `flex_attention`, two ways to attend in packed rows."""
+and `flex_attention`, two ways to attend in packed rows; `compiled_layers`, fused by PyTorch's compiler."""
 
 WITHOUT, TIMING = "BURNISH_WITHOUT", "BURNISH_TIMING"
 REMEDY = "set model.dtype: float32, unless you lack the memory"

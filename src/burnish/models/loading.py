@@ -17,7 +17,13 @@ from burnish.forward.attention import packs_rows
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import bfloat16_note
 from burnish.forward.kernel_layers import has_known_layers, uses_layer_kernels
-from burnish.forward.probe import keep_faster_layers, keep_own_layers, use_layer_kernels, use_packed_rows
+from burnish.forward.probe import (
+    compile_faster_layers,
+    keep_faster_layers,
+    keep_own_layers,
+    use_layer_kernels,
+    use_packed_rows,
+)
 from burnish.forward.quantized_layers import quantize, restore
 from burnish.forward.recomputing import allow_recomputing
 from burnish.forward.router_loss import RouterLoss
@@ -159,7 +165,8 @@ def _load_model(
     if head == "language" and not plain:
         use_packed_rows(model, paths)
     kernels_note = _use_kernels(model, config, paths, has_passes=head == "language" and not plain)
-    found = (bfloat16_note(model, paths), kernels_note)
+    compiled_note = None if plain or head != "language" else compile_faster_layers(model, paths)
+    found = (bfloat16_note(model, paths), kernels_note, compiled_note)
     return replace(
         loaded,
         model=model,
