@@ -308,7 +308,9 @@ class WeightOptimizer:
         if not self._lanes.keeps_state:
             return {}
         moments = {
-            name: {key: value.detach() for key, value in self._adam.state[master].items()}
+            name: {
+                key: value.cpu() if key == "step" else value.detach() for key, value in self._adam.state[master].items()
+            }
             for name, master in self._masters.items()
             if master in self._adam.state
         }
@@ -326,9 +328,11 @@ class WeightOptimizer:
             self._adam.state.clear()
             for name, moments in state["moments"].items():
                 master = self._masters[name]
-                # Adam keeps its step counts on the CPU, wherever the weights are.
+                counts_on = master.device if self._adam.defaults.get("fused") else torch.device("cpu")  # as Adam does
                 self._adam.state[master] = {
-                    key: value.clone() if key == "step" else self._own(value).to(device=master.device, copy=True)
+                    key: value.to(device=counts_on, copy=True)
+                    if key == "step"
+                    else self._own(value).to(device=master.device, copy=True)
                     for key, value in moments.items()
                 }
             self._publish()
@@ -362,6 +366,9 @@ class WeightOptimizer:
 
 
 def _in_one_pass(settings: OptimizerSettings, parameters: Sequence[nn.Parameter]) -> dict[str, bool]:
-    """Use fused AdamW on a CPU, where each of its eight separate operations would read all weights from memory."""
-    fused = settings.optimizer == "adamw" and all(parameter.device.type == "cpu" for parameter in parameters)
+    """Use fused AdamW where all weights are on a CPU, or all on GPUs: each of its eight separate operations would read
+    all of them from memory, and keep results of their size. Elsewhere PyTorch chooses (`foreach` where it can)."""
+    places = {parameter.device.type for parameter in parameters}
+    floating = all(parameter.is_floating_point() for parameter in parameters)
+    fused = settings.optimizer == "adamw" and places in ({"cpu"}, {"cuda"}) and floating
     return {"fused": True} if fused else {}
