@@ -103,6 +103,14 @@ class FastPaths:
         nothing is timed. Ways that fail are left out, and that is not kept: the next start may have the memory."""
         return self._timed_ways(path, shape, ways)[0]
 
+    def settled(self, path: str, shape: str, decide: Callable[[], str]) -> str:
+        """What the run began with, or else what `decide` says: kept and told like the choice between ways."""
+        entry = f"{path} ({shape})"
+        before = self._recorded.get(entry)
+        way = decide() if before is None else before
+        self._choices[entry] = Choice(path, way, recorded=before is not None)
+        return way
+
     def known(self, path: str, shape: str, names: Sequence[str]) -> str | None:
         """The way that `choose` would take without running any: the run began with it, or it was the fastest before.
         None if that is not known."""

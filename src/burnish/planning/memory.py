@@ -470,7 +470,7 @@ def _longest(config: RlConfig) -> int:
 
 def microbatch_tokens(config: Trained) -> int:
     """Tokens in one forward and backward pass: the budget, or less if a lane has less of an optimizer step."""
-    budget, lanes = config.optimization.tokens_per_microbatch, config.cluster.num_lanes
+    budget, lanes = config.optimization.microbatch_tokens, config.cluster.num_lanes
     if isinstance(config, SftConfig):
         step = config.optimization.tokens_per_batch
         longest = min(config.max_tokens, step, budget)  # a lane's share is never less than one example

@@ -9,6 +9,7 @@ from burnish.config import names
 from burnish.config.domains import at_step, domain_settings, responses_per_step
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.planning.memory import PHASES, MemoryItem, Trained, bytes_in, bytes_in_words, estimate_memory
+from burnish.planning.microbatch import MicrobatchChoice, microbatch_of, with_microbatch
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.room import refuse_impossible, seat_warnings
 from burnish.planning.seats import Choice, Machine, Seat, runs_on_gpu, seats_of, sharding_of
@@ -58,13 +59,20 @@ def seated(
 ) -> Plan:
     """The plan with the processes of the run on this machine. ConfigError if it cannot have them. `rewards`: its reward
     models."""
+    microbatch = microbatch_of(config, facts, machine, rewards)
+    given = [] if config.optimization.tokens_per_microbatch != "auto" else [_microbatch_line(microbatch)]
+    config = with_microbatch(config, microbatch.tokens)
     seats = seats_of(config, facts, machine, rewards)
     refuse_impossible(config, seats, machine)
     warnings = (*plan.warnings, *seat_warnings(config, seats, machine))
     sharding = sharding_of(config, facts, machine, rewards)
-    lines = (*plan.lines, *_process_lines(config, sharding, seats, machine), *_phase_lines(seats))
+    lines = (*plan.lines, *given, *_process_lines(config, sharding, seats, machine), *_phase_lines(seats))
     memory = () if facts is None else estimate_memory(config, facts, rewards, runs_on_gpu(config, machine))
     return replace(plan, seats=seats, memory=memory, lines=lines, warnings=warnings)
+
+
+def _microbatch_line(choice: MicrobatchChoice) -> PlanLine:
+    return PlanLine("one step", "tokens of a micro-batch, at most", f"{choice.tokens:,}", choice.because)
 
 
 def _process_lines(config: Trained, sharding: Choice, seats: Sequence[Seat], machine: Machine) -> Iterator[PlanLine]:
