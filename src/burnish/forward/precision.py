@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,12 +43,23 @@ def usual_float32() -> Iterator[None]:
         yield
 
 
+def has_float64(device: torch.device) -> bool:
+    """Whether the device computes in float64: all but Apple's GPUs (`mps`) do."""
+    return device.type != "mps"
+
+
+def countable(tensor: Tensor) -> Tensor:
+    """The tensor where float64 is: in host memory, with its gradient, if its device has none."""
+    return tensor if has_float64(tensor.device) else tensor.cpu()
+
+
 @contextmanager
 def without_autocast() -> Iterator[None]:
     """The caller's `torch.autocast` is off inside. Kernels take no other dtype than the model's, and sampling and
     training have to compute in the same one."""
     with ExitStack() as stack:
-        for device in ("cpu", *(("cuda",) if torch.cuda.is_available() else ())):
+        gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        for device in ("cpu", *(name for name, is_there in gpus.items() if is_there)):
             stack.enter_context(torch.autocast(device, enabled=False))
         yield
 

@@ -93,7 +93,7 @@ class ResponsePositions:
 
     def take(self, tokens_BT: Tensor) -> Tensor:
         """(N,): what is there; not differentiable."""
-        return tokens_BT.take(self.index_N)
+        return tokens_BT.flatten().index_select(0, self.index_N)  # `take` is not there on every device
 
     def rounded(self) -> ResponsePositions:
         """These, and the last of them again, so that their numbers repeat."""

@@ -16,6 +16,7 @@ from burnish.algorithms.masking import as_float
 from burnish.config.schema_optimization import OptimizationConfig
 from burnish.errors import CheckpointError
 from burnish.forward.lanes import ONE_LANE, Lanes
+from burnish.forward.precision import countable
 from burnish.forward.team import ROW
 from burnish.models.resting import Resting, resting_place
 from burnish.models.roles import TrainingState
@@ -123,7 +124,7 @@ def euclidean_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 def wide_norm(tensors: Iterable[Tensor]) -> Tensor:
     """`euclidean_norm` with all squares in float64 (0-d float64)."""
-    parts = (part.double() for tensor in tensors for part in tensor.flatten().split(WIDE_PART))
+    parts = (countable(part).double() for tensor in tensors for part in tensor.flatten().split(WIDE_PART))
     return norm_of_rows(torch.stack([_norm_of_rows(part) for part in parts]))
 
 
@@ -134,7 +135,7 @@ def _norm_of_rows(values: Tensor) -> Tensor:
 
 def norm_of_rows(norms: Tensor) -> Tensor:
     """Norm of all numbers (0-d float64), from the norms of the rows, or tensors, that hold them."""
-    norms = norms.double()
+    norms = countable(norms).double()
     while norms.numel() > ROW:
         norms = row_norms(norms)
     return torch.linalg.vector_norm(norms).double()

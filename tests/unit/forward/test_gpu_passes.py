@@ -1,4 +1,5 @@
-"""What a micro-batch must not do on a GPU, tried without one: wait for the device, or add in an order that varies."""
+"""What a micro-batch must not do on a GPU, tried without one: wait for the device, or add in an order that varies; and
+on one of Apple's, compute in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from burnish.forward.attention import WAYS, packing_way, set_packed_attention, w
 from burnish.forward.batch import Batch
 from burnish.forward.gathering import deterministic, gather_rows
 from burnish.forward.logprobs import chunked_token_scores, head_logits
-from burnish.forward.precision import gives_float32_sums
+from burnish.forward.precision import countable, gives_float32_sums, has_float64
 from burnish.forward.scoring import ResponseScorer
 from burnish.models.accumulation import count_denominators
 from burnish.models.loading import load_model
@@ -24,6 +25,8 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective
 from burnish.models.value_head import ValueHead, ValueScorer
+from burnish.rollouts.engine import Sampling
+from burnish.rollouts.local.rows import RowsInProgress
 from burnish.trainers.rl.objective import ClippedValueObjective, LikelihoodObjective, PolicyObjective
 
 META = torch.device("meta")
@@ -264,6 +267,87 @@ def test_picked_rows_have_the_gradient_of_index_select() -> None:
         gradients.append(rows.grad)
     first, second = gradients
     assert torch.equal(first, second)
+
+
+class OnMps(torch.Tensor):
+    """A tensor on a GPU of Apple's, which a CPU plays: it and what is computed from it cannot be float64. `cpu()` gives
+    an ordinary one."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, given=(), named=None):  # type: ignore[no-untyped-def]
+        if function is torch.Tensor.cpu:
+            with torch._C.DisableTorchFunctionSubclass():
+                return given[0].as_subclass(torch.Tensor)
+        result = super().__torch_function__(function, types, given, named or {})
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, OnMps) and tensor.dtype == torch.float64:
+                raise TypeError(f"MPS has no float64, which {function} gives")
+        return result
+
+
+def to_mps(model: torch.nn.Module) -> None:
+    there = {weight: torch.nn.Parameter(weight.detach().as_subclass(OnMps)) for weight in model.parameters()}
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            module._parameters[name] = there[weight]
+
+
+@pytest.fixture
+def without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnish.forward.precision.has_float64", lambda device: False)
+    monkeypatch.setattr("burnish.models.optimizers._in_one_pass", lambda settings, parameters: {"foreach": False})
+
+
+@pytest.mark.parametrize("objective", ["ppo_clip", "turn_gspo"])
+def test_an_update_needs_no_float64_of_the_device(load, batch, objective, without_float64) -> None:
+    """Losses, norms and clipping, with the bits of a device that has it. Memory for Adam and gradients stays there."""
+    found = []
+    for move in (lambda model: None, to_mps):
+        loaded = load("llama", kernels="off")
+        set_packed_attention(loaded.model, "copied")
+        move(loaded.model)
+        policy = LocalPolicy(loaded, OptimizerSettings(1e-2, 10, max_grad_norm=0.1), tokens_per_microbatch=40)
+        whole = shared_prompts(batch)
+        update = policy.update(whole, policy_objective(objective))
+        scores = policy.logprobs(whole, entropy=True)
+        assert isinstance(scores.logprobs_BT, OnMps) is (move is to_mps)
+        found.append([update.metrics["policy/grad_norm"].value, scores.logprobs_BT.cpu(), scores.entropy_BT.cpu()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_sampling_needs_no_float64_of_the_device(without_float64) -> None:
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    sampled = []
+    for kind in (torch.Tensor, OnMps):
+
+        class Fixed:
+            def logits(self, tokens, positions, kind=kind):  # type: ignore[no-untyped-def]
+                return logits.as_subclass(kind)
+
+        rows = RowsInProgress(Fixed(), torch.device("cpu"), None, None)  # type: ignore[arg-type]
+        rows._keys = torch.arange(5).as_subclass(kind)
+        rows._counts = torch.zeros(5, dtype=torch.int64).as_subclass(kind)
+        rows._positions = torch.zeros(5, dtype=torch.int64)
+        rows._record = lambda *given: sampled.append(given[:2])  # type: ignore[method-assign]
+        rows.advance(Sampling(8, temperature=0.7, top_p=0.9), None)  # type: ignore[arg-type]
+    assert sampled[0] == sampled[1]
+
+
+def test_whoever_needs_float64_is_found(without_float64) -> None:
+    values = torch.ones(3).as_subclass(OnMps)
+    with pytest.raises(TypeError, match="float64"):
+        values.double()
+    with pytest.raises(TypeError, match="float64"):
+        values.sum(dtype=torch.float64)
+    assert countable(values).double().sum() == 3
+
+
+def test_what_apples_gpus_lack_is_not_asked_for() -> None:
+    mps = torch.device("mps")
+    assert not has_float64(mps)
+    assert ways_on(mps, torch.bfloat16) == ("copied",)
+    with deterministic(mps):
+        assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device (docs/gpu.md)")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from burnish.errors import RolloutError
+from burnish.forward.precision import countable
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.cache import PrefilledPrompts
 from burnish.rollouts.local.decoders import Decoder
@@ -89,10 +90,11 @@ class RowsInProgress:
 
     def advance(self, sampling: Sampling, stop: StopConditions) -> list[Row]:
         """Decode one token for every row. Finished rows leave and are returned."""
-        logits_RV = self._decoder.logits(self._tokens, self._positions)[:, : self._vocabulary]
+        logits_RV = countable(self._decoder.logits(self._tokens, self._positions)[:, : self._vocabulary])
         # Noise depends on the row's key and token count only, so a sample does not depend on the rows next to it.
-        uniforms_R = uniforms(self._keys, self._counts)
-        self._tokens, logprobs_R = sample(logits_RV, uniforms_R, sampling)
+        uniforms_R = uniforms(countable(self._keys), countable(self._counts))
+        tokens_R, logprobs_R = sample(logits_RV, uniforms_R, sampling)
+        self._tokens = tokens_R.to(self._device)
         self._positions = self._positions + 1
         self._counts = self._counts + 1
         self._record(self._tokens.tolist(), logprobs_R.tolist(), stop)
