@@ -19,6 +19,8 @@ from burnish.forward.gathering import deterministic, gather_rows
 from burnish.forward.logprobs import chunked_token_scores, head_logits
 from burnish.forward.precision import countable, gives_float32_sums, has_float64
 from burnish.forward.scoring import ResponseScorer
+from burnish.forward.varlen_attention import SequenceEnds, varlen_backward, varlen_forward
+from burnish.forward.versions import key_sharing
 from burnish.models.accumulation import count_denominators
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
@@ -267,6 +269,40 @@ def test_picked_rows_have_the_gradient_of_index_select() -> None:
         gradients.append(rows.grad)
     first, second = gradients
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("can_be_asked", "shares", "seen"),
+    [(True, False, [(1, True)]), (False, True, [(1, False)]), (False, False, [(2, False)])],
+    ids=["PyTorch 2.12", "PyTorch 2.11", "a kernel that cannot"],
+)
+def test_key_heads_are_repeated_only_as_the_last_resort(can_be_asked, shares, seen, monkeypatch) -> None:
+    from torch.nn.attention import varlen
+
+    found = []
+
+    def attend(query, key, value, *ends, enable_gqa=False, return_aux=None, **others):  # type: ignore[no-untyped-def]
+        if key.shape[1] < query.shape[1] and not (enable_gqa or shares):
+            raise RuntimeError("number of heads in key must be that in query")
+        if return_aux is None:
+            return query + key + value
+        found.append((key.shape[1], enable_gqa))
+        return query, torch.zeros(query.shape[1], len(query), device=META)
+
+    def unaskable(*given, return_aux=None, scale=None, window_size=(-1, -1)):  # type: ignore[no-untyped-def]
+        return attend(*given, return_aux=return_aux)
+
+    monkeypatch.setattr(varlen, "varlen_attn", attend if can_be_asked else unaskable)
+    key_sharing.cache_clear()
+    try:
+        query, key = (torch.zeros(6, heads, 8, device=META, dtype=torch.bfloat16) for heads in (2, 1))
+        ends = SequenceEnds(*[torch.zeros(2, dtype=torch.int32, device=META)] * 2, 6, 6, is_causal=True)
+        output, sums = varlen_forward(query, key, key, ends, None)
+        gradients = varlen_backward(query, query, key, key, output, sums, ends, None)
+    finally:
+        key_sharing.cache_clear()
+    assert found == seen
+    assert [gradient.shape[1] for gradient in gradients] == [2, 1, 1]
 
 
 class OnMps(torch.Tensor):
