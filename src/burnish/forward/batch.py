@@ -17,8 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from burnish.forward.precision import countable
-
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
@@ -224,7 +222,3 @@ class TokenScores(NamedTuple):
     correct_BT: Tensor | None = None
     values_BT: Tensor | None = None
     router_loss: Tensor | None = None
-
-    def countable(self) -> TokenScores:
-        """The same where float64 is (`burnish.forward.precision`)."""
-        return TokenScores(countable(self[0]), *(None if part is None else countable(part) for part in self[1:]))

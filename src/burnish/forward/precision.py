@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LARGEST_STEP = 64
+WITHOUT_FLOAT64 = ("mps",)
+"""Devices that do not compute in float64: Apple's GPUs."""
 
 
 @contextmanager
@@ -43,14 +45,9 @@ def usual_float32() -> Iterator[None]:
         yield
 
 
-def has_float64(device: torch.device) -> bool:
-    """Whether the device computes in float64: all but Apple's GPUs (`mps`) do."""
-    return device.type != "mps"
-
-
 def countable(tensor: Tensor) -> Tensor:
     """The tensor where float64 is: in host memory, with its gradient, if its device has none."""
-    return tensor if has_float64(tensor.device) else tensor.cpu()
+    return tensor.cpu() if tensor.device.type in WITHOUT_FLOAT64 else tensor
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from burnish.forward.batch import Batch
 from burnish.forward.compiled_layers import uses_compiled_layers
 from burnish.forward.kernel_layers import uses_layer_kernels
 from burnish.forward.lanes import ONE_LANE, Lanes
-from burnish.forward.precision import countable
 from burnish.forward.probe import use_compiled_layers, use_layer_kernels, use_packed_rows
 from burnish.forward.recomputing import recomputing
 from burnish.models.cut import Cut, CutModel
@@ -77,7 +76,7 @@ class HeadCritic(LearnerByParts[ValueObjective]):
         self, part: Batch, objective: ValueObjective, denominators: Denominators
     ) -> tuple[Sequence[Tensor], ObjectiveValue]:
         part = part.to(self._scorer.device)
-        values_BT = countable(self._scorer.score(part, only_trained=True, train_trunk=not self.shares_trunk))
+        values_BT = self._scorer.score(part, only_trained=True, train_trunk=not self.shares_trunk)
         return [values_BT], objective(values_BT, part.to(values_BT.device), denominators)
 
     def save_weights(self, folder: Path) -> None:

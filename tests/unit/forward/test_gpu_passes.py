@@ -17,8 +17,8 @@ from burnish.forward.attention import WAYS, packing_way, set_packed_attention, w
 from burnish.forward.batch import Batch
 from burnish.forward.gathering import deterministic, gather_rows
 from burnish.forward.logprobs import chunked_token_scores, head_logits
-from burnish.forward.precision import countable, gives_float32_sums, has_float64
-from burnish.forward.scoring import ResponseScorer
+from burnish.forward.precision import countable, gives_float32_sums
+from burnish.forward.scoring import ResponsePositions, ResponseScorer
 from burnish.forward.varlen_attention import SequenceEnds, varlen_backward, varlen_forward
 from burnish.forward.versions import key_sharing
 from burnish.models.accumulation import count_denominators
@@ -330,7 +330,7 @@ def to_mps(model: torch.nn.Module) -> None:
 
 @pytest.fixture
 def without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("burnish.forward.precision.has_float64", lambda device: False)
+    monkeypatch.setattr("burnish.forward.precision.WITHOUT_FLOAT64", ("mps", "cpu"))
     monkeypatch.setattr("burnish.models.optimizers._in_one_pass", lambda settings, parameters: {"foreach": False})
 
 
@@ -346,8 +346,9 @@ def test_an_update_needs_no_float64_of_the_device(load, batch, objective, withou
         whole = shared_prompts(batch)
         update = policy.update(whole, policy_objective(objective))
         scores = policy.logprobs(whole, entropy=True)
-        assert isinstance(scores.logprobs_BT, OnMps) is (move is to_mps)
-        found.append([update.metrics["policy/grad_norm"].value, scores.logprobs_BT.cpu(), scores.entropy_BT.cpu()])
+        moved = {type(policy._scorer._trunk.hidden(whole, ResponsePositions.of(whole)))}
+        assert moved == {OnMps if move is to_mps else torch.Tensor}
+        found.append([update.metrics["policy/grad_norm"].value, scores.logprobs_BT, scores.entropy_BT])
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
@@ -380,7 +381,6 @@ def test_whoever_needs_float64_is_found(without_float64) -> None:
 
 def test_what_apples_gpus_lack_is_not_asked_for() -> None:
     mps = torch.device("mps")
-    assert not has_float64(mps)
     assert ways_on(mps, torch.bfloat16) == ("copied",)
     with deterministic(mps):
         assert not torch.are_deterministic_algorithms_enabled()
