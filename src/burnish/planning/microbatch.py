@@ -13,13 +13,14 @@ from burnish.config.schema import RlConfig
 from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
 from burnish.planning.memory import Trained, bytes_in, bytes_in_words
 from burnish.planning.model_facts import ModelFacts, RewardFacts
-from burnish.planning.seats import ConfigT, Machine, Seat, needs_of_gpus, runs_on_gpu, seats_of
+from burnish.planning.seats import ConfigT, Machine, needs_of_gpus, runs_on_gpu, seats_of
 
 MOST, FEWEST = 65_536, 512
 """Halved from the one to the other. More tokens than that are no faster on any GPU."""
 USABLE = 0.9
 """Of a GPU's memory: the rest is for PyTorch, and for the holes between tensors."""
-_OF_PASSES = ("activations", "critic activations", "log-probabilities")
+_OF_PASSES = ("activations", "critic activations", "log-probabilities", "policy weights")
+"""What a trial of a pass measures, and what is there already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,10 @@ def microbatch_of(
 
 def usable_share(config: Trained) -> float:
     """The part of a GPU that training may take: vLLM beside it takes its own at the start, if it does not rest."""
-    if not isinstance(config, RlConfig) or config.rollout.engine != "vllm" or config.cluster.rollout_workers:
-        return USABLE
-    if "rollout_engine" in config.cluster.offload:
+    apart = isinstance(config, RlConfig) and (
+        config.cluster.rollout_workers or "rollout_engine" in config.cluster.offload
+    )
+    if not isinstance(config, RlConfig) or config.rollout.engine != "vllm" or apart:
         return USABLE
     share = config.rollout.vllm.options.get("gpu_memory_utilization", VLLM_SHARE)
     return max(0.0, USABLE - (share if isinstance(share, float) else VLLM_SHARE))
@@ -73,9 +75,8 @@ def bytes_beside_passes(
     """What the process that trains holds on its GPU in an update, besides the weights and what passes make: gradients,
     masters, moments and whatever else is planned there."""
     seats = seats_of(with_microbatch(config, FEWEST), facts, machine, rewards)
-    seat: Seat = next(seat for seat in seats if seat.device)
-    kept = [item for item in seat.device if item.name not in (*_OF_PASSES, "policy weights")]
-    return bytes_in("update", kept)
+    seat = next(seat for seat in seats if seat.device)
+    return bytes_in("update", (item for item in seat.device if item.name not in _OF_PASSES))
 
 
 def _needed(config: Trained, tokens: int, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts]) -> int:

@@ -9,7 +9,7 @@ from burnish.config import names
 from burnish.config.domains import at_step, domain_settings, responses_per_step
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.planning.memory import PHASES, MemoryItem, Trained, bytes_in, bytes_in_words, estimate_memory
-from burnish.planning.microbatch import MicrobatchChoice, microbatch_of, with_microbatch
+from burnish.planning.microbatch import microbatch_of, with_microbatch
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.room import refuse_impossible, seat_warnings
 from burnish.planning.seats import Choice, Machine, Seat, runs_on_gpu, seats_of, sharding_of
@@ -60,7 +60,8 @@ def seated(
     """The plan with the processes of the run on this machine. ConfigError if it cannot have them. `rewards`: its reward
     models."""
     microbatch = microbatch_of(config, facts, machine, rewards)
-    given = [] if config.optimization.tokens_per_microbatch != "auto" else [_microbatch_line(microbatch)]
+    chosen = PlanLine("one step", "tokens of a micro-batch, at most", f"{microbatch.tokens:,}", microbatch.because)
+    given = [chosen] if config.optimization.tokens_per_microbatch == "auto" else []
     config = with_microbatch(config, microbatch.tokens)
     seats = seats_of(config, facts, machine, rewards)
     refuse_impossible(config, seats, machine)
@@ -69,10 +70,6 @@ def seated(
     lines = (*plan.lines, *given, *_process_lines(config, sharding, seats, machine), *_phase_lines(seats))
     memory = () if facts is None else estimate_memory(config, facts, rewards, runs_on_gpu(config, machine))
     return replace(plan, seats=seats, memory=memory, lines=lines, warnings=warnings)
-
-
-def _microbatch_line(choice: MicrobatchChoice) -> PlanLine:
-    return PlanLine("one step", "tokens of a micro-batch, at most", f"{choice.tokens:,}", choice.because)
 
 
 def _process_lines(config: Trained, sharding: Choice, seats: Sequence[Seat], machine: Machine) -> Iterator[PlanLine]:

@@ -25,16 +25,11 @@ from burnish.forward.recomputing import recomputing
 from burnish.forward.verdicts import VerdictCache
 
 
-def as_it_is(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-    """A compiler that changes nothing."""
-    return graph.forward
-
-
 @pytest.fixture
 def on_this_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Layers of any size are compiled here, by the given compiler."""
 
-    def allow(compiler: Callable[..., Any] = as_it_is) -> None:
+    def allow(compiler: Callable[..., Any] = lambda graph, inputs: graph.forward) -> None:
         monkeypatch.delenv("BURNISH_WITHOUT", raising=False)
         monkeypatch.setattr(compiled_layers, "DEVICES", ("cpu",))
         monkeypatch.setattr(compiled_layers, "LEAST_WEIGHTS", 0)
@@ -103,23 +98,6 @@ def test_copies_compute_with_their_own_weights(load, on_this_cpu, pretended) -> 
     assert uses_compiled_layers(twin)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_one_code_serves_all_layers_and_lengths(load, on_this_cpu, family) -> None:
-    model, notes = load(family, kernels="off").model, []
-    on_this_cpu()
-    before = times_compiled()
-    assert use_compiled_layers(model, notes), notes
-    assert uses_compiled_layers(model)
-    once = times_compiled() - before
-    assert 2 <= once <= 16  # the parts before and after attention, with and without gradients
-    batch = probe._rows(model, (40, 2), (9, 3, 50, 7, 2))
-    probe._states_and_gradient(model, batch)
-    assert times_compiled() - before == once
-    model(torch.ones(1, 5, dtype=torch.int64))  # sampling and padded rows are none of its business
-    assert times_compiled() - before == once
-
-
 def test_layers_that_are_compiled_too_often_are_refused(load, on_this_cpu, monkeypatch) -> None:
     """A new code for each pass after the first; and a new one for each of many layers."""
     model = load("llama", kernels="off").model
@@ -178,18 +156,23 @@ def test_the_faster_layers_are_kept_and_the_slower_never_compiled_again(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler about PyTorch
-def test_real_code_has_the_numbers_of_the_layers(load, on_this_cpu) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_one_real_code_has_the_numbers_of_all_layers_and_lengths(load, on_this_cpu, family) -> None:
     """By PyTorch's own compiler, with checkpointed layers as well."""
-    model = load("llama", kernels="off", gradient_checkpointing=True).model
-    batch = probe._rows(model)
+    model = load(family, kernels="off", gradient_checkpointing=True).model
+    batch, before = probe._rows(model, (40, 2), (9, 3, 50, 7, 2)), times_compiled()
     own_states, own_gradient = probe._states_and_gradient(model, batch)
     on_this_cpu(compiled_layers.inductor)
     paths = FastPaths(timed=False)
     assert compile_faster_layers(model, paths) is None
     assert uses_compiled_layers(model)
     assert paths.way(TRAINING) == COMPILED
+    once = times_compiled() - before
+    assert 2 <= once <= 16  # the parts before and after attention, with and without gradients
     for checkpointing in (False, True):
         with recomputing(model, on=checkpointing):
             states, gradient = probe._states_and_gradient(model, batch)
         torch.testing.assert_close(states, own_states, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(gradient, own_gradient, atol=1e-4, rtol=1e-4)
+    model(torch.ones(1, 5, dtype=torch.int64))  # sampling and padded rows are none of its business
+    assert times_compiled() - before == once
