@@ -76,8 +76,7 @@ def inductor(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., An
     their sums, and a run has to have the same numbers twice."""
     from torch._inductor.compile_fx import compile_fx
 
-    compiled: Any = compile_fx(graph, inputs, config_patches={"deterministic": True})
-    return cast("Callable[..., Any]", compiled)
+    return cast("Callable[..., Any]", compile_fx(graph, inputs, config_patches={"deterministic": True}))
 
 
 @cache

@@ -106,9 +106,8 @@ class FastPaths:
     def settled(self, path: str, shape: str, decide: Callable[[], str]) -> str:
         """What the run began with, or else what `decide` says: kept and told like the choice between ways."""
         entry = f"{path} ({shape})"
-        before = self._recorded.get(entry)
-        way = decide() if before is None else before
-        self._choices[entry] = Choice(path, way, recorded=before is not None)
+        way = self._recorded.get(entry) or decide()
+        self._choices[entry] = Choice(path, way, recorded=entry in self._recorded)
         return way
 
     def known(self, path: str, shape: str, names: Sequence[str]) -> str | None:

@@ -80,8 +80,7 @@ def _has_known_code(model: PreTrainedModel) -> bool:
     layers = getattr(trunk, "layers", None)  # a foreign trunk may call them anything
     if model.config.model_type not in FAMILIES or not isinstance(layers, nn.ModuleList) or not len(layers):
         return False
-    replaced = (KernelLayer, CompiledLayer)
-    own = {part.own_class if isinstance(part, replaced) else type(part) for part in layers.modules()}
+    own = {part.own_class if isinstance(part, KernelLayer | CompiledLayer) else type(part) for part in layers.modules()}
     classes = {type(trunk)} | own
     return all(known.__module__.partition(".")[0] in _KNOWN_CODE for known in classes)
 

@@ -150,9 +150,11 @@ def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) ->
 def compile_faster_layers(model: PreTrainedModel, paths: FastPaths) -> str | None:
     """Let the layers of a model that takes packed rows be compiled if they can, stay the same and become faster. What
     is known beforehand costs no compilation. Returns a note for the user if they cannot."""
-    if not (packs_rows(model) and may_compile(model)):
+    known = paths.known(TRAINING, _training_shape(model), (COMPILED, OWN))
+    able = packs_rows(model) and may_compile(model)
+    if not able and known != COMPILED:
         return None
-    if paths.known(TRAINING, _training_shape(model), (COMPILED, OWN)) == OWN:
+    if not able or known == OWN:  # a run that began with compiled layers is told
         keep_own_layers(model, paths)
         return None
     notes: list[str] = []
@@ -222,8 +224,7 @@ def keep_faster_layers(
     kept."""
     wide, use, leave = num_weights(model.base_model.layers[0]), *_PREPARE[faster]
     count = 1 if wide > _WIDE else 2
-    on_gpu = model.device.type == "cuda"
-    size = (_GPU_TOKENS if on_gpu else tokens_for(count * wide, wanted=512, fewest=64)) // 32
+    size = (_GPU_TOKENS if model.device.type == "cuda" else tokens_for(count * wide, wanted=512, fewest=64)) // 32
     longest = max(4, model.config.max_position_embeddings // 2)
     prompts, responses = (tuple(min(longest, part * size) for part in parts) for parts in ((16, 1), (4, 3, 4, 1, 2)))
     batch = _rows(model, prompts, responses)

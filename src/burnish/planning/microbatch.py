@@ -53,10 +53,9 @@ def microbatch_of(
 
 def usable_share(config: Trained) -> float:
     """The part of a GPU that training may take: vLLM beside it takes its own at the start, if it does not rest."""
-    apart = isinstance(config, RlConfig) and (
-        config.cluster.rollout_workers or "rollout_engine" in config.cluster.offload
-    )
-    if not isinstance(config, RlConfig) or config.rollout.engine != "vllm" or apart:
+    if not isinstance(config, RlConfig) or config.rollout.engine != "vllm":
+        return USABLE
+    if config.cluster.rollout_workers or "rollout_engine" in config.cluster.offload:
         return USABLE
     share = config.rollout.vllm.options.get("gpu_memory_utilization", VLLM_SHARE)
     return max(0.0, USABLE - (share if isinstance(share, float) else VLLM_SHARE))

@@ -151,6 +151,10 @@ def test_the_faster_layers_are_kept_and_the_slower_never_compiled_again(
         assert paths.way(TRAINING) == winner
         began = paths
     assert [COMPILED, OWN] in races
+    monkeypatch.setenv("BURNISH_WITHOUT", "compiled_layers")
+    later = FastPaths(began.record(), timed=False)
+    assert compile_faster_layers(load("llama", kernels="off").model, later) is None
+    assert any("began with training passes by compiled layers" in note for note in later.notes) is (winner == COMPILED)
     assert len(tried) == (2 if winner == COMPILED else 1)
 
 
