@@ -172,11 +172,14 @@ def test_one_real_code_has_the_numbers_of_all_layers_and_lengths(load, on_this_c
     assert uses_compiled_layers(model)
     assert paths.way(TRAINING) == COMPILED
     once = times_compiled() - before
-    assert 2 <= once <= 16  # the parts before and after attention, with and without gradients
+    assert 2 <= once <= 32  # the parts before and after attention, with and without gradients
+    probe._states_and_gradient(model, batch)
+    assert times_compiled() - before == once  # for lengths that the trial has not seen
     for checkpointing in (False, True):
         with recomputing(model, on=checkpointing):
             states, gradient = probe._states_and_gradient(model, batch)
         torch.testing.assert_close(states, own_states, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(gradient, own_gradient, atol=1e-4, rtol=1e-4)
+    made = times_compiled()
     model(torch.ones(1, 5, dtype=torch.int64))  # sampling and padded rows are none of its business
-    assert times_compiled() - before == once
+    assert times_compiled() == made
