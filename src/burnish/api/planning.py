@@ -111,6 +111,7 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
     and downloads nothing. Raises what the run would refuse (BurnishError), for another machine only what it would
     refuse there."""
     from burnish.checkpointing.sources import check_output
+    from burnish.planning.microbatch import microbatch_of, with_microbatch
     from burnish.planning.plan import seated
     from burnish.trainers.placement import model_facts, reward_facts, this_machine, with_kept_speed
 
@@ -145,6 +146,12 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
     plan = seated(_plan_of_kind(config, data, facts), config, facts, machine, rewards)
     if facts is None:
         return plan
+
+    def settled(config: Trained) -> Trained:
+        """With the tokens of a micro-batch that this machine has memory for, if the run file leaves them to it."""
+        return with_microbatch(config, microbatch_of(config, facts, machine, rewards).tokens)
+
+    config = settled(config)
     machine = with_kept_speed(machine, config, facts) if here else machine
     plan = replace(plan, machine=machine)
     time = _time_of(plan, config, facts, machine, rewards, data, assumed)
@@ -153,8 +160,9 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
     if assumed.reload is None or here:
         return plan
     notes.extend(_notes_elsewhere(plan, machine))
-    fit = Fitting(assumed.reload, facts, machine, rewards).search(config)
-    changed = assumed.reload(fit.words) if fit.changes else None
+    reload = assumed.reload
+    fit = Fitting(lambda words: settled(reload(words)), facts, machine, rewards).search(config)
+    changed = settled(reload(fit.words)) if fit.changes else None
     later = None if changed is None else _time_of(plan, changed, facts, machine, rewards, data, assumed)
     return replace(plan, fit=fit, changed_time=later)
 

@@ -33,6 +33,7 @@ def check_training(config: SftFields | RmFields) -> Iterator[Problem]:
     yield from shared_work(config.cluster)
     yield from _only_optimizer_rests(config.cluster)
     yield from quantization(config.model, config.cluster)
+    yield from on_mps(config.model, config.cluster)
     yield from never_falls(config.optimization)
     yield from known_sinks(config)
     steps, warmup = config.steps, config.optimization.warmup_steps
@@ -58,6 +59,21 @@ def check_complete(config: RunConfig, kind: str) -> list[Problem]:
             remedy = "set data.eval to held-out data, or remove evaluation.every_steps"
             problems.append(Problem("evaluation.every_steps", message, remedy))
     return problems
+
+
+def on_mps(model: ModelConfig, cluster: TrainersConfig) -> Iterator[Problem]:
+    """What does not work on Apple's GPUs: several processes, which could not exchange gradients; weights in few bits;
+    state that rests in host memory, which is the GPU's as well."""
+    if not model.device.startswith("mps"):
+        return
+    found = {
+        "cluster.trainers": cluster.num_processes > 1,
+        "cluster.offload": bool(cluster.offload),
+        "model.quantization": model.quantization is not None,
+    }
+    for field in (field for field, is_set in found.items() if is_set):
+        message = "does not go together with model.device mps"
+        yield Problem(field, message, "leave it out (and all else that asks for processes), or set model.device: cpu")
 
 
 def quantization(model: ModelConfig, cluster: TrainersConfig) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ from burnish.config.checks import (
     known_sinks,
     never_falls,
     offload,
+    on_mps,
     quantization,
     shared_work,
     unsound_puzzles,
@@ -48,6 +49,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *_own_process(config),
         *offload(config.cluster, _absent(config) | _alone(config) | _awake(config)),
         *quantization(config.model, config.cluster),
+        *on_mps(config.model, config.cluster),
         *never_falls(config.optimization),
         *held_out(config),
         *generated(config),
@@ -75,6 +77,8 @@ def _vllm(config: RlFields) -> Iterator[Problem]:
             message = f"is {vars(settings)[field]!r}, but rollout.engine is {rollout.engine!r}"
             yield Problem(f"rollout.vllm.{field}", message, "set rollout.engine: vllm, or remove it")
         return
+    if config.model.device.startswith("mps"):
+        yield Problem("rollout.engine", "is vllm, which needs a CUDA GPU, but model.device is mps", "set it to local")
     for option in settings.options:
         if option in names.VLLM_RESERVED:
             message = f"is set, but {names.VLLM_RESERVED[option]}"

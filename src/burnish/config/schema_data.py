@@ -35,7 +35,7 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number type of the weights during training."""
     device: str = "auto"
-    """`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` ..."""
+    """`auto` (a CUDA GPU if there is one), `cpu`, `cuda`, `cuda:1` ..., `mps` (docs/gpu.md)."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     gradient_checkpointing: bool = False

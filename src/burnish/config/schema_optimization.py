@@ -38,10 +38,17 @@ class OptimizationConfig(Section):
     """Clip the gradient's norm to this. `null`: no clipping."""
     epochs: Passes = 1
     """Passes over the data."""
-    tokens_per_microbatch: PositiveInt = TOKENS_PER_MICROBATCH
+    tokens_per_microbatch: PositiveInt | Literal["auto"] = TOKENS_PER_MICROBATCH
     """Most tokens (prompt, response and padding) in one forward and backward pass. Changes memory and speed, never the
     result. A micro-batch with several prompts is filled only to half of this; a single prompt and its responses may use
-    all of it. More is hardly faster on a CPU. A large GPU has room for more, for example 16,384 (not measured)."""
+    all of it. More is hardly faster on a CPU. `auto`: on a GPU as many as its memory is planned to be enough for, tried
+    with one pass when the run begins, and kept for when it is resumed (not yet run on one); else the default."""
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """The same as a number: the default for `auto`, where nobody has found out more
+        (`burnish.trainers.microbatch`)."""
+        return TOKENS_PER_MICROBATCH if self.tokens_per_microbatch == "auto" else self.tokens_per_microbatch
 
     @property
     def steps_per_rate(self) -> int:

@@ -47,6 +47,8 @@ def ways_on(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
     """The ways worth trying there, the plainest last, without those that `BURNISH_WITHOUT` names."""
     if device.type == "cpu":
         return ("merged",)
+    if device.type == "mps":
+        return ("copied",)
     has_varlen = dtype in (torch.bfloat16, torch.float16) and processor.allows("varlen_attention")
     has_flex = processor.allows("flex_attention")
     return (*(["varlen"] if has_varlen else []), *(["flex"] if has_flex else []), "copied")

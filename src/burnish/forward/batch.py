@@ -25,11 +25,12 @@ def upload(values: NDArray[np.generic] | Tensor, device: torch.device) -> Tensor
     """Host values on `device`, without making either wait for the other; on a CPU nothing is copied.
 
     A plain copy to a GPU waits until everything queued there has run. A copy from pinned memory is queued as well.
+    Apple's GPUs have no pinned memory: a queued copy could read numbers that have changed by then.
     """
     tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     if tensor.device == device or tensor.device.type != "cpu":
         return tensor.to(device)
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=device.type != "mps")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

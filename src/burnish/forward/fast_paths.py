@@ -103,20 +103,26 @@ class FastPaths:
         nothing is timed. Ways that fail are left out, and that is not kept: the next start may have the memory."""
         return self._timed_ways(path, shape, ways)[0]
 
+    def settled(self, path: str, shape: str, decide: Callable[[], str]) -> str:
+        """What the run began with, or else what `decide` says: kept and told like the choice between ways."""
+        entry = f"{path} ({shape})"
+        way = self._recorded.get(entry) or decide()
+        self._choices[entry] = Choice(path, way, recorded=entry in self._recorded)
+        return way
+
+    def known(self, path: str, shape: str, names: Sequence[str]) -> str | None:
+        """The way that `choose` would take without running any: the run began with it, or it was the fastest before.
+        None if that is not known."""
+        before = self._recorded.get(f"{path} ({shape})")
+        if before in names or not self._timed:
+            return before if before in names else None
+        outcome = self._cache.find(_key(path, shape, names))
+        return None if outcome is None else outcome.winner
+
     def _timed_ways(self, path: str, shape: str, ways: Sequence[Way]) -> tuple[RaceResult | None, Timed | None]:
         if len(ways) < 2 or not self._timed:
             return None, None
-        key = {
-            "path": path,
-            "shape": shape,
-            "ways": [way.name for way in ways],
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "capability": torch.backends.cpu.get_cpu_capability(),
-            "float32": torch.get_float32_matmul_precision(),
-            "sources": sources_digest(),
-            **processor.identity(),
-        }
+        key = _key(path, shape, [way.name for way in ways])
         known = self._cache.find(key)
         if known is not None:
             return known, "now" if f"{path} ({shape})" in self._timed_now else "before"
@@ -161,6 +167,21 @@ class FastPaths:
         said = dict.fromkeys(in_words(choice) for choice in self.choices)
         line = f"fast paths: {', '.join(said)}{_by_whose_timing(self.choices)}"
         return [*([line] if said else []), *dict.fromkeys(self.notes)]
+
+
+def _key(path: str, shape: str, names: Sequence[str]) -> dict[str, object]:
+    """Everything that the outcome of a race depends on."""
+    return {
+        "path": path,
+        "shape": shape,
+        "ways": list(names),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "float32": torch.get_float32_matmul_precision(),
+        "sources": sources_digest(),
+        **processor.identity(),
+    }
 
 
 def _race_here(ways: Sequence[Way]) -> RaceResult:

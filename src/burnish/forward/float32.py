@@ -45,10 +45,11 @@ _WORTH_A_WORD = 1.1
 @contextmanager
 def fast_float32(model: PreTrainedModel, *, plain: bool = False, paths: FastPaths | None = None) -> Iterator[bool]:
     """Inside, float32 products may use oneDNN; yields whether they do. Never with `plain`, for other dtypes, for models
-    that are too narrow, or if a GPU is visible (the same setting would make its products inexact). Numbers change by
-    rounding only; `paths` makes and keeps the choice, so that runs can be repeated bit for bit."""
+    that are too narrow or on a GPU, or if one is visible (the setting would make its products inexact). Numbers change
+    by rounding only; `paths` makes and keeps the choice, so that runs can be repeated bit for bit."""
     fits = model.get_input_embeddings().weight.dtype == torch.float32 and _is_wide_enough(model)
-    if plain or not fits or torch.cuda.is_available() or _faster_precision(model, paths or FastPaths()) == "highest":
+    beside_gpu = torch.cuda.is_available() or model.device.type == "mps"
+    if plain or not fits or beside_gpu or _faster_precision(model, paths or FastPaths()) == "highest":
         yield False
         return
     with matmul_precision("medium"):

@@ -35,9 +35,10 @@ def add_rows(sum_SX: Tensor, index_N: Tensor, rows_NX: Tensor) -> Tensor:
 @contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
     """Inside, PyTorch takes the deterministic form of operations on `device` that have one (`index_add_`,
-    FlashAttention's backward pass). Operations on a CPU always are, so nothing changes there."""
+    FlashAttention's backward pass). Operations on a CPU always are, and Apple's GPUs have no such forms, so nothing
+    changes there."""
     before = torch.are_deterministic_algorithms_enabled()
-    if device.type == "cpu" or before:
+    if device.type in ("cpu", "mps") or before:
         yield
         return
     torch.use_deterministic_algorithms(True)

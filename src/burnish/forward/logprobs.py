@@ -6,6 +6,10 @@ backward pass overwrites them with their gradient. Over the other positions both
 vocabulary: the forward pass with a running log-sum-exp per position (Milakov and Gimelshein 2018,
 https://arxiv.org/abs/1805.02867), the backward pass computing each chunk's logits again. Peak extra memory is then
 what is kept, one chunk and the gradients.
+
+On other devices than a CPU, where large operations are fast and small ones are not, a chunk has whole rows, of as many
+positions as `DEVICE_ELEMENTS` is enough for. From bfloat16 or float16, logits are the products' float32 sums, unrounded
+(`burnish.forward.precision.gives_float32_sums`); their gradient is rounded once, for the products of the backward pass.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.functional import linear
 
 from burnish.algorithms.ratios import entropy_from_logits
+from burnish.forward.precision import gives_float32_sums
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits of one chunk: 16 MiB in float32, which may fit into a processor's last cache."""
@@ -27,6 +32,10 @@ KEPT_ELEMENTS = 1 << 26
 """Up to this many logits of a call are kept for its backward pass: 256 MiB in float32, half of that in bfloat16."""
 BLOCK_ELEMENTS = 1 << 19
 """Kept logits that are processed at a time: 2 MiB in float32, so that several passes in a row find them in a cache."""
+DEVICE_ELEMENTS = 1 << 27
+"""In place of these three on a GPU: logits that exist at a time, 512 MiB in float32, kept or computed again."""
+DEVICE_BLOCK_ELEMENTS = 1 << 25
+"""Of these, how many an operation takes at a time, so that its intermediate results are of 128 MiB each."""
 LEAST_LOGPROB = -1e4
 """Its exp is 0 in every number type. Log-probabilities below it (-inf for a token that a head rules out) count as this
 in entropies and their gradients: 0 times it is 0, where 0 times -inf is not a number."""
@@ -75,9 +84,10 @@ class LogitsBuffer:
     """One-dimensional, used by no call."""
 
     def linear(self, hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
-        """`torch.nn.functional.linear` to the last bit, (K, V), in memory of its own until `give_back`."""
-        if hidden_KH.device.type != "cpu":  # the allocators of other devices keep freed memory by its size
-            return linear(hidden_KH, weight_VH, bias_V)
+        """`torch.nn.functional.linear` to the last bit, (K, V), in memory of its own until `give_back`; `head_logits`
+        on other devices than a CPU, whose allocators keep freed memory by its size."""
+        if hidden_KH.device.type != "cpu":
+            return head_logits(hidden_KH, weight_VH, bias_V)
         rows, vocabulary = hidden_KH.shape[0], weight_VH.shape[0]
         spare, self._spare = self._spare, None
         if spare is None or spare.dtype != hidden_KH.dtype or spare.numel() < rows * vocabulary:
@@ -95,6 +105,14 @@ class LogitsBuffer:
             self._spare = output_KV.as_strided((whole,), (1,), 0)
 
 
+def head_logits(hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
+    """`torch.nn.functional.linear`, not rounded from float32 to the inputs' type where the device can do without."""
+    if not gives_float32_sums(hidden_NH.device.type, hidden_NH.dtype):
+        return linear(hidden_NH, weight_VH, bias_V)
+    logits_NV = torch.mm(hidden_NH, weight_VH.T, out_dtype=torch.float32)
+    return logits_NV if bias_V is None else logits_NV.add_(bias_V)
+
+
 def chunked_token_scores(
     hidden_NH: Tensor,
     weight_VH: Tensor,
@@ -105,10 +123,11 @@ def chunked_token_scores(
     transform: HeadTransform | None = None,
     entropy: bool = False,
     accumulate_in_place: bool = False,
-    chunk_elements: int = CHUNK_ELEMENTS,
-    kept_elements: int = KEPT_ELEMENTS,
+    chunk_elements: int | None = None,
+    kept_elements: int | None = None,
     buffer: LogitsBuffer | None = None,
     vocabulary: int | None = None,
+    by_rows: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(log-probability of each target, entropy in nats or None) of softmax(transform(hidden @ weight.T + bias) / T).
 
@@ -117,22 +136,23 @@ def chunked_token_scores(
     `accumulate_in_place` adds the weight's gradient straight into `weight.grad` when weight is a leaf without hooks,
     so that a second micro-batch needs no second (V, H) buffer; `torch.autograd.grad` for the weight then sees nothing.
     At most `kept_elements` logits are kept for the backward pass, of as many positions as that is enough for, in
-    `buffer`'s memory.
+    `buffer`'s memory. `by_rows`: the others are computed in chunks of whole rows. All three depend on the device.
     Raises ValueError for a temperature that is not positive.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    head = transform or HeadTransform()
+    head, on_cpu = transform or HeadTransform(), hidden_NH.device.type == "cpu"
     plan = _Plan(
         temperature,
         head.scale,
         head.softcap,
         entropy,
         accumulate_in_place,
-        chunk_elements,
-        kept_elements,
+        chunk_elements or (CHUNK_ELEMENTS if on_cpu else DEVICE_ELEMENTS),
+        (KEPT_ELEMENTS if on_cpu else DEVICE_ELEMENTS) if kept_elements is None else kept_elements,
         buffer or LogitsBuffer(),
         vocabulary,
+        not on_cpu if by_rows is None else by_rows,
     )
     logprobs_N, entropy_N = _ChunkedTokenScores.apply(hidden_NH, weight_VH, bias_V, targets_N, plan)
     return logprobs_N, entropy_N if entropy else None
@@ -145,11 +165,12 @@ def likeliest_tokens(
     bias_V: Tensor | None,
     *,
     vocabulary: int | None = None,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    chunk_elements: int | None = None,
 ) -> Tensor:
     """(N,) token ids of the largest logit, a few positions at a time; transform and temperature do not change it."""
-    rows = max(1, chunk_elements // weight_VH.shape[0])
-    parts = [linear(part, weight_VH, bias_V)[:, :vocabulary].argmax(-1) for part in hidden_NH.split(rows)]
+    usual = CHUNK_ELEMENTS if hidden_NH.device.type == "cpu" else DEVICE_ELEMENTS
+    rows = max(1, (chunk_elements or usual) // weight_VH.shape[0])
+    parts = [head_logits(part, weight_VH, bias_V)[:, :vocabulary].argmax(-1) for part in hidden_NH.split(rows)]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=hidden_NH.device)
 
 
@@ -164,11 +185,16 @@ class _Plan:
     kept_elements: int
     buffer: LogitsBuffer
     vocabulary: int | None
+    by_rows: bool
 
     def kept_logits(self, hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
         """The head's output for the vocabulary, a view of that for all rows of the weight: a product with a row less
         may be slower and round differently."""
         return self.buffer.linear(hidden_KH, weight_VH, bias_V)[:, : self.vocabulary]
+
+    def logits(self, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
+        """The same in memory that is free as soon as nobody reads it."""
+        return head_logits(hidden_NH, weight_VH, bias_V)[:, : self.vocabulary]
 
     def kept_rows(self, num_tokens: int, vocabulary: int) -> int:
         return max(0, min(num_tokens, self.kept_elements // max(1, vocabulary)))
@@ -176,15 +202,22 @@ class _Plan:
     def token_chunks(self, num_tokens: int) -> Iterator[slice]:
         return _slices(num_tokens, TOKENS_PER_CHUNK)
 
+    def whole_rows(self, rows: slice, vocabulary: int) -> Iterator[slice]:
+        """These positions, as many at a time as have `chunk_elements` logits."""
+        size = max(1, self.chunk_elements // max(1, vocabulary))
+        return (
+            slice(rows.start + part.start, rows.start + part.stop) for part in _slices(rows.stop - rows.start, size)
+        )
+
     def vocabulary_chunks(self, num_tokens: int, weight_VH: Tensor) -> Iterator[slice]:
-        rows = max(1, min(num_tokens, TOKENS_PER_CHUNK))
+        rows = max(1, min(num_tokens, num_tokens if self.by_rows else TOKENS_PER_CHUNK))
         return _slices(len(weight_VH[: self.vocabulary]), max(1, self.chunk_elements // rows))
 
     def row_blocks(self, raw_NV: Tensor) -> Iterator[slice]:
         """A few rows at a time: as many as a cache holds, at least one per thread; more on devices that need large
         operations."""
         on_cpu = raw_NV.device.type == "cpu"
-        rows = (BLOCK_ELEMENTS if on_cpu else self.chunk_elements) // max(1, raw_NV.shape[1])
+        rows = (BLOCK_ELEMENTS if on_cpu else DEVICE_BLOCK_ELEMENTS) // max(1, raw_NV.shape[1])
         return _slices(raw_NV.shape[0], max(torch.get_num_threads() if on_cpu else 1, rows))
 
     def tempered(self, raw: Tensor, *, overwrite: bool = False) -> Tensor:
@@ -245,9 +278,8 @@ class _ChunkedTokenScores(torch.autograd.Function):
         raw_KV = plan.kept_logits(hidden_NH[:kept_rows], weight_VH, bias_V)
         logprobs_K, entropy_K = _score_rows(raw_KV, targets_N[:kept_rows], plan)
         ctx.raw_KV = raw_KV
-        logprobs_R, log_normalizer_R, entropy_R = _stream(
-            hidden_NH[kept_rows:], weight_VH, bias_V, targets_N[kept_rows:], plan
-        )
+        rest = (hidden_NH[kept_rows:], weight_VH, bias_V, targets_N[kept_rows:], plan)
+        logprobs_R, log_normalizer_R, entropy_R = _score_by_rows(*rest) if plan.by_rows else _stream(*rest)
         logprobs_N, entropy_N = torch.cat((logprobs_K, logprobs_R)), torch.cat((entropy_K, entropy_R))
         ctx.plan = plan
         ctx.set_materialize_grads(False)
@@ -272,9 +304,14 @@ class _ChunkedTokenScores(torch.autograd.Function):
         raw_KV, ctx.raw_KV = ctx.raw_KV, None  # overwritten: a second backward pass computes them again
         if raw_KV is None:
             raw_KV = plan.kept_logits(hidden_NH[:kept_rows], ctx.weight, bias_V)
-        _add_kept(gradients, raw_KV, outer, plan)
+        _add_whole_rows(gradients, slice(0, kept_rows), raw_KV, outer, plan)
         plan.buffer.give_back(raw_KV)
-        _add_streamed(gradients, hidden_NH, ctx.weight, bias_V, log_normalizer_R, outer, plan)
+        del raw_KV
+        if plan.by_rows:
+            for rows in plan.whole_rows(slice(kept_rows, hidden_NH.shape[0]), ctx.weight.shape[0]):
+                _add_whole_rows(gradients, rows, plan.logits(hidden_NH[rows], ctx.weight, bias_V), outer, plan)
+        else:
+            _add_streamed(gradients, hidden_NH, ctx.weight, bias_V, log_normalizer_R, outer, plan)
         return *gradients.finish(), None, None
 
 
@@ -290,8 +327,21 @@ def _score_rows(raw_NV: Tensor, targets_N: Tensor, plan: _Plan) -> tuple[Tensor,
     return logprobs_N, entropy_N
 
 
-def _add_kept(gradients: _HeadGradients, raw_KV: Tensor, outer: _Outer, plan: _Plan) -> None:
-    """Add the gradients from the head's whole output at the first positions, which is overwritten."""
+def _score_by_rows(
+    hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, plan: _Plan
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(logprobs, their shape in zeros, entropy or zeros): nothing but the logits is needed to compute them again."""
+    logprobs_N = hidden_NH.new_zeros(hidden_NH.shape[0], dtype=_reduction_dtype(hidden_NH))
+    entropy_N, unused_N = torch.zeros_like(logprobs_N), torch.zeros_like(logprobs_N)
+    for rows in plan.whole_rows(slice(0, hidden_NH.shape[0]), weight_VH.shape[0]):
+        raw = plan.logits(hidden_NH[rows], weight_VH, bias_V)
+        logprobs_N[rows], entropy_N[rows] = _score_rows(raw, targets_N[rows], plan)
+    return logprobs_N, unused_N, entropy_N
+
+
+def _add_whole_rows(gradients: _HeadGradients, positions: slice, raw_KV: Tensor, outer: _Outer, plan: _Plan) -> None:
+    """Add the gradients from the head's whole output at these positions, which is overwritten."""
+    outer = outer.of(positions)
     for rows in plan.row_blocks(raw_KV):
         tempered = plan.tempered(raw_KV[rows])
         slope = plan.slope(tempered)
@@ -300,9 +350,8 @@ def _add_kept(gradients: _HeadGradients, raw_KV: Tensor, outer: _Outer, plan: _P
         else:
             log_p = torch.log_softmax(tempered, -1)
             raw_KV[rows] = _raw_gradient(log_p.exp(), log_p.clamp_(min=LEAST_LOGPROB), slope, outer.of(rows))
-    first = slice(0, raw_KV.shape[0])
     for columns in plan.vocabulary_chunks(raw_KV.shape[0], gradients.weight_VH):
-        gradients.add(columns, [(first, raw_KV[:, columns])])
+        gradients.add(columns, [(positions, raw_KV[:, columns])])
 
 
 def _add_streamed(
@@ -431,13 +480,14 @@ class _HeadGradients:
 
     def add(self, columns: slice, rows_and_gradients: Iterable[tuple[slice, Tensor]]) -> None:
         """Add the products with the raw-logit gradients of one vocabulary chunk, given token chunk by token chunk."""
-        for rows, grad_logits in rows_and_gradients:
+        for rows, gradient in rows_and_gradients:
+            grad_logits = gradient.to(self.hidden_NH.dtype)
             if self.grad_hidden_NH is not None:
                 _add_product(self.grad_hidden_NH[rows], grad_logits, self.weight_VH[columns])
             if self.grad_weight_VH is not None:
                 _add_product(self.grad_weight_VH[columns], grad_logits.T, self.hidden_NH[rows])
             if self.grad_bias_V is not None:
-                self.grad_bias_V[columns].add_(grad_logits.sum(0, dtype=_reduction_dtype(grad_logits)))
+                self.grad_bias_V[columns].add_(gradient.sum(0, dtype=_reduction_dtype(gradient)))
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """(hidden, weight, bias) gradients for autograd; the weight's is None when it was added in place."""
@@ -448,6 +498,8 @@ class _HeadGradients:
 def _add_product(sum_AB: Tensor, left: Tensor, right: Tensor) -> None:
     if sum_AB.dtype == left.dtype:
         sum_AB.addmm_(left, right)
+    elif sum_AB.dtype == torch.float32 and gives_float32_sums(left.device.type, left.dtype):
+        torch.addmm(sum_AB, left, right, out_dtype=torch.float32, out=sum_AB)
     else:
         sum_AB.add_(torch.mm(left, right))
 

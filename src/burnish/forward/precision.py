@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LARGEST_STEP = 64
+WITHOUT_FLOAT64 = ("mps",)
+"""Devices that do not compute in float64: Apple's GPUs."""
 
 
 @contextmanager
@@ -41,14 +45,35 @@ def usual_float32() -> Iterator[None]:
         yield
 
 
+def countable(tensor: Tensor) -> Tensor:
+    """The tensor where float64 is: in host memory, with its gradient, if its device has none."""
+    return tensor.cpu() if tensor.device.type in WITHOUT_FLOAT64 else tensor
+
+
 @contextmanager
 def without_autocast() -> Iterator[None]:
     """The caller's `torch.autocast` is off inside. Kernels take no other dtype than the model's, and sampling and
     training have to compute in the same one."""
     with ExitStack() as stack:
-        for device in ("cpu", *(("cuda",) if torch.cuda.is_available() else ())):
+        gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        for device in ("cpu", *(name for name, is_there in gpus.items() if is_there)):
             stack.enter_context(torch.autocast(device, enabled=False))
         yield
+
+
+@cache
+def gives_float32_sums(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether products of this type give, and add to, the float32 sums that they have computed, instead of rounding
+    them to the type of their factors (`out_dtype` of `torch.mm` and `torch.addmm`). A CPU's do not."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return False
+    factor = torch.ones(16, 16, device=device_type, dtype=dtype)
+    try:
+        sums = torch.mm(factor, factor, out_dtype=torch.float32)
+        torch.addmm(sums, factor, factor, out_dtype=torch.float32, out=sums)
+    except (RuntimeError, TypeError):  # no such kernel; PyTorch 2.11 has one but for `meta`
+        return False
+    return True
 
 
 def rounds_up(model: PreTrainedModel) -> bool:

@@ -7,7 +7,7 @@ that drops the keyword argument of its attention function would see all rows as 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,12 @@ from torch import Tensor
 from burnish.errors import KernelError
 from burnish.forward.attention import WAYS, packs_rows, set_packed_attention, ways_on
 from burnish.forward.batch import Batch, HostRows
+from burnish.forward.compiled_layers import (
+    may_compile,
+    set_compiled_layers,
+    times_compiled,
+    unset_compiled_layers,
+)
 from burnish.forward.fast_paths import FastPaths, failure, shape_of
 from burnish.forward.few_layers import few_layers, num_weights, telling_layers
 from burnish.forward.float32 import fast_float32
@@ -32,6 +38,7 @@ from burnish.forward.scoring import ResponsePositions, TrunkRunner, hidden_width
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Result = TypeVar("Result")
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
 """Largest relative distance of hidden states that rounding explains. A row that sees its neighbour differs more."""
 _WIDE = 4_000_000
@@ -41,8 +48,15 @@ OF_GRADIENTS = 4.0
 """Factor on the tolerance for gradients, in which the rounding of all layers adds up."""
 TRAINING = "training passes"
 ATTENTION = "packed attention"
-KERNELS, OWN = "C kernels", "the model's own layers"
-"""The paths that `use_packed_rows` and `keep_faster_layers` choose for, and the two ways of the latter."""
+KERNELS, COMPILED, OWN = "C kernels", "compiled layers", "the model's own layers"
+"""The paths that `use_packed_rows` and `keep_faster_layers` choose for, and the ways of the latter."""
+_PREPARE = {KERNELS: (set_layer_kernels, unset_layer_kernels), COMPILED: (set_compiled_layers, unset_compiled_layers)}
+RECOMPILATIONS = 8
+"""If a model's layers are compiled more often than this beyond the first time, they stay as they are."""
+_LENGTHS = (((20, 3), (37, 18, 2, 33, 5)), ((9, 4), (3, 18, 5, 33, 2)), ((31, 14), (4, 28, 6, 13, 3)))
+"""Prompts and responses of three micro-batches that differ in every size that code could have been made for."""
+_GPU_TOKENS = 4096
+"""Of a timed pass: about those of a micro-batch, with fewer of which a GPU waits for the host."""
 
 
 def use_packed_rows(model: PreTrainedModel, paths: FastPaths | None = None) -> bool:
@@ -86,16 +100,20 @@ def _fastest_attention(model: PreTrainedModel, ways: Sequence[str], paths: FastP
         def run() -> object:
             with torch.enable_grad():
                 output_SHD = attention.attend(inputs[0], inputs[1], inputs[2], None)
-            gradients = torch.autograd.grad(output_SHD, inputs, torch.ones_like(output_SHD))
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            return gradients
+            return _finished(torch.autograd.grad(output_SHD, inputs, torch.ones_like(output_SHD)), device)
 
         return run
 
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     shape = f"{shape_of(model)}, {where}"
     return paths.choose(ATTENTION, shape, [Way(way, one_pass(way)) for way in ways])
+
+
+def _finished(results: Result, device: torch.device) -> Result:
+    """The same, once the device has computed them."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return results
 
 
 def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) -> bool:
@@ -129,12 +147,84 @@ def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) ->
     return accepted
 
 
-def keep_faster_layers(model: PreTrainedModel, paths: FastPaths, *, required: bool) -> bool:
-    """After `use_layer_kernels` has accepted them: keep the kernels if a forward and backward pass through the first
-    layers is faster with them, or if they are `required`; returns whether they are kept."""
-    wide = num_weights(model.base_model.layers[0])
+def compile_faster_layers(model: PreTrainedModel, paths: FastPaths) -> str | None:
+    """Let the layers of a model that takes packed rows be compiled if they can, stay the same and become faster. What
+    is known beforehand costs no compilation. Returns a note for the user if they cannot."""
+    known = paths.known(TRAINING, _training_shape(model), (COMPILED, OWN))
+    able = packs_rows(model) and may_compile(model)
+    if not able and known != COMPILED:
+        return None
+    if not able or known == OWN:  # a run that began with compiled layers is told
+        keep_own_layers(model, paths)
+        return None
+    notes: list[str] = []
+    if use_compiled_layers(model, notes):
+        keep_faster_layers(model, paths, COMPILED)
+        return None
+    keep_own_layers(model, paths)
+    return f"training does not use compiled layers, which is slower: {notes[0]}"
+
+
+def use_compiled_layers(model: PreTrainedModel, notes: list[str]) -> bool:
+    """Let the layers of a `may_compile` model be compiled if states and gradients stay the same and nothing needs them
+    compiled again and again; False if not, with a note."""
+    batches = [_rows(model, *lengths) for lengths in _LENGTHS]
+    accepted = False
+    try:
+        with telling_layers(model):
+            own = [_states_and_gradient(model, batch) for batch in batches]
+        set_compiled_layers(model)
+        times = _times_again(model, batches)
+        with telling_layers(model):
+            found = [_states_and_gradient(model, batch) for batch in batches]
+        agree = all(
+            _is_near(states, own_states) and _is_near(gradient, own_gradient, times=OF_GRADIENTS)
+            for (states, gradient), (own_states, own_gradient) in zip(found, own, strict=True)
+        )
+        accepted = agree and times <= RECOMPILATIONS
+        if not agree:
+            notes.append("their numbers differ from those of the model's own layers")
+        elif not accepted:
+            notes.append(f"they would be compiled again {times} times, more than {RECOMPILATIONS}")
+    except Exception as error:  # noqa: BLE001 boundary: a compiler that is missing or has a bug may raise anything
+        notes.append(failure(error))
+    finally:
+        if not accepted:
+            unset_compiled_layers(model)
+    return accepted
+
+
+def _times_again(model: PreTrainedModel, batches: Sequence[Batch]) -> int:
+    """How often the compiler will be called again after the first layer's first passes, with and without gradients: for
+    each further layer, and for other lengths."""
+    counts = []
+    for layers, given in ((1, batches[:1]), (2, batches[:1]), (2, batches[1:])):
+        before = times_compiled()
+        with few_layers(model, layers):
+            for batch in given:
+                _states_and_gradient(model, batch)
+                with torch.no_grad():
+                    TrunkRunner(model.base_model).packed(batch, ResponsePositions.of(batch))
+        counts.append(times_compiled() - before)
+    _, by_layer, by_length = counts
+    return by_layer * (len(model.base_model.layers) - 1) + by_length
+
+
+def _training_shape(model: PreTrainedModel) -> str:
+    """What the speed of training passes depends on besides the processor."""
+    gpu = f", {torch.cuda.get_device_name(model.device)}" if model.device.type == "cuda" else ""
+    return shape_of(model) + gpu
+
+
+def keep_faster_layers(
+    model: PreTrainedModel, paths: FastPaths, faster: str = KERNELS, *, required: bool = False
+) -> bool:
+    """After `use_layer_kernels` or `use_compiled_layers` has accepted them: keep the `faster` layers if a forward and
+    backward pass through the first ones is faster with them, or if they are `required`; returns whether they are
+    kept."""
+    wide, use, leave = num_weights(model.base_model.layers[0]), *_PREPARE[faster]
     count = 1 if wide > _WIDE else 2
-    size = tokens_for(count * wide, wanted=512, fewest=64) // 32
+    size = (_GPU_TOKENS if model.device.type == "cuda" else tokens_for(count * wide, wanted=512, fewest=64)) // 32
     longest = max(4, model.config.max_position_embeddings // 2)
     prompts, responses = (tuple(min(longest, part * size) for part in parts) for parts in ((16, 1), (4, 3, 4, 1, 2)))
     batch = _rows(model, prompts, responses)
@@ -143,21 +233,21 @@ def keep_faster_layers(model: PreTrainedModel, paths: FastPaths, *, required: bo
         def run() -> object:
             with few_layers(model, count):
                 prepare(model)
-                return _states_and_gradient(model, batch)
+                return _finished(_states_and_gradient(model, batch), model.device)
 
         return run
 
-    ways = [Way(KERNELS, one_pass(set_layer_kernels)), Way(OWN, one_pass(unset_layer_kernels))]
+    ways = [Way(faster, one_pass(use)), Way(OWN, one_pass(leave))]
     with fast_float32(model, paths=paths):  # as it will be in training
-        way = paths.choose(TRAINING, shape_of(model), ways, required=KERNELS if required else None)
-    (set_layer_kernels if way == KERNELS else unset_layer_kernels)(model)
-    return way == KERNELS
+        way = paths.choose(TRAINING, _training_shape(model), ways, required=faster if required else None)
+    (use if way == faster else leave)(model)
+    return way == faster
 
 
 def keep_own_layers(model: PreTrainedModel, paths: FastPaths) -> None:
     """Record that training uses the model's own layers, even without a choice: a run that began like this continues
     like this, and one that began with kernels is warned."""
-    paths.choose(TRAINING, shape_of(model), [Way(OWN, lambda: None)])
+    paths.choose(TRAINING, _training_shape(model), [Way(OWN, lambda: None)])
 
 
 def _states_and_gradient(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:

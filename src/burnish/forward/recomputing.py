@@ -56,7 +56,8 @@ class _Recomputed:
         self._layer = layer
 
     def __call__(self, forward: Callable[..., Any], *given: object) -> Any:
-        return checkpoint(self._quietly, forward, *given, use_reentrant=False)
+        # Nothing in a layer is random, so there is no generator whose state would have to be the same again.
+        return checkpoint(self._quietly, forward, *given, use_reentrant=False, preserve_rng_state=False)
 
     def _quietly(self, forward: Callable[..., Any], *given: object) -> Any:
         before, self._layer.training = self._layer.training, False

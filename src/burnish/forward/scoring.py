@@ -33,7 +33,7 @@ from burnish.forward.microbatches import (
     microbatches_by_tokens,
 )
 from burnish.forward.packing import Packing
-from burnish.forward.precision import rounded_down, rounded_up, rounds_up
+from burnish.forward.precision import countable, rounded_down, rounded_up, rounds_up
 from burnish.forward.router_loss import RouterLoss
 from burnish.forward.row_rules import RowRules, padded_inputs, plain_inputs, row_rules, takes
 
@@ -93,7 +93,7 @@ class ResponsePositions:
 
     def take(self, tokens_BT: Tensor) -> Tensor:
         """(N,): what is there; not differentiable."""
-        return tokens_BT.take(self.index_N)
+        return tokens_BT.flatten().index_select(0, self.index_N)  # `take` is not there on every device
 
     def rounded(self) -> ResponsePositions:
         """These, and the last of them again, so that their numbers repeat."""
@@ -102,9 +102,10 @@ class ResponsePositions:
         return ResponsePositions(rows_M, columns_M, self.shape, self.device) if more else self
 
     def scatter(self, values_M: Tensor) -> Tensor:
-        """(B, T), 0 at all other positions. Values for more than the N positions, as after `rounded`, are left out."""
-        flat = values_M.new_zeros(self.shape[0] * self.shape[1])
-        return flat.index_put((self.index_N,), values_M[: len(self.rows_N)]).view(self.shape)
+        """(B, T) where float64 is, 0 at all other positions. Values for more than the N positions, as after `rounded`,
+        are left out."""
+        flat = countable(values_M).new_zeros(self.shape[0] * self.shape[1])
+        return flat.index_put((countable(self.index_N),), countable(values_M[: len(self.rows_N)])).view(self.shape)
 
 
 def lay_out(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -317,13 +318,12 @@ class ResponseScorer:
         values_N = None
         if value_head is not None:
             values_N = value_head(head_inputs if self.is_chunked else self._trunk.hidden(batch, read))
-        router_loss = None if self._router is None or not torch.is_grad_enabled() else self._router.take()
         return TokenScores(
             positions.scatter(logprobs_N),
             None if entropy_N is None else positions.scatter(entropy_N),
             positions.scatter(self._likeliest(head_inputs) == targets_N) if correct else None,
             None if values_N is None else positions.scatter(values_N),
-            router_loss,
+            None if self._router is None or not torch.is_grad_enabled() else self._router.take(),
         )
 
     def _token_scores(self, head_inputs: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:

@@ -26,7 +26,7 @@ from burnish.forward.batch import Ints, upload
 from burnish.forward.gathering import deterministic
 from burnish.forward.merged_attention import join
 from burnish.forward.packing import Packing
-from burnish.forward.versions import varlen_shares_keys
+from burnish.forward.versions import key_sharing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,9 +91,10 @@ def varlen_forward(
 
     shared = query.shape[1] // key.shape[1]
     options: dict[str, Any] = {}
-    if shared > 1 and varlen_shares_keys():
+    sharing = key_sharing(query.device.type) if shared > 1 else "unasked"
+    if sharing == "asked":
         options["enable_gqa"] = True
-    elif shared > 1:
+    elif sharing == "repeated":
         key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     output, sums_HQ = varlen_attn(
         query,
@@ -125,7 +126,7 @@ def varlen_backward(
     import torch.nn.attention.varlen
 
     heads, shared = key.shape[1], query.shape[1] // key.shape[1]
-    repeats = shared > 1 and not varlen_shares_keys()
+    repeats = shared > 1 and key_sharing(query.device.type) == "repeated"
     if repeats:
         key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     random_state = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of dropout, which is not used

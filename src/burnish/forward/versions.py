@@ -2,7 +2,8 @@
 
 | probed | has it | without it | by |
 |---|---|---|---|
-| `enable_gqa` of PyTorch's `varlen_attn` | PyTorch 2.12 | key heads are repeated | `varlen_shares_keys` |
+| `enable_gqa` of PyTorch's `varlen_attn` | PyTorch 2.12 | key heads are shared unasked, else repeated | `key_sharing` |
+| `out_dtype` of `torch.mm`, `addmm` | CUDA | sums are rounded | `precision.gives_float32_sums` |
 | `activation_checkpointing_enable` | transformers 5.23 | `gradient_checkpointing_enable` | `enable_checkpointing` |
 | `cache` in a model's forward pass | transformers 5.24 | `past_key_values` | `rollouts.local.cache.as_argument` |
 
@@ -13,18 +14,41 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from burnish.forward.gathering import deterministic
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+KeySharing = Literal["asked", "unasked", "repeated"]
+
+
 @functools.cache
-def varlen_shares_keys() -> bool:
-    """Whether `varlen_attn` takes fewer heads of keys than of queries."""
+def key_sharing(device_type: str) -> KeySharing:
+    """How `varlen_attn` takes fewer heads of keys than of queries: if it is asked to (`enable_gqa`), without being
+    asked (PyTorch 2.11 hands them on to a kernel that can), or only if they are repeated. Where it cannot be asked, two
+    tokens tell, forwards and backwards."""
     from torch.nn.attention.varlen import varlen_attn
 
-    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        return "asked"
+    query, key, value = (
+        torch.ones(2, heads, 64, device=device_type, dtype=torch.bfloat16, requires_grad=True) for heads in (2, 1, 1)
+    )
+    ends = torch.arange(0, 3, 2, device=device_type, dtype=torch.int32)
+    try:
+        with torch.enable_grad():
+            output = varlen_attn(query, key, value, ends, ends, 2, 2)
+        assert isinstance(output, torch.Tensor)  # and not with its log-sum-exps
+        with deterministic(query.device):  # as in training
+            torch.autograd.grad(output, (query, key, value), torch.ones_like(output))
+    except RuntimeError:  # the kernel's own check
+        return "repeated"
+    return "unasked"
 
 
 def enable_checkpointing(model: PreTrainedModel) -> None:

@@ -22,11 +22,13 @@ Capability = Literal[
     "bfloat16",
     "varlen_attention",
     "flex_attention",
+    "compiled_layers",
     "static_decoder",
 ]
 """`onednn`: matrix products with weights in blocks; `onednn_bfloat16`: the same for bfloat16; `medium_float32`:
 float32 products at PyTorch's "medium"; `bfloat16`: instructions that multiply bfloat16. Of a GPU: `varlen_attention`
-and `flex_attention`, two ways to attend in packed rows; `static_decoder`: decoding steps of fixed shapes."""
+and `flex_attention`, two ways to attend in packed rows; `compiled_layers`, fused by PyTorch's compiler;
+`static_decoder`: decoding steps of fixed shapes."""
 
 WITHOUT, TIMING = "BURNISH_WITHOUT", "BURNISH_TIMING"
 REMEDY = "set model.dtype: float32, unless you lack the memory"

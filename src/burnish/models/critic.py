@@ -16,9 +16,10 @@ from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
 from burnish.errors import ModelError
 from burnish.forward.attention import packs_rows
 from burnish.forward.batch import Batch
+from burnish.forward.compiled_layers import uses_compiled_layers
 from burnish.forward.kernel_layers import uses_layer_kernels
 from burnish.forward.lanes import ONE_LANE, Lanes
-from burnish.forward.probe import use_layer_kernels, use_packed_rows
+from burnish.forward.probe import use_compiled_layers, use_layer_kernels, use_packed_rows
 from burnish.forward.recomputing import recomputing
 from burnish.models.cut import Cut, CutModel
 from burnish.models.learner import LearnerByParts
@@ -76,7 +77,7 @@ class HeadCritic(LearnerByParts[ValueObjective]):
     ) -> tuple[Sequence[Tensor], ObjectiveValue]:
         part = part.to(self._scorer.device)
         values_BT = self._scorer.score(part, only_trained=True, train_trunk=not self.shares_trunk)
-        return [values_BT], objective(values_BT, part, denominators)
+        return [values_BT], objective(values_BT, part.to(values_BT.device), denominators)
 
     def save_weights(self, folder: Path) -> None:
         """Write the head, in the first process of a team. The policy writes a backbone that it shares."""
@@ -171,6 +172,8 @@ class SeparateCritic(HeadCritic):
             use_packed_rows(trunk)
         if uses_layer_kernels(like.model):
             use_layer_kernels(trunk)
+        if uses_compiled_layers(like.model):
+            use_compiled_layers(trunk, [])
         head = ValueHead(start.head.in_features, device=like.model.device)
         bias = torch.zeros_like(head.bias) if start.head.bias is None else start.head.bias
         head.take(start.head.weight, bias + start.normalization.bias)

@@ -17,7 +17,13 @@ from burnish.forward.attention import packs_rows
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.float32 import bfloat16_note
 from burnish.forward.kernel_layers import has_known_layers, uses_layer_kernels
-from burnish.forward.probe import keep_faster_layers, keep_own_layers, use_layer_kernels, use_packed_rows
+from burnish.forward.probe import (
+    compile_faster_layers,
+    keep_faster_layers,
+    keep_own_layers,
+    use_layer_kernels,
+    use_packed_rows,
+)
 from burnish.forward.quantized_layers import quantize, restore
 from burnish.forward.recomputing import allow_recomputing
 from burnish.forward.router_loss import RouterLoss
@@ -159,7 +165,8 @@ def _load_model(
     if head == "language" and not plain:
         use_packed_rows(model, paths)
     kernels_note = _use_kernels(model, config, paths, has_passes=head == "language" and not plain)
-    found = (bfloat16_note(model, paths), kernels_note)
+    compiled_note = None if plain or head != "language" else compile_faster_layers(model, paths)
+    found = (bfloat16_note(model, paths), kernels_note, compiled_note)
     return replace(
         loaded,
         model=model,
@@ -259,17 +266,19 @@ def _check_router_loss(model: PreTrainedModel, head: Head) -> None:
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the first GPU if there is one, else the CPU. Raises ModelError for a device that does not exist."""
+    """`auto` is the first CUDA GPU if there is one, else the CPU. ModelError for a device that does not exist."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    remedy = "use auto, cpu, cuda, cuda:N or mps"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ModelError(f"model.device {name!r} is not a device", remedy="use auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
+        raise ModelError(f"model.device {name!r} is not a device", remedy=remedy) from error
+    if device.type not in ("cpu", "cuda", "mps") or (device.type != "cuda" and device.index is not None):
+        raise ModelError(f"model.device is {name!r}, which Burnish does not support", remedy=remedy)
+    if device.type == "mps" and not torch.backends.mps.is_available():
         raise ModelError(
-            f"model.device is {name!r}, which Burnish does not support",
-            remedy="use auto, cpu, cuda or cuda:N",
+            "model.device is 'mps', but torch sees no GPU of Apple's", remedy="set model.device to auto or cpu"
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ModelError(

@@ -16,6 +16,7 @@ from burnish.algorithms.masking import as_float
 from burnish.config.schema_optimization import OptimizationConfig
 from burnish.errors import CheckpointError
 from burnish.forward.lanes import ONE_LANE, Lanes
+from burnish.forward.precision import countable
 from burnish.forward.team import ROW
 from burnish.models.resting import Resting, resting_place
 from burnish.models.roles import TrainingState
@@ -123,7 +124,7 @@ def euclidean_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 def wide_norm(tensors: Iterable[Tensor]) -> Tensor:
     """`euclidean_norm` with all squares in float64 (0-d float64)."""
-    parts = (part.double() for tensor in tensors for part in tensor.flatten().split(WIDE_PART))
+    parts = (countable(part).double() for tensor in tensors for part in tensor.flatten().split(WIDE_PART))
     return norm_of_rows(torch.stack([_norm_of_rows(part) for part in parts]))
 
 
@@ -134,7 +135,7 @@ def _norm_of_rows(values: Tensor) -> Tensor:
 
 def norm_of_rows(norms: Tensor) -> Tensor:
     """Norm of all numbers (0-d float64), from the norms of the rows, or tensors, that hold them."""
-    norms = norms.double()
+    norms = countable(norms).double()
     while norms.numel() > ROW:
         norms = row_norms(norms)
     return torch.linalg.vector_norm(norms).double()
@@ -308,7 +309,9 @@ class WeightOptimizer:
         if not self._lanes.keeps_state:
             return {}
         moments = {
-            name: {key: value.detach() for key, value in self._adam.state[master].items()}
+            name: {
+                key: value.cpu() if key == "step" else value.detach() for key, value in self._adam.state[master].items()
+            }
             for name, master in self._masters.items()
             if master in self._adam.state
         }
@@ -326,10 +329,11 @@ class WeightOptimizer:
             self._adam.state.clear()
             for name, moments in state["moments"].items():
                 master = self._masters[name]
-                # Adam keeps its step counts on the CPU, wherever the weights are.
+                counts_on = master.device if self._adam.defaults.get("fused") else torch.device("cpu")  # as Adam does
+                own = {key: value if key == "step" else self._own(value) for key, value in moments.items()}
                 self._adam.state[master] = {
-                    key: value.clone() if key == "step" else self._own(value).to(device=master.device, copy=True)
-                    for key, value in moments.items()
+                    key: value.to(device=counts_on if key == "step" else master.device, copy=True)
+                    for key, value in own.items()
                 }
             self._publish()
 
@@ -362,6 +366,9 @@ class WeightOptimizer:
 
 
 def _in_one_pass(settings: OptimizerSettings, parameters: Sequence[nn.Parameter]) -> dict[str, bool]:
-    """Use fused AdamW on a CPU, where each of its eight separate operations would read all weights from memory."""
-    fused = settings.optimizer == "adamw" and all(parameter.device.type == "cpu" for parameter in parameters)
+    """Use fused AdamW where all weights are on a CPU, or all on GPUs: each of its eight separate operations would read
+    all of them from memory, and keep results of their size. Elsewhere PyTorch chooses (`foreach` where it can)."""
+    places = {parameter.device.type for parameter in parameters}
+    floating = all(parameter.is_floating_point() for parameter in parameters)
+    fused = settings.optimizer == "adamw" and places in ({"cpu"}, {"cuda"}) and floating
     return {"fused": True} if fused else {}

@@ -176,7 +176,7 @@ class LocalPolicy(LearnerByParts[Objective]):
         head = None if self._head_critic is None else self._head_critic.head
         # The head runs at trained positions only: its logits are the largest tensor of the pass.
         scores = self._scorer.score(part, only_trained=True, entropy=objective.needs_entropy, value_head=head)
-        value = objective(scores, part, denominators)
+        value = objective(scores, part.to(scores.logprobs_BT.device), denominators)
         if scores.router_loss is not None:
             # Weighted by shares of the trained tokens, the micro-batches' losses add up to their mean.
             share = part.loss_mask.sum() / denominators.num_tokens

@@ -30,6 +30,9 @@ from burnish.forward.allocator import return_freed_memory
 from burnish.models.roles import TrainingState
 from burnish.planning.memory import bytes_in_words
 
+BLOCK_BYTES = 1 << 26
+"""Of host memory: 64 MiB."""
+
 
 class RestingPlace(Protocol):
     """Where the numbers of storages are kept. `name` ends the sentence 'it cannot rest in'."""
@@ -93,27 +96,42 @@ class RestingFile:
 
 
 class RestingHostMemory:
-    """Host memory, pinned where there is a GPU, so that copies are fast. It is kept for the next time."""
+    """Host memory, pinned where there is a GPU, so that copies are fast and are queued together. It is kept for the
+    next time, in blocks: PyTorch rounds pinned memory up to a power of two, which could be twice of a large tensor."""
 
     name = "host memory"
 
     def __init__(self) -> None:
-        self._kept: list[torch.UntypedStorage] = []
+        self._blocks: list[Tensor] = []
 
     def keep(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """See `RestingPlace`."""
-        if [kept.nbytes() for kept in self._kept] != [storage.nbytes() for storage in storages]:
-            self._kept = []
-            pinned = torch.cuda.is_available()
-            rooms = [torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned) for storage in storages]
-            self._kept = [room.untyped_storage() for room in rooms]
-        for kept, storage in zip(self._kept, storages, strict=True):
-            kept.copy_(storage)
+        """See `RestingPlace`. The numbers have arrived when this returns."""
+        pinned = torch.cuda.is_available()
+        missing = sum(storage.nbytes() for storage in storages) - sum(block.numel() for block in self._blocks)
+        for first in range(0, missing, BLOCK_BYTES):
+            size = min(BLOCK_BYTES, missing - first)
+            self._blocks.append(torch.empty(size, dtype=torch.uint8, pin_memory=pinned))
+        for room, numbers in self._pieces(storages):
+            room.copy_(numbers, non_blocking=pinned)
+        if pinned and storages:
+            torch.cuda.synchronize(storages[0].device)  # that of the role
 
     def give_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """See `RestingPlace`."""
-        for kept, storage in zip(self._kept, storages, strict=True):
-            storage.copy_(kept)
+        """See `RestingPlace`. Copies are queued before whatever reads the numbers, and before the next `keep`."""
+        for room, numbers in self._pieces(storages):
+            numbers.copy_(room, non_blocking=torch.cuda.is_available())
+
+    def _pieces(self, storages: Sequence[torch.UntypedStorage]) -> Iterator[tuple[Tensor, Tensor]]:
+        """(part of a block, the bytes that belong there), one after the other."""
+        blocks = iter(self._blocks)
+        room = next(blocks, torch.empty(0, dtype=torch.uint8))
+        for storage in storages:
+            numbers = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            while numbers.numel():
+                room = room if room.numel() else next(blocks)
+                size = min(room.numel(), numbers.numel())
+                yield room[:size], numbers[:size]
+                room, numbers = room[size:], numbers[size:]
 
     def after(self) -> None:
         """See `RestingPlace`. An engine in another process can have the GPU's memory now."""

@@ -114,7 +114,11 @@ class ShardedOptimizer(WeightOptimizer):
         moments: dict[str, dict[str, Tensor]] = {name: {} for name in moved}
         for key in self._adam.state[self._masters[moved[0]]] if moved else ():
             values = {name: self._adam.state[self._masters[name]][key] for name in moved}
-            whole = {name: value.clone() for name, value in values.items()} if key == "step" else self._whole(values)
+            whole = (
+                {name: value.to("cpu", copy=True) for name, value in values.items()}
+                if key == "step"
+                else self._whole(values)
+            )
             for name, value in whole.items():
                 moments[name][key] = value
         masters = self._whole({name: self._masters[name].detach() for name in self._copied()})

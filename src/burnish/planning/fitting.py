@@ -230,7 +230,7 @@ def _fewer_processes(config: Trained, most: int) -> Iterator[Change]:
 
 def _smaller_passes(config: Trained) -> Iterator[Change]:
     """Half, a quarter, ... of the tokens of a micro-batch, and of the rows that are decoded at the same time."""
-    tokens = config.optimization.tokens_per_microbatch // 2
+    tokens = config.optimization.microbatch_tokens // 2
     while tokens >= _FEWEST_TOKENS:
         yield Change((f"optimization.tokens_per_microbatch={tokens}",), "smaller passes")
         tokens //= 2

@@ -14,6 +14,7 @@ size, F feed-forward size, N tokens in one forward and backward pass, V vocabula
 | critic | P b, 4 P, 4 P (below float32) + 8 P, only a separate one | its weights, gradients, masters and moments |
 | activations | N b L A with A = 8 H + 2 K + 3 F; with gradient checkpointing N b (L H + A) | backward pass |
 | log-probabilities | b N V + 12 x 2^19 up to 2^26 logits, else 12 x 2^22; 12 N H | logits kept or in chunks |
+| the same on a GPU | 4 N V and b N V, at most 2^29 and b 2^27, 2^30 if there are more; 12 x 2^25; 12 N H | |
 | the same, `debug.plain` | (b + 16) N V + 12 N H | logits, softmax and gradients at the same time |
 | key/value cache | 2 L K b x rows x tokens of a row; 4 for b on a CPU | rows decoded in parallel |
 | kept conversations | the same of all conversations of a step, at most 2^30 | they go on after an answer |
@@ -65,6 +66,7 @@ Sharding = Literal["whole", "optimizer", "full"]
 """What each of several trainers keeps of a trained model; see `ParameterBytes.kept`."""
 
 _CHUNK_LOGITS, _KEPT_LOGITS, _BLOCK_LOGITS = 1 << 22, 1 << 26, 1 << 19  # as in burnish.forward.logprobs
+_DEVICE_LOGITS, _DEVICE_BLOCK_LOGITS = 1 << 27, 1 << 25  # as there
 _PIECE_NUMBERS, _PIECE_NUMBERS_ON_GPU = 1 << 20, 1 << 22  # as in burnish.forward.team
 _UPDATE: tuple[Phase, ...] = ("update", "optimizer step")
 _CRITIC_UPDATE: tuple[Phase, ...] = ("critic update", "critic's optimizer step")
@@ -281,11 +283,16 @@ class Table:
 
     def _cache(self, rows: int, tokens: int) -> MemoryItem:
         """Kernels on a CPU keep float32; other decoding uses the model's dtype."""
-        facts, device = self.facts, self.config.model.device
-        width = self.width if device.startswith("cuda") or (device == "auto" and self.on_gpu) else 4
+        facts = self.facts
+        width = self.width if self._on_gpu else 4
         per_token = 2 * facts.num_layers * facts.num_key_value_heads * facts.head_size * width
         formula = f"{rows} rows x {tokens} tokens x {per_token:,} bytes"
         return MemoryItem("key/value cache", rows * tokens * per_token, formula, ("sampling",), at_most=True)
+
+    @property
+    def _on_gpu(self) -> bool:
+        device = self.config.model.device
+        return device.startswith("cuda") or (device == "auto" and bool(self.on_gpu))
 
     def _kept_conversations(self, config: RlConfig) -> Iterator[MemoryItem]:
         """Keys and values that the local engine keeps between the turns of conversations, where it samples in the
@@ -382,6 +389,12 @@ class Table:
         if self.config.debug.plain:
             formula = f"{logits:,} logits x {width + 16} bytes (debug.plain), {tokens:,} tokens x {hidden} x 12"
             num_bytes = (width + 16) * logits + 12 * tokens * hidden
+        elif self._on_gpu:
+            kept, again = min(logits, _DEVICE_LOGITS), min(max(0, logits - _DEVICE_LOGITS), _DEVICE_LOGITS)
+            block, factor = min(logits, _DEVICE_BLOCK_LOGITS), width if width < 4 else 0
+            formula = f"{kept + again:,} logits x 4 bytes, {kept:,} x {factor}, "
+            formula += f"3 blocks of {block:,} logits and {tokens:,} tokens x {hidden} x 3, 4 bytes each"
+            num_bytes = 4 * (kept + again) + factor * kept + 4 * (3 * block + 3 * tokens * hidden)
         else:
             kept = logits if logits <= _KEPT_LOGITS else 0
             chunk = min(logits, _BLOCK_LOGITS if kept else _CHUNK_LOGITS)
@@ -471,7 +484,7 @@ def _longest(config: RlConfig) -> int:
 
 def microbatch_tokens(config: Trained) -> int:
     """Tokens in one forward and backward pass: the budget, or less if a lane has less of an optimizer step."""
-    budget, lanes = config.optimization.tokens_per_microbatch, config.cluster.num_lanes
+    budget, lanes = config.optimization.microbatch_tokens, config.cluster.num_lanes
     if isinstance(config, SftConfig):
         step = config.optimization.tokens_per_batch
         longest = min(config.max_tokens, step, budget)  # a lane's share is never less than one example

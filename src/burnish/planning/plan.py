@@ -11,6 +11,7 @@ from burnish.config.schema import RlConfig, SftConfig
 from burnish.planning.fitting import Fit, MemoryTable, memory_tables
 from burnish.planning.machines import Machine
 from burnish.planning.memory import PHASES, MemoryItem, Trained, bytes_in, bytes_in_words, estimate_memory
+from burnish.planning.microbatch import microbatch_of, with_microbatch
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.room import refuse_impossible, seat_warnings
 from burnish.planning.seats import Choice, Seat, runs_on_gpu, seats_of, sharding_of
@@ -71,11 +72,15 @@ def seated(
 ) -> Plan:
     """The plan with the processes of the run on this machine. ConfigError if it cannot have them. `rewards`: its reward
     models."""
+    microbatch = microbatch_of(config, facts, machine, rewards)
+    chosen = PlanLine("one step", "tokens of a micro-batch, at most", f"{microbatch.tokens:,}", microbatch.because)
+    given = [chosen] if config.optimization.tokens_per_microbatch == "auto" else []
+    config = with_microbatch(config, microbatch.tokens)
     seats = seats_of(config, facts, machine, rewards)
     refuse_impossible(config, seats, machine, facts)
     warnings = (*plan.warnings, *seat_warnings(config, seats, machine))
     sharding = sharding_of(config, facts, machine, rewards)
-    lines = (*plan.lines, *_process_lines(config, sharding, seats, machine), *_phase_lines(seats))
+    lines = (*plan.lines, *given, *_process_lines(config, sharding, seats, machine), *_phase_lines(seats))
     memory = () if facts is None else estimate_memory(config, facts, rewards, runs_on_gpu(config, machine))
     tables = memory_tables(seats, machine) if memory else ()
     return replace(plan, seats=seats, memory=memory, lines=lines, warnings=warnings, tables=tables, machine=machine)

@@ -238,7 +238,7 @@ class StepTimes:
             critic = self.facts.critic or self.facts
             seconds += self._passes(critic, share * read, 0)
             trained, because = trained + critic.num_parameters, f"{because}, and the critic's"
-        in_step = math.ceil(read / config.optimization.tokens_per_microbatch / self.trainers)
+        in_step = math.ceil(read / config.optimization.microbatch_tokens / self.trainers)
         number = self.epochs * max(self.minibatches, in_step)
         yield PhaseTime("update", seconds + number * self.speed.pass_seconds, because)
         steps, slices = self.epochs * self.minibatches, 1 if self.sharding == "whole" else self.trainers
@@ -274,6 +274,6 @@ class StepTimes:
     def _read(self) -> float:
         """Tokens in one pass over the step: prompts as often as their responses need another micro-batch."""
         group, response = self.texts / self.prompts, self.lengths.response
-        room = self.config.optimization.tokens_per_microbatch - self.lengths.prompt
+        room = self.config.optimization.microbatch_tokens - self.lengths.prompt
         often = group if self.apart or room <= 0 else min(group, max(1, math.ceil(group * response / room)))
         return self.scored + self.prompts * often * self.lengths.prompt

@@ -63,7 +63,7 @@ def evaluate_sft_run(config: SftConfig, *, console: Console, weights: Path | Non
     scorer = ResponseScorer(loaded.model, plain=loaded.plain, vocabulary=loaded.vocabulary)
     score = partial(
         scorer.score_in_microbatches,
-        tokens_per_microbatch=config.optimization.tokens_per_microbatch,
+        tokens_per_microbatch=config.optimization.microbatch_tokens,
         correct=True,
     )
     examples = heldout_examples(heldout, config.evaluation.max_prompts, seed=config.seed)
@@ -93,7 +93,7 @@ def evaluate_rm_run(config: RmConfig, *, console: Console, weights: Path | None 
     decided = evaluated_comparisons(config, heldout)
     if not decided:
         raise DataError("the held-out comparisons are all ties", remedy="name comparisons with a best response")
-    score = partial(model.score, tokens_per_microbatch=config.optimization.tokens_per_microbatch)
+    score = partial(model.score, tokens_per_microbatch=config.optimization.microbatch_tokens)
     with fast_float32(model.loaded.model, paths=recorded_paths(Path(config.output))):  # as in training
         scored = scored_comparisons(decided, compare(score, comparisons_of(decided)))
     metrics = describe(scored, rule) | _by_domain([example.domain for example in decided], scored)

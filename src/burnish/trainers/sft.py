@@ -34,6 +34,7 @@ from burnish.models.saved import SavedPolicy
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.chaining import pinned
+from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.outer_loop import (
     Opened,
     OpenLearner,
@@ -137,12 +138,13 @@ def open_policy(config: SftConfig, paths: FastPaths, console: Console, lanes: La
     """The model of the run file, in this process."""
     loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
     keep_freed_memory(loaded.model.device.type)
+    config = settle_microbatch(config, paths, loaded)
 
     def learner(total_steps: int) -> Policy:
         policy = LocalPolicy(
             loaded,
             OptimizerSettings.from_config(config.optimization, total_steps=total_steps),
-            tokens_per_microbatch=config.optimization.tokens_per_microbatch,
+            tokens_per_microbatch=config.optimization.microbatch_tokens,
             lora=config.model.lora,
             seed=config.seed,
             lanes=lanes,
@@ -237,6 +239,7 @@ def open_sft_run(
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
         paths = recorded_paths(workplace.path)
+        config = settle_microbatch(config, paths)
         opened = stack.enter_context(open_learner(config, paths, console, Lanes(config.cluster.num_lanes)))
         loaded = opened.loaded
         train = load_examples(config, loaded.tokenizer, loaded.context_length, "train")

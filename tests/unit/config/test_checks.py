@@ -84,6 +84,11 @@ def test_what_a_run_has_can_rest(kind: Kind, words: str, roles: str) -> None:
          "weights of model.quantization cannot be cut over trainers"),
         ("rl", "algorithm=ppo critic.kind=separate model.quantization=int8 model.lora.rank=2",
          "critic.kind is separate, but such a critic trains all weights"),
+        *((kind, "model.device=mps cluster.trainers=2", "cluster.trainers does not go together with model.device mps")
+          for kind in RUNS),
+        ("sft", "model.device=mps cluster.offload=[optimizer]", "cluster.offload does not go together"),
+        ("rl", "model.device=mps model.quantization=nf4 model.lora.rank=2", "model.quantization does not go together"),
+        ("rl", "model.device=mps rollout.engine=vllm", "which needs a CUDA GPU, but model.device is mps"),
         ("rl", "cluster.own_process=reward_model", "is reward_model, but no reward is a reward model (model:PATH)"),
         ("rl", "rewards=model:rm cluster.own_process=[reward_model,reward_model]", "reward_model is named twice"),
         ("rl", "rewards=model:rm cluster.own_process=reward_model cluster.backend=inline",

@@ -1,4 +1,5 @@
-"""What a micro-batch must not do on a GPU, tried without one: wait for the device, or add in an order that varies."""
+"""What a micro-batch must not do on a GPU, tried without one: wait for the device, or add in an order that varies; and
+on one of Apple's, compute in float64."""
 
 from __future__ import annotations
 
@@ -11,10 +12,15 @@ import torch
 from burnish.algorithms.mismatch import correction_weights
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.config.schema_data import ModelConfig
+from burnish.forward import logprobs
 from burnish.forward.attention import WAYS, packing_way, set_packed_attention, ways_on
 from burnish.forward.batch import Batch
 from burnish.forward.gathering import deterministic, gather_rows
-from burnish.forward.scoring import ResponseScorer
+from burnish.forward.logprobs import chunked_token_scores, head_logits
+from burnish.forward.precision import countable, gives_float32_sums
+from burnish.forward.scoring import ResponsePositions, ResponseScorer
+from burnish.forward.varlen_attention import SequenceEnds, varlen_backward, varlen_forward
+from burnish.forward.versions import key_sharing
 from burnish.models.accumulation import count_denominators
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
@@ -23,6 +29,7 @@ from burnish.models.roles import Denominators, Objective
 from burnish.models.value_head import ValueHead, ValueScorer
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.prefill import Prefiller
+from burnish.rollouts.local.rows import RowsInProgress
 from burnish.rollouts.local.static_decoder import StaticDecoders
 from burnish.rollouts.local.static_steps import BLOCK
 from burnish.trainers.rl.objective import ClippedValueObjective, LikelihoodObjective, PolicyObjective
@@ -173,6 +180,26 @@ def test_objectives_wait_for_nothing(load, batch, gpu, name) -> None:
         micro_batch(scorer, whole.to(META), policy_objective(name))
 
 
+@pytest.mark.parametrize("entropy", [False, True])
+def test_logits_on_a_gpu_are_float32_sums_in_few_large_operations(gpu, entropy, monkeypatch) -> None:
+    """Kept ones and, in chunks of whole rows, those that are computed again."""
+    monkeypatch.setattr("burnish.forward.logprobs.DEVICE_ELEMENTS", 24 * 50)
+    if not gives_float32_sums("meta", torch.bfloat16):
+        pytest.skip("this PyTorch has no such product for meta")
+    hidden = torch.zeros(64, 8, device=META, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.zeros(50, 8, device=META, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.zeros(64, device=META, dtype=torch.int64)
+    weight.grad_dtype = torch.float32
+    made = []
+    monkeypatch.setattr(logprobs, "head_logits", lambda *given: made.append(head_logits(*given)) or made[-1])
+    with gpu:
+        scores, found = chunked_token_scores(hidden, weight, None, targets, entropy=entropy, accumulate_in_place=True)
+        (scores.sum() + (found.sum() if entropy else 0)).backward()
+    assert {logits.dtype for logits in made} == {torch.float32}
+    assert [len(logits) for logits in made] == [24, 24, 16, 24, 16]
+    assert weight.grad.dtype == torch.float32
+
+
 def test_scores_without_a_gradient_wait_for_nothing(load, batch, gpu) -> None:
     scorer = on_pretended_gpu(load, "llama", "varlen", torch.bfloat16)
     with gpu:
@@ -269,6 +296,121 @@ def test_picked_rows_have_the_gradient_of_index_select() -> None:
         gradients.append(rows.grad)
     first, second = gradients
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("can_be_asked", "shares", "seen"),
+    [(True, False, [(1, True)]), (False, True, [(1, False)]), (False, False, [(2, False)])],
+    ids=["PyTorch 2.12", "PyTorch 2.11", "a kernel that cannot"],
+)
+def test_key_heads_are_repeated_only_as_the_last_resort(can_be_asked, shares, seen, monkeypatch) -> None:
+    from torch.nn.attention import varlen
+
+    found = []
+
+    def attend(query, key, value, *ends, enable_gqa=False, return_aux=None, **others):  # type: ignore[no-untyped-def]
+        if key.shape[1] < query.shape[1] and not (enable_gqa or shares):
+            raise RuntimeError("number of heads in key must be that in query")
+        if return_aux is None:
+            return query + key + value
+        found.append((key.shape[1], enable_gqa))
+        return query, torch.zeros(query.shape[1], len(query), device=META)
+
+    def unaskable(*given, return_aux=None, scale=None, window_size=(-1, -1)):  # type: ignore[no-untyped-def]
+        return attend(*given, return_aux=return_aux)
+
+    monkeypatch.setattr(varlen, "varlen_attn", attend if can_be_asked else unaskable)
+    key_sharing.cache_clear()
+    try:
+        query, key = (torch.zeros(6, heads, 8, device=META, dtype=torch.bfloat16) for heads in (2, 1))
+        ends = SequenceEnds(*[torch.zeros(2, dtype=torch.int32, device=META)] * 2, 6, 6, is_causal=True)
+        output, sums = varlen_forward(query, key, key, ends, None)
+        gradients = varlen_backward(query, query, key, key, output, sums, ends, None)
+    finally:
+        key_sharing.cache_clear()
+    assert found == seen
+    assert [gradient.shape[1] for gradient in gradients] == [2, 1, 1]
+
+
+class OnMps(torch.Tensor):
+    """A tensor on a GPU of Apple's, which a CPU plays: it and what is computed from it cannot be float64. `cpu()` gives
+    an ordinary one."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, given=(), named=None):  # type: ignore[no-untyped-def]
+        if function is torch.Tensor.cpu:
+            with torch._C.DisableTorchFunctionSubclass():
+                return given[0].as_subclass(torch.Tensor)
+        result = super().__torch_function__(function, types, given, named or {})
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, OnMps) and tensor.dtype == torch.float64:
+                raise TypeError(f"MPS has no float64, which {function} gives")
+        return result
+
+
+def to_mps(model: torch.nn.Module) -> None:
+    there = {weight: torch.nn.Parameter(weight.detach().as_subclass(OnMps)) for weight in model.parameters()}
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            module._parameters[name] = there[weight]
+
+
+@pytest.fixture
+def without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnish.forward.precision.WITHOUT_FLOAT64", ("mps", "cpu"))
+    monkeypatch.setattr("burnish.models.optimizers._in_one_pass", lambda settings, parameters: {"foreach": False})
+
+
+@pytest.mark.parametrize("objective", ["ppo_clip", "turn_gspo"])
+def test_an_update_needs_no_float64_of_the_device(load, batch, objective, without_float64) -> None:
+    """Losses, norms and clipping, with the bits of a device that has it. Memory for Adam and gradients stays there."""
+    found = []
+    for move in (lambda model: None, to_mps):
+        loaded = load("llama", kernels="off")
+        set_packed_attention(loaded.model, "copied")
+        move(loaded.model)
+        policy = LocalPolicy(loaded, OptimizerSettings(1e-2, 10, max_grad_norm=0.1), tokens_per_microbatch=40)
+        whole = shared_prompts(batch)
+        update = policy.update(whole, policy_objective(objective))
+        scores = policy.logprobs(whole, entropy=True)
+        moved = {type(policy._scorer._trunk.hidden(whole, ResponsePositions.of(whole)))}
+        assert moved == {OnMps if move is to_mps else torch.Tensor}
+        found.append([update.metrics["policy/grad_norm"].value, scores.logprobs_BT, scores.entropy_BT])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_sampling_needs_no_float64_of_the_device(without_float64) -> None:
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    sampled = []
+    for kind in (torch.Tensor, OnMps):
+
+        class Fixed:
+            def logits(self, tokens, positions, kind=kind):  # type: ignore[no-untyped-def]
+                return logits.as_subclass(kind)
+
+        rows = RowsInProgress(Fixed(), torch.device("cpu"), None, None)  # type: ignore[arg-type]
+        rows._keys = torch.arange(5).as_subclass(kind)
+        rows._counts = torch.zeros(5, dtype=torch.int64).as_subclass(kind)
+        rows._positions = torch.zeros(5, dtype=torch.int64)
+        rows._record = lambda *given: sampled.append(given[:2])  # type: ignore[method-assign]
+        rows.advance(Sampling(8, temperature=0.7, top_p=0.9), None)  # type: ignore[arg-type]
+    assert sampled[0] == sampled[1]
+
+
+def test_whoever_needs_float64_is_found(without_float64) -> None:
+    values = torch.ones(3).as_subclass(OnMps)
+    with pytest.raises(TypeError, match="float64"):
+        values.double()
+    with pytest.raises(TypeError, match="float64"):
+        values.sum(dtype=torch.float64)
+    assert countable(values).double().sum() == 3
+
+
+def test_what_apples_gpus_lack_is_not_asked_for() -> None:
+    mps = torch.device("mps")
+    assert ways_on(mps, torch.bfloat16) == ("copied",)
+    with deterministic(mps):
+        assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device (docs/gpu.md)")

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from burnish.forward import logprobs as module
 from burnish.forward.logprobs import (
     KEPT_ELEMENTS,
     HeadTransform,
     LogitsBuffer,
     chunked_token_scores,
+    head_logits,
     likeliest_tokens,
     plain_token_scores,
 )
@@ -340,3 +342,47 @@ def test_likeliest_tokens_in_chunks_are_the_argmax_of_the_full_logits() -> None:
 
 def test_no_position_gives_no_token() -> None:
     assert likeliest_tokens(torch.zeros(0, 4), torch.zeros(5, 4), None).shape == (0,)
+
+
+def _with_float32_sums(monkeypatch) -> None:
+    """Products of bfloat16 on this CPU give their sums, as a GPU's do."""
+    mm, addmm = torch.mm, torch.addmm
+
+    def wide_mm(left, right, *, out_dtype=None, **others):
+        return mm(left, right, **others) if out_dtype is None else mm(left.float(), right.float())
+
+    def wide_addmm(total, left, right, *, out_dtype=None, **others):
+        if out_dtype is None:
+            return addmm(total, left, right, **others)
+        assert left.dtype == right.dtype == torch.bfloat16
+        return addmm(total, left.float(), right.float(), **others)
+
+    monkeypatch.setattr(torch, "mm", wide_mm)
+    monkeypatch.setattr(torch, "addmm", wide_addmm)
+    monkeypatch.setattr(module, "gives_float32_sums", lambda device, dtype: dtype == torch.bfloat16)
+    monkeypatch.setattr(LogitsBuffer, "linear", lambda buffer, *given: head_logits(*given))
+
+
+@pytest.mark.parametrize("kept", [KEPT_ELEMENTS, 0, 9 * 500], ids=["kept", "again", "kept in part"])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_bfloat16_with_float32_sums_is_as_exact_as_its_inputs(transform, with_bias, kept, monkeypatch):
+    """Against float64: scores at float32's rounding, gradients at that of the products' bfloat16 factors. Logits
+    rounded to bfloat16 would be off by up to 0.03."""
+    _with_float32_sums(monkeypatch)
+    hidden, weight, bias, targets = _inputs(40, 16, 500, dtype=torch.bfloat16)
+    leaves = [hidden, weight, bias] if with_bias else [hidden, weight]
+    factors = torch.linspace(-1, 2, len(targets))
+    options = {"temperature": 0.7, "transform": transform, "entropy": True, "by_rows": True}
+    found = chunked_token_scores(
+        hidden, weight, bias if with_bias else None, targets, **options, kept_elements=kept, chunk_elements=3 * 500
+    )
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    logits = transform(linear(*exact))
+    wanted = plain_token_scores(logits, targets, temperature=0.7, entropy=True)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one.double(), other, atol=2e-5, rtol=0)
+    gradients = torch.autograd.grad(_loss(found, factors), leaves)
+    for one, other in zip(gradients, torch.autograd.grad(_loss(wanted, factors), exact), strict=True):
+        assert (one.double() - other).norm() <= 4e-3 * other.norm()

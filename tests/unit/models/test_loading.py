@@ -252,6 +252,19 @@ def test_devices():
         resolve_device("gpu0")
     with pytest.raises(ModelError, match="CUDA devices"):
         resolve_device("cuda:99")
+    with pytest.raises(ModelError, match="does not support"):
+        resolve_device("mps:0")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_apples_gpu_is_taken_where_there_is_one(there, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: there)
+    if there:
+        assert resolve_device("mps") == torch.device("mps")
+    else:
+        with pytest.raises(ModelError, match="no GPU of Apple's"):
+            resolve_device("mps")
+    assert resolve_device("auto").type != "mps"
 
 
 def test_real_model(stories_model):

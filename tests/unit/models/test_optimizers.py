@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,14 @@ from torch import nn
 
 from burnish.config.schema_optimization import OptimizationConfig
 from burnish.errors import CheckpointError
-from burnish.models.optimizers import AdamTF, OptimizerSettings, WeightOptimizer, euclidean_norm, learning_rate
+from burnish.models.optimizers import (
+    AdamTF,
+    OptimizerSettings,
+    WeightOptimizer,
+    _in_one_pass,
+    euclidean_norm,
+    learning_rate,
+)
 
 
 def _rates(schedule, *, warmup_steps=0, total_steps=4, final_fraction=0.0):
@@ -111,6 +119,38 @@ def _six_steps_at_once_and_resumed(settings):
 
 def test_state_round_trip_continues_bit_for_bit():
     assert torch.equal(*_six_steps_at_once_and_resumed(OptimizerSettings(0.1, 10, schedule="cosine")))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "places", "fused"),
+    [
+        ("adamw", ("cpu", "cpu"), True),
+        ("adamw", ("cuda:0", "cuda:1"), True),
+        ("adamw", ("cuda:0", "cpu"), False),
+        ("adamw", ("mps",), False),
+        ("adamw", ("meta",), False),
+        ("adam_tf", ("cuda:0",), False),
+    ],
+)
+def test_adamw_is_fused_where_all_weights_are_on_processors_that_can(optimizer, places, fused):
+    weights = [SimpleNamespace(device=torch.device(place), is_floating_point=lambda: True) for place in places]
+    assert _in_one_pass(OptimizerSettings(0.1, 10, optimizer=optimizer), weights) == ({"fused": True} if fused else {})
+    whole = SimpleNamespace(device=torch.device("cuda"), is_floating_point=lambda: False)
+    assert _in_one_pass(OptimizerSettings(0.1, 10), [whole]) == {}
+
+
+@pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (False, "cpu")])
+def test_steps_are_counted_where_adam_reads_them_and_saved_in_host_memory(fused, device):
+    """A fused Adam on a GPU, which `meta` stands for here, counts there; a checkpoint is the same for all."""
+    optimizer = WeightOptimizer([("p", nn.Parameter(torch.zeros(2, device="meta")))], OptimizerSettings(0.1, 10))
+    optimizer._adam.defaults["fused"] = fused
+    moments = {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
+    optimizer.load_state({"moments": {"p": moments}, "masters": {}})
+    (state,) = optimizer._adam.state.values()
+    assert state["step"].device.type == device
+    assert state["exp_avg"].device.type == "meta"
+    if not fused:
+        assert optimizer.state()["moments"]["p"]["step"].item() == 3.0
 
 
 def test_state_of_other_parameters_is_refused():

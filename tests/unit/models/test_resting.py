@@ -52,6 +52,33 @@ def test_bits_views_and_identity_survive(place: RestingPlace) -> None:
             assert weight.data_ptr() % 64 == 0  # aligned as before, because products round by alignment
 
 
+def test_copies_to_pinned_memory_are_queued_together_and_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, which the CPU plays here: in blocks, and memory is given up after all numbers have arrived."""
+    events: list[object] = []
+    copy = Tensor.copy_
+
+    def copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        events.append(non_blocking)
+        return copy(target, source)
+
+    weight, other = numbers(30, 7), numbers(5)
+    before, tail = weight.clone(), other.clone()
+    empty = torch.empty
+    monkeypatch.setattr("burnish.models.resting.BLOCK_BYTES", 512)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    waits = lambda device: events.append((weight.untyped_storage().nbytes(), "waits"))  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "synchronize", waits)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **how: empty(*size, **how))
+    monkeypatch.setattr(Tensor, "copy_", copied)
+    resting = Resting("critic", RestingHostMemory(), lambda: [weight, other])
+    assert events == [True, True, True, (840, "waits")]
+    with resting.awake():
+        assert events[4:] == [True, True, True]
+        assert torch.equal(weight, before)
+        assert torch.equal(other, tail)
+
+
 def test_changes_made_while_awake_are_kept(place: RestingPlace) -> None:
     weight = numbers(10, 10)
     resting = Resting("critic", place, lambda: [weight])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from burnish.errors import RolloutError
+from burnish.forward.precision import countable
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.cache import PrefilledPrompts
 from burnish.rollouts.local.decoders import Decoder
@@ -106,10 +107,10 @@ class RowsInProgress:
             steps = min(BLOCK, most)
             return self._decoder.steps.block(self._numbers_5R, steps, sampling, stop.token_ids, self._vocabulary)
         tokens_R, positions_R, keys_R, counts_R, _ = self._numbers_5R
-        logits_RV = self._decoder.logits(tokens_R, positions_R)[:, : self._vocabulary]
+        logits_RV = countable(self._decoder.logits(tokens_R, positions_R)[:, : self._vocabulary])
         # Noise depends on the row's key and token count only, so a sample does not depend on the rows next to it.
-        tokens_R, logprobs_R = sample(logits_RV, uniforms(keys_R, counts_R), sampling)
-        return tokens_R[None], logprobs_R[None]
+        tokens_R, logprobs_R = sample(logits_RV, uniforms(countable(keys_R), countable(counts_R)), sampling)
+        return tokens_R[None].to(self._device), logprobs_R[None]
 
     def _record(self, tokens: list[int], logprobs: list[float], stop: StopConditions) -> None:
         for row, token, logprob in zip(self.rows, tokens, logprobs, strict=True):

@@ -37,6 +37,7 @@ from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import pinned
+from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.outer_loop import (
     Opened,
     OpenLearner,
@@ -187,12 +188,13 @@ def open_reward(
         model.train_gain_and_bias()
     loaded = model.loaded
     keep_freed_memory(loaded.model.device.type)
+    config = settle_microbatch(config, paths, loaded)
 
     def learner(total_steps: int) -> PreferenceLearner:
         built = RewardLearner(
             model,
             OptimizerSettings.from_config(config.optimization, total_steps=total_steps),
-            tokens_per_microbatch=config.optimization.tokens_per_microbatch,
+            tokens_per_microbatch=config.optimization.microbatch_tokens,
             gradient_checkpointing=config.model.gradient_checkpointing,
             lanes=lanes,
         )
@@ -245,6 +247,7 @@ def open_rm_run(
     with ExitStack() as stack:
         workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
         paths = recorded_paths(workplace.path)
+        config = settle_microbatch(config, paths)
         opened = stack.enter_context(open_learner(config, paths, console, Lanes(config.cluster.num_lanes)))
         loaded = opened.loaded
         limit = min(config.max_tokens, loaded.context_length)

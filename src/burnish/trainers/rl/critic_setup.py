@@ -36,7 +36,7 @@ def build_value_objective(config: RlConfig) -> ClippedValueObjective:
 
 def build_separate_critic(config: RlConfig, loaded: LoadedModel, lanes: Lanes = ONE_LANE) -> SeparateCritic | None:
     """None if the critic shares the policy's backbone. Call it before the policy adds adapters to its model."""
-    critic, budget = config.critic, config.optimization.tokens_per_microbatch
+    critic, budget = config.critic, config.optimization.microbatch_tokens
     if critic.kind == "shared":
         return None
     settings = critic_settings(config)

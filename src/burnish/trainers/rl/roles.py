@@ -78,7 +78,7 @@ def _with_rest(config: RlConfig, policy: LocalPolicy, reference: Reference | Non
 def build_alone(config: RlConfig, loaded: LoadedModel, lanes: Lanes, model: str) -> Reference | Critic:
     """The `reference` or the `critic` of a run, in a process of its own."""
     if model == "reference":
-        temperature, budget = config.rollout.temperature, config.optimization.tokens_per_microbatch
+        temperature, budget = config.rollout.temperature, config.optimization.microbatch_tokens
         return FrozenReference(loaded, temperature=temperature, tokens_per_microbatch=budget, lanes=lanes)
     critic = build_separate_critic(config, loaded, lanes)
     assert critic is not None, "a shared critic is refused when the run file is read"
@@ -97,7 +97,7 @@ def build_policy(config: RlConfig, loaded: LoadedModel, lanes: Lanes = ONE_LANE)
             first_step=config.planned_updates - config.policy_updates,  # earlier ones only warm up the critic
         ),
         temperature=config.rollout.temperature,
-        tokens_per_microbatch=config.optimization.tokens_per_microbatch,
+        tokens_per_microbatch=config.optimization.microbatch_tokens,
         lora=config.model.lora,
         seed=config.seed,
         lanes=lanes,

@@ -24,6 +24,7 @@ from burnish.rollouts.answering import open_model as open_judge
 from burnish.rollouts.limits import check_rotation
 from burnish.rollouts.outages import Patience
 from burnish.trainers.chaining import pinned
+from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.outer_loop import Progress, restore
 from burnish.trainers.rl.collection import Collector, Overlaps
 from burnish.trainers.rl.conversations import open_conversations
@@ -60,6 +61,7 @@ def open_rl_run(
         settings, begins = domain_settings(config), workplace.checkpoint is None
         has_weights = config.cluster.trains_here
         loaded = stack.enter_context(open_model(config, paths, console) if has_weights else open_outline(config))
+        config = settle_microbatch(config, paths, loaded if has_weights else None)
         say(console, scorer.attach_policy(loaded.tokenizer))
         if "reward_model" in config.cluster.offload:
             scorer.rest_models(workplace.path)

@@ -1,0 +1,130 @@
+"""Llama-like layers whose passes over packed rows are fused by PyTorch's compiler, on a GPU.
+
+Between its matrix products a layer has some twenty operations forwards and more backwards, each of which reads and
+writes all states. Compiled, they become a few. Each layer is compiled by itself, once for all layers of its class and
+for every length ("regional compilation"). Attention is left out, because `burnish.forward.attention` has kernels for
+it. Sampling and padded rows use the layers' own passes: they come in too many forms.
+
+A compiled layer is made anew where its code was made for too special a case. Counting how often the compiler is called
+tells (`times_compiled`); `burnish.forward.probe` refuses layers that need it too often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from burnish.forward.kernel_layers import FAMILIES
+from burnish.forward.quantized_layers import QuantizedLinear
+from burnish.machine import processor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from burnish.forward.attention import PackedAttention
+
+Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+DEVICES = ("cuda",)
+"""Where layers are compiled. On a CPU the kernels in C do the same, for any length, without waiting for a compiler."""
+LEAST_WEIGHTS = 1 << 20
+"""Layers with fewer are not worth the minute that compiling takes at each start."""
+_made = 0
+
+
+def may_compile(model: PreTrainedModel) -> bool:
+    """Whether compiling the model's layers is worth a trial: one of FAMILIES, on a GPU, large enough, in full
+    precision, and BURNISH_WITHOUT does not say no."""
+    if model.config.model_type not in FAMILIES or model.device.type not in DEVICES:
+        return False
+    layer = model.base_model.layers[0]
+    is_large = sum(weight.numel() for weight in layer.parameters()) >= LEAST_WEIGHTS
+    is_plain = not any(isinstance(module, QuantizedLinear) for module in layer.modules())
+    return is_large and is_plain and processor.allows("compiled_layers")
+
+
+def set_compiled_layers(model: PreTrainedModel) -> None:
+    """Let the layers of a `may_compile` model be compiled for packed rows; copies of the model do so, too."""
+    for layer in model.base_model.layers:
+        if not isinstance(layer, CompiledLayer):
+            own: type = type(layer)
+            layer.__class__ = _compiled(own, inductor)
+
+
+def unset_compiled_layers(model: nn.Module) -> None:
+    """The layers' own forward pass again."""
+    for layer in model.modules():
+        if isinstance(layer, CompiledLayer):
+            layer.__class__ = type(layer).own_class
+
+
+def uses_compiled_layers(model: nn.Module) -> bool:
+    """Whether `set_compiled_layers` is in force."""
+    return any(isinstance(module, CompiledLayer) for module in model.modules())
+
+
+def times_compiled() -> int:
+    """How often this process has called the compiler for a part of a layer."""
+    return _made
+
+
+def inductor(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    """PyTorch's own compiler, which is not to choose between kernels by timing them: these may differ in the order of
+    their sums, and a run has to have the same numbers twice."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return cast("Callable[..., Any]", compile_fx(graph, inputs, config_patches={"deterministic": True}))
+
+
+@cache
+def _compiled(layer_class: type, compiler: Compiler) -> type:
+    """A subclass with its parent's name, as for kernels (`burnish.forward.kernel_layers`). One compiled function serves
+    all of its layers."""
+    counted = partial(_counted, compiler)
+    own = {"own_class": layer_class, "compiled": torch.compile(layer_class.forward, dynamic=True, backend=counted)}  # type: ignore[attr-defined]
+    return type(layer_class.__name__, (CompiledLayer, layer_class), own)
+
+
+def _counted(compiler: Compiler, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    global _made
+    _made += 1
+    return compiler(graph, inputs)
+
+
+class CompiledLayer:
+    """Placed before a layer's own class in the order of inheritance."""
+
+    own_class: type
+    compiled: Callable[..., Tensor]
+
+    def forward(self, *given: object, packed: PackedAttention | None = None, **others: Any) -> Tensor:
+        """The layer's own pass, compiled for packed rows."""
+        if packed is None:
+            own: Tensor = super().forward(*given, **others)  # type: ignore[misc]
+            return own
+        return type(self).compiled(self, *given, packed=_NotCompiled(packed), **others)
+
+
+class _NotCompiled:
+    """Attention that the compiler does not look into."""
+
+    def __init__(self, packed: PackedAttention) -> None:
+        self._packed = packed
+        self._attend = _attend_outside()
+
+    def attend(self, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, scaling: float | None) -> Tensor:
+        """See `PackedAttention`."""
+        seen_SHD: Tensor = self._attend(self._packed, query_SHD, key_SKD, value_SKD, scaling)
+        return seen_SHD
+
+
+@cache
+def _attend_outside() -> Callable[..., Tensor]:
+    def attend(packed: PackedAttention, *given: Any) -> Tensor:
+        return packed.attend(*given)
+
+    outside: Callable[..., Tensor] = torch.compiler.disable(attend)
+    return outside

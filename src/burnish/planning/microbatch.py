@@ -1,0 +1,84 @@
+"""Tokens of a micro-batch where the run file leaves them to the machine (`optimization.tokens_per_microbatch: auto`).
+
+They decide how much memory a pass takes and in which order sums are added, so a run keeps what it began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from burnish.config.names import VLLM_SHARE
+from burnish.config.schema import RlConfig
+from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
+from burnish.planning.machines import Machine
+from burnish.planning.memory import Trained, bytes_in, bytes_in_words
+from burnish.planning.model_facts import ModelFacts, RewardFacts
+from burnish.planning.seats import ConfigT, needs_of_gpus, runs_on_gpu, seats_of
+
+MOST, FEWEST = 65_536, 512
+"""Halved from the one to the other. More tokens than that are no faster on any GPU."""
+USABLE = 0.9
+"""Of a GPU's memory: the rest is for PyTorch, and for the holes between tensors."""
+_OF_PASSES = ("activations", "critic activations", "log-probabilities", "policy weights")
+"""What a trial of a pass measures, and what is there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicrobatchChoice:
+    """The tokens, and why so many."""
+
+    tokens: int
+    because: str
+
+
+def microbatch_of(
+    config: Trained, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
+) -> MicrobatchChoice:
+    """What `optimization.tokens_per_microbatch` means for this run on this machine: on GPUs as many tokens as the plan
+    has memory for, a power of two; elsewhere the default."""
+    asked = config.optimization.tokens_per_microbatch
+    if asked != "auto":
+        return MicrobatchChoice(asked, "optimization.tokens_per_microbatch")
+    if not runs_on_gpu(config, machine):
+        return MicrobatchChoice(TOKENS_PER_MICROBATCH, "auto: more is hardly faster on a CPU")
+    if facts is None:
+        return MicrobatchChoice(TOKENS_PER_MICROBATCH, "auto, and the model's sizes are unknown")
+    usable = round(usable_share(config) * min(machine.gpu_bytes))
+    tokens = MOST
+    while tokens > FEWEST and _needed(config, tokens, facts, machine, rewards) > usable:
+        tokens //= 2
+    because = f"auto: what {bytes_in_words(usable)} of a GPU are enough for; less if a first trial needs more"
+    return MicrobatchChoice(tokens, because)
+
+
+def usable_share(config: Trained) -> float:
+    """The part of a GPU that training may take: vLLM beside it takes its own at the start, if it does not rest."""
+    if not isinstance(config, RlConfig) or config.rollout.engine != "vllm":
+        return USABLE
+    if config.cluster.rollout_workers or "rollout_engine" in config.cluster.offload:
+        return USABLE
+    share = config.rollout.vllm.options.get("gpu_memory_utilization", VLLM_SHARE)
+    return max(0.0, USABLE - (share if isinstance(share, float) else VLLM_SHARE))
+
+
+def with_microbatch(config: ConfigT, tokens: int) -> ConfigT:
+    """The run file with these tokens of a micro-batch."""
+    optimization = config.optimization.model_copy(update={"tokens_per_microbatch": tokens})
+    copy: ConfigT = config.model_copy(update={"optimization": optimization})  # type: ignore[assignment]
+    return copy
+
+
+def bytes_beside_passes(
+    config: Trained, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts] = ()
+) -> int:
+    """What the process that trains holds on its GPU in an update, besides the weights and what passes make: gradients,
+    masters, moments and whatever else is planned there."""
+    seats = seats_of(with_microbatch(config, FEWEST), facts, machine, rewards)
+    seat = next(seat for seat in seats if seat.device)
+    return bytes_in("update", (item for item in seat.device if item.name not in _OF_PASSES))
+
+
+def _needed(config: Trained, tokens: int, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts]) -> int:
+    seats = seats_of(with_microbatch(config, tokens), facts, machine, rewards)
+    return max((needed for _, needed in needs_of_gpus(seats).values()), default=0)

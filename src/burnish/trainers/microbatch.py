@@ -1,0 +1,110 @@
+"""Tries how many tokens of a micro-batch a GPU has memory for, when a run begins (`tokens_per_microbatch: auto`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import torch
+
+from burnish.config.schema import RlConfig, SftConfig
+from burnish.errors import CheckpointError
+from burnish.forward.batch import Batch
+from burnish.forward.fast_paths import FastPaths
+from burnish.forward.recomputing import recomputing
+from burnish.forward.scoring import ResponseScorer
+from burnish.models.loading import LoadedModel
+from burnish.planning.memory import Trained
+from burnish.planning.microbatch import (
+    FEWEST,
+    bytes_beside_passes,
+    microbatch_of,
+    usable_share,
+    with_microbatch,
+)
+from burnish.planning.seats import ConfigT
+from burnish.trainers.placement import model_facts, reward_facts, this_machine
+
+PATH, PLACE = "passes", "tokens_per_microbatch auto"
+"""As a fast path, with which the run's folder keeps the number."""
+_TOKENS = " tokens at a time"
+
+
+def settle_microbatch(config: ConfigT, paths: FastPaths, loaded: LoadedModel | None = None) -> ConfigT:
+    """The run file with the tokens that `auto` stands for: those that the run began with, else those planned for this
+    machine, and tried with the `loaded` model. Without a model unchanged, if this process is to load one."""
+    if config.optimization.tokens_per_microbatch != "auto" or (loaded is None and config.cluster.trains_here):
+        return config
+    found = paths.settled(PATH, PLACE, lambda: f"{_tokens(config, loaded):,}{_TOKENS}")
+    digits = found.removesuffix(_TOKENS).replace(",", "")
+    if not (digits.isascii() and digits.isdigit() and int(digits)):
+        raise CheckpointError(
+            f"paths.json in the run's folder says {PATH!r} are of {found!r}, which is no number of tokens",
+            remedy="set optimization.tokens_per_microbatch to a number",
+        )
+    return with_microbatch(config, int(digits))
+
+
+def _tokens(config: Trained, loaded: LoadedModel | None) -> int:
+    machine, facts, rewards = this_machine(), model_facts(config), reward_facts(config)
+    planned = microbatch_of(config, facts, machine, rewards).tokens
+    scores = isinstance(config, RlConfig | SftConfig)  # a reward model's passes are smaller
+    if loaded is None or facts is None or loaded.model.device.type != "cuda" or not scores:
+        return planned
+    beside = bytes_beside_passes(config, facts, machine, rewards)
+    free, total = torch.cuda.mem_get_info(loaded.model.device)
+    room = round(min(free, usable_share(config) * total)) - beside
+    return most_that_fit(planned, room, partial(bytes_of_pass, loaded, _longest(config)))
+
+
+def most_that_fit(tokens: int, room: int, needed: Callable[[int], int]) -> int:
+    """Halve until a trial of so many tokens needs no more bytes than there is room for, or does not run out of memory;
+    never below FEWEST."""
+    while tokens > FEWEST:
+        with suppress(torch.OutOfMemoryError):
+            if needed(tokens) <= room:
+                break
+        tokens //= 2
+    return tokens
+
+
+def bytes_of_pass(loaded: LoadedModel, longest: int, tokens: int) -> int:
+    """Bytes of the GPU that a forward and backward pass over so many tokens takes, without the gradients that it
+    leaves; these are dropped."""
+    model, device = loaded.model, loaded.model.device
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    try:
+        run_pass(loaded, longest, tokens)
+        gradients = sum(weight.grad.nbytes for weight in model.parameters() if weight.grad is not None)
+        return torch.cuda.max_memory_allocated(device) - before - gradients
+    finally:
+        model.zero_grad(set_to_none=True)
+
+
+def run_pass(loaded: LoadedModel, longest: int, tokens: int) -> None:
+    """Forwards and backwards over rows of the longest texts, which share no prompt, so that all tokens count."""
+    scorer = ResponseScorer(loaded.model, plain=loaded.plain, vocabulary=loaded.vocabulary)
+    width = min(longest, tokens)
+    rows = max(1, tokens // width)
+    first = (torch.arange(rows) % 7 + 1)[:, None]
+    lengths = torch.full((rows,), max(1, width - 1))
+    batch = Batch(
+        prompt_tokens=first,
+        prompt_lengths=torch.ones(rows, dtype=torch.int64),
+        response_tokens=first.expand(rows, int(lengths[0])),
+        response_lengths=lengths,
+        loss_mask=torch.ones(rows, int(lengths[0]), dtype=torch.bool),
+        group_ids=torch.arange(rows),
+    )
+    with recomputing(loaded.model, on=loaded.gradient_checkpointing):
+        scores = scorer.score(batch.to(loaded.model.device), only_trained=True, entropy=True)
+        scores.logprobs_BT.sum().backward()
+
+
+def _longest(config: Trained) -> int:
+    if isinstance(config, RlConfig):
+        return config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    return config.max_tokens
