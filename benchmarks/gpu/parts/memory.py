@@ -40,7 +40,7 @@ def rows(toy: bool) -> list[Row]:
         memory_row("1.7b", "grpo", {}),
         memory_row("1.7b", "grpo, the optimizer rests", {"cluster": {"offload": ["optimizer"]}}),
         memory_row("7b", "grpo lora", {}, lora=True),
-        memory_row("0.5b", "grpo, 65,536 tokens", {}, tokens=65_536),
+        memory_row("0.5b", "grpo, 49,152 tokens", {}, tokens=49_152),
     ]
 
 

@@ -78,13 +78,14 @@ def _table(items: Sequence[MemoryItem], seats: Sequence[Seat], machine: Machine)
         on, there = "memory of its machine", machine.memory_bytes
     else:
         on, there = "a card", machine.gpu_bytes[gpu] if gpu < len(machine.gpu_bytes) else None
-    rows = [MemoryRow(kind, _by_column(of_kind[kind])) for kind in (*_KINDS, "other") if kind in of_kind]
-    return MemoryTable(tuple(seat.name for seat in seats), on, tuple(rows), _by_column(items), there)
+    largest = [max(phases, key=lambda phase: bytes_in(phase, items)) for phases in COLUMNS.values()]
 
+    def columns(some: Sequence[MemoryItem]) -> tuple[int, ...]:
+        """Of the phase that needs most in each column."""
+        return tuple(bytes_in(phase, some) for phase in largest)
 
-def _by_column(items: Sequence[MemoryItem]) -> tuple[int, ...]:
-    """Of the phase that needs most in each column."""
-    return tuple(max(bytes_in(phase, items) for phase in phases) for phases in COLUMNS.values())
+    rows = [MemoryRow(kind, columns(of_kind[kind])) for kind in (*_KINDS, "other") if kind in of_kind]
+    return MemoryTable(tuple(seat.name for seat in seats), on, tuple(rows), columns(items), there)
 
 
 def kind_of(item: MemoryItem) -> str:

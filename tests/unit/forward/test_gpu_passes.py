@@ -31,7 +31,7 @@ from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.prefill import Prefiller
 from burnish.rollouts.local.rows import RowsInProgress
 from burnish.rollouts.local.static_decoder import StaticDecoders
-from burnish.rollouts.local.static_steps import BLOCK
+from burnish.rollouts.local.static_steps import BLOCK, KEY
 from burnish.trainers.rl.objective import ClippedValueObjective, LikelihoodObjective, PolicyObjective
 
 META = torch.device("meta")
@@ -389,9 +389,9 @@ def test_sampling_needs_no_float64_of_the_device(without_float64) -> None:
                 return logits.as_subclass(kind)
 
         rows = RowsInProgress(Fixed(), torch.device("cpu"), None, None)  # type: ignore[arg-type]
-        rows._keys = torch.arange(5).as_subclass(kind)
-        rows._counts = torch.zeros(5, dtype=torch.int64).as_subclass(kind)
-        rows._positions = torch.zeros(5, dtype=torch.int64)
+        rows._numbers_5R = torch.zeros(5, 5, dtype=torch.int64)
+        rows._numbers_5R[KEY] = torch.arange(5)
+        rows._numbers_5R = rows._numbers_5R.as_subclass(kind)
         rows._record = lambda *given: sampled.append(given[:2])  # type: ignore[method-assign]
         rows.advance(Sampling(8, temperature=0.7, top_p=0.9), None)  # type: ignore[arg-type]
     assert sampled[0] == sampled[1]
