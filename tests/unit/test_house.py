@@ -16,11 +16,12 @@ from burnish.config.schema import RUN_FILES
 
 MAX_ANY_PER_1000_LINES = 9.2
 """What is reached so far. Lower it whenever there is less; the aim is 6."""
-MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 53_050, 500, 51_300
+MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 56_000, 500, 53_200
 """Without blanks, comments and docstrings. Lines are what is reached so far; the aims are 48,000 and 45,000. Lower them
 whenever there are fewer. A change that adds a capability names its own allowance: of the lines, 1,200 replaced
-math-verify and SymPy in the reward `math`, 130 call rewards of other systems, and 1,900 (of the tests' lines 2,100)
-check what data say, answer the clients of an endpoint, and end what hangs: processes, tools, judges."""
+math-verify and SymPy in the reward `math`, 130 call rewards of other systems, and 2,150 (of the tests' lines 2,300)
+check what data say, answer the clients of an endpoint, and end what hangs: processes, tools, judges. 2,700 (1,800)
+plan for machines that are not here, decode and train on GPUs, and push to vLLM what has changed."""
 MAX_LOOSE_FILES = 7
 FORMULAS = "algorithms"
 """Here a default is that of the formula's paper, whatever the run file's field of that name begins with."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from batches import random_batch
+from random_batches import random_batch
 from rows import Figures, Place, Row, Settings, Target
 from shapes import load_shape, qwen, write_shape
 

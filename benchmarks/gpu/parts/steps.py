@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 import yaml
-from batches import causal_pairs, grpo_objective, open_policy, random_batch, sft_objective
 from profiling import profiled, three_largest
+from random_batches import causal_pairs, grpo_objective, open_policy, random_batch, sft_objective
 from records import ROOT
 from rich.console import Console
 from rows import Figures, Place, Row, Settings, Target

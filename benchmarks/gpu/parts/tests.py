@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from batches import grpo_objective, open_policy, random_batch
 from demo_runs import demo_folder, demonstrated, rl_rows
+from random_batches import grpo_objective, open_policy, random_batch
 from records import ROOT
 from rows import Figures, Place, Row, Settings, Target
 from shapes import SHAPES, write_shape

@@ -130,7 +130,7 @@ def test_a_part_goes_on_where_it_ended(script: Script, tmp_path: Path, monkeypat
 
 
 def test_operations_are_counted_by_hand(script: Script) -> None:
-    shapes, batches = script("shapes"), script("batches")
+    shapes, batches = script("shapes"), script("random_batches")
     # One layer: q and o 4 x 4, k and v 4 x 2, three of 4 x 5 in the feed-forward: 32 + 16 + 60 = 108; a head of 4 x 7.
     sizes = shapes.facts(shapes.qwen("llama", 4, 1, 2, 1, 5, vocabulary=7))
     assert shapes.pass_flops(sizes, tokens=10, scored=3, pairs=0) == 2 * (10 * 108 + 3 * 28)
