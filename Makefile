@@ -34,7 +34,7 @@ test: $(FOR_TESTS)  ## the default tests (under 5 minutes on 2 cores)
 test-units: $(FOR_TESTS)  ## the default tests of single pieces
 	$(PYTEST) -m "not slow" tests/unit $(ARGS)
 
-test-limits: $(FOR_CHECKS)  ## the default tests; fails if a case takes 2 CPU seconds or all of them 300
+test-limits: $(FOR_CHECKS)  ## the default tests; fails if a case takes 2 CPU seconds or all of them 360
 	$(PYTEST) -m "not slow" --limits $(ARGS)
 
 # As on a processor without AVX-512, with a PyTorch that knows no vector extensions and no oneDNN, and no compiler.

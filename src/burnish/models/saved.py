@@ -23,6 +23,7 @@ from burnish.models.weight_checks import GENERATION_FILE, checked_token_ids
 LARGEST_BYTES = 20 << 30
 """Models with larger files are not loaded again: it would take minutes."""
 _ROWS, _PROMPT, _RESPONSE, _SPECIAL = 2, 2, 14, 4
+_TEXT = "Two  words, 12 + 3:\n\téa 数学 _x"
 _TOLERANCE, _ROUNDED_TOLERANCE = 5e-3, 4e-2
 """Of the mean log-probability; the second where weights have fewer bits than float32."""
 
@@ -49,8 +50,11 @@ class SavedPolicy:
             file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def problem(self, folder: Path) -> str | None:
-        """A sentence about a folder that gives another model than the policy, or why the two were not compared. None if
-        they agree."""
+        """A sentence about a folder that gives another model or other tokens than the policy has, or why they were not
+        compared. None if they agree."""
+        return self._other_model(folder) or self._other_tokens(folder)
+
+    def _other_model(self, folder: Path) -> str | None:
         size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         free = free_memory()
         if size > LARGEST_BYTES or (free is not None and 2 * size > free):
@@ -76,6 +80,25 @@ class SavedPolicy:
             f"warning: {folder}, loaded again with transformers, is not the model that is trained: log-probabilities "
             f"of {_ROWS * _RESPONSE} tokens differ by {difference:.3g} on average. Training goes on, and resumes from "
             "its own files; do not use the folder with other programs before this is understood"
+        )
+
+    def _other_tokens(self, folder: Path) -> str | None:
+        """A sentence about a folder with whose tokenizer transformers makes other tokens of a text."""
+        from transformers import AutoTokenizer
+
+        own = self.loaded.tokenizer
+        try:
+            found = AutoTokenizer.from_pretrained(folder, trust_remote_code=self.config.trust_remote_code)
+            same = found.encode(_TEXT, add_special_tokens=False) == own.encode(_TEXT, add_special_tokens=False)
+        except Exception as error:  # noqa: BLE001  boundary to transformers, which may raise anything
+            text = " ".join(str(error).split())[:200]
+            return f"warning: transformers cannot load the tokenizer of {folder} ({type(error).__name__}: {text})"
+        if same:
+            return None
+        return (
+            f"warning: AutoTokenizer reads the tokenizer of {folder} as {type(found).__name__}, because of the type of "
+            "its model, and makes other tokens of a text. Burnish reads it as it was saved; with other programs, use "
+            "PreTrainedTokenizerFast.from_pretrained"
         )
 
     def _batch(self) -> Batch | None:

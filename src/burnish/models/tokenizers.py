@@ -25,7 +25,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
     Raises ModelError if there is none or it is of an unknown kind.
     """
-    from transformers import AutoTokenizer, PreTrainedConfig
+    from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
     path = config.tokenizer or config.path
     field = "model.tokenizer" if config.tokenizer else "model.path"
@@ -33,12 +33,15 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     kind = None if config.trust_remote_code else _kind_of_model(Path(source))
     try:
         with uncollected():
-            tokenizer = AutoTokenizer.from_pretrained(
-                source,
-                revision=None if config.tokenizer else config.revision,
-                trust_remote_code=config.trust_remote_code,
-                config=None if kind is None else PreTrainedConfig(**kind),
-            )
+            if not config.trust_remote_code and _stands_in_its_file(Path(source)):
+                tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+            else:
+                tokenizer = AutoTokenizer.from_pretrained(
+                    source,
+                    revision=None if config.tokenizer else config.revision,
+                    trust_remote_code=config.trust_remote_code,
+                    config=None if kind is None else PreTrainedConfig(**kind),
+                )
     except Exception as error:  # boundary to transformers: a broken tokenizer raises almost anything
         raise ModelError(
             f"{field} {path!r} has no tokenizer that can be loaded ({type(error).__name__}: {_first_line(error)})",
@@ -54,6 +57,19 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer.chat_template = chat_template_for(tokenizer, config.chat_template)
     _check_templates(tokenizer, path, replaced=config.chat_template is not None)
     return tokenizer
+
+
+def _stands_in_its_file(folder: Path) -> bool:
+    """Whether the folder names a class of tokenizers that takes everything from tokenizer.json. For some types of
+    models (Qwen 2) transformers ignores that name and takes the model's own class, which cuts texts by its own rules:
+    a tokenizer that was made for a model, or saved with it, would silently become another one."""
+    try:
+        content = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if not isinstance(content, dict) or "auto_map" in content or not (folder / "tokenizer.json").exists():
+        return False
+    return content.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 def _kind_of_model(folder: Path) -> dict[str, object] | None:

@@ -212,7 +212,7 @@ def test_unknown_kind_of_tokenizer(shared_dir):
 
 @pytest.mark.parametrize(
     ("model_type", "named"),
-    [("llama", "TokenizersBackend"), ("qwen2", "TokenizersBackend"), ("qwen3", "Qwen2TokenizerFast"), ("new", "New")],
+    [("llama", "TokenizersBackend"), ("qwen2", "Qwen2Tokenizer"), ("qwen3", "Qwen2TokenizerFast"), ("new", "New")],
 )
 def test_the_class_of_the_tokenizer_is_transformers_choice(model_type, named, copy_of_model):
     _edit_json(copy_of_model / "config.json", model_type=model_type)
