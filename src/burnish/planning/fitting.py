@@ -35,7 +35,7 @@ _KINDS = {
     "gradients": ("gradients", "exchanged"),
     "Adam": ("moments", "optimizer state", "message with the last"),
     "activations": ("activations", "passes of reward"),
-    "logits": ("log-probabilities",),
+    "logits": ("log-probabilities", "logits of decoding"),
     "KV cache": ("key/value cache", "kept conversations"),
 }
 _FEWEST_TOKENS, _FEWEST_ROWS = 512, 8

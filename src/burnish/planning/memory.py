@@ -17,6 +17,7 @@ size, F feed-forward size, N tokens in one forward and backward pass, V vocabula
 | the same on a GPU | 4 N V and b N V, at most 2^29 and b 2^27, 2^30 if there are more; 12 x 2^25; 12 N H | |
 | the same, `debug.plain` | (b + 16) N V + 12 N H | logits, softmax and gradients at the same time |
 | key/value cache | 2 L K b x rows x tokens of a row; 4 for b on a CPU | rows decoded in parallel |
+| logits of decoding steps | 32 V x rows, local engine on a GPU; sizes rounded up | held, up to 2^30 with the cache |
 | kept conversations | the same of all conversations of a step, at most 2^30 | they go on after an answer |
 | sampling policy | P b, reward models with `normalization.on: policy` | it samples responses to measure scores on |
 | reward models | P b and N b A, of each reward that is one, with its own P, b, N and A | it scores, a layer at a time |
@@ -72,6 +73,7 @@ _UPDATE: tuple[Phase, ...] = ("update", "optimizer step")
 _CRITIC_UPDATE: tuple[Phase, ...] = ("critic update", "critic's optimizer step")
 _BITS, _SHARE_A_SCALE = {"int8": 8, "nf4": 4}, 64  # as in burnish.forward.quantized_layers
 _KEPT_BYTES = 1 << 30  # as in burnish.rollouts.local.kept
+_HELD_BYTES = 1 << 30  # as in burnish.rollouts.local.static_decoder
 _LOADED_AGAIN_BYTES = 20 << 30  # as in burnish.models.saved
 _NORMALIZATION_ROWS = 64  # as `max_batch_rows` in burnish.trainers.reward_model.normalization
 
@@ -273,7 +275,10 @@ class Table:
         if isinstance(self.config, RlConfig):
             asked = max(responses_per_step(self.config), _evaluated(self.config))
             rows = min(self.config.rollout.max_batch_rows, -(-asked // self.config.cluster.num_lanes))
-            yield self._cache(rows, _longest(self.config))
+            if self._on_gpu and self.config.rollout.engine == "local" and not self.config.debug.plain:
+                yield from self._fixed_steps(rows, _longest(self.config))
+            else:
+                yield self._cache(rows, _longest(self.config))
             yield from self._kept_conversations(self.config)
         elif isinstance(self.config, RmConfig) and self.config.normalization.kind != "none":
             settings = self.config.normalization
@@ -288,6 +293,19 @@ class Table:
         per_token = 2 * facts.num_layers * facts.num_key_value_heads * facts.head_size * width
         formula = f"{rows} rows x {tokens} tokens x {per_token:,} bytes"
         return MemoryItem("key/value cache", rows * tokens * per_token, formula, ("sampling",), at_most=True)
+
+    def _fixed_steps(self, rows: int, tokens: int) -> Iterator[MemoryItem]:
+        """Of decoding steps of fixed shapes, which the local engine may take: sizes are rounded up, their graphs have
+        logits, and what is small enough stays until the next step."""
+        rows = 1 << (rows - 1).bit_length()
+        tokens = -(-tokens // 1024) * 1024 if tokens > 1024 else max(64, 1 << (tokens - 1).bit_length())
+        cache = self._cache(rows, tokens)
+        size = 32 * rows * self.facts.vocabulary_size
+        formula = f"{rows} rows x {self.facts.vocabulary_size:,} logits x 32 bytes"
+        steps = MemoryItem("logits of decoding steps", size, formula, ("sampling",), at_most=True)
+        for item in (cache, steps):
+            is_held = cache.num_bytes + size <= _HELD_BYTES
+            yield replace(item, phases=PHASES) if is_held else item
 
     @property
     def _on_gpu(self) -> bool:

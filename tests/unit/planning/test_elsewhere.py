@@ -179,7 +179,7 @@ def test_the_table_of_a_trainer_by_hand(name: str, on: str, trainers: int, monke
     )
     rows = {row.kind: dict(zip(COLUMNS, row.num_bytes, strict=True)) for row in last.rows}
     p = PUBLISHED[name.rpartition("-")[2]]
-    h, layers, _, k, f, _, _ = QWEN[name]
+    h, layers, _, k, f, v, _ = QWEN[name]
     assert rows["weights"]["rollout"] == 2 * p
     assert rows["masters"]["checkpoint"] == round(4 * p / trainers)
     assert rows["Adam"]["update"] == round(8 * p / trainers)
@@ -189,9 +189,12 @@ def test_the_table_of_a_trainer_by_hand(name: str, on: str, trainers: int, monke
     tokens = 1024 if trainers == 64 else 2048  # the budget, or the one response that a lane has
     assert rows["activations"]["update"] == tokens * layers * (8 * h + 2 * k + 3 * f) * 2
     responses = 64 // trainers
-    assert rows["KV cache"]["rollout"] == responses * 1024 * 2 * layers * k * 2
+    cache, drawing = responses * 1024 * 2 * layers * k * 2, 32 * responses * v
+    held = cache if cache + drawing <= GIB else 0  # with what decoding steps need besides it
+    assert rows["KV cache"] == {"rollout": cache, "log-probs": held, "update": held, "checkpoint": held}
+    assert rows["logits"]["checkpoint"] == (drawing if held else 0)
     together = rows["weights"]["update"] + rows["masters"]["update"] + rows["Adam"]["update"] + whole + exchanged
-    assert last.peak[2] == together + rows["activations"]["update"] + rows["logits"]["update"]
+    assert last.peak[2] == together + held + rows["activations"]["update"] + rows["logits"]["update"]
     assert last.there == round(USABLE * 80 * GIB)
     assert (max(last.peak) <= last.there) == (p < 4e9 or (p < 8e9 and trainers > 1))
 

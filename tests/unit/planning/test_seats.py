@@ -305,11 +305,19 @@ def test_an_engine_on_several_gpus_is_spread_over_them() -> None:
         refuse_impossible(config, seats, machine, replace(FACTS, num_attention_heads=3))
 
 
+DRAWING = ("logits of decoding steps",)
+
+
 def test_gpus_are_for_processes_with_a_model() -> None:
     config = rl(model="m", cluster={"trainers": 2, "rollout_workers": 1})
     seats = seats_of(config, FACTS, Machine(8, 8, 64 << 30, (80 << 30,) * 3))
     assert [seat.gpu for seat in seats] == [None, 0, 1, 2, None]
-    assert set(named(seats[3])) == {"Python and its libraries", "weights", "key/value cache"}
+    assert set(named(seats[3])) == {
+        "Python and its libraries",
+        "weights",
+        "key/value cache",
+        "logits of decoding steps",
+    }
     assert seats[3].host_bytes == PROCESS_BYTES
     assert seats[1].computes == "GPU 0, 2 threads"
 
