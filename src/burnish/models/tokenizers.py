@@ -67,9 +67,8 @@ def _stands_in_its_file(folder: Path) -> bool:
         content = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    if not isinstance(content, dict) or "auto_map" in content or not (folder / "tokenizer.json").exists():
-        return False
-    return content.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    is_plain = isinstance(content, dict) and "auto_map" not in content and (folder / "tokenizer.json").exists()
+    return is_plain and content.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 def _kind_of_model(folder: Path) -> dict[str, object] | None:

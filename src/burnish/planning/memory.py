@@ -302,10 +302,9 @@ class Table:
         cache = self._cache(rows, tokens)
         size = 32 * rows * self.facts.vocabulary_size
         formula = f"{rows} rows x {self.facts.vocabulary_size:,} logits x 32 bytes"
-        steps = MemoryItem("logits of decoding steps", size, formula, ("sampling",), at_most=True)
-        for item in (cache, steps):
-            is_held = cache.num_bytes + size <= _HELD_BYTES
-            yield replace(item, phases=PHASES) if is_held else item
+        phases: tuple[Phase, ...] = PHASES if cache.num_bytes + size <= _HELD_BYTES else ("sampling",)
+        yield replace(cache, phases=phases)
+        yield MemoryItem("logits of decoding steps", size, formula, phases, at_most=True)
 
     @property
     def _on_gpu(self) -> bool:

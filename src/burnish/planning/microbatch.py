@@ -6,7 +6,7 @@ They decide how much memory a pass takes and in which order sums are added, so a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from burnish.config.names import VLLM_SHARE
 from burnish.config.schema import RlConfig
@@ -80,5 +80,9 @@ def bytes_beside_passes(
 
 
 def _needed(config: Trained, tokens: int, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts]) -> int:
-    seats = seats_of(with_microbatch(config, tokens), facts, machine, rewards)
+    """Of the fullest GPU, without what only sampling needs: smaller passes leave no room for that."""
+    seats = [
+        replace(seat, device=tuple(item for item in seat.device if item.phases != ("sampling",)))
+        for seat in seats_of(with_microbatch(config, tokens), facts, machine, rewards)
+    ]
     return max((needed for _, needed in needs_of_gpus(seats).values()), default=0)

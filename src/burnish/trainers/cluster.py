@@ -216,23 +216,11 @@ def crew_of(
     stacks.mkdir(exist_ok=True)
     names = tuple(f"trainer {rank}" for rank in range(trainers))
     on_gpu = config.model.device != "cpu"
-    return Crew(
-        names,
-        models,
-        workers,
-        config.cluster,
-        on_gpu,
-        output,
-        stacks,
-        plugins,
-        workers_log,
-        worker_gpus,
-        say=partial(_say_line, console),
-    )
 
+    def tell(text: str) -> None:
+        say(console, (text,))
 
-def _say_line(console: Console, text: str) -> None:
-    say(console, (text,))
+    return Crew(names, models, workers, config.cluster, on_gpu, output, stacks, plugins, workers_log, worker_gpus, tell)
 
 
 @contextmanager

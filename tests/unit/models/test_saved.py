@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from burnish.config.schema_data import LoraConfig, ModelConfig
 from burnish.data.sft import SftExample
@@ -57,7 +58,7 @@ def test_a_saved_policy_is_the_one_in_training(load, tmp_path, family, lora):
         for _, weight in policy.policy.trainable_parameters():
             torch.nn.init.normal_(weight, std=0.3)
     policy.policy.save_weights(tmp_path)
-    if family == "qwen2":  # transformers takes a class of its own for the tokenizer
+    if family == "qwen2" and type(AutoTokenizer.from_pretrained(tmp_path)) is not type(policy.loaded.tokenizer):
         assert "AutoTokenizer reads the tokenizer" in policy.problem(tmp_path)
         assert load_tokenizer(ModelConfig(path=str(tmp_path))).encode("1 é") == policy.loaded.tokenizer.encode("1 é")
     else:
