@@ -88,8 +88,12 @@ class SavedPolicy:
 
         own = self.loaded.tokenizer
         try:
+            expected = own.encode(_TEXT, add_special_tokens=False)
+        except Exception:  # noqa: BLE001  boundary to tokenizers: one without a token for what is unknown cannot say
+            return None
+        try:
             found = AutoTokenizer.from_pretrained(folder, trust_remote_code=self.config.trust_remote_code)
-            same = found.encode(_TEXT, add_special_tokens=False) == own.encode(_TEXT, add_special_tokens=False)
+            same = found.encode(_TEXT, add_special_tokens=False) == expected
         except Exception as error:  # noqa: BLE001  boundary to transformers, which may raise anything
             text = " ".join(str(error).split())[:200]
             return f"warning: transformers cannot load the tokenizer of {folder} ({type(error).__name__}: {text})"

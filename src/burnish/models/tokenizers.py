@@ -33,7 +33,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     kind = None if config.trust_remote_code else _kind_of_model(Path(source))
     try:
         with uncollected():
-            if not config.trust_remote_code and _stands_in_its_file(Path(source)):
+            if kind is not None and _stands_in_its_file(Path(source)):
                 tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
             else:
                 tokenizer = AutoTokenizer.from_pretrained(
@@ -62,13 +62,11 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 def _stands_in_its_file(folder: Path) -> bool:
     """Whether the folder names a class of tokenizers that takes everything from tokenizer.json. For some types of
     models (Qwen 2) transformers ignores that name and takes the model's own class, which cuts texts by its own rules:
-    a tokenizer that was made for a model, or saved with it, would silently become another one."""
-    try:
-        content = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    is_plain = isinstance(content, dict) and "auto_map" not in content and (folder / "tokenizer.json").exists()
-    return is_plain and content.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    a tokenizer that was made for a model, or saved with it, would silently become another one. The folder has passed
+    `_kind_of_model`."""
+    content = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    names_none = content["tokenizer_class"] in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return names_none and (folder / "tokenizer.json").exists()
 
 
 def _kind_of_model(folder: Path) -> dict[str, object] | None:

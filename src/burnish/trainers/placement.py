@@ -37,8 +37,8 @@ def host_memory() -> int:
 
 def with_kept_speed(machine: Machine, config: Trained, facts: ModelFacts) -> Machine:
     """This machine with the speed that earlier runs, or `burnish doctor`, have timed on its processor; as it was if it
-    has GPUs, or nothing was timed."""
-    if machine.gpu_bytes:
+    has GPUs, the run is for one, or nothing was timed."""
+    if machine.gpu_bytes or config.model.device not in ("auto", "cpu"):
         return machine
     trials = [trial for trial in map(Trial.of, own_cache().kept_here(threads_of(config))) if trial is not None]
     passes, decoding = (nearest_trial([one for one in trials if one.path == path], facts) for path in _TIMED)
