@@ -479,20 +479,25 @@ def test_a_run_goes_on_without_any_node_while_there_are_places(
     run: Callable[..., Path],
     trace: Callable[[Path], Any],
     monkeypatch: pytest.MonkeyPatch,
+    gone: Callable[..., bool],
 ) -> None:
     """A trainer and a rollout worker have a node each, one of which goes in the middle of a run that samples ahead."""
-    there, launchers, removed = add_nodes(2 + spare, 5), list[Any](), list[Any]()
+    there, launchers, removed, pids = add_nodes(2 + spare, 5), list[Any](), list[Any](), dict[str, int]()
     start = ray_workers.RayLauncher.start
 
     def noting(launcher: Any, seat: Seat) -> Any:
         launchers.append(launcher)
-        return start(launcher, seat)
+        process = start(launcher, seat)
+        pids[seat.name] = process.pid
+        return process
 
     def losing(journal: Journal, step: int, row: dict[str, float]) -> None:
         WRITE(journal, step, row)
         if step == 3 and not removed:
             removed.append(node_of(launchers[0], lost, there))
+            pid = pids[lost]
             cluster.remove_node(removed[0], allow_graceful=False)
+            wait_for(lambda: gone(pid, 0.1))  # a process outlives its node by a moment
 
     monkeypatch.setattr(ray_workers.RayLauncher, "start", noting)
     monkeypatch.setattr(Journal, "write", losing)

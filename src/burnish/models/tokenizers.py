@@ -64,9 +64,8 @@ def _stands_in_its_file(folder: Path) -> bool:
     models (Qwen 2) transformers ignores that name and takes the model's own class, which cuts texts by its own rules:
     a tokenizer that was made for a model, or saved with it, would silently become another one. The folder has passed
     `_kind_of_model`."""
-    content = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    names_none = content["tokenizer_class"] in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    return names_none and (folder / "tokenizer.json").exists()
+    named = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["tokenizer_class"]
+    return named in ("TokenizersBackend", "PreTrainedTokenizerFast") and (folder / "tokenizer.json").exists()
 
 
 def _kind_of_model(folder: Path) -> dict[str, object] | None:
