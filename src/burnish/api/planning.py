@@ -97,7 +97,7 @@ def plan(config: Given, **fields: object) -> RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What a plan is to assume: mean tokens of a response, the price of a device for an hour, and a machine that is not
+    """Assumptions of a plan: mean tokens of a response, the price of a device for an hour, and a machine that is not
     here, for which `reload` reads the run file with further words (None: this machine)."""
 
     response_tokens: float | None = None

@@ -132,7 +132,7 @@ def _wrapped(text: str) -> Iterator[str]:
 
 
 def json_of(plan: Plan, loaded: LoadedConfig, notes: Sequence[str]) -> dict[str, Json]:
-    """All that a plan says, in plain values: bytes, seconds, names."""
+    """The whole plan in plain values: bytes, seconds, names."""
     found = dataclasses.asdict(plan)
     for seat, read in zip(found["seats"], plan.seats, strict=True):
         seat["host_bytes"], seat["device_bytes"] = read.host_bytes, read.device_bytes
@@ -156,5 +156,5 @@ def json_of(plan: Plan, loaded: LoadedConfig, notes: Sequence[str]) -> dict[str,
 
 
 def _computed(time: RunTime) -> dict[str, Json]:
-    """What follows from the phases."""
+    """Sums and rates that follow from the phases."""
     return {name: getattr(time, name) for name in ("step_seconds", "run_seconds", "tokens_per_second", "cost")}

@@ -62,8 +62,8 @@ def check_complete(config: RunConfig, kind: str) -> list[Problem]:
 
 
 def on_mps(model: ModelConfig, cluster: TrainersConfig) -> Iterator[Problem]:
-    """What does not work on Apple's GPUs: several processes, which could not exchange gradients; weights in few bits;
-    state that rests in host memory, which is the GPU's as well."""
+    """Problems with settings that Apple's GPUs lack: several processes, which could not exchange gradients; weights in
+    few bits; state that rests in host memory, which is the GPU's as well."""
     if not model.device.startswith("mps"):
         return
     found = {

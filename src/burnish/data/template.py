@@ -285,7 +285,7 @@ def _roles_with_parts(tokenizer: PreTrainedTokenizerBase, source: str) -> frozen
         return frozenset()
 
     def said(roles: Sequence[str], in_parts: Collection[str]) -> set[str]:
-        """Those whose turn is written."""
+        """Roles whose turn is written."""
         turns = [_turn_of(Message(role, f"{role}{_PROBE}"), in_parts=role in in_parts) for role in roles]
         apply = partial(tokenizer.apply_chat_template, turns, chat_template=source, tokenize=False)
         try:

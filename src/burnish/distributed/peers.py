@@ -193,7 +193,7 @@ class Peer(ABC):
         self._given_up = None
 
     def _when_found(self, awaited: Future[Any]) -> Any:
-        """What other processes find out. RoleLostError when this one is lost meanwhile, though it has nothing to do."""
+        """The result that other processes find out. RoleLostError when this one is lost while it waits."""
         while not wait((awaited,), _LOOK_SECONDS).done:
             if readable((self,), 0):  # nothing was asked, so it is the end of the connection
                 self.take(what="start", seconds=_LOOK_SECONDS)

@@ -67,7 +67,7 @@ def uses_compiled_layers(model: nn.Module) -> bool:
 
 
 def times_compiled() -> int:
-    """How often this process has called the compiler for a part of a layer."""
+    """Count the calls of the compiler for parts of layers in this process."""
     return _made
 
 
