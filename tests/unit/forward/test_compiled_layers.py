@@ -172,9 +172,12 @@ def test_one_real_code_has_the_numbers_of_all_layers_and_lengths(load, on_this_c
     assert uses_compiled_layers(model)
     assert paths.way(TRAINING) == COMPILED
     once = times_compiled() - before
-    assert 2 <= once <= 32  # the parts before and after attention, with and without gradients
+    assert once >= 2  # the parts before and after attention; how many more, is up to the compiler and the processor
     probe._states_and_gradient(model, batch)
-    assert times_compiled() - before == once  # for lengths that the trial has not seen
+    again = times_compiled() - before - once  # for lengths that the trial has not seen
+    assert again <= probe.RECOMPILATIONS
+    probe._states_and_gradient(model, batch)
+    assert times_compiled() - before == once + again
     for checkpointing in (False, True):
         with recomputing(model, on=checkpointing):
             states, gradient = probe._states_and_gradient(model, batch)
