@@ -1,4 +1,4 @@
-"""Which tokens of a conversation the assistant wrote. These are trained on, with the token that ends each turn."""
+"""Loss masks of conversations: the assistant's tokens are trained on, with the token that ends each turn."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _HEADED = "conversations with a header after a tool that the generation prompt l
 def encode_with_turns(
     messages: Sequence[Message], template: Template, *, where: str, first_trained: int = 0
 ) -> tuple[tuple[int, ...], tuple[bool, ...], list[str]]:
-    """(tokens, loss_mask, notes for the user). The mask is True on the assistant's turns, from turn `first_trained` on.
+    """Return tokens, loss mask and notes for the user. The mask is True on assistant turns from `first_trained` on.
 
     A turn includes the token that ends it, but not the white space that the template writes after that. Tool calls and
     reasoning that the template writes into a turn are part of it.
 
-    A template with `{% generation %}` marks says itself what the assistant wrote. For any other template, the
-    conversation is rendered up to each turn. Raises DataError if such a rendering is not a prefix of the whole, and if
-    a part of a trained turn is not among what is trained on.
+    A template with `{% generation %}` marks delimits the assistant's text itself. For any other template, the
+    conversation is rendered up to each turn. Raises DataError if such a rendering is not a prefix of the whole, or if
+    the mask leaves out a part of a trained turn.
     """
     turns = [i for i, message in enumerate(messages) if message.role == "assistant" and i >= first_trained]
     if not turns:
@@ -62,8 +62,8 @@ def encode_with_turns(
 
 
 def _check_written(parts: Sequence[Part], messages: Sequence[Message], turns: Sequence[int], where: str) -> list[str]:
-    """Raises DataError for a part that the template leaves out. Notes where it leaves the thinking of a prompt's turns
-    out, as it does when the model is used."""
+    """Raise DataError for a part that the template leaves out, except for the thinking of a prompt's turns: it is left
+    out when the model is used as well, so the user is only told."""
     notes = []
     for part in (part for part in parts if part.at is None):
         message = messages[part.turn]
@@ -79,8 +79,8 @@ def _check_written(parts: Sequence[Part], messages: Sequence[Message], turns: Se
 
 
 def _check_trained(parts: Sequence[Part], turns: Sequence[int], spans: Sequence[Span], where: str) -> None:
-    """Raises DataError for a part of a trained turn that stands outside of `spans`, which are trained on, or behind
-    the beginning of another message."""
+    """Raise DataError for a part of a trained turn that is outside the trained `spans`, or behind the beginning of a
+    later message."""
     placed = [(part.at, part) for part in parts if part.at is not None]
     later = {turn: min((at for at, part in placed if part.turn > turn), default=math.inf) for turn in turns}
     for at, part in placed:
@@ -139,7 +139,7 @@ def _turn_span(messages: Sequence[Message], turn: int, parts: Sequence[Part], wh
 
 
 def _span_around(turn: int, parts: Sequence[Part], begin: int | None, whole: str, frame: TurnFrame) -> Span | None:
-    """The characters around the parts of a turn, from `begin` (if None, from the header before them) to the token that
+    """Find the characters of a turn by its parts, from `begin` (if None, from the header before them) to the token that
     ends it. For a template that writes a turn, or the history before it, differently once others follow."""
     placed = [(part.at, part.turn) for part in parts if part.at is not None]
     own = [at for at, of in placed if of == turn]
@@ -155,7 +155,7 @@ def _span_around(turn: int, parts: Sequence[Part], begin: int | None, whole: str
 
 
 def _begin_of_turn(before: Sequence[Message], whole: str, template: Template, where: str) -> int | None:
-    """Where a turn begins: right after the generation prompt.
+    """Find the character at which a turn begins: right after the generation prompt.
 
     Some generation prompts open a thinking block, or open and close an empty one, which the turn fills or leaves out.
     Then the turn begins where it differs from that prompt, or with the tag in which it does. None if the two do not

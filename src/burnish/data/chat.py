@@ -1,7 +1,7 @@
 """Prompts to token ids: plain text through the tokenizer alone, conversations through the chat template.
 
-Special tokens are added exactly once. Plain text gets those that the tokenizer adds by itself (BOS, if the model has
-one), but never an EOS at the end of a prompt. A chat template writes its own, so the tokenizer adds none.
+Special tokens are added exactly once. For plain text, the tokenizer adds its own (BOS, if the model has one), but never
+an EOS at the end of a prompt. A chat template writes its own, so the tokenizer adds none.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: Chat
 
 
 def uses_template(prompt: Prompt, chat: ChatFormat) -> bool:
-    """Whether the chat template writes this prompt."""
+    """Return whether the prompt goes through the chat template."""
     return chat.chat == "always" or (chat.chat == "auto" and prompt.messages is not None)
 
 
@@ -78,7 +78,7 @@ def plain_text(prompt: Prompt) -> str:
 
 
 def plain_messages(messages: Sequence[Message], *, where: str) -> str:
-    """The contents of the turns, separated by blank lines. DataError if a turn has more than its content."""
+    """The contents of the turns, separated by blank lines. DataError if a turn has tool calls or reasoning."""
     for message in messages:
         if message.tool_calls or message.reasoning_content:
             what = "tool_calls" if message.tool_calls else "reasoning_content"
@@ -136,10 +136,11 @@ def _ids(text: str, tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: b
 
 
 def text_of_tokens(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], str]:
-    """From a token's id to its text inside of a text. A part of a character gives the tokenizer's own sign for that.
+    """Return a function from a token's id to the text it stands for within a sequence. A token that is only part of a
+    character gives the tokenizer's replacement character.
 
-    By itself many tokenizers (SentencePiece) decode a token without the space that it begins with, so that it is
-    decoded behind itself.
+    Many tokenizers (SentencePiece) drop the leading space of a token that is decoded alone, so each token is decoded
+    twice in a row, and the second copy is returned.
     """
 
     @cache

@@ -139,8 +139,8 @@ def prompt_content(row: Row, roles: Mapping[str, str], template: str | None) -> 
 def in_context(
     asked: str | tuple[Message, ...], row: Row, roles: Mapping[str, str], system_prompt: str | None
 ) -> str | tuple[Message, ...]:
-    """The question behind the row's history and its system prompt; `system_prompt` stands in for a missing one. If a
-    column holds either, all rows are conversations."""
+    """Put the row's system prompt and history in front of the question; `system_prompt` is the default of a row without
+    one. If a column holds either, all rows are conversations."""
     system, history = optional_text_at(row, roles, "system"), _history_at(row, roles)
     if isinstance(asked, str):
         if system_prompt is None and not {"system", "history"} & roles.keys():
@@ -180,7 +180,7 @@ def _history_at(row: Row, roles: Mapping[str, str]) -> tuple[Message, ...]:
 
 
 def without_last_answer(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The conversation without the assistant's turns at its end: what a policy is asked to answer."""
+    """The conversation that a policy is to answer: without the assistant's turns at its end."""
     end = len(messages)
     while end and messages[end - 1].role == "assistant":
         end -= 1

@@ -1,4 +1,4 @@
-"""Endless prompts of one or several domains: which ones a step draws, as a pure function of step and positions."""
+"""Endless prompts of one or several domains. The prompts of a step are a pure function of step and positions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from burnish.data.shares import Shares
 from burnish.types import Prompt
 
 Positions = Mapping[str, int]
-"""How many prompts of each domain were drawn."""
+"""Number of prompts drawn from each domain."""
 Asks = Callable[[str, Prompt], bool]
-"""Whether a prompt of a domain is to be sampled."""
+"""True for a prompt of a domain that is to be sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class DomainFeeds:
-    """The prompts of all domains. names: of the domains, in the order of `shares`; those that are never trained on need
+    """The prompts of all domains. names: the domains in the order of `shares`; a domain that is never trained on needs
     no feed."""
 
     names: Sequence[str]
@@ -62,14 +62,14 @@ class DomainFeeds:
     shares: Shares
 
     def counts(self, step: int) -> dict[str, int]:
-        """How many prompts of each domain a step trains on."""
+        """Number of prompts of each domain that a step trains on."""
         return dict(zip(self.names, self.shares.counts(step), strict=True))
 
     def draw(
         self, counts: Mapping[str, int], positions: Positions, asks_for: Asks | None = None
     ) -> tuple[list[Drawn], Positions]:
-        """So many prompts of each domain from these positions on, evenly mixed, and the positions after them. Prompts
-        that are not asked for are passed over, for one pass at most; then there are fewer."""
+        """Draw `counts` prompts from each domain at these positions, evenly mixed, and return the positions after them.
+        Prompts that `asks_for` rejects are skipped; after one whole pass over a domain, fewer are returned."""
         after, drawn = dict(positions), []
         for name in (name for name, count in counts.items() if count):
             found, after[name] = self._draw(name, counts[name], positions.get(name, 0), asks_for)

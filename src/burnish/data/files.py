@@ -26,7 +26,7 @@ RawRow = tuple[str, Mapping[str, Any]]  # (its place, `file:line` or `file, row 
 
 
 def data_suffix(path: Path) -> str:
-    """The suffix that names the format, without `.gz`; empty if it is not one of ours."""
+    """The suffix that names the format, without `.gz`; empty for an unknown format."""
     name = path.name.lower().removesuffix(".gz")
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
 

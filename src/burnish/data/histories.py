@@ -1,4 +1,4 @@
-"""Whole conversations as tokens. What tools and environments have said in them is text, whatever it looks like."""
+"""Whole conversations as tokens. Messages of tools and environments never become control tokens, whatever they hold."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 Opening = str | Sequence[Mapping[str, Json]]
 Heard = Mapping[int, int]
-"""Where what was said by tools or environments begins: number of the message, from 0, to the character in it."""
+"""Messages of tools and environments: number of the message, from 0 -> character at which their text begins in it."""
 _WORD = "burnish word"
 
 
 def opened(prompt: Prompt, opening: Opening) -> tuple[tuple[Message, ...], dict[int, int]]:
-    """The conversation of a prompt with what its environment adds to it: a text behind the user's last message, or
-    further messages. Also where that begins."""
+    """Add the opening of an environment to the conversation of a prompt: text behind the user's last message, or
+    further messages. Also return where it begins."""
     messages = turns_of(prompt)
     if not isinstance(opening, str):
         added = tuple(Message(str(turn["role"]), str(turn["content"])) for turn in opening)
@@ -36,9 +36,9 @@ def opened(prompt: Prompt, opening: Opening) -> tuple[tuple[Message, ...], dict[
 
 @dataclass(frozen=True)
 class HistoryEncoder:
-    """Encodes conversations with the chat template, and keeps control tokens out of what was heard.
+    """Encodes conversations with the chat template, without control tokens in messages of tools and environments.
 
-    options: arguments of the template. plain: encodes what was heard; None makes one, with a copy of the tokenizer.
+    options: arguments of the template. plain: encodes such messages; None makes one, with a copy of the tokenizer.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -52,8 +52,8 @@ class HistoryEncoder:
     def encode(
         self, messages: Sequence[Message], heard: Heard, tools: Sequence[Mapping[str, Any]], *, where: str
     ) -> tuple[int, ...]:
-        """Tokens of the messages and of the beginning of the policy's turn, none of which that was heard is a control
-        token. Raises DataError, beginning with `where`, if the template or the tokenizer refuses them."""
+        """Encode the messages and the beginning of the policy's turn, with no control token in `heard` text. Raises
+        DataError, beginning with `where`, if the template or the tokenizer refuses them."""
         template = Template(self.tokenizer, self.options, tuple(tools))
 
         def write(some: Sequence[Message]) -> str:
@@ -64,14 +64,14 @@ class HistoryEncoder:
         if not heard:
             return tokens
         harmless = encode_bare(write(_changed(messages, heard, lambda text: _WORD)), self.tokenizer)
-        unknown = self.tokenizer.unk_token  # it stands for other text, too, so that its number tells nothing
+        unknown = self.tokenizer.unk_token  # it also stands for other text, so counting it proves nothing
         is_named = unknown is not None and any(unknown in messages[at].content[start:] for at, start in heard.items())
         if not is_named and self._plain.control_tokens(tokens) == self._plain.control_tokens(harmless):
             return tokens
         begin, end = marks(messages)
 
         def between(text: str) -> str:
-            """The text with marks; white space around it, which many templates remove, stays outside of them."""
+            """Put marks around the text, inside its outer white space, which many templates remove."""
             core = text.strip()
             return text.replace(core, begin + core + end, 1) if core else text
 
@@ -85,7 +85,7 @@ class HistoryEncoder:
 
 
 def _changed(messages: Sequence[Message], heard: Heard, change: Callable[[str], str]) -> tuple[Message, ...]:
-    """The messages with something else in place of what was heard."""
+    """Apply `change` to the text of tools and environments."""
     found = list(messages)
     for number, start in heard.items():
         content = found[number].content

@@ -20,7 +20,7 @@ OverLong = Literal["drop", "truncate", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Understanding:
-    """How one source was read. `skipped` and `changed` count rows by reason."""
+    """Summary of how one source was read. `skipped` and `changed` count rows by reason."""
 
     source: DataSource
     reading: Reading
@@ -149,7 +149,7 @@ class RowSet:
         return PromptSampler(self.source_sizes, self.weights, seed=seed, shuffle=shuffle)
 
     def lines(self) -> list[str]:
-        """How the data were read, for the command line to print."""
+        """Lines for the command line that say how each source was read."""
         return [line for understanding in self.understandings for line in understanding.lines()]
 
 
@@ -169,7 +169,7 @@ def load_sources(sources: Sequence[DataSource], purpose: Purpose) -> list[Loaded
 
 
 def require_rows(kept: Sequence[object], loaded: LoadedSource, skipped: Counter[str]) -> None:
-    """Raises DataError if every row of a source was left out."""
+    """Raise DataError if every row of a source was left out."""
     if not kept:
         reasons = "; ".join(f"{count:,} {reason}" for reason, count in skipped.items())
         raise DataError(

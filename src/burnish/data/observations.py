@@ -1,10 +1,10 @@
-"""What follows a turn of the policy: the answers of tools or of an environment, as tokens to be appended.
+"""Observations as tokens: answers of tools or of an environment, to be appended after a turn of the policy.
 
-A conversation grows by appending alone. Nothing that the policy has seen or written is rendered or tokenised again,
-because text does not lead back to the same tokens, and the policy would then train on a history that it never saw. So a
-new message is rendered after a stand-in for the turn before it, and only what the template writes after that is kept.
+A conversation only ever grows at its end. Nothing that the policy has seen or written is rendered or tokenised again,
+because re-encoded text need not give the same tokens, and the policy would then train on a history that it never saw.
+So a new message is rendered after a stand-in for the turn before it, and only the text after the stand-in is kept.
 
-What a message contains is text, whatever it looks like: the end of a turn that a tool writes must not end one.
+The content of a message is encoded as plain text: an end-of-turn token written by a tool must not end the turn.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ AnswerKey = tuple[str, bool, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class ObservationFormat:
-    """How a tokenizer's chat template goes on after a turn of the policy.
+    """Encodes the messages that follow a turn of the policy, as the tokenizer's chat template writes them.
 
-    stop_token_ids: with which of them sampled, a turn has ended. A turn that something else has ended is closed first,
-    as the template closes it. plain: encodes what is heard; None makes one, with a copy of the tokenizer.
+    stop_token_ids: tokens that end a turn when they are sampled. A turn that ended otherwise is closed first, as the
+    template closes it. plain: encodes the contents; None makes one, with a copy of the tokenizer.
     """
 
     template: Template
@@ -63,13 +63,13 @@ class ObservationFormat:
     def tokens(
         self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], last_token: int, *, where: str
     ) -> tuple[int, ...]:
-        """What to append after a turn that ended with `last_token` and made these calls: the rest of that turn, the
-        messages, and the beginning of the next turn.
+        """Return the tokens to append after a turn that ended with `last_token` and made these calls: the rest of that
+        turn, the messages, and the beginning of the next turn.
 
         Raises DataError, beginning with `where`, if the template refuses the messages or changes their contents.
         """
         key = _shape(messages, calls), last_token in self.stop_token_ids, tuple(m.content for m in messages)
-        tokens = self._answers.get(key)  # environments say the same again and again, and so do calls of a group
+        tokens = self._answers.get(key)  # environments often repeat an answer, and so do the calls of a group
         if tokens is None:
             tokens = self._new_tokens(key, messages, calls, where)
             if self._is_timeless and sum(map(len, key[2])) <= _LONGEST_ANSWER:
@@ -91,8 +91,8 @@ class ObservationFormat:
         return tuple(tokens)
 
     def rewrites(self, observer: Observer, *, where: str) -> str:
-        """What the template writes differently once a message of this role follows it; empty if it leaves earlier turns
-        as they are. A policy that is trained on what it saw would be used with a history that it never saw.
+        """Name the kind of turn that the template rewrites once a message of this role follows; empty if there is none.
+        After training on turns as they were sampled, the policy would be used with histories that it never saw.
 
         Raises DataError, beginning with `where`, if the template refuses such a conversation.
         """
@@ -104,7 +104,7 @@ class ObservationFormat:
 
     @cached_property
     def _closing(self) -> str:
-        """What the template writes after the text of a turn, in front of the next one."""
+        """Text that the template writes between the text of a turn and the next turn."""
         written = self._render([_ASKED, Message("assistant", _SAID)])
         return written.rpartition(_SAID)[2]
 
@@ -114,7 +114,7 @@ class ObservationFormat:
 
     @cached_property
     def _after_the_end(self) -> tuple[int, ...]:
-        """What the template closes a turn with behind the token that ends it. Llama 2's has a space before that."""
+        """Closing tokens behind the token that ends a turn. (Llama 2's template also writes a space in front of it.)"""
         for place, token in enumerate(self._closing_tokens):
             if token in self.stop_token_ids or self._plain.control_tokens([token]):
                 return self._closing_tokens[place + 1 :]
@@ -122,13 +122,12 @@ class ObservationFormat:
 
     @cached_property
     def _is_timeless(self) -> bool:
-        """Whether the template writes the same tomorrow."""
+        """True if the output of the template does not depend on the date."""
         reads = template_reads(self.template.source("the run's chat template"))
         return reads is not None and "strftime_now" not in reads.variables
 
     def _frame(self, shape: str, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> _Frame | None:
-        """What the template writes around the contents of messages such as these. None if it does not write a plain
-        word as it is."""
+        """Return the frame around contents of messages of this shape. None if the template changes even plain words."""
         if shape in self._frames:
             return self._frames[shape]
         frame = self._new_frame(messages, calls)
@@ -141,7 +140,7 @@ class ObservationFormat:
             written = list(self._pieces(words, calls, ""))
             said, before, _ = self._turn(words, calls, "")
         except DataError:
-            return None  # it is reported with the contents that cause it
+            return None  # reported when the real contents are rendered
         texts = [text for text, is_content in written if not is_content]
         contents = [text for text, is_content in written if is_content and text]
         if contents != [_OBSERVED] * len(words):
@@ -150,8 +149,8 @@ class ObservationFormat:
         return _Frame(said, before, tuple(texts), tuple(encode_bare(text, self._tokenizer) for text in texts))
 
     def _written_in(self, frame: _Frame, messages: Sequence[Message], where: str) -> list[str] | None:
-        """The contents as the template writes them, if it writes nothing but them and the frame; it is asked, because
-        a template may do anything with a certain content. None if it changes more than the white space around them."""
+        """Return the contents as the template writes them, checked by rendering them, because a template may treat some
+        contents in a special way. None if it changes more than the frame and the white space around them."""
         written = self.template.write([_ASKED, frame.said, *messages], where=where, add_generation_prompt=True)
         text = _since(written, frame.said.content)
         for contents in ([m.content for m in messages], [m.content.strip() for m in messages]):
@@ -162,7 +161,7 @@ class ObservationFormat:
     def _pieces(
         self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str
     ) -> Iterator[tuple[str, bool]]:
-        """The text that the template writes for the messages, and whether a piece of it is their content."""
+        """Split the template's text for the messages into pieces; True marks a piece that is content."""
         begin, end = marks(messages)
         marked = [replace(message, content=begin + message.content + end) for message in messages]
         text, plain = self._turn(marked, calls, where)[2], self._turn(messages, calls, where)[2]
@@ -180,9 +179,9 @@ class ObservationFormat:
     def _turn(
         self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str
     ) -> tuple[Message, str, str]:
-        """A stand-in for a turn with such calls, what the template writes from its content to its end, and what after
-        it: the messages, and the beginning of the next turn."""
-        # With calls, some templates leave the content out, others write turns without one differently.
+        """Return a stand-in for a turn with such calls, the text from its content to its end, and the text after it:
+        the messages and the beginning of the next turn."""
+        # With calls, some templates leave the content out; others write a turn without content differently.
         contents = ("", _SAID) if calls else (_SAID,)
         for content in contents:
             said = Message("assistant", content, tool_calls=tuple(calls))
@@ -201,10 +200,10 @@ class ObservationFormat:
         return self.template.render(messages, where=where, add_generation_prompt=next_turn)
 
     def _ways_to_answer(self) -> Iterator[Message]:
-        """Turns that the policy may write: a text, one after some thinking, and a call."""
+        """Turns that the policy may write: text, thinking followed by text, and a call."""
         yield Message("assistant", _SAID)
         opening = self._render([_ASKED], next_turn=True)[len(self._render([_ASKED])) :]
-        if "</think>" not in opening:  # else the template has thought for the policy
+        if "</think>" not in opening:  # else the generation prompt has closed the thinking
             yield Message("assistant", f"<think>\n{_THOUGHT}\n</think>\n\n{_SAID}")
         for tool in self.template.tools[:1]:
             function = tool.get("function", tool)
@@ -219,7 +218,7 @@ class ObservationFormat:
         alone = self._render([_ASKED, said], where)
         followed = self._render([_ASKED, said, observed], where, next_turn=True)
         wrote = "" if said.tool_calls else said.content
-        # White space in front of it, which some templates put there, the policy writes as well.
+        # Some templates write white space in front of the text; the policy then samples it, too.
         is_kept = alone.startswith(asked) and alone[len(asked) :].lstrip().startswith(wrote)
         if is_kept and followed.startswith(alone):
             return ""
@@ -228,10 +227,10 @@ class ObservationFormat:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What a template writes around the contents of messages that follow a turn.
+    """Text of a template around the contents of messages that follow a turn.
 
-    said: the stand-in for the turn. before: from its content to its end. texts: in front of each content, and after
-    the last one. tokens: of these.
+    said: the stand-in for the turn. before: text from its content to its end. texts: text before each content, and
+    after the last one. tokens: tokens of `texts`.
     """
 
     said: Message
@@ -245,19 +244,19 @@ class _Frame:
 
 
 def _shape(messages: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> str:
-    """All but the contents of the messages that follow a turn with such calls."""
+    """Cache key of the messages after a turn with such calls: everything but their contents."""
     around = [(m.role, m.extra, m.tool_calls, m.reasoning_content) for m in messages]
     return json.dumps([list(calls), around], default=repr)
 
 
 def _keep(memory: dict[_Key, _Value], key: _Key, value: _Value, most: int) -> None:
-    """Remember a value, and forget all others before they become too many."""
+    """Store a value. Empty the memory first if it holds `most` values."""
     if len(memory) >= most:
         memory.clear()
     memory[key] = value
 
 
 def _since(text: str, content: str) -> str:
-    """What follows the content of the stand-in. What it is answered may contain the same words."""
+    """Return the text after the stand-in's content: its first occurrence, since an answer may repeat it."""
     _, found, after = text.partition(content) if content else ("", "", "")
     return after if found else text

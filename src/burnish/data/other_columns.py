@@ -1,4 +1,4 @@
-"""Columns without a role: media, which are refused, and what looks like part of the prompt, which is named."""
+"""Columns without a role: media are refused, and columns that look like part of the prompt are reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_PROMPTS = re.compile(
 
 
 def check_media(rows: Sequence[Row]) -> None:
-    """Raises DataError for a row with a picture, a video or a sound: its prompt would be trained on without it."""
+    """Raise DataError for a row with a picture, a video or a sound: its prompt would be trained on without it."""
     for row in rows:
         for name, value in row.values.items():
             if _is_filled(value) and (_MEDIA.fullmatch(name) or _is_stored_medium(value)):
@@ -31,7 +31,7 @@ def check_media(rows: Sequence[Row]) -> None:
 
 
 def unused_parts(rows: Sequence[Row], roles: Mapping[str, str], template: str | None) -> list[str]:
-    """Columns that look like part of the prompt and have no role, but for those whose text a used column holds."""
+    """Columns that look like part of the prompt and have no role, unless a used column already holds their text."""
     first = rows[0].values
     used = {column.partition(".")[0] for column in roles.values()}
     known = json.dumps([first.get(column) for column in used])
@@ -50,6 +50,6 @@ def _is_filled(value: object) -> bool:
 
 
 def _is_stored_medium(value: object) -> bool:
-    """True if the value is a file in the form in which tables keep pictures and sounds, or a list of them."""
+    """True if the value is a picture or sound as tables store them (`bytes` and `path`), or a list of such."""
     first = value[0] if isinstance(value, list) else value
     return isinstance(first, Mapping) and set(first) == {"bytes", "path"} and any(first.values())

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 NAMED = 3
-"""How many pairs of rows a printed line names."""
+"""Number of pairs of rows that a printed line names."""
 
 Asked = tuple[str, Hashable]
 """Id of a row, and its prompt (text, messages or token ids) in a form that can be compared."""
@@ -42,7 +42,7 @@ class Overlap:
 
 
 def find_overlap(train: Iterable[Asked], heldout: Iterable[Asked] = ()) -> Overlap:
-    """All rows whose prompt equals that of a training row (for held-out rows) or of an earlier row of the same data."""
+    """Find held-out prompts that are also training prompts, and prompts that repeat an earlier row of the same data."""
     training, held_out = list(train), list(heldout)
     first_in_train, repeated_train = _first_rows(training)
     _, repeated_heldout = _first_rows(held_out)

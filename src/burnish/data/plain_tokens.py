@@ -18,11 +18,11 @@ _BEGIN, _END = "burnish7begin", "burnish7end"
 
 
 class PlainEncoder:
-    """Encodes text as text: `<|im_end|>` becomes the tokens of its characters.
+    """Encodes text without control tokens: `<|im_end|>` becomes the tokens of its characters.
 
-    Tokens that a tokenizer has added to its vocabulary mean something to a model that no text from outside should say,
-    also those that are not special (`<tool_call>`). A fast tokenizer is used without them. What still gives a control
-    token (a tokenizer of single characters, one of which ends a turn) is left out.
+    Tokens added to a tokenizer's vocabulary have a meaning for the model that text from outside must not be able to
+    express, even if they are not special (`<tool_call>`). A fast tokenizer is used without them. Text that still
+    becomes a control token (as with a tokenizer of single characters, one of which ends a turn) is left out.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -33,7 +33,7 @@ class PlainEncoder:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of the text, none of them a control token. Raises DataError for a character that the tokenizer does
-        not know, if it has no token for such."""
+        not know, if it has no unknown token."""
         if not text:
             return ()
         tokens: Sequence[int] = (
@@ -42,12 +42,12 @@ class PlainEncoder:
         return tuple(token for token in tokens if token not in self._control)
 
     def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> tuple[int, ...]:
-        """Tokens of a text in pieces, as `pieces` gives them: those between marks are from outside."""
+        """Tokens of a text in pieces, as `pieces` gives them: a piece between marks is from outside."""
         encoded = (self.encode(text) if is_plain else encode_bare(text, self._tokenizer) for text, is_plain in pieces)
         return tuple(token for tokens in encoded for token in tokens)
 
     def control_tokens(self, tokens: Sequence[int]) -> list[int]:
-        """Those of these tokens that are control tokens."""
+        """Keep only the control tokens."""
         return [token for token in tokens if token in self._control]
 
     def _encode_backend(self, text: str) -> Sequence[int]:
@@ -75,7 +75,7 @@ def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def marks(messages: Sequence[Message]) -> tuple[str, str]:
-    """Two words that stand in no content, to be put around contents."""
+    """Two words that occur in no content, to mark where contents begin and end."""
     begin, end = _BEGIN, _END
     while any(begin in message.content or end in message.content for message in messages):
         begin, end = begin + "7", end + "7"
@@ -83,7 +83,7 @@ def marks(messages: Sequence[Message]) -> tuple[str, str]:
 
 
 def pieces(text: str, begin: str, end: str) -> Iterator[tuple[str, bool]]:
-    """The parts of a text without the marks in it, and whether a part stood between two of them."""
+    """Split a text at its marks; True for a part that stood between two of them."""
     while text:
         before, _, rest = text.partition(begin)
         content, _, text = rest.partition(end)

@@ -38,7 +38,7 @@ class BadRow(DataError):
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """What every row must satisfy. `candidates`: responses per row; None until the first row has set it."""
+    """Requirements on every row. `candidates`: responses per row; None until the first row has set it."""
 
     candidates: int | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -116,7 +116,7 @@ def _chosen_and_rejected(loaded: LoadedSource, row: Row) -> tuple[Text, Text]:
 
 
 def has_prompt(loaded: LoadedSource) -> bool:
-    """True if a comparison's prompt stands in a column, and not only at the beginning of its responses."""
+    """True if a comparison has a column for its prompt, which is otherwise the common beginning of its responses."""
     return loaded.source.prompt_template is not None or not {"prompt", "messages"}.isdisjoint(loaded.reading.roles)
 
 
@@ -225,7 +225,7 @@ def _explicit_prompt(loaded: LoadedSource, row: Row) -> Text | None:
         return None
     prompt = prompt_content(row, roles, source.prompt_template)
     if "messages" in roles and not isinstance(prompt, str):
-        prompt = without_last_answer(prompt)  # the row's answers are those that it compares
+        prompt = without_last_answer(prompt)  # the answers are the responses to compare
     if isinstance(prompt, str) and not prompt.strip():
         raise BadRow(row.where, "the prompt is empty", "with an empty prompt")
     return in_context(prompt, row, roles, source.system_prompt)
@@ -242,7 +242,7 @@ def _as_text_or_turns(value: Any, row: Row, column: str) -> Text:
 
 
 def _common_prompt(chosen: Text, rejected: Text, where: str) -> tuple[Text, Text, Text]:
-    """(prompt, chosen, rejected): the prompt is what both texts begin with.
+    """Return (prompt, chosen, rejected), with the common beginning of both texts as the prompt.
 
     In transcripts it ends with the last common `Assistant:`, in conversations before the first turn that differs, and
     in plain text after the last common white space, so that no word is split.
@@ -279,7 +279,7 @@ def _turns(value: Text) -> tuple[Message, ...]:
 
 
 def _common_length(first: Sequence[object], second: Sequence[object]) -> int:
-    """How many items both begin with."""
+    """Number of leading items that both have in common."""
     differing = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
     return next(differing, min(len(first), len(second)))
 
@@ -299,7 +299,7 @@ def transcript_messages(text: str) -> tuple[Message, ...]:
 
 
 def is_transcript(text: str) -> bool:
-    """Whether the text is a transcript that ends with the assistant's turn to continue."""
+    """Return whether the text is a transcript that ends with an open turn of the assistant."""
     return _TURN.match(text) is not None and text.rstrip().endswith(_ASSISTANT.strip())
 
 
@@ -338,7 +338,7 @@ def _check_responses(read: PreferenceRow) -> None:
 
 
 def _has_content(part: Message | int) -> bool:
-    """Whether a part of a response is a message with text or a tool call, or a token id."""
+    """Return whether a part of a response is a token id, or a message with text or a tool call."""
     return isinstance(part, int) or bool(part.content.strip() or part.tool_calls)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class PreferenceExample:
     """A comparison in token ids. `conversation` is the same for rows that begin with the same question. whole_prompt:
-    before it was cut."""
+    the prompt before it was cut."""
 
     id: str
     prompt_tokens: tuple[int, ...]
@@ -49,7 +49,7 @@ class PreferenceExample:
 def encode_preference(
     row: PreferenceRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, notes: Counter[str], *, append_eos: bool
 ) -> PreferenceExample:
-    """The row in token ids. `notes` counts rows by what the user should know of how the chat template writes them.
+    """Encode a row as token ids. `notes` counts rows by remarks for the user on how the chat template writes them.
 
     Text is encoded plainly, with an EOS after each response (`append_eos`). Conversations go through the chat template,
     each response up to the token that ends its turn; with `chat: always`, so do transcripts and plain text. Token ids
@@ -69,7 +69,7 @@ def encode_preference(
 
 
 def fitted(example: PreferenceExample, limit: int, *, bos_token_id: int | None) -> PreferenceExample:
-    """The example cut to `limit` tokens: first the beginning of the prompt (except a leading BOS), then the end of the
+    """Cut the example to `limit` tokens: first the beginning of the prompt (except a leading BOS), then the end of the
     responses. All responses keep the same prompt."""
     longest = max(len(tokens) for tokens in example.responses_tokens)
     room = max(limit - longest, 1)
@@ -83,7 +83,7 @@ def fitted(example: PreferenceExample, limit: int, *, bos_token_id: int | None) 
 
 
 def goes_through_template(row: PreferenceRow, chat: ChatFormat) -> bool:
-    """True if the chat template writes the row."""
+    """True if the row goes through the chat template."""
     conversational = any(not isinstance(text, str) for text in (row.prompt, *row.responses))
     return not row.is_tokens and (chat.chat == "always" or (chat.chat == "auto" and conversational))
 

@@ -64,7 +64,7 @@ class PreferenceSet(RowSet):
 
 
 def is_held_out(conversation: str, fraction: float, *, seed: int) -> bool:
-    """A biased coin that falls the same way for every row of a conversation, on every machine."""
+    """Flip a biased coin that gives the same side for every row of a conversation, on every machine."""
     digest = hashlib.sha256(f"{seed}:{conversation}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
@@ -93,7 +93,7 @@ def load_preferences(
 
 
 def count_comparisons(sources: Sequence[DataSource], config: RmConfig) -> int:
-    """Number of comparisons that `load_preferences` would find, and its errors, as far as that needs no tokenizer."""
+    """Count the comparisons that `load_preferences` would find, with its errors, as far as that needs no tokenizer."""
     rules, skipped = RowRules(config.candidates), Counter[str]()
     found = (_comparisons(one, rules, config, skipped) for one in load_sources(sources, "preferences"))
     return sum(1 for rows in found for _ in rows)
@@ -143,7 +143,7 @@ def _source_examples(
 def _comparisons(
     loaded: LoadedSource, rules: RowRules, config: RmConfig, skipped: Counter[str]
 ) -> Iterator[PreferenceRow]:
-    """The rows to learn from. Those that are left out are counted in `skipped`."""
+    """Yield the rows to learn from, and count the others in `skipped`."""
     for row_id, row in loaded.rows_with_ids():
         try:
             with reading_row(row.where):
@@ -164,7 +164,7 @@ def _comparisons(
 
 
 def _leave_out(error: BadRow, config: RmConfig, skipped: Counter[str]) -> None:
-    """Counts a bad row, or raises its error, as the run file says."""
+    """Count a bad row or raise its error, as the run file says."""
     if config.bad_rows == "error":
         raise error
     skipped[error.reason] += 1

@@ -32,27 +32,27 @@ _COMMON_BEGINNING = "comparisons, where the prompt is what chosen and rejected b
 
 
 ELSEWHERE = "rows of other domains"
-"""A reason for which rows of data that domains share are left out."""
+"""Reason for leaving out rows when domains share data."""
 
 
 @dataclass(frozen=True, slots=True)
 class DomainRows:
-    """Which rows are of a domain. names: all domains, if the data are shared and the rows say which they are of; None
-    if all rows are of this one."""
+    """Filter for the rows of a domain. names: all domains, if they share the data and each row names its own; None if
+    all rows are of this domain."""
 
     domain: str
     names: Collection[str] | None = None
 
     @classmethod
     def of(cls, config: RlFields, domain: DomainSettings, split: Split) -> DomainRows | None:
-        """The domain's rows in the data sets that it takes them from; None if all rows are of one kind."""
+        """The filter for a domain's rows in its data sets; None for a run without domains."""
         if domain.name == ALL:
             return None
         own = domain.train if split == "train" else domain.eval
         return cls(domain.name, None if own else tuple(config.domains))
 
     def with_domain(self, prompt: Prompt) -> Prompt | None:
-        """The prompt of this domain; None for one of another. DataError for one of none."""
+        """Return the prompt if it is of this domain, None if it is of another. DataError for an unknown domain."""
         if self.names is None:
             return replace(prompt, domain=self.domain)
         if prompt.domain not in self.names:
@@ -65,7 +65,7 @@ class DomainRows:
 
 @dataclass(frozen=True, slots=True)
 class PromptSet(RowSet):
-    """Prompts of all sources, with their tokens. whole_tokens: before they were cut."""
+    """Prompts of all sources, with their tokens. whole_tokens: the tokens before they were cut."""
 
     prompts: tuple[Prompt, ...]
     prompt_tokens: tuple[tuple[int, ...], ...]
@@ -96,8 +96,8 @@ def load_prompts(
     context_tokens: length of the model's context. A prompt that leaves no room for `room` tokens of a response is
     always an error.
     query: cut a query from each row of layout `text`. Rows without one are left out and counted.
-    rows: only those of a domain; there may be none.
-    offered: schemas of tools that every prompt offers, before those of its row.
+    rows: keep only the rows of a domain; there may be none.
+    offered: schemas of tools that every prompt offers, in front of its row's own.
     """
     parts = [
         _source_prompts(
@@ -221,7 +221,7 @@ def _prompt(loaded: LoadedSource, row_id: str, row: Row, changed: Counter[str], 
 def _prompt_of_row(
     loaded: LoadedSource, row: Row, changed: Counter[str], chat: ChatFormat
 ) -> str | tuple[Message, ...]:
-    """The prompt in a row. For a comparison it is the prompt that `burnish rm` would use, in the same form."""
+    """The prompt of a row. For a comparison, it is the prompt that `burnish rm` would use, in the same form."""
     source = loaded.source
     if loaded.reading.schema != "preference":
         return prompt_of(row, loaded.reading.roles, template=source.prompt_template, system_prompt=source.system_prompt)
@@ -261,7 +261,7 @@ def _shorten(
 def _nothing_left(
     prompt: Prompt, tokens: tuple[int, ...], tokenizer: PreTrainedTokenizerBase, chat: ChatFormat
 ) -> bool:
-    """True if the tokens at a prompt's end are those of any prompt, since they hold nothing of its last message."""
+    """True if truncation left nothing of the last message: another message would leave the same tokens."""
     *before, last = turns_of(prompt)
     other = replace(last, content=last.content + ("y" if last.content.endswith("x") else "x"))
     left = tokens[1:] if tokens[0] == tokenizer.bos_token_id else tokens
@@ -282,7 +282,7 @@ def _check_context(tokens: Sequence[int], context_tokens: int | None, room: int,
 def read_prompts(
     sources: Sequence[DataSource], of: DomainRows | None = None
 ) -> tuple[list[Prompt], list[Understanding]]:
-    """All prompts of all sources (with `of`, those of a domain), and how each source was read. No tokenizer is used, so
+    """Read the prompts of all sources (with `of`, of one domain), and summarise each source. No tokenizer is used, so
     no length limit applies."""
     prompts: list[Prompt] = []
     understandings = []
@@ -298,8 +298,8 @@ def read_prompts(
 
 
 def check_golds(domain: DomainSettings, sources: Sequence[DataSource], prompts: Sequence[Prompt]) -> None:
-    """DataError for a gold answer that is an object, with which the reward `math` can compare nothing. The prompts are
-    those of the sources."""
+    """Raise DataError for a gold answer that is an object, which the reward `math` cannot compare with. The prompts
+    come from the sources."""
     judges = [reward for reward in domain.rewards if reward.name == "math"]
     for prompt in prompts:
         held = prompt.answer if isinstance(prompt.answer, list) else [prompt.answer]
@@ -324,9 +324,9 @@ def _object_error(prompt: Prompt, gold: Mapping[str, Json], sources: Sequence[Da
 
 
 def check_bound_rewards(config: RlFields, prompts: Sequence[Prompt]) -> None:
-    """ConfigError for a reward bound to a domain that no training prompt belongs to, and for prompts that no reward
-    scores. For runs without a `domains` section, whose domains are those of the rows: with one, the names in the run
-    file have been compared with each other."""
+    """Raise ConfigError for a reward bound to a domain that no training prompt belongs to, and for prompts that no
+    reward scores. Only for runs without a `domains` section, where rows name the domains: with one, the names in the
+    run file have been compared with each other."""
     if config.domains:
         return
     found = {prompt.domain for prompt in prompts}

@@ -60,8 +60,8 @@ class Puzzle:
 
 
 def make(tasks: Mapping[str, Mapping[str, Any]], *, size: int, seed: int) -> Iterator[Puzzle]:
-    """`size` puzzles, of each task as its `weight` (1) says. Where hash seeds differ, so may the puzzles of some tasks:
-    `sources.puzzle_rows` makes them where it does not."""
+    """Make `size` puzzles, from each task in proportion to its `weight` (default 1). The puzzles of some tasks depend
+    on the interpreter's hash seed, so `sources.puzzle_rows` makes them in a process with a fixed one."""
     order = list(_in_turns({name: _weight(name, given) for name, given in tasks.items()}, size))
     sets = {
         name: _data_set(name, given, size=max(order.count(name), 1), seed=seed * names.PUZZLE_ROWS)
@@ -79,15 +79,15 @@ def make(tasks: Mapping[str, Mapping[str, Any]], *, size: int, seed: int) -> Ite
 
 
 def known_tasks() -> Sequence[str]:
-    """All tasks that a source can name."""
+    """Names of the tasks that a source can have."""
     return sorted(set(_registry()) - set(_NO_TASK))
 
 
 class Scorer:
-    """Scores answers with the tasks' own functions. Raises what those raise."""
+    """Scores answers with the tasks' own functions, and raises their exceptions."""
 
     def __init__(self) -> None:
-        _registry()  # so that a missing package is said at once
+        _registry()  # so that a missing package is reported at once
         self._sets: dict[str, ProceduralDataset] = {}
 
     def __call__(self, puzzle: Puzzle, answer: str | None) -> float:
@@ -107,14 +107,14 @@ class Scorer:
         if key not in self._sets:
             self._sets[key] = _data_set(puzzle.task, puzzle.parameters, size=1, seed=0)
             if puzzle.task in _EVALUATE:
-                # An answer is a text that nobody has read, and must not run. Literals still get what the task gives.
+                # An answer is untrusted text and must not be executed. Answers that are literals are scored as before.
                 vars(sys.modules[type(self._sets[key]).__module__])["eval"] = ast.literal_eval
         return self._sets[key]
 
 
 def is_mathematics(text: str) -> bool:
-    """Whether a text has only numbers, single letters, usual functions and small powers: nothing that could run, or
-    take for ever, when it is evaluated."""
+    """Return whether a text has only numbers, single letters, common functions and small powers, so that evaluating it
+    can neither run code nor take for ever."""
     return len(text) <= _MOST_CHARACTERS and _MATHEMATICS.fullmatch(text.strip()) is not None
 
 
@@ -162,7 +162,7 @@ def _weight(name: str, given: Mapping[str, Any]) -> float:
 
 
 def _in_turns(weights: Mapping[str, float], size: int) -> Iterator[str]:
-    """Names in proportion to their weights at every point: the k-th of a name comes at time (k + 1/2) / weight."""
+    """Yield names in proportion to their weights at every point: the k-th of a name comes at (k + 1/2) / weight."""
     due = [(0.5 / weight, place, name) for place, (name, weight) in enumerate(weights.items())]
     heapq.heapify(due)
     for _ in range(size):
@@ -173,7 +173,7 @@ def _in_turns(weights: Mapping[str, float], size: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _quiet(what: str) -> Iterator[None]:
-    """Boundary to the package: whatever it raises is a DataError, and what it prints and warns of goes nowhere."""
+    """Boundary to the package: turn whatever it raises into a DataError, and drop its output and warnings."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")

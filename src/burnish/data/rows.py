@@ -36,7 +36,7 @@ class Row:
 
 @contextmanager
 def reading_row(where: str) -> Iterator[None]:
-    """Any error while one row is read names its file and line, `where`."""
+    """Make every error while one row is read name its file and line, `where`."""
     with reading(f"{where}: reading this row", remedy="fix or remove the row"):
         try:
             yield
@@ -175,7 +175,7 @@ minutes, and cannot be interrupted."""
 
 
 def check_length(text: str) -> None:
-    """Raises DataError for a text that is too long for a tokenizer."""
+    """Raise DataError for a text that is too long for a tokenizer."""
     if len(text) > MAX_TEXT_CHARACTERS:
         raise DataError(
             f"a text of {len(text):,} characters, more than the {MAX_TEXT_CHARACTERS:,} that one row may hold: "

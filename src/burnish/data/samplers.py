@@ -91,7 +91,7 @@ class Mixer:
         self._restart()
 
     def counts(self, position: int) -> list[int]:
-        """How often each source was drawn in the first `position` draws."""
+        """Number of draws from each source among the first `position` draws."""
         periods, rest = divmod(position, self._period)
         self._move_to(rest)
         return [periods * part + count for part, count in zip(self._parts, self._counts, strict=True)]
@@ -118,7 +118,7 @@ class Mixer:
             self._step()
 
     def _step(self) -> int:
-        """Draw once: of the sources that may be drawn, the one that would be late first."""
+        """Draw once: of the eligible sources, the one with the earliest deadline."""
         source = self._most_urgent()
         self._counts[source] += 1
         self._at += 1

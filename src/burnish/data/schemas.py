@@ -1,4 +1,4 @@
-"""Which column plays which role: common data layouts, recognised from the columns or named in the run file."""
+"""Roles of columns: common data layouts, recognised from the columns or named in the run file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _CANDIDATES = ("responses", "candidates", "samples", "completions")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the rows of a source are read: the name of the layout, and role -> column."""
+    """The layout of a source: its name, and role -> column."""
 
     schema: str
     roles: Mapping[str, str]
@@ -223,7 +223,7 @@ def _chat(columns: _Columns) -> dict[str, str]:
 
 def _text(columns: _Columns) -> dict[str, str]:
     found = columns.pick("text", ("text",)) | _optional_columns(columns)
-    return {role: name for role, name in found.items() if role not in ("system", "history")}  # a text is whole
+    return {role: name for role, name in found.items() if role not in ("system", "history")}  # a document stands alone
 
 
 def _verl(columns: _Columns) -> dict[str, str]:
@@ -255,7 +255,7 @@ def _asked(columns: _Columns) -> dict[str, str]:
 
 
 def _optional_of_comparison(columns: _Columns) -> dict[str, str]:
-    """Optional columns of a comparison. When rows only serve as prompts, they mean nothing."""
+    """Optional columns of a comparison. They are ignored when rows only serve as prompts."""
     if columns.purpose != "preferences":
         return {}
     return columns.pick("margin", ("margin",)) | columns.pick("tie", ("tie",))

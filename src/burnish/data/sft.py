@@ -39,7 +39,7 @@ Tools = tuple[Mapping[str, Any], ...]
 @dataclass(frozen=True, slots=True)
 class SftExample:
     """One example. `loss_mask[t]` is True if token t is trained on; never for token 0, which nothing predicts. whole:
-    all tokens of an example that may have been cut."""
+    the tokens before the example was cut."""
 
     id: str
     tokens: tuple[int, ...]
@@ -83,8 +83,8 @@ def load_sft_examples(
 ) -> SftSet:
     """Examples of all sources, encoded with their loss masks.
 
-    Trained are: the completion and an EOS in prompt-completion rows, all assistant turns with the tokens that end them
-    in conversations, and everything plus an EOS in plain text.
+    The loss covers the completion and an EOS in prompt-completion rows, all assistant turns with the tokens that end
+    them in conversations, and everything plus an EOS in plain text.
     max_tokens: limit on examples. Longer ones are dropped, truncated at the end (or dropped if that leaves nothing to
     train on) or an error, depending on `over_long`, and counted.
     """
@@ -154,7 +154,7 @@ def _encode(
     changed: Counter[str],
     templated: Counter[str],
 ) -> Encoded:
-    """`templated` counts the sources' rows that go through the chat template."""
+    """Encode a row with its loss mask. `templated` counts the sources' rows that go through the chat template."""
     roles, source = loaded.reading.roles, loaded.source
     if "text" in roles and "completion" not in roles:
         if source.system_prompt is not None or source.prompt_template is not None or {"system", "history"} & set(roles):

@@ -1,4 +1,4 @@
-"""How many prompts of each domain a step has: exact shares, as a pure function of the step."""
+"""Number of prompts of each domain in a step: exact shares, as a pure function of the step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cmp_to_key, partial
 from burnish.errors import DataError
 
 _LOOK_AHEAD = 10_000
-"""Steps after which shares that ask for the same numbers are taken for equal."""
+"""Number of steps after which shares that still agree are taken for equal."""
 
 
 class Shares:
@@ -36,13 +36,13 @@ class Shares:
 
 
 def _share_at(schedule: Mapping[int, float], step: int) -> Fraction:
-    # Of the decimal text, so that 0.1 is a tenth and three thirds of a step are whole.
+    # From the decimal text, so that 0.1 is exactly a tenth.
     return Fraction(repr(float(schedule[max(first for first in schedule if first <= step)])))
 
 
 @dataclass(slots=True)
 class _Stage:
-    """Steps with the same shares, numbered from 0. `_given` and `_at` only cache: what was given before step `_at`."""
+    """Steps with the same shares, numbered from 0. `_given` and `_at` only cache: extra places before step `_at`."""
 
     shares: Sequence[Fraction]
     size: int
@@ -68,14 +68,14 @@ class _Stage:
         self._at += 1
 
     def _extras(self) -> list[int]:
-        """Which domains get one more than their share rounded down."""
+        """Return 1 for each domain that gets one more than its share rounded down, else 0."""
         parts = [quota % 1 for quota in self.shares]
         places = int(sum(parts))
         urgent: list[int] = []
         may: list[int] = []
         for domain, part in enumerate(parts):
             lag, sign = part * self._at - self._given[domain], _sign(part, self._at)
-            if lag > 0 and sign >= 0:  # without a place now, it would lag by one
+            if lag > 0 and sign >= 0:  # without a place now, it would be behind by one
                 urgent.append(domain)
             elif not (lag < 0 and sign <= 0) and part:  # with one, it would be ahead by one
                 may.append(domain)
@@ -86,8 +86,8 @@ class _Stage:
 
 
 def _sign(part: Fraction, step: int) -> int:
-    """Whether a domain that has what it should before this step is due one more by its end: 1 for more than due, 0 for
-    exactly, -1 for not yet."""
+    """Sign of the debt after this step to a domain that got everything due before it and one place in it: 1 if it is
+    still owed some, 0 if it is even, -1 if it is ahead."""
     owed = part * (step + 1) - math.floor(part * step) - 1
     return (owed > 0) - (owed < 0)
 

@@ -1,5 +1,4 @@
-"""Read the rows of a `DataSource`: a file, a folder of files, a saved data set, a name on the hub, or puzzles that are
-made."""
+"""Read the rows of a `DataSource`: files, a folder, a saved data set, a name on the hub, or generated puzzles."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 _BATCH_ROWS = 1_000
 SILENCE_SECONDS = 300.0
-"""How long the process may take for its start, and for each row. The slowest tasks take about a second."""
+"""Longest time that the process may take to start, and for each row. The slowest tasks take about a second a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +54,14 @@ def read_table(source: DataSource) -> Table:
 
 
 def _is_typed(path: Path, split: str) -> bool:
-    """Whether the rows come from Parquet or Arrow."""
+    """Return whether the rows come from Parquet or Arrow."""
     if not path.is_dir():
         return data_suffix(path) in ("", ".parquet")
     return _is_saved(path) or all(data_suffix(file) == ".parquet" for file in _files_of_split(path, split))
 
 
 def needs_download(source: DataSource) -> bool:
-    """Whether the path is the name of a data set on the hub rather than a path on this machine."""
+    """Return whether the path names a data set on the hub rather than a path on this machine."""
     if source.reasoning_gym is not None:
         return False
     path = Path(source.path).expanduser()
@@ -72,7 +71,7 @@ def needs_download(source: DataSource) -> bool:
 def source_names(sources: Sequence[DataSource]) -> list[str]:
     """A short, unique name per source. Prompt ids begin with it, so it depends only on the run file."""
     names = [_short_name(source, parents=0) for source in sources]
-    # Equal names get their parent folder; those that are still equal are numbered.
+    # Equal names get their parent folder; names that are still equal are numbered.
     names = [
         _short_name(source, parents=1) if names.count(name) > 1 else name
         for source, name in zip(sources, names, strict=True)
@@ -107,7 +106,7 @@ def _raw_rows(source: DataSource) -> Iterator[RawRow]:
 
 
 def _single_file(path: Path, source: DataSource) -> Iterator[RawRow]:
-    """The rows of a file that is named itself. It has no splits or subsets, so choosing one is an error."""
+    """The rows of a single file. It has no splits or subsets, so choosing one is an error."""
     for name, chosen in (("split", None if source.split == "train" else source.split), ("subset", source.subset)):
         if chosen is not None and path.is_file():
             raise DataError(
@@ -133,7 +132,7 @@ def _folder_rows(folder: Path, source: DataSource) -> Iterator[RawRow]:
 
 
 def _is_saved(folder: Path) -> bool:
-    """Whether `save_to_disk` of `datasets` has written the folder."""
+    """Return whether the folder was written by `save_to_disk` of `datasets`."""
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
@@ -227,7 +226,7 @@ def puzzle_rows(source: DataSource) -> Iterator[RawRow]:
 
 
 def _lines(asked: str) -> Iterator[bytes]:
-    """What the process writes, line by line. DataError if it dies or falls silent."""
+    """Yield the output of the process line by line. DataError if it dies or falls silent."""
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(
         [sys.executable, "-m", "burnish.data.puzzles"],

@@ -40,7 +40,7 @@ _PROBE = " burnish7probe"
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """When the chat template is used, and with which arguments.
+    """Use of the chat template: for which prompts, and with which arguments.
 
     chat: `auto` uses the template for conversations, `always` for plain text as well, `never` not at all.
     options: `data.template_options`, such as `{"enable_thinking": False}`.
@@ -76,20 +76,20 @@ class Template:
         return text
 
     def write(self, messages: Sequence[Message], *, where: str, add_generation_prompt: bool) -> str:
-        """The same without the checks, for a caller that knows what the text must be."""
+        """Like `render`, but without the checks, for a caller that knows what the text must be."""
         text = self._written(messages, where, add_generation_prompt=add_generation_prompt)[0]
         check_length(text)
         return text
 
     def tokens_and_marks(self, messages: Sequence[Message], *, where: str) -> tuple[list[int], list[bool]]:
-        """Tokens, and for each token whether it is inside a `{% generation %}` block."""
+        """Return the tokens, and a mask that is True inside `{% generation %}` blocks."""
         turns = self._written(messages, where, add_generation_prompt=False)[1]
         encoding = self._apply(turns, where, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
         return list(encoding["input_ids"]), [bool(flag) for flag in encoding["assistant_masks"]]
 
     @property
     def has_marks(self) -> bool:
-        """Whether the template marks what the assistant wrote. Only fast tokenizers can use these marks."""
+        """True if the template marks the assistant's text and the tokenizer is fast: others cannot use the marks."""
         template = self.tokenizer.chat_template
         return isinstance(template, str) and bool(_GENERATION_MARK.search(template)) and self.tokenizer.is_fast
 
@@ -109,7 +109,7 @@ class Template:
     def _written(
         self, messages: Sequence[Message], where: str, *, add_generation_prompt: bool
     ) -> tuple[str, list[Any]]:
-        """(the conversation as the template writes it, and as it was given).
+        """Return the conversation as the template writes it, and the turns that were given to it.
 
         Most templates want the arguments of a call as a mapping. Some want JSON text, and fail on a mapping or write
         it as Python does.
@@ -145,7 +145,7 @@ class Template:
                 raise _left_out_error(where, f"message {number} ({message.role}) has reasoning_content")
 
     def _check_written(self, messages: Sequence[Message], text: str, where: str) -> None:
-        begin = 0  # turns stand one after the other: a long conversation is not read from its beginning each time
+        begin = 0  # turns are in order, so each search goes on behind the turn before: linear in the total length
         for number, message in enumerate(messages):
             missing = [name for name in message.called() if name not in text]
             if missing:
@@ -160,7 +160,7 @@ class Template:
                 raise _left_out_error(where, f"message {number + 1} has the role {message.role!r}", what="such a turn")
 
     def _ignores(self, messages: Sequence[Message], number: int, where: str) -> bool:
-        """Whether changing the content of this turn leaves the output unchanged."""
+        """Return whether changing the content of this turn leaves the output unchanged."""
         changed = list(messages)
         changed[number] = replace(messages[number], content=messages[number].content + _PROBE)
         try:
@@ -172,7 +172,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class TemplateReads:
-    """Names that a template looks up: in what it is given (`variables`), and in messages and tools (`attributes`)."""
+    """Names that a template looks up: in its arguments (`variables`), and in messages and tools (`attributes`)."""
 
     variables: frozenset[str]
     attributes: frozenset[str]
@@ -203,7 +203,7 @@ def template_reads(source: str) -> TemplateReads | None:
 
 
 def check_options(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, where: str) -> None:
-    """Raises DataError for an option that no template of the tokenizer reads, because it would have no effect."""
+    """Raise DataError for an option that no template of the tokenizer reads, because it would have no effect."""
     known = readable_options(tokenizer) if options else None
     if known is None:
         return
@@ -228,7 +228,7 @@ def readable_options(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | Non
 
 
 def refuse_unused_options(chat: ChatFormat, *, applied: int, field: str = "data.template_options") -> None:
-    """Raises DataError for options of a template that is applied to no row."""
+    """Raise DataError for options of a template that is applied to no row."""
     if chat.options and not applied:
         why = "data.chat is never" if chat.chat == "never" else "the rows are plain text, not conversations"
         raise DataError(
@@ -238,8 +238,8 @@ def refuse_unused_options(chat: ChatFormat, *, applied: int, field: str = "data.
 
 
 def notes_on(messages: Sequence[Message], template: Template) -> list[str]:
-    """What the user should know about this conversation: fields of its turns that have no effect, and whether the text
-    contains today's date, so that it changes from day to day."""
+    """Notes for the user on this conversation: fields of its turns that have no effect, and a text that contains
+    today's date, so that it changes from day to day."""
     reads = template_reads(template.source(""))
     if reads is None:
         return []
@@ -278,8 +278,8 @@ def _turn_of(message: Message, *, in_parts: bool) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _roles_with_parts(tokenizer: PreTrainedTokenizerBase, source: str) -> frozenset[str]:
-    """Roles whose content the template writes only if it is a list of parts, as those of models that see pictures may
-    have it."""
+    """Roles whose content the template writes only if it is a list of parts, as templates of multimodal models may
+    require."""
     reads = template_reads(source)
     if reads is None or not {"type", "text"} <= reads.attributes:
         return frozenset()
@@ -310,7 +310,7 @@ def _is_in_python(call: Mapping[str, Any], messages: Sequence[Message], text: st
 
 
 def _is_in(message: Message, text: str) -> bool:
-    """Whether the text contains the content: unchanged, as JSON, or without the thinking that some templates remove."""
+    """Return whether the text has the content: unchanged, as JSON, or without thinking, which some templates remove."""
     content = message.content.strip()
     after_thinking = content.rpartition("</think>")[2].strip()
     quoted = (json.dumps(content, ensure_ascii=flag)[1:-1] for flag in (False, True))

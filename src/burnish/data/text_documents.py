@@ -12,7 +12,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def split_documents(text: str, separator: str | None, where: str) -> Iterator[tuple[int, str]]:
-    """(number of its first line, document) for each document that is not blank, stripped of outer white space.
+    """Yield (number of its first line, document) for each document that is not blank, without outer white space.
 
     Lines are counted from 1. `separator` is a regular expression, matched across lines. Without one, documents are
     separated by `<|endoftext|>` if the file has it, else by two blank lines, else by one, else by each line end.
@@ -43,7 +43,7 @@ def default_separator(text: str) -> re.Pattern[str]:
 
 
 def find_gaps(separator: str, text: str) -> list[tuple[int, int]]:
-    """Where the expression matches: [begin, end) of each match, in characters."""
+    """Find the matches of the expression: [begin, end) of each, in characters."""
     return [match.span() for match in re.compile(separator, re.MULTILINE).finditer(text)]
 
 

@@ -1,8 +1,8 @@
 """The frame that a chat template writes around the assistant's turns: a header, and the token that ends each.
 
-The model must sample that token, whatever the template takes it to be. Most templates end a turn with a token of its
-own (`<|im_end|>`). In others (GLM) the token that begins what follows ends it (`<|user|>`, `<|observation|>`), and
-behind the last turn nothing follows.
+The model must learn to sample that token, whichever it is. Most templates have a token for it (`<|im_end|>`). In others
+(GLM) a turn is ended by the token that begins the next one (`<|user|>`, `<|observation|>`), and nothing follows the
+last turn.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _UNENDED = "conversations in which no token ends a turn of the assistant, so the
 
 @dataclass(frozen=True)
 class TurnFrame:
-    """What a template writes around turns. Errors begin with `where`."""
+    """Text and tokens of a template around turns. Errors begin with `where`."""
 
     template: Template
     where: str
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """Tokens that stand for no text: special ones and those that were added to the vocabulary."""
+        """Tokens that stand for no text: special tokens and tokens added to the vocabulary."""
         return frozenset(
             (*self.template.tokenizer.all_special_ids, *self.template.tokenizer.get_added_vocab().values())
         )
 
     @cached_property
     def header(self) -> str:
-        """What is written in front of an answer to a user; empty if the template refuses such a conversation."""
+        """Text in front of an answer to a user; empty if the template refuses such a conversation."""
         begun = self._write(_ASKED, next_turn=True)
         return begun[shared_length(self._write(_ASKED), begun) :]
 
@@ -53,9 +53,9 @@ class TurnFrame:
     def with_ends(
         self, messages: Sequence[Message], tokens: Sequence[int], mask: Sequence[bool], *, trim: bool
     ) -> tuple[list[int], list[bool], list[str]]:
-        """(tokens, mask, notes): the mask is True on the token that ends each run of trained tokens; with `trim`, not
-        on white space behind it, which the policy never writes. What ends the conversation's last turn is added where
-        the template writes nothing."""
+        """Return (tokens, mask, notes), with the mask True on the token that ends each run of trained tokens; with
+        `trim`, not on white space behind it, which the policy never writes. If the template does not end the last turn,
+        its end is added."""
         found, on, notes = list(tokens), list(mask), set[str]()
         for last in [i for i in range(len(on)) if on[i] and on[i + 1 : i + 2] != [True]]:
             end_of_text = next((i for i in range(last, -1, -1) if not self._is_space(found[i])), last)
@@ -80,12 +80,12 @@ class TurnFrame:
         return found, on, sorted(notes)
 
     def _may_end(self, token: int | None) -> bool:
-        """Whether the token may end a turn: an EOS, or a special token with which no turn of the assistant begins."""
+        """Return whether the token may end a turn: an EOS, or a special token that is not in the assistant's header."""
         header = encode_bare(self.header, self.template.tokenizer)
         return token == self.template.tokenizer.eos_token_id or (token in self.special and token not in header)
 
     def _end_of_last(self, message: Message, said: int) -> list[int]:
-        """What to add behind the conversation: the token that would follow it, else an EOS."""
+        """Return the tokens to add behind the conversation: the token that would follow it, else an EOS."""
         follows, eos = self._follows(message), self.template.tokenizer.eos_token_id
         if follows is not None and self._may_end(follows):
             return [follows]
@@ -115,7 +115,7 @@ class TurnFrame:
 
 
 def shared_length(first: str, second: str) -> int:
-    """Number of characters with which both texts begin, none of them of a tag that differs."""
+    """Length of the common beginning of both texts, without a tag that is only partly common."""
     differing = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
     shared = next(differing, min(len(first), len(second)))
     return len(_OPEN_TAG.sub("", first[:shared]))

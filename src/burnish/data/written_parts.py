@@ -1,6 +1,6 @@
-"""Which parts of a conversation a chat template writes, and where: numbered probes inside of the texts lead there.
+"""Parts of a conversation that a chat template writes, and their positions, found by numbered probes in the texts.
 
-A template is a program, and whether it has written a text cannot be seen by looking for it: the same words may stand in
+A template is a program, and searching its output for a text does not prove that it wrote it: the same words may be in
 another turn, and a template may quote, trim or split what it writes. So the conversation is written once more, with a
 probe behind the first character of each stretch of text and one in front of its last. Without the probes the result
 must be the same.
@@ -35,15 +35,15 @@ class Part:
 
 
 def written_parts(messages: Sequence[Message], whole: str, template: Template, where: str) -> list[Part]:
-    """All parts of all turns but the system's. `whole`: the conversation as the template writes it.
+    """Find the parts of all turns but the system's. `whole`: the conversation as the template writes it.
 
-    If the probes make the template write something else, only parts whose words cannot be found either.
+    If the probes change what the template writes, only parts whose words cannot be found in `whole` are returned.
     """
     probes = _Probes()
     marked = [m if m.role == "system" else probes.in_message(m, turn) for turn, m in enumerate(messages)]
     try:
         written = template.write(marked, where=where, add_generation_prompt=False)
-    except DataError:  # it compares a text with something, and refuses it with a probe in it
+    except DataError:  # the template compares a text with something, and refuses it with a probe in it
         written = ""
     places = _places(written)
     parts = [Part(*said, places.get(number)) for number, said in enumerate(probes.said)]
@@ -52,7 +52,7 @@ def written_parts(messages: Sequence[Message], whole: str, template: Template, w
 
 
 def _places(written: str) -> dict[int, int]:
-    """The character in front of each probe, where it stands first, counted in the text without probes."""
+    """Position of the character in front of each probe (its first occurrence), counted in the text without probes."""
     places: dict[int, int] = {}
     removed = 0
     for match in _PROBE.finditer(written):
