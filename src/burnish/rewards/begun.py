@@ -9,11 +9,11 @@ from burnish.rewards.inputs import Item
 from burnish.types import Rollout
 
 Numbered = tuple[int, Item]
-"""A response and its number in the tasks of the worker pool, from when it is begun until it is scored."""
+"""A response and its number in the tasks of the worker pool, which it keeps until it is scored."""
 
 
 class BegunResponses:
-    """Numbers the responses of a step, and knows which of them each reward has been given."""
+    """Numbers the responses of a step, and records which of them each reward has been given."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -21,24 +21,24 @@ class BegunResponses:
         self._given: set[tuple[int, int]] = set()  # (reward, number)
 
     def begin(self, items: Sequence[Item]) -> list[int]:
-        """The numbers of responses that were not begun before."""
+        """Register responses that were not begun before, and return their numbers."""
         numbers = [next(self._numbers) for _ in items]
         self._begun.update({_sample(rollout): (n, rollout) for n, (_, rollout) in zip(numbers, items, strict=True)})
         return numbers
 
     def has(self, rollout: Rollout) -> bool:
-        """Whether the response of this name was begun."""
+        """Return whether a response of this group and sample number was begun."""
         return _sample(rollout) in self._begun
 
     def to_give(self, reward: int, numbered: Iterable[Numbered]) -> list[Numbered]:
-        """Those of these responses that the reward has not been given. From now on it has."""
+        """Return the responses that the reward has not been given yet, and record them as given."""
         fresh = [(number, item) for number, item in numbered if (reward, number) not in self._given]
         self._given.update((reward, number) for number, _ in fresh)
         return fresh
 
     def finish(self, items: Sequence[Item]) -> list[int]:
-        """The numbers of responses that are scored now: that with which a response was begun, or a new one. Another
-        response of the same name is scored anew: the one that was begun came from a step that was cut short."""
+        """Return the numbers of responses that are scored now: the number from `begin`, or a new one. A different
+        response under the same key is scored anew: the earlier one came from a step that was interrupted."""
         numbers = []
         for _, rollout in items:
             number, response = self._begun.pop(_sample(rollout), (-1, None))
@@ -47,5 +47,5 @@ class BegunResponses:
 
 
 def _sample(rollout: Rollout) -> tuple[int, int]:
-    """What tells a response from the others of its step, in whatever process it is."""
+    """Key that identifies a response within its step, in every process."""
     return rollout.group_id, rollout.sample_index

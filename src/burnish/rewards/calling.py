@@ -27,7 +27,7 @@ IN_WORKER: tuple[type[BaseException], ...] = (BaseException,)
 
 
 class TracebackInWorkerError(Exception):
-    """Represents an exception of the worker process by its traceback as text, for `--debug`."""
+    """An exception of the worker process, shown by its traceback as text, for `--debug`."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -85,7 +85,7 @@ class Caller:
             return raised(error, reward.spec.label)
 
     def _value(self, result: Any) -> Any:
-        """The result itself, or the result of a coroutine."""
+        """Return the result itself, or await a coroutine and return its result."""
         if not inspect.isawaitable(result):
             return result
 
@@ -101,8 +101,8 @@ class Caller:
 
 
 def broken_contract(error: BurnishError, spec: RewardSpec) -> Outcome:
-    """The outcome of an audit that breaks its contract: ERROR, because an audit ends no run. For any other reward the
-    error is raised: the function is wrong, not this response."""
+    """Return ERROR for an audit that breaks its contract, because an audit ends no run. For any other reward, raise the
+    error: the function is wrong, not this response."""
     if not spec.audit:
         raise error
     return failure(RewardStatus.ERROR, error.message)

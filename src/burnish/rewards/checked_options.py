@@ -1,4 +1,4 @@
-"""Options of the rewards that run in the training process, checked as the sections of a run file are."""
+"""Options of rewards that run in the training process, checked like the sections of a run file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ S = TypeVar("S", bound=Section)
 
 
 def checked(section: type[S], label: str, options: Mapping[str, Any]) -> S:
-    """The options as the section that they are. ConfigError for one that it does not have, or that is out of range."""
+    """Validate options as a section. ConfigError for an unknown option, or a value out of range."""
     check_options(section, label, options)
     try:
         return section.model_validate(dict(options))

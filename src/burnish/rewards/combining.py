@@ -28,18 +28,18 @@ class Weighted:
 
     @property
     def is_failed_audit(self) -> bool:
-        """Whether this failed and, as an audit, fails no response. None is an answer, not a failure."""
+        """True for an audit that failed, which fails no response. (None is an answer, not a failure.)"""
         return self.audit and self.outcome.status in (RewardStatus.ERROR, RewardStatus.TIMEOUT)
 
 
 def not_for_prompt(
     outcomes: Mapping[tuple[int, int], Outcome], groups: Sequence[Hashable]
 ) -> frozenset[tuple[int, int]]:
-    """The keys (reward, position) of the rewards that answered None to every response of the group. `groups` names the
+    """Find the keys (reward, position) of rewards that returned None for every response of a group. `groups` names the
     group of each position.
 
-    None to some of them only is a missing score. Left out of the sum, it would pay a policy for being unjudgeable, and
-    the responses of a group would be compared on different sums.
+    None for only some of them is a missing score. If it were left out of the sum, a policy would be paid for responses
+    that cannot be judged, and the responses of a group would be compared on different sums.
     """
     answered = {
         (reward, groups[position])
@@ -50,19 +50,19 @@ def not_for_prompt(
 
 
 def combine(rollout: Rollout, results: Sequence[Weighted], failure_score: float | None) -> Rollout:
-    """The rollout with reward, reward_parts, token_rewards and status.
+    """Return the rollout with its reward, reward_parts, token_rewards and status.
 
-    A reward that is not for this prompt is left out of the sum if another one is for it. If any of these failed or is
-    missing, the status is that of the first failed one, else of the first missing one, and the reward is
-    `failure_score` (None leaves the rollout unscored). The parts of the other rewards are kept for the logs, and those
-    of audits.
+    A reward that is not for this prompt is left out of the sum if another one is for it. If a summed reward failed or
+    is missing, the rollout takes the status of the first failed one, else of the first missing one, and its reward is
+    `failure_score` (None leaves the rollout unscored). The parts of the other rewards and of audits are kept for the
+    logs.
     """
     parts = _parts(results)
     weighted = [result for result in results if not result.audit]
     weighted = [result for result in weighted if result.applies] or weighted
     failed = [result for result in weighted if result.outcome.status is not RewardStatus.OK]
     if failed:
-        # A failure has a cause that can be mended; a missing score may only follow from the row.
+        # A failure is reported first, because its cause can be fixed; a missing score may follow from the row.
         first = min(failed, key=lambda result: result.outcome.status is RewardStatus.MISSING)
         return dataclasses.replace(
             rollout,
@@ -84,7 +84,7 @@ def combine(rollout: Rollout, results: Sequence[Weighted], failure_score: float 
 
 
 def _why(result: Weighted) -> str:
-    """Why a response has no score. Others of its group may have one from a reward that returned None for this one."""
+    """Explain why a response has no score, also where the same reward scored others of its group."""
     detail = result.outcome.detail
     if result.outcome.status is RewardStatus.MISSING and result.applies:
         return f"{detail}, yet it is for the prompt: it did not return None for every response to it"
@@ -126,7 +126,7 @@ def _check_token_rewards(rollout: Rollout, label: str, value: float, token_rewar
             f" (prompt {rollout.prompt_id!r}, sample {rollout.sample_index})",
             remedy="return one number per entry of response_tokens",
         )
-    # Such a reward would be lost: nothing is learned from tokens that the policy did not sample.
+    # Such a reward would have no effect: nothing is learned from tokens that the policy did not sample.
     lost = [
         i for i, (one, ours) in enumerate(zip(token_rewards, rollout.sampled_mask(), strict=True)) if one and not ours
     ]

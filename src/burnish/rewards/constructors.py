@@ -1,9 +1,9 @@
 """Rewards written in Python: one function for each built-in, for reward models and for functions of your own.
 
-Each takes the reward's own options by name, and what every reward has: `weight` in the sum (or `audit`, to be watched
-only), `label` in the logs, `timeout_seconds` for one response, `environment`, the names of variables that it may see,
-and `domains`, those whose responses it scores. Those that run in workers also take `concurrency`, the most responses
-scored at once. What they return goes into the `rewards` of `burnish.train`; `.weighted(0.5)` gives the same reward with
+Each takes the reward's own options by name, and the settings of every reward: `weight` in the sum (or `audit`, to log
+it only), `label` in the logs, `timeout_seconds` for one response, `environment`, the names of variables that it may
+see, and `domains` whose responses it scores. A reward that runs in workers also takes `concurrency`, the most responses
+scored at once. The result goes into the `rewards` of `burnish.train`; `.weighted(0.5)` gives the same reward with
 another weight.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Settings(TypedDict, total=False):
-    """What every reward has besides its own options; see `burnish.config.schema.RewardConfig`."""
+    """Settings of every reward besides its own options; see `burnish.config.schema.RewardConfig`."""
 
     weight: float
     audit: bool
@@ -35,14 +35,14 @@ class Settings(TypedDict, total=False):
 
 
 class WorkerSettings(Settings, total=False):
-    """What a reward that runs in workers has."""
+    """Settings of a reward that runs in workers."""
 
     concurrency: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionReward:
-    """A function of this program as a reward. `config` is how the run's configuration names it."""
+    """A function of this program as a reward. `config` is its entry in the run's configuration."""
 
     call: Callable[..., Any]
     config: RewardConfig
@@ -108,18 +108,18 @@ def function(
     call: Callable[..., Any], *, options: dict[str, Any] | None = None, **settings: Unpack[WorkerSettings]
 ) -> FunctionReward:
     """A function of this program, or any object that can be called by parameter name (docs/rewards.md), with a weight
-    or a label of its own. `options` are arguments that it always gets."""
+    or a label of its own. `options` are arguments of every call."""
     return FunctionReward(call, _reward(f"{IN_MEMORY}{name_of(call)}", options or {}, settings))
 
 
 def name_of(call: Callable[..., Any]) -> str:
-    """What a function is called in logs and configurations: letters, digits and underscores."""
+    """Name of a function in logs and configurations: letters, digits and underscores."""
     own = str(getattr(call, "__name__", type(call).__name__))
     return "".join(c if c.isalnum() else "_" for c in own).strip("_") or "function"
 
 
 def _reward(name: str, options: dict[str, Any], settings: Settings) -> RewardConfig:
-    """Options that are None are left to the reward. ConfigError for settings that no reward can have."""
+    """Build a reward's configuration, without options that are None. ConfigError for settings that are invalid."""
     from pydantic import ValidationError
 
     from burnish.config.explain import explain

@@ -1,4 +1,4 @@
-"""Counts of what rewards did with the responses of a step, as the metrics that are logged."""
+"""Counts of a step's responses by the results of their rewards, as logged metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAILURES = (RewardStatus.TIMEOUT, RewardStatus.ERROR, RewardStatus.MISSING)
 
 
 def has_failed(rollout: Rollout) -> bool:
-    """Whether a scored response has no score of its own."""
+    """Return whether a reward failed or gave no score, even if `failure_score` stands in for it."""
     return rollout.status is not RewardStatus.OK
 
 
@@ -39,7 +39,7 @@ class Counts:
         results: Sequence[Sequence[Weighted]],
         scored: Sequence[Rollout],
     ) -> None:
-        """Count responses: what each reward said of them, and what they got."""
+        """Count responses by the results of each reward and by their final status."""
         for (prompt, _), rollout in zip(items, scored, strict=True):
             self.total[prompt.domain] += 1
             self.status[rollout.status] += 1
@@ -51,7 +51,7 @@ class Counts:
             self.failed_audits[result.label] += result.is_failed_audit
 
     def take(self) -> dict[str, Metric]:
-        """The counts as metrics, and counting begins anew."""
+        """Return the counts as metrics, and reset them."""
         total = self.total.total()
         metrics = {
             "reward/failed_fraction": _share(self.failed.total(), total),

@@ -1,9 +1,9 @@
-"""Where a response ends when it is scored, and the score of a response without such an end.
+"""Ends of responses for scoring, and the score of a response without such an end.
 
 2019 style (https://arxiv.org/abs/1909.08593): responses have a fixed length and are scored up to the first full stop at
 or after position 16. Without one, the score is replaced by -1. 2020 style, the "EOS trick"
 (https://arxiv.org/abs/2403.17031): a response that has not ended by itself gets -1. (There, all responses are sampled
-to full length and cut at the first EOS token. Sampling that stops at EOS gives the same responses, here even token for
+to full length and cut at the first EOS token. Sampling that stops at EOS gives the same responses, here even token by
 token, because the sampling noise of a token depends only on its position.)
 """
 
@@ -34,20 +34,20 @@ class Ending:
 
     @staticmethod
     def of(scoring: ScoringConfig, tokenizer: PreTrainedTokenizerBase) -> Ending | None:
-        """None if responses are scored unchanged. ConfigError if truncate_token is not a single token."""
+        """Make the rules; None if responses are scored unchanged. ConfigError if truncate_token is not one token."""
         if scoring.truncate_token is None and scoring.incomplete_score is None:
             return None
         token_id = None if scoring.truncate_token is None else single_token_id(scoring.truncate_token, tokenizer)
         return Ending(tokenizer, token_id, scoring.truncate_after, scoring.incomplete_score)
 
     def is_complete(self, rollout: Rollout) -> bool:
-        """Whether the response has an end."""
+        """Return whether the response has an end under these rules."""
         if self.token_id is None:
             return rollout.finish_reason is FinishReason.STOP
         return self._end(rollout) is not None
 
     def seen(self, rollout: Rollout) -> Rollout:
-        """The rollout as rewards see it: cut after its end. The same object if nothing is cut."""
+        """Cut the rollout after its end, as rewards are to see it. Returns the same object if nothing is cut."""
         end = self._end(rollout)
         if end is None or end == len(rollout.response_tokens):
             return rollout
@@ -62,7 +62,7 @@ class Ending:
         )
 
     def _end(self, rollout: Rollout) -> int | None:
-        """Where the response is cut, if anywhere. Of a conversation, only the last turn is."""
+        """Number of tokens up to the end of the response, or None without one. Only the last turn is searched."""
         if self.token_id is None:
             return None
         start = rollout.last_start
@@ -70,7 +70,7 @@ class Ending:
         return None if end is None else start + end
 
     def judged(self, rollout: Rollout, seen: Rollout) -> Rollout:
-        """The whole rollout with the scores of `seen`. An incomplete one gets `incomplete_score` instead.
+        """Put the scores of `seen` on the whole rollout. An incomplete one gets `incomplete_score` instead.
 
         The score is replaced, not added to, while the parts stay as the rewards gave them. A failed reward stays
         failed. Token rewards are 0 after the cut.
@@ -91,7 +91,7 @@ class Ending:
 
 
 def _cut_turns(turns: tuple[Turn, ...], end: int, response: str) -> tuple[Turn, ...]:
-    """The turns with the last one cut: its messages are only its text, because calls may have been in what is gone."""
+    """Cut the last turn. It keeps only its text as a message, because its calls may have been in the part cut off."""
     if not turns:
         return ()
     return (*turns[:-1], dataclasses.replace(turns[-1], stop=end, messages=(Message("assistant", response),)))

@@ -1,10 +1,10 @@
-"""Rewards that were written for other systems: recognised by their parameters, and called as those systems call them.
+"""Rewards written for other systems: recognised by their parameters, and called as the other system would.
 
 - TRL: `f(completions, prompts, **columns)` gets lists, and returns one; conversations as lists of messages where the
   data are conversations (https://huggingface.co/docs/trl/main/en/rewards).
 - verl: `f(data_source, solution_str, ground_truth, extra_info)` returns a number, or a dictionary with `score`.
-- OpenRLHF: `f(queries, prompts, labels)` gets lists, of which queries hold prompt and response; it returns a sequence,
-  or a dictionary with `rewards`.
+- OpenRLHF: `f(queries, prompts, labels)` gets lists, where a query is prompt and response together; it returns a
+  sequence, or a dictionary with `rewards`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _Given = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """How another system calls rewards. marks: parameters that all of its rewards have. row_values: what such a reward
-    needs of ours. provided: parameters that the system itself gives."""
+    """Calling convention of another system. marks: parameters that all of its rewards have. row_values: our row values
+    that such a reward needs. provided: parameters that the system itself supplies."""
 
     name: str
     marks: frozenset[str]
@@ -70,7 +70,7 @@ def _as_openrlhf(given: _Given) -> dict[str, Any]:
 
 
 def _score_of_dictionary(result: Any) -> Any:
-    """The score of a dictionary. Its other numbers, which verl logs, become parts."""
+    """Read the score from a dictionary. Its other numbers, which verl logs, become parts."""
     if not isinstance(result, Mapping):
         return result
     if "score" not in result:
@@ -118,7 +118,7 @@ SYSTEMS = (
 
 
 def system_of(target: Callable[..., Any]) -> System | None:
-    """The system that a function was written for; None for one of Burnish's own form."""
+    """Recognise the system that a function was written for; None for a reward of Burnish's own form."""
     if not inspect.isfunction(target):
         return None
     names = set(inspect.signature(target).parameters)
@@ -128,7 +128,7 @@ def system_of(target: Callable[..., Any]) -> System | None:
 
 
 def adapted(target: Callable[..., Any], system: System) -> Callable[..., Any]:
-    """The function in Burnish's form: it takes our row values and the columns, and returns one score or a list."""
+    """Adapt the function to Burnish's form: it takes our row values and the columns, and returns a score or a list."""
     parameters = inspect.signature(target).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     others = [
@@ -137,7 +137,7 @@ def adapted(target: Callable[..., Any], system: System) -> Callable[..., Any]:
         if name not in system.marks | system.provided and parameter.kind is not parameter.VAR_KEYWORD
     ]
     needed = system.row_values
-    if system.name == "TRL" and others:  # it compares with a column, which gold answers can be checked against
+    if system.name == "TRL" and others:  # it compares with a column, so it can be checked on gold answers
         needed = (*needed, "answers")
 
     def arguments(given: _Given) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A worker for functions in memory: a fork of this process that lets go of everything but the functions.
 
 A fork has the memory of the program, so what the program holds there is open to its own functions. Files, sockets,
-environment variables, signal handlers and output are those of any other worker.
+environment variables, signal handlers and output are the same as in any other worker.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class ForkedProcess:
         self.pid = pid
 
     def kill(self) -> None:
-        """End it at once. Nothing happens to one that has ended."""
+        """Kill it at once. Does nothing if it has already ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Wait for its end."""
+        """Wait until it has ended."""
         with contextlib.suppress(ChildProcessError):  # somebody else in this program has reaped it
             os.waitpid(self.pid, 0)
 
@@ -52,8 +52,8 @@ def fork_supervisor(control: int, channel: int, environment: Mapping[str, str]) 
 
 
 def _leave_the_program(control: int, channel: int, environment: Mapping[str, str]) -> None:
-    """In the fork: become what a fresh interpreter for a worker would be, as far as that is possible."""
-    gc.freeze()  # collecting objects of the program would close files whose numbers are given out anew
+    """Make the fork as much like a fresh interpreter of a worker as possible."""
+    gc.freeze()  # collecting objects of the program would close descriptors that are reused by then
     sys.settrace(None)
     sys.setprofile(None)
     os.setsid()
@@ -61,14 +61,14 @@ def _leave_the_program(control: int, channel: int, environment: Mapping[str, str
     _forget_handlers()
     os.environ.clear()
     os.environ.update(environment)
-    # The pools of threads behind large operations did not come along: a function that used one would wait for ever.
+    # The thread pools of large operations are not forked: a function that used one would wait for ever.
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
 
 
 def _keep_only(*descriptors: int) -> None:
-    """Nothing to read, and standard error for both outputs; all other files but these are closed."""
+    """Close all files but these, with nothing on standard input and both outputs on standard error."""
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
     os.dup2(2, 1)  # what a reward prints must not mix with our standard output
@@ -76,7 +76,7 @@ def _keep_only(*descriptors: int) -> None:
     for kept in (*sorted(descriptors), os.sysconf("SC_OPEN_MAX")):
         os.closerange(first, kept)
         first = kept + 1
-    # Those of the program may be a notebook's, and may hold text that is still to be written, once and not twice.
+    # The program's streams may be a notebook's, and may hold buffered text, which must be written once and not twice.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  for as long as the process lives
     sys.stdout = open(1, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
@@ -84,6 +84,6 @@ def _keep_only(*descriptors: int) -> None:
 
 def _forget_handlers() -> None:
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals() - set(STOP_SIGNALS):  # the supervisor sees to those
+    for number in signal.valid_signals() - set(STOP_SIGNALS):  # the supervisor handles the stop signals
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)

@@ -14,7 +14,7 @@ from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
 
 BATCH_SIZE = 512
 OTHER_SOLUTIONS = 4
-"""How many of a row's solutions are tried after the first."""
+"""Number of a row's solutions that are tried after the first."""
 TOTAL = "(total)"
 """The name of the weighted sum among the parts."""
 Encode = Callable[[Prompt, str], Sequence[int]]
@@ -56,7 +56,7 @@ class GoldReport:
 
 
 def _holds_tests(answer: object) -> bool:
-    """Whether the answer is the tests of a programming task, as verl and ROLL keep them, and not a solution."""
+    """Return whether the answer holds the tests of a programming task, as in data of verl and ROLL, and no solution."""
     if isinstance(answer, str) and answer.lstrip().startswith("{"):
         try:
             answer = json.loads(answer)
@@ -66,12 +66,12 @@ def _holds_tests(answer: object) -> bool:
 
 
 def gold_response(prompt: Prompt, options_column: str | None = None, state: Callable[[str], str] = str) -> str | None:
-    """What a perfect model would respond: the column `gold_response`, else `completion`, else the answer unchanged (in
-    GSM8K this is the whole worked solution), else the solution of a programming task (`canonical_solution` in
-    HumanEval, `code` in MBPP, the first of `solutions` in APPS and TACO). None if the row has none of them.
+    """Response of a perfect model: the column `gold_response`, else `completion`, else the answer unchanged (in GSM8K
+    this is the whole worked solution), else the solution of a programming task (`canonical_solution` in HumanEval,
+    `code` in MBPP, the first of `solutions` in APPS and TACO). None if the row has none of them.
 
-    An answer that is the position of an option becomes the option's label. options_column: the one with the options,
-    as the reward `choice` takes it. state: says an answer as the reward reads it, such as in a box.
+    An answer that is the position of an option becomes the option's label. options_column: the column with the
+    options, as the reward `choice` takes it. state: writes an answer as the reward reads it, such as in a box.
     """
     columns = prompt.columns
     solution = columns.get("code") if "test_list" in columns else columns.get("canonical_solution")
@@ -100,7 +100,7 @@ def _label_of_answer(prompt: Prompt, options_column: str | None) -> str | None:
         return None
     try:
         question = question_of_row(prompt.columns, prompt.answer, options_column)
-    except NoScoreError:  # scoring the answer as it is says so
+    except NoScoreError:  # reported when the answer is scored
         return None
     return None if question is None else question.labels[question.gold]
 
@@ -161,7 +161,7 @@ def check_gold(
 def _other_solution(
     prompt: Prompt, gold: str, scorer: RewardScorer, encode: Encode | None, passes: Callable[[Rollout], bool]
 ) -> Rollout | None:
-    """The first further solution of the row that passes, scored: of several that a row has, some are wrong."""
+    """Score further solutions of the row, some of which may be wrong, and return the first that passes."""
     solutions = solutions_of(prompt)
     for text in solutions[1 : 1 + OTHER_SOLUTIONS] if gold in solutions[:1] else ():
         rollout = scorer.score([(prompt, as_rollout(prompt, text, encode))])[0]

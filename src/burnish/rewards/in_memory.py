@@ -1,7 +1,7 @@
-"""Rewards that are functions of the program that trains and stand in no file: `python:NAME` in a configuration.
+"""Rewards that are functions of the training program and in no file: `python:NAME` in a configuration.
 
-They cannot be written down or sent to another process. Their worker is a fork of this one (`burnish.rewards.forking`),
-in which they are at hand as they are here.
+They cannot be serialised or sent to another process. Their worker is a fork of this one (`burnish.rewards.forking`), so
+the functions are in its memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AT_HAND: ContextVar[Functions] = ContextVar("burnish_functions_at_hand", defaul
 
 @contextmanager
 def functions_at_hand(functions: Functions) -> Iterator[None]:
-    """Within this context, and in workers forked by a pool that was made within it, these names lead to functions."""
+    """Make `function_named` find these functions in this context, and in workers forked by a pool made within it."""
     before = _AT_HAND.set(functions)
     try:
         yield
@@ -32,7 +32,7 @@ def functions_at_hand(functions: Functions) -> Iterator[None]:
 
 
 def function_named(name: str) -> Callable[..., Any]:
-    """The function behind `python:NAME`. RewardError where the program that had it is not the one that asks."""
+    """The function behind `python:NAME`. RewardError in any program but the one that defined it."""
     functions = _AT_HAND.get()
     if name not in functions:
         raise RewardError(

@@ -1,4 +1,4 @@
-"""Which values a reward receives, chosen by the names of its parameters.
+"""Arguments of rewards, chosen by the names of their parameters.
 
 A function with a parameter `responses` is batched: it is called once with lists that have one entry per response. It
 may use the plural or the singular name of each row value. Columns keep their names, and are lists too.
@@ -34,7 +34,7 @@ def _messages(prompt: Prompt) -> list[dict[str, Json]]:
 
 
 def _transcript(prompt: Prompt, rollout: Rollout) -> list[dict[str, Json]]:
-    """The prompt's messages and all that followed. A response without turns is one message of the assistant."""
+    """The prompt's messages and all later ones. A response without turns is one message of the assistant."""
     said = [*rollout.history, *(message for turn in rollout.turns for message in turn.messages)]
     answers = said or [Message("assistant", rollout.response)]
     return [*_messages(prompt), *(message.to_dict() for message in answers)]
@@ -73,16 +73,16 @@ class Signature:
     batched: bool
     asynchronous: bool
     system: str = ""
-    """The other system that it was written for, such as `TRL`; empty for a reward of Burnish's own form."""
+    """System that the reward was written for, such as `TRL`; empty for a reward of Burnish's own form."""
 
     @property
     def reads_answer(self) -> bool:
-        """Whether the reward compares with the answer, so that it can be tested on gold answers."""
+        """True if the reward compares with the answer, so that it can be tested on gold answers."""
         return not {"answer", "answers"}.isdisjoint((*self.required, *self.optional))
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether the reward reads the tokens of a response, or their number."""
+        """True if the reward reads the tokens of a response, or their number."""
         return not {"response_tokens", "num_tokens"}.isdisjoint((*self.required, *self.optional))
 
     def row_value(self, name: str) -> str | None:
@@ -92,7 +92,7 @@ class Signature:
         return _SINGULAR.get(name) if self.batched else None
 
     def check_columns(self, columns: Collection[str]) -> None:
-        """RewardError if neither the row values nor these columns provide a required parameter."""
+        """Raise RewardError if neither the row values nor these columns provide a required parameter."""
         for name in self.required:
             if self.row_value(name) is None and name not in columns:
                 raise RewardError(
@@ -166,7 +166,7 @@ def read_signature(call: Callable[..., Any], label: str, options: Collection[str
 
 
 def check_options(target: Callable[..., Any], label: str, options: Collection[str]) -> None:
-    """ConfigError for an option that is not a named parameter of `target`; `**columns` only takes columns."""
+    """Raise ConfigError for an option that is not a named parameter of `target`; `**columns` only takes columns."""
     named = [
         name
         for name, parameter in _parameters(target, label).items()

@@ -34,22 +34,22 @@ class RewardSpec:
 
     @property
     def is_model(self) -> bool:
-        """Whether it is a reward model (`model:PATH`), which `burnish.rewards.model_reward` loads."""
+        """True for a reward model (`model:PATH`), which `burnish.rewards.model_reward` loads."""
         return self.name.startswith(MODEL_REWARD)
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether it is a function of this program (`python:NAME`), which only a fork of this process can call."""
+        """True for a function of this program (`python:NAME`), which only a fork of this process can call."""
         return self.name.startswith(IN_MEMORY)
 
     @property
     def runs_inline(self) -> bool:
-        """Whether it may run in the training process: only built-ins that cannot hang."""
+        """True for a reward that may run in the training process: only built-ins that cannot hang."""
         return self.name in BUILT_INS and BUILT_INS[self.name].runs == "inline"
 
     @property
     def is_judge(self) -> bool:
-        """Whether it asks another model (`judge`), which `burnish.rewards.judging` does in the training process."""
+        """True for a judge, which `burnish.rewards.judging` asks from the training process."""
         return self.name in BUILT_INS and BUILT_INS[self.name].runs == "service"
 
 

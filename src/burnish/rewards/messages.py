@@ -1,7 +1,7 @@
 """The messages that a worker may send, and the checks on them.
 
-The worker runs the user's code, so the training process does not trust what it sends. An answer is one of the classes
-below, made of plain numbers and strings, or reading it raises GarbledError.
+The worker runs the user's code, so the training process does not trust it. An answer is one of the classes below, made
+of plain numbers and strings, or reading it raises GarbledError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ENDINGS = {status.value: status for status in RewardStatus if status is not Rew
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The rewards are loaded. The signature of each, by its number."""
+    """The rewards are loaded. signatures: by the number of the reward."""
 
     signatures: dict[int, Signature]
 
@@ -81,7 +81,7 @@ Answer = Ready | Refused | Violation | Judged | Idle
 
 
 def read_answer(plain: Any) -> Answer:
-    """The answer in these JSON values. GarbledError if they are not a valid answer."""
+    """Parse an answer from JSON values. GarbledError if they are not a valid answer."""
     match plain:
         case ["outcome", int(task), int(item), str(status), score, str(detail)] if status in _ENDINGS:
             return Judged(task, item, Outcome(_ENDINGS[status], _score(status, score), detail))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ModelRewardOptions(Section):
-    """The options as a run file has them."""
+    """Options of a reward model in a run file."""
 
     device: str = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -57,11 +57,11 @@ class ModelReward:
     chat: ChatFormat
     shares_tokens: bool = False
     resting: Resting | None = None
-    """Where its weights are while it scores nothing; None if they stay."""
+    """Holds the weights while nothing is scored; None if they stay in place."""
 
     def rest(self, folder: Path) -> None:
-        """From now on the weights rest while nothing is scored: in pinned host memory, or, for a model on the CPU, in a
-        file in `folder`. OffloadError if there is no room."""
+        """From now on, offload the weights while nothing is scored: to pinned host memory or, for a model on the CPU,
+        to a file in `folder`. OffloadError if there is no room."""
         model = self.model.loaded.model
         own_memory(model)
         place = resting_place(model.device, folder)
@@ -70,7 +70,7 @@ class ModelReward:
     def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> str:
         """Score the policy's own tokens if both tokenizers give the same ids, else the text.
 
-        Returns a sentence that says which.
+        Returns a sentence for the user that says which of the two.
         """
         own = self.model.loaded.tokenizer
         self.shares_tokens = same_tokens(own, tokenizer)
@@ -86,7 +86,7 @@ class ModelReward:
         """One outcome per response, in order.
 
         A response is an ERROR if it is empty or does not fit into the reward model's context, or if its score is not
-        finite. Raises RewardError for what PyTorch raises, which says nothing of whose model it was.
+        finite. Raises RewardError in place of an error of PyTorch, which would not name the model.
         """
         found: dict[int, Outcome] = {}
         pairs: dict[int, PromptResponse] = {}
@@ -151,11 +151,11 @@ class RewardModels:
 
     @staticmethod
     def load(specs: Iterable[RewardSpec]) -> RewardModels:
-        """Those of these rewards. Raises as `load_model_reward` does."""
+        """Load the reward models of these rewards, with the errors of `load_model_reward`."""
         return RewardModels({spec.label: load_model_reward(spec) for spec in specs})
 
     def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """See `ModelReward.attach_policy`: a sentence for each."""
+        """Call `ModelReward.attach_policy` on each model, and return its sentence."""
         return [model.attach_policy(tokenizer) for model in self.models.values()]
 
     def rest(self, folder: Path) -> None:
@@ -168,13 +168,13 @@ class RewardModels:
         return self.models[label].outcomes(items)
 
     def begin(self, label: str, items: Sequence[Item]) -> Callable[[], list[Outcome]]:
-        """See `burnish.rewards.protocol.ScoringModels`. Nothing is scored before the outcomes are asked for, because it
-        would be in the way of what this process does until then."""
+        """See `burnish.rewards.protocol.ScoringModels`. Nothing is scored before the outcomes are asked for, because
+        scoring would compete with what this process does until then."""
         return partial(self.outcomes, label, items)
 
 
 def load_model_reward(spec: RewardSpec) -> ModelReward:
-    """The reward model that `model:PATH` names.
+    """Load the reward model that `model:PATH` names.
 
     Raises ModelError for a folder that is not a reward model, and ConfigError for a wrong option.
     """
@@ -185,7 +185,7 @@ def load_model_reward(spec: RewardSpec) -> ModelReward:
 
 
 def check_model_reward(spec: RewardSpec) -> ModelRewardOptions:
-    """The options. Raises the errors of `load_model_reward` that can be found without loading the model."""
+    """Check the options and the folder without loading the model, with the errors of `load_model_reward`."""
     options = checked(ModelRewardOptions, spec.label, spec.options)
     path = spec.name.removeprefix(MODEL_REWARD)
     if not path:

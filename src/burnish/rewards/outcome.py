@@ -41,7 +41,7 @@ def read_result(result: Any, label: str) -> Outcome:
 
     None is MISSING, and a number that is not finite is ERROR. Any type other than float, int, bool or Score raises
     RewardError, because then the function is wrong, not this response. Reading the result can run the user's code
-    (`__float__`, properties of a subclass), and raise what that raises.
+    (`__float__`, properties of a subclass), whose exceptions pass through.
     """
     if result is None:
         return failure(RewardStatus.MISSING, f"reward {label!r} returned None: it cannot judge this response")
@@ -73,7 +73,7 @@ def _length(results: Iterable[Any], found: list[Any], count: int) -> str:
 
 
 _ARRAYS = {("numpy", "bool"), ("numpy", "bool_"), ("numpy", "ndarray"), ("torch", "Tensor")}
-"""Modules and names of types that are numbers where they have no dimensions. Workers do not import these modules."""
+"""Module and name of types whose values without dimensions are numbers. Workers do not import these modules."""
 
 
 def _number(value: Any, label: str, what: str) -> float:
@@ -91,7 +91,7 @@ def _number(value: Any, label: str, what: str) -> float:
 
 
 def _quoted(value: Any) -> str:
-    """The value if it is text. For other objects nothing, because their `__repr__` may be the user's code."""
+    """Quote the value if it is text. Other objects are not shown, because their `__repr__` may be the user's code."""
     return f" ({value[:80]!r})" if type(value) is str else ""
 
 
@@ -107,7 +107,7 @@ def _plain_score(score: Score, label: str) -> Score:
 
 
 def _plain_parts(parts: Any, label: str) -> dict[str, float]:
-    """The parts with names of exact type str and numbers of type float."""
+    """Convert names to exactly str and numbers to float."""
     if not isinstance(parts, Mapping):
         raise RewardError(
             f"reward {label!r} returned a Score whose parts are {type(parts).__name__}", remedy=PARTS_REMEDY
@@ -124,7 +124,7 @@ def _plain_parts(parts: Any, label: str) -> dict[str, float]:
 
 
 def _parts_problem(parts: Mapping[str, float]) -> str:
-    """Why these parts cannot be logged, where each name is part of every line of metrics; empty if they can."""
+    """Say why these parts cannot be logged (each name becomes part of every line of metrics); empty if they can."""
     if len(parts) > MAX_PARTS:
         return f"more than {MAX_PARTS} parts"
     for name in parts:

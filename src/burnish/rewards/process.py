@@ -20,7 +20,7 @@ from burnish.rewards.loading import RewardSpec
 from burnish.rewards.messages import Answer, read_answer
 from burnish.rewards.wire import MAX_ANSWER_BYTES, UnsendableError, decode_answer, encode_request
 
-_END_SECONDS = 15.0  # the supervisor usually takes milliseconds, and at most 11 seconds
+_END_SECONDS = 15.0  # the supervisor usually takes milliseconds, at most 11 seconds
 _GONE = -signal.SIGKILL
 _PID, _STATUS = 0, 1  # what the supervisor reports, in this order
 
@@ -72,14 +72,14 @@ class WorkerProcess(Correspondent):
         super().__init__(channel, MAX_ANSWER_BYTES)
 
     def send(self, message: Any) -> None:
-        """Send a request without waiting. `flush` sends the rest of what does not fit into the socket now.
+        """Send a request without waiting. `flush` sends what does not fit into the socket now.
 
         Raises RewardError if the request cannot be encoded. A dead worker is only noticed on reading.
         """
         self.post(_request(message))
 
     def receive(self) -> Iterator[Answer]:
-        """The answers that have arrived, without waiting. Raises GarbledError for anything that is not an answer."""
+        """Yield the answers that have arrived, without waiting. Raises GarbledError for anything else."""
         for data in self.arrived():
             yield read_answer(decode_answer(data))
 
@@ -107,7 +107,7 @@ class WorkerProcess(Correspondent):
         return self._status
 
     def exit_status(self) -> int:
-        """Exit status of a worker that has closed its end. Processes that it left behind are killed."""
+        """Return the exit status of a worker that has closed its end, and kill processes that it left behind."""
         self._reported(_STATUS, 1.0)
         return self.kill()
 
@@ -121,7 +121,7 @@ class WorkerProcess(Correspondent):
         return _GONE if status is None else status
 
     def _reported(self, report: int, seconds: float) -> int | None:
-        """A report of the supervisor: waits until it is there, and at most so many seconds. None if there is none."""
+        """Wait for a report of the supervisor, at most so many seconds. None if it does not arrive."""
         source = until(time.monotonic() + seconds, self._control)
         with contextlib.suppress(TimeoutError, EOFError):
             while len(self._reports) <= report:

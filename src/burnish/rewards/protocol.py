@@ -13,21 +13,20 @@ class RewardScorer(Protocol):
     """Scores responses. A failed one keeps `reward=None`, with a status and detail. It never becomes a silent 0."""
 
     def begin(self, items: Sequence[tuple[Prompt, Rollout]], *, idle_cores: bool = True) -> None:
-        """Start scoring these in the background, without waiting, if they can be scored one by one. Without idle cores
-        only with rewards that wait for others rather than compute.
+        """Start scoring these in the background, without waiting, if they can be scored one by one. Without idle cores,
+        only rewards that wait for others rather than compute are started.
 
-        It is called repeatedly while other responses are still being sampled, also with no items. Finally `score` is
-        called with all of them.
+        Called repeatedly while other responses are still being sampled, also with no items. Finally `score` is called
+        with all of them.
         """
         ...
 
     def score(self, items: Sequence[tuple[Prompt, Rollout]]) -> list[Rollout]:
-        """The rollouts in the same order with reward, reward_parts, token_rewards and status set."""
+        """Return the rollouts in the same order, with reward, reward_parts, token_rewards and status set."""
         ...
 
     def take_metrics(self) -> dict[str, Metric]:
-        """Failures by status and domain, and seconds spent, since the last call. Each number is handed over once: the
-        next call begins at 0."""
+        """Return failures by status and domain, and seconds spent, since the last call, and reset them."""
         ...
 
     def close(self) -> None:
@@ -39,6 +38,6 @@ class ScoringModels(Protocol):
     """The reward models of a run (`model:PATH`), in this process or in one of their own."""
 
     def begin(self, label: str, items: Sequence[tuple[Prompt, Rollout]]) -> Callable[[], list[Outcome]]:
-        """Let the model of the reward with this label score the responses. What is returned waits for the outcomes, one
-        per response, in order, and raises what scoring raises."""
+        """Start scoring the responses with the model of the reward of this label. The returned function waits for the
+        outcomes, one per response, in order, and raises the errors of scoring."""
         ...

@@ -15,7 +15,7 @@ class BuiltIn:
 
     `target` is `module:attribute`. `runs` says whether it needs a killable worker, as most do, or may run in the
     training process, because it is cheap and cannot hang; a `service` only waits for others, on a thread of the
-    training process, and its target are its options. `top_score` is its highest score, None if others set it.
+    training process, and its target is the class of its options. `top_score` is its highest score, None if not known.
     """
 
     target: str
@@ -34,7 +34,7 @@ class BuiltIn:
 
     @property
     def options(self) -> dict[str, str]:
-        """One line of help for each option, with its default unless the line says it."""
+        """One line of help for each option, with its default unless the line states it."""
         return {name: _help(parameter) for name, parameter in self.parameters().items()}
 
 
@@ -46,7 +46,7 @@ def _help(option: inspect.Parameter) -> str:
 
 
 def _default(value: Any) -> str:
-    """A default as a run file has it."""
+    """Write a default as in a run file."""
     if value is inspect.Parameter.empty:
         return "required"
     shown = f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value).lower().removesuffix(".0")

@@ -1,4 +1,4 @@
-"""From the rewards of a run file to plain specifications, checked as far as they can be without loading a reward."""
+"""Convert the rewards of a run file to plain specifications, checked as far as that needs no loaded reward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from burnish.config.schema import RewardConfig, SandboxConfig
 
 _LIMITED = {"code": 1.0 + START_SHARE, "command": 1.0}
-"""Built-in rewards that stop what they run after their option `seconds`, and how many times that they may take."""
+"""Built-in rewards that stop a program after their option `seconds` -> the multiple of it that they may take."""
 
 
 def spec_of(reward: RewardConfig) -> RewardSpec:
@@ -36,11 +36,11 @@ def spec_of(reward: RewardConfig) -> RewardSpec:
 
 
 def in_sandbox(spec: RewardSpec, sandbox: SandboxConfig) -> RewardSpec:
-    """The specification with the run's sandbox: its own options win, and it can read the token. Unchanged for a reward
-    that runs no programs."""
+    """Add the run's sandbox to a specification; its own options take precedence, and it can read the token. Unchanged
+    for a reward that runs no programs."""
     if spec.name != "code":
         return spec
-    # What a run file leaves out is left to the reward, so that one built in Python has the same defaults.
+    # Defaults come from the reward, not from the run file, so that a reward built in Python has the same ones.
     options = {**sandbox.model_dump(exclude_defaults=True), **spec.options}
     token = options.get("token_variable")
     variables = (*spec.environment, *((token,) if token is not None and token not in spec.environment else ()))
@@ -48,8 +48,9 @@ def in_sandbox(spec: RewardSpec, sandbox: SandboxConfig) -> RewardSpec:
 
 
 def specs_of(rewards: Sequence[RewardConfig], sandbox: SandboxConfig | None = None) -> list[RewardSpec]:
-    """One for each reward, with the run's sandbox. ConfigError for two with the same label, and for an `environment`
-    that has no effect or names a variable that is not set, or for `seconds` that `timeout_seconds` does not allow."""
+    """Make one specification for each reward, with the run's sandbox. ConfigError for a repeated label, an
+    `environment` that has no effect or names a variable that is not set, and `seconds` that `timeout_seconds` does not
+    allow."""
     labels = [reward.log_label for reward in rewards]
     for label, count in Counter(labels).items():
         if count > 1:
@@ -66,7 +67,7 @@ def specs_of(rewards: Sequence[RewardConfig], sandbox: SandboxConfig | None = No
 
 
 def _check_seconds(spec: RewardSpec) -> None:
-    """A program that is stopped has failed, but a reward that is stopped has no score: the first has to come first."""
+    """Check that the program times out before its reward: then the response has failed, and not the reward."""
     if spec.name not in _LIMITED:
         return
     seconds = spec.options.get("seconds", inspect.signature(find_reward(spec.name)).parameters["seconds"].default)

@@ -1,4 +1,4 @@
-"""When a response counts as solved, for accuracy, pass@k and maj@k, and for the gold check."""
+"""Criterion for a solved response, for accuracy, pass@k and maj@k, and for the gold check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_MEASURED = "accuracy, pass@k and maj@k are not measured"
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """The criterion: label of a reward, or `label/part`, to the lowest sufficient score, before weighting.
+    """The criterion: label of a reward, or `label/part` -> lowest sufficient score, before weighting.
 
     field: the path of the field that names the reward; empty if the criterion follows from the rewards.
     """
@@ -34,7 +34,7 @@ class Success:
     field: str = ""
 
     def solved(self, rollout: Rollout) -> bool | None:
-        """Whether every reward of the criterion that scored the response reaches its threshold.
+        """Return whether every reward of the criterion that scored the response reaches its threshold.
 
         None if that cannot be decided, because the response has no reward or none of the parts. A response whose reward
         failed and got `scoring.failure_score` is not solved.
@@ -48,8 +48,8 @@ class Success:
         return all(_reaches(score, least) for score, least in found) if found else None
 
     def check_parts(self, rollouts: Sequence[Rollout]) -> None:
-        """ConfigError if some responses were scored, but none has the part that the run file names. Rewards that it
-        does not name need not be for any of these responses."""
+        """Raise ConfigError if responses were scored, but none has the part that the run file names. Rewards that it
+        does not name need not score any of these responses."""
         if not self.field:
             return
         scored = [rollout for rollout in rollouts if rollout.status is RewardStatus.OK and rollout.reward is not None]
@@ -75,7 +75,7 @@ class Success:
 
 
 def full_marks(rewards: Sequence[RewardConfig], answer_labels: Sequence[str]) -> Success | None:
-    """The criterion that every reward that compares with the answer reaches its top score.
+    """The default criterion: every reward that compares with the answer reaches its top score.
 
     That score is declared for built-ins and 1 for a user's own reward. `answer_labels`: the rewards that compare with
     the answer (`ProcessRewardScorer.answer_labels`). A reward with a negative weight is a penalty and not part of the
@@ -98,10 +98,10 @@ def success_of(
     *,
     shared: bool = False,
 ) -> Success | None:
-    """What a run counts as solved: by `evaluation.success` and `success_score`, else by `full_marks`.
+    """The criterion of a run: `evaluation.success` and `success_score`, else `full_marks`.
 
-    path: from the name of a setting of the evaluation to where the run file has it, for messages. shared: the settings
-    are those of all domains, some of which they may have no effect on.
+    path: from the name of a setting of the evaluation to its path in the run file, for messages. shared: the settings
+    are for all domains, and may have no effect on some of them.
 
     None if `evaluation.success` is not set and no reward compares with the answer. Raises ConfigError for a threshold
     above the top score of a built-in reward, and for one that nothing is compared with.
@@ -126,7 +126,7 @@ def success_of(
 
 
 def success_of_domain(domain: DomainSettings, answer_labels: Sequence[str]) -> Success | None:
-    """`success_of` for one domain, whose evaluation may be its own in part."""
+    """`success_of` for one domain, which may override settings of the evaluation."""
     own = domain.own.evaluation.model_dump(exclude_none=True)
 
     def path(name: str) -> str:
@@ -137,7 +137,7 @@ def success_of_domain(domain: DomainSettings, answer_labels: Sequence[str]) -> S
 
 
 def why_not_measured(evaluation: RlEvaluationConfig) -> str:
-    """The line that a run without `Success` prints."""
+    """The line that a run without a criterion prints."""
     reason = "no reward compares with the answer"
     if evaluation.success_score is not None:
         reason += f", so evaluation.success_score {evaluation.success_score:g} has no effect"

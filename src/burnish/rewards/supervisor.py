@@ -1,6 +1,6 @@
 """The process between the training process and one worker. It starts the worker and cleans up everything after it.
 
-On Linux it adopts all descendants of the worker (as a child subreaper), even those that left its session or were forked
+On Linux it adopts all descendants of the worker (as a child subreaper), even if they left its session or were forked
 twice. It kills and reaps all of them when the worker ends, when the training process asks for it, or when the training
 process is gone, even by SIGKILL. On other systems it kills the worker's process group, which a descendant may have
 left.
@@ -65,7 +65,7 @@ def supervise(control: int, channel: int, trainer: int) -> NoReturn:
 
 
 def _become_worker(channel: int, output: int, supervisor: int) -> NoReturn:
-    """Runs in the fork: give it its own session, send its output to the pipe, and let it die with the supervisor."""
+    """Give the fork its own session, send its output to the pipe, let it die with the supervisor, and serve."""
     try:
         depend_on(supervisor)
         os.dup2(output, 1)

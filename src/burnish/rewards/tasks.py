@@ -1,4 +1,4 @@
-"""What workers are given: tasks of a few responses each, and the queue in which the tasks of one reward wait."""
+"""Work for the workers: tasks of a few responses each, and the queue of the tasks of one reward."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BEFORE_ALL = 0
 class Task:
     """Responses for one reward, given by its number: `items` are their numbers, `rows` their arguments.
 
-    A batched task has one set of arguments for all its items. One that is `alone` is not joined with others: its
-    response may be the one that has ended a worker.
+    A batched task has one set of arguments for all its items. A task that is `alone` is not joined with others, because
+    its response may be the one that crashed a worker.
     """
 
     reward: int
@@ -40,11 +40,11 @@ class Task:
 
 @dataclass(slots=True, eq=False)
 class TaskQueue:
-    """The waiting tasks of one reward, oldest first. Of two queues, that with the lower `age` has waited longer."""
+    """The waiting tasks of one reward, oldest first. Of two queues, the one with the lower `age` has waited longer."""
 
     reward: int
     responses: int = 0
-    """In all tasks together."""
+    """Number of responses in all tasks together."""
     _tasks: deque[tuple[int, Task]] = field(default_factory=deque)
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class TaskQueue:
 
     @property
     def age(self) -> int:
-        """That of the oldest task. There must be one."""
+        """Age of the oldest task. There must be one."""
         return self._tasks[0][0]
 
     def add(self, task: Task, age: int) -> None:
@@ -61,7 +61,7 @@ class TaskQueue:
         self.responses += len(task.items)
 
     def put_back(self, tasks: Iterable[Task]) -> None:
-        """Queue tasks before all others, in this order: they had been begun."""
+        """Queue tasks before all others, in this order, because they had already been started."""
         for task in reversed(list(tasks)):
             self._tasks.appendleft((BEFORE_ALL, task))
             self.responses += len(task.items)
@@ -73,7 +73,7 @@ class TaskQueue:
         return task
 
     def take_joined(self, count: int) -> Task:
-        """Remove the oldest `count` responses, as one task. Fewer if there are not as many, or if one is alone."""
+        """Remove the oldest `count` responses as one task; fewer if there are not as many, or one has to be alone."""
         if self._tasks[0][1].alone:
             return self.take()
         items: list[int] = []

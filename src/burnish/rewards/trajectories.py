@@ -1,4 +1,4 @@
-"""Conversations of several rows: a reward scores the row in which one ends, and the score counts for all of them."""
+"""Conversations of several rows: rewards score the last row, and its score counts for all of them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from burnish.types import FinishReason, Rollout
 
 
 def to_score(items: Iterable[Item]) -> list[Item]:
-    """The responses that rewards are to score. Not those whose environment has failed, of which there is nothing to
+    """Select the responses that rewards are to score: none of a failed environment, where there is nothing to
     score, nor conversations that go on in another row."""
     return [item for item in items if not is_lost(item[1]) and item[1].ends_in is None]
 
 
 def is_lost(rollout: Rollout) -> bool:
-    """Whether it is a conversation whose environment has failed."""
+    """Return whether the environment of the conversation has failed."""
     return rollout.finish_reason is FinishReason.FAILED
 
 
 def with_scores(items: Sequence[Item], scored: Iterable[Rollout]) -> list[Rollout]:
-    """All rollouts, with the results for those `to_score`, in their order. Token rewards are of the row that ends: the
-    others have its score."""
+    """Put the results for `to_score`, in their order, back among all rollouts. Earlier rows of a conversation get the
+    score of its last row, but no token rewards."""
     results = iter(scored)
     own = [rollout if is_lost(rollout) or rollout.ends_in is not None else next(results) for _, rollout in items]
     ends = {(rollout.group_id, rollout.sample_index): rollout for rollout in own if rollout.ends_in is None}

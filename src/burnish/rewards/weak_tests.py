@@ -1,4 +1,4 @@
-"""Rows that pay for nothing, found before training finds them."""
+"""Rows whose tests accept a trivial response, found before training exploits them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from burnish.types import Prompt
 
 @dataclass(frozen=True, slots=True)
 class WeakTests:
-    """A row that pays for a response that does nothing, and what that response does or is."""
+    """A row that gives a trivial response full score, and what that response is or does."""
 
     prompt_id: str
     response: str
 
 
 def find_weak_tests(prompts: Sequence[Prompt], scorer: RewardScorer, name: str, label: str) -> list[WeakTests]:
-    """Score responses that solve nothing with the reward of this label, and return those that get its best. name: which
-    built-in that reward is, of `TRIVIAL_RESPONSES`."""
+    """Score trivial responses with the reward of this label, and return the ones that get its best score. name: the
+    built-in that the reward is, a key of `TRIVIAL_RESPONSES`."""
     trivial = TRIVIAL_RESPONSES[name]
     tried = [(prompt, what, text) for prompt in prompts for what, text in trivial(prompt).items()]
     scored = scorer.score([(prompt, as_rollout(prompt, text, None)) for prompt, _, text in tried])
@@ -37,11 +37,11 @@ def find_weak_tests(prompts: Sequence[Prompt], scorer: RewardScorer, name: str, 
 def _programs(prompt: Prompt) -> dict[str, str]:
     try:
         task = task_of_row(prompt.columns, prompt.answer)
-    except NoScoreError:  # scoring the gold answer says so
+    except NoScoreError:  # reported when the gold answer is scored
         return {}
     if task is None:
         return {}
-    # In a block, so that an empty one is a program too and does not continue the row's beginning.
+    # In a block, so that an empty one is a program, too, and is not taken for the rest of the row's beginning.
     return {what: f"```python\n{code}```" for what, code in trivial_programs(task).items()}
 
 
@@ -53,4 +53,4 @@ TRIVIAL_RESPONSES: Mapping[str, Callable[[Prompt], dict[str, str]]] = {
     "code": _programs,
     "json_schema": _values,
 }
-"""By the name of a built-in reward: responses to a row that solve nothing, by what they do or are."""
+"""Name of a built-in reward -> function that gives trivial responses to a row, by what they are or do."""

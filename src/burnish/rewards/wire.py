@@ -46,7 +46,7 @@ def encode_request(message: Any) -> bytes:
 
 
 def decode_request(data: bytes) -> Any:
-    """The value that `encode_request` was given, from a frame without its length."""
+    """Restore the value given to `encode_request`, from a frame without its length."""
     text = data.decode("utf-8", "surrogatepass")
     # Without any tag the plain decoder is enough, and much faster.
     return _TAG_DECODER.decode(text) if '"$' in text else json.loads(text)
@@ -58,7 +58,7 @@ def encode_answer(message: list[Any]) -> bytes:
 
 
 def decode_answer(data: bytes) -> Any:
-    """The plain JSON values in a frame. GarbledError for anything else, including numbers that are not finite."""
+    """Decode the plain JSON value in a frame. GarbledError for anything else, including numbers that are not finite."""
     try:
         return _ANSWER_DECODER.decode(data.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
@@ -216,7 +216,7 @@ _TAGS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     complex: ("$complex", lambda v: [repr(v.real), repr(v.imag)], lambda parts: complex(*map(float, parts))),
     uuid.UUID: ("$uuid", str, uuid.UUID),
 }
-"""Types with the key that stands for each in JSON, how a value is written and how it is read."""
+"""Types -> their key in JSON, the function that writes a value, and the function that reads it."""
 
 _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (str, str.__str__),
@@ -225,7 +225,7 @@ _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (list, list),
     (tuple, tuple),
 )
-"""Types whose subclasses are sent as the type itself, and how to convert without calling the subclass's methods."""
+"""Types whose subclasses are sent as the type itself, with a conversion that calls no method of the subclass."""
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     **{tag: read for tag, _, read in _TAGS.values()},

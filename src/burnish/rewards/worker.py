@@ -27,7 +27,7 @@ from burnish.types import RewardStatus
 CHANNEL_CLOSED = 113
 """Exit status of a worker whose reward has closed the socket to the training process."""
 LOOP_BROKEN = 114
-"""Exit status of a worker whose asynchronous reward has stopped the shared event loop or cancelled others' tasks."""
+"""Exit status of a worker whose asynchronous reward has stopped the shared event loop or cancelled tasks of others."""
 
 _HIGH_DESCRIPTOR = 200  # safe from code that closes or writes to the first few descriptors
 

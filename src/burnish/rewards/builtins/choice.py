@@ -1,4 +1,4 @@
-"""Multiple choice: which option a response states last, by its label or by its text."""
+"""Multiple choice: the option that a response states last, by its label or by its text."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _CONCLUSION = (
     r"(?:(?:so|thus|therefore|hence|then|finally|it'?s|it\sis|i\s(?:choose|pick|select)|(?:my\s)?final\sanswer"
     rf"|{_HEDGES}|the|correct|option|choice|letter|answer)\b[\s:,*_]{{1,6}}){{0,5}}"
 )
-# What may follow a name of one or more words that is not the beginning of a longer one.
+# What may follow a name of one or more words, unless a longer name goes on there.
 _ENDS = (
     r"(?!['’]?\w)(?![.,:/^]?\d)(?!\s?%)"
     r"(?!\s{1,3}(?!(?:because|since|as|which|and|or|so|but|not|rather|with|for|if|by|due|based|given|from|is|instead"
     r"|in|here|[A-Z])\b)\w)"
 )
-# What joins names into a list. The full stop is not among it: names after it belong to the next sentence, which says
-# why the others are wrong more often than not.
+# What joins names into a list. The full stop is not included: names after it belong to the next sentence, which more
+# often than not says why the others are wrong.
 _CLOSING = r"[*_\"'`”’)\]}\s]"
 _JOINED = r"\b(?:or|and|to|through|maybe|perhaps|possibly|alternatively|also|even|option|choice|either)\b|[,/&]"
 _VERB = rf"{_CLOSING}{{1,8}}(?:is|are|was|were|isn['’]t|aren['’]t|wasn['’]t|weren['’]t)\b"
-# Before `B is right`: B is one of those of which it is denied or not said. A new clause may say so again.
+# Before `B is right`: words by which that is denied or left open. A new clause may state it again.
 _NOT_SAID = re.compile(
     r"(?:\b(?:none|neither|nor|not|never|if|unless|whether)|n['’]t)\b"
     r"(?:(?!\b(?:so|but|then|thus|hence|therefore)\b)[^.,;:!?\n]){0,60}\Z",
@@ -61,7 +61,7 @@ class Choice:
     """1 if the option that the response states last is the right one, else 0; None (missing) for a row without options
     or without an answer. The part `stated` says whether the response states one option at all.
 
-    column: the one with the options; by default `choices` or `options`. They are in the order of the prompt.
+    column: the column with the options; by default `choices` or `options`. They are in the order of the prompt.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ def stated_option(response: str, question: Question) -> int | None:
 
 
 class _Reader:
-    """Finds the options of one question in texts. What a text names is a set of their positions."""
+    """Finds the options of one question in texts, as sets of their positions."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
@@ -117,16 +117,16 @@ class _Reader:
         )
 
     def statements(self, text: str) -> list[str]:
-        """What the text says the answer is, in the order of the text."""
+        """Find all statements of the answer, in the order of the text."""
         patterns = (_PHRASE, _CHOOSE, _HASH, _TAG, _BOX)
         found = [match for kind in patterns for match in kind.finditer(text)]
         found += [match for match in self._right.finditer(text) if not self._is_denied(text, match.start())]
         return [match["content"] for match in sorted(found, key=lambda match: match.start("content"))]
 
     def named(self, content: str) -> set[int] | None:
-        """The options that a statement names at its beginning, as in `B`, `(B) Paris`, `clearly B` or `B or C`. Empty
-        if it says what the answer is not, None if it is about something else. Names of which something is said, as in
-        `B, because A and C are wrong`, are not part of it."""
+        """Find the options that a statement names at its beginning, as in `B`, `(B) Paris`, `clearly B` or `B or C`.
+        Empty if it says what the answer is not, None if it is about something else. Names that are the subject of a
+        clause, as in `B, because A and C are wrong`, do not count."""
         whole = self._whole.fullmatch(content)
         if whole:
             return self._positions(whole["name"])
@@ -144,8 +144,8 @@ class _Reader:
         return found
 
     def concluded(self, text: str) -> set[int]:
-        """What the last line names, if it holds nothing but an option. Lines above it that do the same are a list of
-        options, which counts for nothing, unless they have texts and the last one is a label alone."""
+        """Return the option in the last line, if it holds nothing else. Lines of that kind above it make it a list of
+        options, which states no answer, unless they have texts and the last one is a label alone."""
         lines = [line for line in text.splitlines() if line.strip()]
         if not lines or (last := self._line.fullmatch(lines[-1])) is None:
             return set()
@@ -155,13 +155,13 @@ class _Reader:
         return set().union(*(self._named_in_line(match) for match in counted))
 
     def only(self, found: set[int]) -> int | None:
-        """The one option of a set; of several that read alike, the right one if it is among them."""
+        """Reduce a set to one option: of several with the same text, the right one if possible. None otherwise."""
         if len({self._question.texts[index] for index in found}) != 1:
             return None
         return self._question.gold if self._question.gold in found else min(found)
 
     def _is_denied(self, text: str, start: int) -> bool:
-        """Whether what `is right` here is the end of a list, as in `none of A, C, D is right`, or denied."""
+        """Return whether `is right` is denied here, or its subject ends a list, as in `none of A, C, D is right`."""
         before = text[max(0, start - _BEFORE) : start]
         return bool(_NOT_SAID.search(before) or self._in_list.search(before))
 
@@ -169,8 +169,8 @@ class _Reader:
         return self._positions(match["name"]) | (self._positions(match["text"]) if match["text"] else set())
 
     def _positions(self, name: str) -> set[int]:
-        """The option with this label, else those with this text: as it is, or else in upper or lower case. None for
-        letters that regular expressions take for the same and Unicode's folding does not: `Parıs`."""
+        """Find the option with this label, else the options with this text: exactly, or else regardless of case. Empty
+        for letters that regular expressions take for equal and Unicode's case folding does not: `Parıs`."""
         labels, texts = self._question.labels, self._question.texts
         if name in labels:
             return {labels.index(name)}
@@ -188,7 +188,7 @@ def _any_of(texts: Sequence[str], but: Sequence[str]) -> str:
 
 
 def _labels(labels: Sequence[str]) -> str:
-    """A pattern for these labels. Those that are words or numbers as well may not begin anything longer: `A dog`."""
+    """A pattern for these labels. A label that is also a word or a number may not begin a longer phrase: `A dog`."""
     return "|".join(
         re.escape(label) + (_ENDS if label in "AI" or label.isdigit() else r"(?!['’]?\w)") for label in labels
     )

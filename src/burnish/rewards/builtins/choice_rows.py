@@ -30,9 +30,9 @@ class Question:
 
 
 def question_of_row(columns: Mapping[str, Any], answer: Any, column: str | None = None) -> Question | None:
-    """The question of a row; None if it has no options or no answer. NoScoreError for those that cannot be read.
+    """Read the question of a row; None if it has no options or no answer. NoScoreError if they cannot be read.
 
-    column: the one with the options; by default `choices` or `options`.
+    column: the column with the options; by default `choices` or `options`.
     """
     name, value = first_column(columns, OPTION_COLUMNS if column is None else (column,))
     if value is None or answer is None or answer == "":
@@ -46,7 +46,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _options(value: Any, column: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Labels and texts."""
+    """Labels and texts of the options."""
     if isinstance(value, Mapping) and isinstance(value.get("text"), (list, tuple)):
         labels, texts = value.get("label"), _texts(value["text"], column)
         labels = _letters(len(texts), column) if labels is None else _texts(labels, column)
@@ -61,7 +61,7 @@ def _options(value: Any, column: str) -> tuple[tuple[str, ...], tuple[str, ...]]
     labels = tuple(label.upper() for label in labels)
     if len(labels) != len(texts) or len(set(labels)) != len(labels) or len(texts) < 2:
         raise NoScoreError(f"column {column!r} needs two or more options, each with a label of its own")
-    if not any(texts):  # all would read alike, and every answer be right
+    if not any(texts):  # all would read alike, and every answer would be right
         raise NoScoreError(f"all options in the column {column!r} are empty; give them their texts")
     return labels, texts
 

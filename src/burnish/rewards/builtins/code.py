@@ -29,9 +29,10 @@ class Code:
 
     seconds: for all tests of a response together. It has to be less than two thirds of the reward's `timeout_seconds`:
     a program that never ends has failed, and a reward that never ends has no score. tier: `auto` is the strongest tier
-    of the sandbox that confines programs here and holds; see `burnish sandbox`. url: of a server that runs the programs
-    instead, with the token in the environment variable `token_variable`. grade: `shared` lets a server that only runs
-    programs test functions in the candidate's process; the part `shared` of a score says whether it did.
+    of the sandbox that confines programs here and withstands its attacks; see `burnish sandbox`. url: of a server that
+    runs the programs instead, with the token in the environment variable `token_variable`. grade: `shared` lets a
+    server that only runs programs test functions in the candidate's process; the part `shared` of a score says whether
+    it did.
     """
 
     def __init__(
@@ -104,10 +105,10 @@ def _open(tier: str, url: str | None, token_variable: str | None, grade: Grade, 
 
 
 def program(response: str, task: Task) -> str:
-    """The code that a response means, after its thoughts: its last block marked as Python that defines what the tests
-    call, else its last such block, else the same of blocks that are not marked, else the whole response. Code
-    that does not define it is the rest of the row's beginning of a program: as it is written or, if that does not
-    compile, indented as the body of the last function there."""
+    """Extract the program of a response, after its thoughts: its last block marked as Python that defines what the
+    tests call, else its last such block, else the same of blocks that are not marked, else the whole response. Code
+    that does not define it continues the row's beginning of a program: as it is written or, if that does not compile,
+    indented as the body of the last function there."""
     text = after_thoughts(response)
     found = fenced_blocks(text)
     marked = [block for language, block in found if language in _PYTHON]
@@ -122,7 +123,7 @@ def program(response: str, task: Task) -> str:
 
 
 def joined(header: str, code: str) -> str:
-    """The code below a header, with its imports from the future above both, where they have to be."""
+    """Put the header above the code, but below the code's `from __future__` imports, which have to come first."""
     if not header:
         return code
     return "".join(_FUTURE.findall(code)) + header + _FUTURE.sub("", code)

@@ -1,4 +1,4 @@
-"""The tests of a row with a programming task, in the layouts of the data sets that hold such tasks.
+"""Tests of a row with a programming task, in the layouts of common data sets.
 
 Recognised by their columns: HumanEval (`test`, `entry_point`, `prompt`), MBPP (`test_list`, `test_setup_code` or
 `test_imports`), APPS and TACO (`input_output`), LiveCodeBench (`public_test_cases`, `private_test_cases`, `metadata`),
@@ -27,7 +27,7 @@ from heapq import *
 from bisect import *
 import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys
 """
-"""What sites with such tasks import before the solution, so that those written for them rely on it."""
+"""Imports that sites with such tasks put in front of a solution, so that solutions written for them rely on it."""
 Job = FunctionTests | AssertTests | ProgramTests
 
 
@@ -47,8 +47,8 @@ _DO_NOTHING = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """make: the job that tests a program. entry: what its tests call, if that is known. beginning: what a response may
-    continue. header: what of it any program may use, such as imports."""
+    """make: the job that tests a program. entry: name that the tests call, if it is known. beginning: code that a
+    response may continue. header: code that any program may use, such as imports."""
 
     make: Callable[[str], Job]
     entry: str | None = None
@@ -56,7 +56,7 @@ class Task:
     header: str = ""
 
     def is_defined_in(self, code: str) -> bool:
-        """Whether the code defines what the tests call; True if nobody knows its name."""
+        """Return whether the code defines what the tests call; True if its name is not known."""
         if self.entry is None:
             return True
         name, tree = self.entry.rpartition(".")[2], _parsed(code)
@@ -66,7 +66,7 @@ class Task:
 
 
 def trivial_programs(task: Task) -> dict[str, str]:
-    """Programs that solve no task, by what they do. Tests that one of them passes are weak."""
+    """Programs that solve no task, by what they do. Tests are weak if one of them passes."""
     found = {"is empty": ""}
     job = task.make("")
     called = _called_names(job.texts) if isinstance(job, AssertTests) else set()
@@ -137,7 +137,7 @@ def _mbpp(columns: Mapping[str, Any]) -> Task:
 
 
 def _called(texts: Sequence[str], solution: Any) -> str | None:
-    """The function of the solution that the tests call. It may be called as a builtin is, such as `sum`."""
+    """Name of the solution's function that the tests call. It may also be the name of a builtin, such as `sum`."""
     try:
         defined = {node.name for node in ast.parse(solution or "").body if isinstance(node, ast.FunctionDef)}
         called = [node.id for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
@@ -155,8 +155,8 @@ def _first_whole(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _whole_keys(value: Any) -> Any:
-    """JSON has made texts of the numbers that are keys of a dictionary. APPS undoes that for the first argument, the
-    result, and the first element of a result."""
+    """Turn keys of a dictionary back into whole numbers, which JSON made texts. APPS does so for the first argument,
+    the result, and the first element of a result."""
     try:
         return {int(key): one for key, one in value.items()} if isinstance(value, dict) else value
     except ValueError:
@@ -164,7 +164,7 @@ def _whole_keys(value: Any) -> Any:
 
 
 def _inputs_and_outputs(held: Any) -> Task:
-    """APPS, TACO, verl: a function's name makes calls of the inputs, and none standard input."""
+    """Read tests of APPS, TACO and verl: with a function's name, inputs are its arguments, else standard input."""
     if not isinstance(held, dict):
         raise NoScoreError("tests with inputs and outputs have to be an object with these two names")
     if held.get("assert_case"):
@@ -203,7 +203,7 @@ def _live_code_bench(columns: Mapping[str, Any]) -> Task:
 
 
 def _listed(rows: Any, column: str) -> Task:
-    """A list of objects, each an assertion or an input with its output."""
+    """Read a list of objects, each an assertion or an input with its output."""
     rows = _objects(rows, column)
     texts = tuple(str(row["assert_code"]) for row in rows if row.get("assert_code"))
     if texts:
@@ -266,7 +266,7 @@ def _json_or_text(line: str) -> Any:
 
 
 def is_program(text: str) -> bool:
-    """Whether Python compiles it, which also refuses what only parses, such as a `return` outside of functions."""
+    """Return whether Python compiles it, which also refuses code that only parses, such as a `return` at top level."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -288,7 +288,7 @@ def _parsed(text: str) -> ast.Module | None:
 
 
 def _definitions(tree: ast.Module) -> set[str]:
-    """Names that a program gives something to at its top, or in a class `Solution`; no functions without a body."""
+    """Names that a program binds at top level, or in a class `Solution`; functions without a body do not count."""
     found: set[str] = set()
     for node in tree.body:
         match node:
@@ -309,6 +309,6 @@ def _definitions(tree: ast.Module) -> set[str]:
 
 
 def _before(entry: str, beginning: str) -> str:
-    """The lines before the definition of the function that is asked for."""
+    """The lines before the definition of the requested function."""
     found = re.search(rf"^def[ \t]+{re.escape(entry)}\b", beginning, re.MULTILINE)
     return beginning[: found.start()] if found else ""

@@ -1,4 +1,4 @@
-"""A program of the user's that judges responses: a proof checker, a linter, a compiler."""
+"""Responses judged by a program of the user: a proof checker, a linter, a compiler."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Command:
     `score: stdout` its last line of standard output is the score, at most 1, and its status has to be 0. Any other end
     is an error and no score: another status, a signal, no number.
 
-    argv: the program and its arguments, which no shell reads. It gets the response as standard input, or in a file
-    whose path replaces `{file}`. `{row}` is the path of a JSON file with `response`, `answer`, `prompt` and `columns`,
+    argv: the program and its arguments, run without a shell. It gets the response as standard input, or in a file whose
+    path replaces `{file}`. `{row}` is the path of a JSON file with `response`, `answer`, `prompt` and `columns`,
     `{here}` the folder in which the run was started. It never gets any text of a response as an argument.
 
-    suffix: of the file's name. folder: in which it runs; by default one of its own that is removed afterwards.
-    seconds: of the clock, less than `timeout_seconds`. too_slow: whether a program that takes longer is an `error`, or
-    the response `wrong`. memory_mb: address space of each of its processes; no limit by default, because some programs
-    reserve far more than they use. output_mb: of each file that it writes, standard output too.
+    suffix: of the file's name. folder: working directory; by default a new one that is removed afterwards. seconds:
+    wall time, less than `timeout_seconds`. too_slow: whether a program that takes longer is an `error`, or the response
+    `wrong`. memory_mb: address space of each of its processes; no limit by default, because some programs reserve far
+    more than they use. output_mb: size of each file that it writes, standard output too.
 
-    Nothing confines the program: it can do all that a reward can (`environment` says which variables it sees).
+    The program is not confined: it can do all that a reward can (`environment` names the variables that it sees).
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Command:
 
     def __call__(self, response: str, answer: Any = None, prompt: str | None = None, **columns: Any) -> float:
         row = {"response": response, "answer": answer, "prompt": prompt, "columns": columns}
-        # Processes that left the group may still be writing there: that fails nothing.
+        # Processes that left the group may still be writing there, which is no error.
         with tempfile.TemporaryDirectory(prefix="burnish-command-", ignore_cleanup_errors=True) as own:
             status = self._run(Path(own), row)
             if status is None and self._slow_is_wrong:
@@ -100,7 +100,7 @@ class Command:
         raise NoScoreError(f"{self._argv[0]} {how}, which is not a verdict{_quoted(said)}")
 
     def _run(self, own: Path, row: dict[str, Any]) -> int | None:
-        """Exit status, or minus the signal; None if it took too long. Its process group is ended in any case."""
+        """Run the program and end its process group. Returns its status, or minus the signal; None if too slow."""
         work = own / "work"
         work.mkdir()
         file = own / f"response{self._suffix}"
@@ -134,7 +134,7 @@ class Command:
 
 
 def _checked(argv: Any) -> list[str]:
-    """The arguments with the program's path, and `{here}` filled in."""
+    """Check the arguments, resolve the program's path, and fill in `{here}`."""
     if not isinstance(argv, (list, tuple)) or not argv or not all(isinstance(one, str) and one for one in argv):
         raise ConfigError(
             f"option argv of reward 'command' is {argv!r}",

@@ -1,4 +1,4 @@
-"""The reward that the environment of a conversation pays itself."""
+"""The reward that the environment of a conversation itself gives."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from burnish.types import Score
 
 
 class Environment:
-    """What the environment paid for the conversation; None (missing) if it pays nothing.
+    """The environment's reward for the conversation; None (missing) if it gives none.
 
-    With `by_turn`, each turn's own reward is placed on the last token of that turn, and what is left of the whole on
-    the last token of the response, so that estimators of tokens or turns see when it was earned.
+    With `by_turn`, each turn's own reward is placed on the last token of that turn, and the rest of the total on
+    the last token of the last turn, so that estimators by token or turn see when it was earned.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The 25 verifiable instructions of IFEval (Zhou et al. 2023, https://arxiv.org/abs/2311.07911, table 1).
 
-Names and arguments are those of its data set. Verdicts are those of its published checkers except where they crash, pay
-for nothing, or need a download; docs/rewards.md lists the differences.
+Names and arguments are as in its data set. Verdicts agree with its published checkers except where those crash, accept
+an answer without content, or need a download; docs/rewards.md lists the differences.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """follows: says whether a response follows it, given the arguments by name. arguments: what reads each of them."""
+    """follows: whether a response follows it, given the arguments by name. arguments: name -> reading function."""
 
     follows: Callable[..., bool]
     arguments: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
     def bound(self, name: str, given: Mapping[str, Any] | None) -> Callable[[str], bool]:
-        """The check of one row. NoScoreError for arguments that are missing, wrong or unknown; None means not given."""
+        """Bind the arguments of a row. NoScoreError for missing, wrong or unknown ones; None counts as not given."""
         left = {key: value for key, value in (given or {}).items() if value is not None}
         arguments = {}
         for key, read in self.arguments.items():
@@ -47,7 +47,7 @@ class Instruction:
 
 
 def instruction_named(name: Any) -> Instruction:
-    """NoScoreError for a name that is none of the 25."""
+    """Look up an instruction. NoScoreError for a name that is none of the 25."""
     if name not in INSTRUCTIONS:
         near = nearest(str(name), INSTRUCTIONS)
         raise NoScoreError(f"there is no instruction {name!r}" + (f"; did you mean {near!r}?" if near else ""))
@@ -55,7 +55,7 @@ def instruction_named(name: Any) -> Instruction:
 
 
 def _count(value: Any) -> int:
-    """Parquet files with an empty value turn whole numbers into floats."""
+    """Read a count, also as a float: columns with a missing value turn whole numbers into floats."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 0:
         raise ValueError(f"{value!r} is not a count")
     return int(value)
@@ -116,7 +116,7 @@ def _sentences(response: str, num_sentences: int, relation: str) -> bool:
 
 
 def _paragraphs(response: str, num_paragraphs: int) -> bool:
-    """Between lines of three asterisks."""
+    """Paragraphs separated by lines of three asterisks."""
     parts = re.split(r"\s?\*\*\*\s?", response)
     return all(part.strip() for part in parts[1:-1]) and sum(bool(part.strip()) for part in parts) == num_paragraphs
 
@@ -126,7 +126,7 @@ def _words(response: str, num_words: int, relation: str) -> bool:
 
 
 def _first_word(response: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Of the nth of the paragraphs between two line ends."""
+    """First word of the nth paragraph, where paragraphs are separated by blank lines."""
     paragraphs = response.split("\n\n")
     count = sum(bool(paragraph.strip()) for paragraph in paragraphs)
     if count != num_paragraphs or not 1 <= nth_paragraph <= count or not paragraphs[nth_paragraph - 1].strip():
@@ -136,7 +136,7 @@ def _first_word(response: str, num_paragraphs: int, nth_paragraph: int, first_wo
 
 
 def _placeholders(response: str, num_placeholders: int) -> bool:
-    # A bracket without its end is found, too, so that what follows it is not searched once for each bracket in it.
+    # An open bracket is matched, too, so that the text after it is not searched again for each bracket in it.
     return sum(map(bool, re.findall(r"\[[^\]\n]*+(\]?)", response))) >= num_placeholders
 
 
@@ -174,12 +174,12 @@ def _json_format(response: str) -> bool:
 
 
 def _title(response: str) -> bool:
-    """Between the first `<<` and the last `>>` of a line."""
+    """A title between the first `<<` and the last `>>` of a line."""
     return any(line.partition("<<")[2].rpartition(">>")[0].strip("<> \t") for line in response.split("\n"))
 
 
 def _two_responses(response: str) -> bool:
-    """Between six asterisks, and not the same twice."""
+    """Two different responses separated by six asterisks."""
     parts = [part.strip() for part in response.split("******")]
     given = [part for part in parts if part]
     return all(parts[1:-1]) and len(given) == 2 and given[0] != given[1]
@@ -215,7 +215,7 @@ def _no_comma(response: str) -> bool:
 
 
 def _is_in(response: str, language: str) -> bool:
-    """Whether the text is in this language. A text without any, such as numbers, is in none."""
+    """Return whether the text is in this language. Text without words, such as numbers, is in none."""
     langdetect = _langdetect()
     try:
         found = langdetect.detect(response)
@@ -240,7 +240,7 @@ def _langdetect() -> Any:
             remedy="pip install 'burnish[instructions]', or leave out the rows that name a language, english_capital "
             "or english_lowercase",
         ) from error
-    langdetect.DetectorFactory.seed = 0  # else the same text may have another language the next time
+    langdetect.DetectorFactory.seed = 0  # else the same text may get another language the next time
     return langdetect
 
 

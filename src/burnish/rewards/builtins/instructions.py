@@ -1,4 +1,4 @@
-"""Whether a response follows the verifiable instructions of its row (IFEval, https://arxiv.org/abs/2311.07911)."""
+"""Checks of the verifiable instructions of a row (IFEval, https://arxiv.org/abs/2311.07911)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _checks(names: Any, kwargs: Any) -> list[Callable[[str], bool]]:
 
 
 def _follows(check: Callable[[str], bool], texts: Sequence[str]) -> bool:
-    """Whether one of these texts does. One without a word of its own follows nothing."""
+    """Return whether one of these texts passes the check. A blank text follows nothing."""
     return any(check(text) for text in texts if text.strip())
 
 

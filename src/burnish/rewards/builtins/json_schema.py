@@ -22,7 +22,7 @@ class JsonSchema:
     """1 if the JSON of the response is valid against the schema, else 0, with the parts `parses` and `valid`. None
     (missing) for a row without a schema.
 
-    schema: for rows without one of their own, an object or JSON text. column: the one with the schema; by default
+    schema: default for rows without one, an object or JSON text. column: the column with the schema; by default
     `json_schema` or `schema`. whole: the response after its thoughts has to be JSON and nothing else; otherwise its
     last block marked as JSON counts, else its last block that is not marked, else all of it.
     """
@@ -34,7 +34,7 @@ class JsonSchema:
         whole: Annotated[bool, "the whole response has to be JSON, without a block or a word around it"] = False,
     ) -> None:
         try:
-            import jsonschema  # noqa: F401  said here, before anything is sampled
+            import jsonschema  # noqa: F401  reported here, before anything is sampled
         except ImportError as error:
             raise RewardError(
                 "reward 'json_schema' needs the package jsonschema", remedy="pip install 'burnish[json-schema]'"
@@ -60,11 +60,11 @@ class JsonSchema:
         return Score(valid, {"parses": 1.0, "valid": valid})
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value is valid against the schema of the option."""
+        """Return whether a value is valid against the schema of the option."""
         return _is_valid(_validator(_canonical(self._schema, "schema")), value, "schema")
 
     def _found(self, columns: dict[str, Any]) -> tuple[str, Any]:
-        """The schema, and where it is. `{}` and `true` are schemas, which anything is valid against."""
+        """Find the schema and its column. `{}` and `true` are schemas as well, which accept everything."""
         for name in self._columns:
             if columns.get(name) is not None and columns[name] != "":
                 return name, columns[name]
@@ -100,7 +100,7 @@ def _canonical(schema: Any, column: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _validator(text: str) -> Any:
-    """A validator for a schema that has been checked, references included. NoScoreError for one that is wrong."""
+    """Check a schema, including its references, and return its validator. NoScoreError for an invalid schema."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import extend, validator_for
@@ -116,7 +116,7 @@ def _validator(text: str) -> Any:
         place = "/".join(map(str, error.absolute_path))
         raise NoScoreError(f"the schema is wrong{' at ' + place if place else ''}: {error.message:.300}") from error
     _check_references(schema, kind.META_SCHEMA["$schema"])
-    # Below a `$schema` the library goes back to its own class.
+    # With a `$schema`, the library would replace our extended class by its own.
     if isinstance(schema, dict):
         schema.pop("$schema", None)
     # With this registry a reference leads to the schema itself or to the specification; nothing is fetched.
@@ -124,7 +124,7 @@ def _validator(text: str) -> Any:
 
 
 def _unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
-    """`uniqueItems` in the time that it takes to write the array down; the library compares each pair of objects."""
+    """`uniqueItems` in about the time of writing the array as JSON; the library compares each pair of objects."""
     from jsonschema.exceptions import ValidationError
 
     if wanted is True and isinstance(instance, list) and len(set(map(_as_text, instance))) < len(instance):
@@ -132,7 +132,7 @@ def _unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> It
 
 
 def _as_text(value: Any) -> str:
-    """Equal for values that JSON Schema takes for equal: 1 and 1.0, objects in any order, but not 1 and true."""
+    """Canonical text: equal for 1 and 1.0 and for any order of keys, as in JSON Schema, but not for 1 and true."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{json.dumps(name)}:{_as_text(value[name])}" for name in sorted(value)) + "}"
     if isinstance(value, list):
@@ -143,7 +143,7 @@ def _as_text(value: Any) -> str:
 
 
 def _check_references(schema: Any, specification: str) -> None:
-    """NoScoreError for a reference that leads nowhere, even one that no response reaches."""
+    """Raise NoScoreError for a reference that cannot be resolved, even if no response reaches it."""
     from jsonschema_specifications import REGISTRY
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import specification_with

@@ -33,7 +33,7 @@ _IN_CHINESE = re.compile(rf"[{''.join([*_DIGITS, *_POWERS])}万]+")
 
 
 def leading_number(text: str) -> tuple[Fraction, str] | None:
-    """The number that a text begins with in words, and the rest of the text; None if it begins with none."""
+    """Read the number in words at the beginning of a text; returns it and the rest, or None if there is none."""
     half = _HALF_OF.match(text)
     if half is not None:  # `half a million`, `half a cup`
         number, unit = _english(text[half.end() :]) or (1, re.sub(r"^an? ", "", text[half.end() :]))
@@ -64,7 +64,7 @@ def _of_english(words: str) -> int:
         elif word == "hundred":
             below_thousand *= 100
         else:
-            below_thousand += _COUNTS.get(word, 0)  # `and` counts nothing
+            below_thousand += _COUNTS.get(word, 0)  # `and` adds nothing
     return total + below_thousand
 
 

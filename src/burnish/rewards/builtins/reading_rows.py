@@ -1,4 +1,4 @@
-"""What built-in rewards read from rows, responses and options, and their errors."""
+"""Reading of rows, responses and options for built-in rewards, and their errors."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from burnish.words import did_you_mean
 _END_OF_THOUGHTS = "</think>"
 # At the beginning of a line: a program or a text may mention the tag.
 _OPEN_THOUGHTS = re.compile(r"^[ \t]*+<think>", re.MULTILINE)
-# The closing fence is not indented deeper than the opening one, so that one inside a docstring does not end the block,
-# and no word touches it. Repeats are possessive, so that a long line takes no quadratic time.
+# The closing fence is not indented deeper than the opening one, so that a fence inside a docstring does not end the
+# block, and no word touches it. Repeats are possessive, so that a long line does not take quadratic time.
 _FENCE = re.compile(
     r"^([ \t]*+)```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^(?!\1[ \t])[ \t]*+```(?=\s|\Z)|\Z)", re.DOTALL | re.MULTILINE
 )
 
 
 class NoScoreError(Exception):
-    """A built-in reward has no score for this response: columns of its row cannot be used, or what judges it gave no
-    verdict. The response fails; the run goes on, and counts it."""
+    """A built-in reward has no score for this response: columns of its row cannot be used, or the program or sandbox
+    that judges it gave no verdict. The response fails; the run goes on, and counts it."""
 
 
 def check_word(reward: str, option: str, value: str, known: Sequence[str]) -> None:
-    """ConfigError for a value of an option that is none of these words."""
+    """Raise ConfigError for a value of an option that is none of these words."""
     if value not in known:
         remedy = did_you_mean(str(value), known, f"use {', '.join(known)}")
         raise ConfigError(f"option {option} of reward {reward!r} is {value!r}", remedy=remedy)
 
 
 def check_positive(reward: str, **amounts: float) -> None:
-    """ConfigError for an option that has to be a number above 0 and is not."""
+    """Raise ConfigError for an option that is not a number above 0."""
     for option, amount in amounts.items():
         if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not amount > 0:
             raise ConfigError(f"option {option} of reward {reward!r} is {amount!r}", remedy="use a number above 0")
@@ -59,8 +59,8 @@ def parsed(value: Any, column: str) -> Any:
 
 
 def after_thoughts(response: str) -> str:
-    """The response without what comes before the last `</think>`; empty if it begins to think after that, and does not
-    end: it was cut off before it said anything."""
+    """Return the response after its last `</think>`; empty if another thought begins there and does not end, because
+    the response was then cut off before it said anything."""
     said = response.rpartition(_END_OF_THOUGHTS)[2]
     return "" if _OPEN_THOUGHTS.search(said) else said
 

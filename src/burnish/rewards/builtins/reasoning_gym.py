@@ -17,10 +17,10 @@ _EXTRACT = ("auto", "tags", "all")
 
 
 class ReasoningGym:
-    """What the task of a row gives for the answer in a response, usually 0 to 1. None (missing) for a row that is not
-    from a source with `reasoning_gym`.
+    """The score of the row's own task for the answer in a response, usually 0 to 1. None (missing) for a row that is
+    not from a source with `reasoning_gym`.
 
-    A response on which the task's own function raises gets 0, and counts in the part `raised`. allow: names of tasks
+    A response that makes the task's function raise gets 0, and counts in the part `raised`. allow: names of tasks
     whose scores are unsound (`burnish.config.names.UNSOUND_PUZZLES`); a row of any other such task is an error.
     """
 
@@ -71,8 +71,8 @@ class ReasoningGym:
 
 
 def answer_of(response: str, extract: str) -> str | None:
-    """The answer in a response: after its thoughts, what is in its last `<answer>` tags, or all of it. None if it has
-    not ended its thoughts, has no tags where they are asked for, or says nothing."""
+    """Extract the answer of a response: after its thoughts, the content of its last `<answer>` tags, or all of it. None
+    if it has not ended its thoughts, lacks tags that are required, or is blank."""
     said = after_thoughts(response)
     found = _TAGS.findall(said) if extract != "all" else []
     if extract == "tags" and not found:

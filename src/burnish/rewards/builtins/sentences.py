@@ -1,4 +1,4 @@
-"""Where English sentences and words end, by rules alone: no model, no download."""
+"""Boundaries of English sentences and words, by rules alone: no model, no download."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _BEFORE_NUMBERS = {
     "no", "nos", "vol", "fig", "eq", "p", "pp", "ch", "sec", "jan", "feb", "aug", "sept", "oct", "nov", "dec"
 }
 # fmt: on
-# These end a sentence as often as not: the case of the next letter decides, as after letters such as those of e.g.
+# These end a sentence as often as not: the case of the next letter decides, as after e.g. and other single letters.
 _EITHER = {"etc", "al", "cf", "inc", "ltd", "co", "corp", "jr", "sr", "approx", "dept", "est"}
-# From the first mark of a run, and never again from a later one: a thousand dots take no longer than a thousand words.
+# Matches only from the first mark of a run, so that a thousand dots take no longer than a thousand words.
 _END = re.compile(r"(?<![.!?…])(?P<mark>[.!?…]++)[\"'”’»)\]*_]*+(?=\s|$)|[。！？]+[”’」』）]*")
 _WORD = re.compile(r"\w")
 _WORD_BEFORE = re.compile(r"[^\s\"'“‘(\[]*$")
@@ -26,8 +26,8 @@ _CONTRACTION = re.compile(r"(?i)(?<=\w)(n['’]t|['’](?:s|m|d|ll|re|ve))$")
 
 
 def count_sentences(text: str) -> int:
-    """Sentences end in `.`, `!`, `?` or `…` before white space; not after an abbreviation, an initial or the number of
-    a list, and the end of a line is not the end of a sentence. Words left over at the end are one, too."""
+    """Count sentences: they end in `.`, `!`, `?` or `…` before white space, but not after an abbreviation, an initial
+    or the number of a list. The end of a line does not end a sentence. Words left over at the end count as one."""
     count = start = 0
     for match in _END.finditer(text):
         if _WORD.search(text, start, match.start()) is None:

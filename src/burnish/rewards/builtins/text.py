@@ -34,7 +34,7 @@ class Exact:
 
 
 class Regex:
-    """1 if `pattern` is found in the response (with `full`: matches all of it), else 0."""
+    """1 if `pattern` is found in the response (with `full`: if it matches all of it), else 0."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Overlong:
 
 
 class Repetition:
-    """Minus the fraction of n-grams that have occurred before: 0 if all differ, or there are fewer than two."""
+    """Minus the fraction of n-grams that have occurred before; 0 if all differ, or there are fewer than two."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How far a judge agrees with the humans who have judged the same responses, before anything is trained on it."""
+"""Agreement of a judge with humans who rated the same responses, measured before anything is trained on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NORMAL_95 = 1.959964
 HALF = 0.5
 LEAST_FOR_INTERVAL = 4
 Pair = tuple[float, float]
-"""Score of the judge, and of the human."""
+"""Scores of the judge and of the human."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class Agreement:
 def measure_agreement(prompts: Sequence[Prompt], scorer: RewardScorer, options: JudgeOptions) -> Agreement:
     """Let the judge score the responses of all rows with a label: the column `response`, or the gold response.
 
-    `scorer` has this judge only, and lets any fraction of it fail. DataError for a label that the judge's scale does
-    not have, and if no row has both.
+    `scorer` has only this judge, and lets any fraction of the responses fail. DataError for a label that the judge's
+    scale does not have, and if no row has both a label and a response.
     """
     column, scale = str(options.labels), options.read_scale()
     labels, items = [], []
@@ -75,7 +75,7 @@ def measure_agreement(prompts: Sequence[Prompt], scorer: RewardScorer, options: 
 
 
 def agreement(pairs: Sequence[Pair], *, failed: int = 0) -> Agreement:
-    """The agreement of these scores."""
+    """Compute the agreement of these pairs of scores."""
     values = sorted({human for _, human in pairs})
     if len(values) == 2:
         right = sum((score >= HALF) == (human == values[1]) for score, human in pairs)
@@ -99,8 +99,7 @@ def wilson(right: int, count: int) -> tuple[float, float]:
 
 
 def rank_correlation(pairs: Sequence[Pair]) -> float | None:
-    """Spearman's: the correlation of the ranks, where equal values share the mean of theirs. None if all values of one
-    side are equal."""
+    """Spearman's rank correlation, with the mean rank for ties. None if all values of one side are equal."""
     first, second = (_ranks([pair[side] for pair in pairs]) for side in (0, 1))
     try:
         return max(-1.0, min(1.0, statistics.correlation(first, second)))
@@ -109,7 +108,7 @@ def rank_correlation(pairs: Sequence[Pair]) -> float | None:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """The number of smaller values, and half the number of other equal ones."""
+    """Rank of each value, from 0: the number of smaller values, plus half the number of other equal ones."""
     order = sorted(values)
     first = {value: index for index, value in reversed(list(enumerate(order)))}
     last = {value: index for index, value in enumerate(order)}

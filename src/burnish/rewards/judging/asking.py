@@ -14,16 +14,16 @@ from burnish.rewards.judging.tally import Tally
 from burnish.rewards.judging.verdicts import UnreadableVerdictError, Wanted
 
 SHOWN_OF_REPLY = 200
-"""Characters of the end of an answer in the detail of a failure."""
+"""Number of characters from the end of an answer that the detail of a failure shows."""
 
 T = TypeVar("T")
 Endpoint: TypeAlias = ChatClient | LocalChat
-"""What answers conversations."""
+"""Anything that answers conversations."""
 
 
 @dataclass(slots=True)
 class Asker:
-    """Asks for the verdicts of one judge, each at most once at a time."""
+    """Asks for the verdicts of one judge. Equal requests at the same time are sent once."""
 
     endpoint: Endpoint
     cache: VerdictCache | None
@@ -32,7 +32,7 @@ class Asker:
     _on_their_way: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
 
     async def verdict(self, messages: Messages, wanted: Wanted[T]) -> T:
-        """The verdict. NoVerdictError if there is none in time or it cannot be read; RewardError ends the run."""
+        """Get a verdict. NoVerdictError if there is none in time or it cannot be read; RewardError ends the run."""
         self.tally.verdicts += 1
         key = cache_key(self.endpoint.name, messages, self.endpoint.sampling)
         task = self._on_their_way.get(key)
@@ -47,7 +47,7 @@ class Asker:
         else:
             self.tally.cached += 1  # the samples of a group are often the same text
         try:
-            found: T = await asyncio.shield(task)  # it may have others who wait for it
+            found: T = await asyncio.shield(task)  # others may wait for the same task
         except NoVerdictError:
             self.tally.failed += 1
             raise
@@ -59,7 +59,7 @@ class Asker:
             return None
         try:
             return wanted.read(answer)
-        except UnreadableVerdictError:  # not an answer that we kept
+        except UnreadableVerdictError:  # not an answer that this cache stored
             return None
 
     async def _ask(self, key: str, messages: Messages, wanted: Wanted[T]) -> T:
@@ -79,7 +79,7 @@ class Asker:
     def _arrived(self, key: str, task: asyncio.Task[Any]) -> None:
         del self._on_their_way[key]
         if not task.cancelled():
-            task.exception()  # seen, even if nobody waits for it any more
+            task.exception()  # retrieve it, so that asyncio does not warn if nobody waits any more
 
 
 def _read_or_fail(reply: str, wanted: Wanted[T]) -> T:

@@ -1,7 +1,7 @@
-"""Verdicts on disk: one small file for each request, named by a hash of all that its answer depends on.
+"""Verdicts on disk: one small file for each request, named by a hash of everything that its answer depends on.
 
-Only answers that could be read are kept, so a failure is tried again by the next run. Files are written under another
-name and renamed, so any number of processes may share a folder.
+Only answers that could be read are kept, so the next run retries failures. Files are written under another name and
+renamed, so any number of processes may share a folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION = 1
 
 
 def cache_key(model: str, messages: object, sampling: Mapping[str, Any]) -> str:
-    """The name of a request: equal for equal model, prompt and sampling, in any process and on any day."""
+    """Key of a request: equal for equal model, prompt and sampling, in every process and on every day."""
     text = json.dumps([VERSION, model, messages, sampling], sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -36,7 +36,7 @@ class VerdictCache:
 
     @staticmethod
     def open(folder: str) -> VerdictCache:
-        """Makes the folder. ConfigError if that cannot be done, or nothing can be written there."""
+        """Create the folder if needed. ConfigError if that fails, or nothing can be written there."""
         cache = VerdictCache(Path(folder).expanduser())
         probe = cache.folder / f".probe-{uuid.uuid4().hex}"
         try:
@@ -51,7 +51,7 @@ class VerdictCache:
         return cache
 
     def find(self, key: str) -> str | None:
-        """The answer kept for this request; None if there is none, or its file is damaged."""
+        """Return the stored answer to this request; None if there is none, or its file is damaged."""
         try:
             kept = json.loads(self._path(key).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -60,9 +60,9 @@ class VerdictCache:
         return answer if isinstance(answer, str) else None
 
     def keep(self, key: str, model: str, answer: str) -> None:
-        """Keep an answer. A disk that is full costs a request later on, and not the run."""
+        """Store an answer. Errors of writing (a full disk) are ignored: they cost a request later, not the run."""
         path = self._path(key)
-        # Not forced to disk: what a power failure leaves cannot be read, and is asked for again.
+        # No fsync: a file damaged by a power failure cannot be read, and its answer is requested again.
         temporary = path.with_name(f".{key}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
         try:
             path.parent.mkdir(exist_ok=True)

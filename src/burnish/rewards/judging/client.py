@@ -1,4 +1,4 @@
-"""Requests to an OpenAI-compatible endpoint: one pooled client, retries for what may pass, errors for what will not."""
+"""Requests to an OpenAI-compatible endpoint: one pooled client, retries of transient failures, errors for others."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from burnish.types import RewardStatus
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
-BYTES_PER_TOKEN = 3  # an estimate on the safe side: 4 letters in English, a character in Chinese
+BYTES_PER_TOKEN = 3  # a cautious estimate: 4 letters in English, one character in Chinese
 MAX_ANSWER_BYTES = 4 << 20
-"""Of one body. Longer ones are refused, and so are compressed ones, which could be of any size."""
+"""Limit on one body. Longer ones are refused, and so are compressed ones, which could unpack to any size."""
 MOST_TOKENS = 10**9
-"""Beyond it, a report of tokens is no report."""
+"""Reported numbers of tokens above this are ignored as impossible."""
 TRANSIENT = frozenset({408, 429})
 _TOO_LONG = ("context length", "context_length", "maximum context", "too long", "too many tokens", "max_model_len")
 _FILTERED = ("content_filter", "content_policy", "content management policy")
 
 
 class NoVerdictError(Exception):
-    """This response got no verdict; others are not affected. A missing verdict is never turned into a number."""
+    """A response got no verdict; others are not affected. A missing verdict is never turned into a number."""
 
     def __init__(self, detail: str, status: RewardStatus = RewardStatus.ERROR) -> None:
         super().__init__(detail)
@@ -47,12 +47,12 @@ class NoVerdictError(Exception):
 
 @dataclass(slots=True)
 class Patience:
-    """The seconds that are left for one verdict. Waiting for a free place among our own requests does not count."""
+    """Seconds left for one verdict. Waiting for a free slot among our own requests does not count."""
 
     seconds: float
 
     async def pause(self, seconds: float, before: str) -> None:
-        """Wait before the next try. NoVerdictError (timeout) if the time for it is not there, with what came before."""
+        """Wait before the next try. NoVerdictError (timeout), with the last failure, if too little time is left."""
         if seconds >= self.seconds:
             raise NoVerdictError(f"no answer within timeout_seconds; last: {before}", RewardStatus.TIMEOUT)
         self.seconds -= seconds
@@ -61,7 +61,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class _Trouble:
-    """Why a request has no answer, and how long the endpoint wants us to wait before the next one."""
+    """Reason why a request has no answer, and the endpoint's wish for a pause before the next one, in seconds."""
 
     reason: str
     wait: float = 0.0
@@ -70,7 +70,7 @@ class _Trouble:
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """What an endpoint has sent. text: its body."""
+    """Reply of an endpoint. text: its body."""
 
     status: int
     text: str
@@ -78,32 +78,32 @@ class _Reply:
 
 
 class _BodyError(Exception):
-    """A body that is not read."""
+    """A body that is refused: too long, or compressed."""
 
 
 class ChatClient:
-    """An `Endpoint` behind HTTP, without a connection yet when it is made.
+    """An `Endpoint` behind HTTP. It connects on the first request.
 
-    Connection errors, timeouts, 408, 429 and 5xx are tried again, with growing pauses and as the endpoint's Retry-After
-    says. Another 4xx stops the run (RewardError), except a prompt that is refused: that has no verdict. A prompt is
-    refused if the endpoint says that it is too long or filtered, or if another one was answered before: wordings
-    differ, and no response may stop a run.
+    Connection errors, timeouts, 408, 429 and 5xx are retried, with growing pauses and as the endpoint's Retry-After
+    says. Another 4xx stops the run (RewardError), unless only the prompt is refused: then it has no verdict. A prompt
+    counts as refused if the endpoint says that it is too long or filtered, or if an earlier request was answered: the
+    wording of errors differs between endpoints, and no single response may stop a run.
     """
 
     def __init__(self, options: JudgeOptions, gate: Gate, tally: Tally) -> None:
         self.name = options.model or ""
-        """What the cache calls the model."""
+        """Name of the model in the cache."""
         self._options, self._gate, self._tally = options, gate, tally
         self._key = read_key(options)
         self._address = f"{(options.url or '').rstrip('/')}/chat/completions"
         self._http = httpx2.AsyncClient(
             headers={"Accept-Encoding": "identity"}
             | ({} if self._key is None else {"Authorization": f"Bearer {self._key}"}),
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # an endpoint has nothing to keep here
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # no endpoint may set cookies
             timeout=None,  # our own deadlines and limits apply, and the pool only has to follow them
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=options.concurrency),
         )
-        self._refusal: RewardError | None = None  # set by the first answer that ends the run: nobody else needs to ask
+        self._refusal: RewardError | None = None  # set by the answer that ends the run: no request is sent after it
         self._has_answered = False  # whether the endpoint has taken a request with these fields
         extra = options.extra or {}
         fields = {"temperature": options.temperature, "max_tokens": options.max_tokens, "seed": options.seed, **extra}
@@ -112,11 +112,11 @@ class ChatClient:
 
     @property
     def sampling(self) -> Mapping[str, Any]:
-        """All else that an answer depends on, for the cache."""
+        """Everything else that an answer depends on, for the cache."""
         return self._fields
 
     async def reply(self, messages: Messages, patience: Patience) -> str:
-        """The answer. NoVerdictError if there is none, RewardError if there will be none for any prompt."""
+        """Get the answer. NoVerdictError if there is none, RewardError if there will be none for any prompt."""
         body = {"model": self.name, "messages": list(messages), **self._fields}
         tokens = self._estimate(body)
         tries = 0
@@ -160,7 +160,7 @@ class ChatClient:
             return self._read(reply, sent)
 
     async def _post(self, body: Mapping[str, Any]) -> _Reply:
-        """The answer with its whole body. _BodyError for one of more than MAX_ANSWER_BYTES, or that is compressed."""
+        """Send a request and read the whole reply. _BodyError for more than MAX_ANSWER_BYTES, or a compressed body."""
         async with self._http.stream("POST", self._address, json=body) as response:
             encoding = response.headers.get("Content-Encoding", "identity")
             if encoding.casefold() not in ("identity", ""):
@@ -197,15 +197,15 @@ class ChatClient:
         raise self._refusal
 
     def _content(self, body: str, sent: Sent) -> str:
-        """The text of the answer; empty for an answer without one, which is then as unreadable as any other.
-        NoVerdictError for one that was cut off: a repair would be, too."""
+        """Read the text of the answer; empty if it has none, so that it fails as unreadable. NoVerdictError if it was
+        cut off, because a repair would be cut off, too."""
         try:
             data = json.loads(body)
             choice = data["choices"][0]
             content = choice["message"]["content"]
         except (ValueError, RecursionError, KeyError, IndexError, TypeError):
             return ""
-        # A good answer counts, whatever is wrong with the report of its tokens.
+        # A good answer counts even if the report of its tokens is wrong.
         tokens_in, tokens_out = (_tokens(data.get("usage"), name) for name in ("prompt_tokens", "completion_tokens"))
         self._tally.tokens_in += tokens_in
         self._tally.tokens_out += tokens_out
@@ -215,7 +215,7 @@ class ChatClient:
         return encodable(content) if isinstance(content, str) else ""
 
     def _estimate(self, body: Mapping[str, Any]) -> int:
-        """Tokens of a request and its answer, at most. NoVerdictError for more than may ever be sent in a minute."""
+        """Estimate a bound on the tokens of a request and its answer. NoVerdictError above a whole minute's limit."""
         text = "".join(message["content"] for message in body["messages"])
         tokens = len(text.encode(errors="replace")) // BYTES_PER_TOKEN + self._options.max_tokens
         allowed = self._options.tokens_per_minute
@@ -224,13 +224,13 @@ class ChatClient:
         return tokens
 
     def _hidden(self, text: str) -> str:
-        """What an endpoint says may repeat the key that it was sent."""
+        """Mask the key, which an endpoint may repeat in its errors."""
         return text.replace(self._key, "(masked)") if self._key else text
 
 
 def read_key(options: JudgeOptions) -> str | None:
-    """The key of the endpoint. ConfigError, which does not show it, if its variable is not set or no header can hold
-    what it is set to."""
+    """Read the key of the endpoint from its variable. ConfigError, which does not show it, if the variable is not set
+    or its value cannot be part of a header."""
     name = options.key_variable
     if name is None:
         return None
@@ -250,7 +250,7 @@ def read_key(options: JudgeOptions) -> str | None:
 
 
 def cut_off(options: JudgeOptions) -> str:
-    """Why an answer that reached its most tokens holds no verdict, and what to do."""
+    """Message for an answer without a verdict because it reached its limit of tokens, with the remedy."""
     return (
         f"its answer was cut off at its most tokens (max_tokens is {options.max_tokens:,}); raise the option "
         "max_tokens, or the field of extra that stands for it, or have it reason less"
@@ -258,7 +258,7 @@ def cut_off(options: JudgeOptions) -> str:
 
 
 def retry_after(text: str | None) -> float:
-    """Seconds that a Retry-After header asks for, given as seconds or as a date; 0 without one that can be read."""
+    """Seconds that a Retry-After header asks for, given as seconds or as a date; 0 if it is missing or unreadable."""
     if text is None:
         return 0.0
     try:
@@ -272,14 +272,14 @@ def retry_after(text: str | None) -> float:
 
 
 def _tokens(usage: object, name: str) -> int:
-    """A number of tokens in an endpoint's report; 0 for one that cannot be."""
+    """Read a number of tokens from an endpoint's report; 0 for an impossible one."""
     count = usage.get(name) if isinstance(usage, dict) else None
     return count if isinstance(count, int) and not isinstance(count, bool) and 0 < count <= MOST_TOKENS else 0
 
 
 def _pause(body: Mapping[str, Any], tries: int) -> float:
-    """Twice as long after each try, and of that between half and all, drawn from the prompt: requests that failed
-    together do not come back together."""
+    """Pause before the next try: exponential backoff, times 0.5 to 1 by a hash of the prompt, so that requests that
+    failed together do not return together."""
     longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (tries - 1))
     text = f"{tries} {json.dumps(body['messages'])}"
     return longest * (0.5 + zlib.crc32(text.encode()) / 2**33)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Judge:
-    """One reward `judge` of a run: what it asks, whom, and how it reads the answers."""
+    """One reward `judge` of a run: its prompts, its scale, and how it reads answers."""
 
     label: str
     options: JudgeOptions
@@ -41,12 +41,12 @@ class Judge:
     criteria: tuple[Criterion, ...]
     signature: Signature
     special_tokens: frozenset[str] = frozenset()
-    """Of the judge's own tokenizer, if it is known, and of the policy's: taken out of what is judged."""
+    """Tokens of the judge's tokenizer, if it is known, and of the policy's, to be removed from responses."""
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
 
     @staticmethod
     def of(label: str, options: JudgeOptions) -> Judge:
-        """ConfigError for a template that does not suit the form."""
+        """Make a judge from its options. ConfigError for a template that does not suit the form."""
         writer = PromptWriter.of(options.form, options.read_template(), options.system, reference=options.reference)
         needed = list(writer.values_read())
         if isinstance(options.criteria, str):
@@ -57,12 +57,12 @@ class Judge:
         return Judge(label, options, writer, options.read_scale(), options.read_criteria(), signature)
 
     def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Take the policy's own special tokens out of what is judged, and place the scores of steps on its tokens."""
+        """Remove the policy's special tokens from responses, too, and place the scores of steps on its tokens."""
         self.tokenizer = tokenizer
         self.special_tokens |= {str(token) for token in tokenizer.all_special_tokens}
 
     def values(self, item: Item) -> dict[str, Any]:
-        """What the prompts show of a row. NoVerdictError (missing) where it has nothing for a placeholder."""
+        """Values of a row that the prompts show. NoVerdictError (missing) if it has none for a placeholder."""
         arguments = self.signature.arguments(item)
         shown = {name: arguments[name] for name in self.writer.values_read()}
         for name, value in shown.items():
@@ -74,7 +74,7 @@ class Judge:
         return clean(text, self.special_tokens)
 
     async def score(self, item: Item, asker: Asker) -> Score:
-        """The score of one response in the forms that look at one. NoVerdictError if there is none."""
+        """Score one response, in any form but `pairwise`. NoVerdictError if there is no verdict."""
         match self.options.form:
             case "rubric":
                 return await self._rubric(item, asker)
@@ -84,7 +84,7 @@ class Judge:
                 return Score(await self._ask(item, asker, score_wanted(self.scale, self.options.answer_format)))
 
     async def _ask(self, item: Item, asker: Asker, wanted: Wanted[T], *parts: str) -> T:
-        """The verdict on a response as a whole. parts: texts between the template and what asks for the verdict."""
+        """Ask for the verdict on a whole response. parts: texts between the template and the final instruction."""
         judged = {"response": self.cleaned(item[1].response)}
         messages = self.writer.write(self.values(item), judged, [*parts, wanted.instruction])
         return await asker.verdict(messages, wanted)
@@ -103,7 +103,7 @@ class Judge:
             scores = await asyncio.gather(*(self._ask(item, asker, wanted, text) for text in texts))
         total = sum(criterion.weight * score for criterion, score in zip(criteria, scores, strict=True))
         value = total / sum(criterion.weight for criterion in criteria if criterion.weight > 0)
-        # Criteria of a row differ from those of other rows, so their means would say nothing.
+        # Rows with their own criteria have different ones, so means over rows would be meaningless.
         parts = {each.name: score for each, score in zip(criteria, scores, strict=True)} if self.criteria else {}
         return Score(value, parts)
 
@@ -118,8 +118,7 @@ class Judge:
             raise NoVerdictError(f"the criteria in the column {column!r} cannot be used: {error.message}") from None
 
     async def _steps(self, item: Item, asker: Asker) -> Score:
-        """The mean of the steps, each of which puts its share on its last token: a response of more steps is not
-        worth more."""
+        """The mean of the steps. Each puts its share on its last token, so more steps do not give a higher score."""
         response = item[1].response
         spans = split_steps(response, self.options.step_pattern, self.options.max_steps)
         wanted = listed_scores_wanted(len(spans), self.scale, self.options.answer_format)
@@ -140,9 +139,9 @@ class Judge:
 
 
 def split_steps(response: str, pattern: str, most: int) -> list[tuple[int, int]]:
-    """First character and end of each step: what is between matches of the pattern and not blank. A response without
-    any is one step. Beyond `most`, the last step is all the rest: a response cannot have a judge list thousands of
-    scores."""
+    """Find first character and end of each step: the parts between matches of the pattern that are not blank, else the
+    whole response. With more than `most`, the last step is all the rest, so that no response can make a judge list
+    thousands of scores."""
     spans, start = [], 0
     for match in re.finditer(pattern, response):
         spans.append((start, match.start()))
@@ -155,7 +154,7 @@ def split_steps(response: str, pattern: str, most: int) -> list[tuple[int, int]]
 def last_tokens(tokens: Sequence[int], ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """For each end (in characters of the decoded tokens) the position of the token that completes it.
 
-    The text of the first k tokens is decoded for the k that a search by halves needs. A character cut in the middle
+    The text of the first k tokens is decoded for the k that a binary search needs. A character cut in the middle
     decodes to U+FFFD, which does not count.
     """
 

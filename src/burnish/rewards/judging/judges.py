@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Sample = tuple[str, int, int]
-"""Label of the judge, group and number of a response."""
+"""Label of the judge, and group and number of a response."""
 Begun = Sequence[tuple[Sequence[int], Future[list[Found]]]]
-"""The positions of responses that are judged together, and their results to be."""
+"""The positions of responses that are judged together, and the future with their results."""
 
 
 @dataclass(slots=True)
 class Bench:
-    """A judge with those it asks: nobody if its model is not loaded here."""
+    """A judge with its endpoint. asker: None if its model is not loaded here."""
 
     judge: Judge
     asker: Asker | None
@@ -52,18 +52,18 @@ class Bench:
 
     @property
     def judges_alone(self) -> bool:
-        """Whether a response can be judged before the others of its group, and without being in their way."""
+        """True if a response can be judged before the others of its group, and without slowing down their sampling."""
         return not self.is_pairwise and self.judge.options.url is not None
 
 
 class Judges:
-    """All rewards `judge` of a run. Use it from one thread at a time; what is asked runs on the event loop of another
-    thread, which starts with the first question, and models of this process answer on a third one."""
+    """The rewards `judge` of a run. Use it from one thread at a time. Requests run on the event loop of another thread,
+    which starts with the first one, and models of this process answer on a third one."""
 
     def __init__(self, specs: Sequence[RewardSpec], open_model: OpenModel | None = None) -> None:
-        """Reads options, templates, keys and caches, and opens local models with `open_model`.
+        """Read options, templates, keys and caches, and open local models with `open_model`.
 
-        Without `open_model`, a judge with `model_path` is checked and can be asked nothing. Raises ConfigError.
+        Without `open_model`, a judge with `model_path` is checked but cannot be asked. Raises ConfigError.
         """
         self._portal: BlockingPortal | None = None
         self._thread = ExitStack()
@@ -73,24 +73,24 @@ class Judges:
         self._early: dict[Sample, tuple[Rollout, Future[list[Found]]]] = {}
 
     def signature(self, label: str) -> Signature:
-        """What the judge reads of a row."""
+        """Signature of a judge: the row values and columns that it reads."""
         return self._benches[label].judge.signature
 
     def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """See `Judge.attach_policy`."""
+        """Call `Judge.attach_policy` on each judge."""
         for bench in self._benches.values():
             bench.judge.attach_policy(tokenizer)
 
     def begin_early(self, label: str, items: Sequence[Item]) -> None:
-        """Ask about these responses now, while others are still being sampled, if this judge needs no others."""
+        """Ask about these responses now, while others are still being sampled, if this judge does not compare them."""
         bench = self._benches[label]
         if bench.judges_alone:
             for item, future in zip(items, self._begin(bench, [[item] for item in items]), strict=True):
                 self._early[_sample(label, item[1])] = (item[1], future)
 
     def begin(self, label: str, items: Sequence[Item]) -> Callable[[], list[Outcome]]:
-        """Ask about these responses, as far as that has not begun. What is returned waits for the outcomes, in order.
-        It raises RewardError if the endpoint refuses to answer at all."""
+        """Ask about these responses, unless `begin_early` has. The returned function waits for the outcomes, in order,
+        and raises RewardError if the endpoint refuses all requests."""
         bench = self._benches[label]
         groups = _groups(items) if bench.is_pairwise else [([place], [item]) for place, item in enumerate(items)]
         early = [self._begun_early(label, group[0]) for _, group in groups]
@@ -99,7 +99,7 @@ class Judges:
         return partial(_outcomes, label, begun)
 
     def take_metrics(self) -> dict[str, Metric]:
-        """What the judges have done since the last call, all together; empty if none was asked."""
+        """Metrics of all judges together since the last call; empty if none was asked."""
         metrics: dict[str, Metric] = {}
         for asker in (bench.asker for bench in self._benches.values()):
             found = {} if asker is None or self._portal is None else self._portal.call(asker.tally.take)
@@ -108,7 +108,7 @@ class Judges:
         return metrics
 
     def close(self) -> None:
-        """End what is under way and its thread. Idempotent."""
+        """Cancel pending requests and end the threads. Idempotent."""
         if self._portal is not None:
             for asker in (bench.asker for bench in self._benches.values()):
                 if asker is not None:
@@ -133,7 +133,7 @@ class Judges:
         return Bench(judge, None if endpoint is None else Asker(endpoint, cache, tally, spec.timeout_seconds))
 
     def _gate(self, options: JudgeOptions) -> Gate:
-        """The limits of an endpoint, which its judges with one key share. ConfigError if they set different ones."""
+        """The limits of an endpoint, shared by its judges with the same key. ConfigError if they set different ones."""
         bounds = Bounds(options.concurrency, options.requests_per_minute, options.tokens_per_minute)
         gate = self._gates.setdefault((options.url, options.key_variable), Gate(bounds))
         if gate.bounds != bounds:
@@ -149,32 +149,33 @@ class Judges:
         return self._portal.call(_start, bench, groups)
 
     def _begun_early(self, label: str, item: Item) -> Future[list[Found]] | None:
-        """Another response of that name is judged anew: the one that was begun came from a step that was cut short."""
+        """Take the future of an early request. None for a different response under the same key: the earlier one came
+        from a step that was interrupted."""
         rollout, future = self._early.pop(_sample(label, item[1]), (None, None))
         return future if rollout == item[1] else None
 
 
 def read_options(spec: RewardSpec) -> JudgeOptions:
-    """The options of a judge. ConfigError for one that it does not have, or that is out of range."""
+    """Read the options of a judge. ConfigError for an unknown option, or a value out of range."""
     return checked(JudgeOptions, spec.label, spec.options)
 
 
 def _groups(items: Sequence[Item]) -> list[tuple[Sequence[int], Sequence[Item]]]:
-    """The responses that are compared with each other, and their positions."""
+    """Group responses that are compared with each other, with their positions."""
     numbered = sorted(enumerate(items), key=lambda entry: entry[1][1].group_id)
     members = groupby(numbered, key=lambda entry: entry[1][1].group_id)
     return [tuple(zip(*group, strict=True)) for _, group in members]  # type: ignore[misc]
 
 
 def _start(bench: Bench, groups: Sequence[Sequence[Item]]) -> list[Future[list[Found]]]:
-    """Runs on the event loop, so that none of them is asked before all are there: equal ones are asked once, and a
-    model of this process answers them in one batch, however slow the machine is."""
+    """Start one task for each group. It runs on the event loop, so that none begins before all are made: equal requests
+    are sent once, and a model of this process answers them in one batch, however slow the machine is."""
     loop = asyncio.get_running_loop()
     return [asyncio.run_coroutine_threadsafe(_judged(bench, group), loop) for group in groups]
 
 
 async def _judged(bench: Bench, group: Sequence[Item]) -> list[Found]:
-    """The results of one response, or of a group whose responses are compared."""
+    """Judge one response, or a group whose responses are compared."""
     if bench.asker is None:
         raise RewardError(
             f"judge {bench.judge.label!r}: its model is not loaded here", remedy="give the scorer `open_model`"
@@ -183,7 +184,7 @@ async def _judged(bench: Bench, group: Sequence[Item]) -> list[Found]:
         if bench.is_pairwise:
             return await win_rates(bench.judge, group, bench.asker)
         return [await bench.judge.score(item, bench.asker) for item in group]
-    except NoVerdictError as error:  # of the one response, or because the row lacks what the prompt shows
+    except NoVerdictError as error:  # for the one response, or because the row lacks a value that the prompt shows
         return [error] * len(group)
 
 
@@ -198,7 +199,7 @@ def _outcomes(label: str, begun: Begun) -> list[Outcome]:
 
 
 def _wait(futures: Sequence[Future[T]]) -> list[T]:
-    """The results. After an error that ends the run, nothing more is asked."""
+    """Wait for all results. An error that ends the run cancels the others."""
     try:
         return [future.result() for future in futures]
     except BaseException:

@@ -1,4 +1,4 @@
-"""How many requests may be on their way, and how many requests and tokens may be sent in a minute."""
+"""Limits on concurrent requests, and on requests and tokens a minute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MINUTE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What an endpoint allows; None for no limit."""
+    """Limits of an endpoint; None for no limit."""
 
     concurrency: int
     requests_per_minute: int | None = None
@@ -23,7 +23,7 @@ class Bounds:
 
 @dataclass(slots=True)
 class Sent:
-    """A request that was sent, and its tokens: an estimate, until the answer says how many there were."""
+    """A request that was sent, and its tokens: an estimate until the answer reports the number."""
 
     at: float
     tokens: int
@@ -31,7 +31,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Window:
-    """Lets requests through, in the order in which they come, such that no 60 seconds hold more than the bounds."""
+    """Admits requests in the order in which they come, such that no 60 seconds hold more than the bounds allow."""
 
     bounds: Bounds
     _sent: deque[Sent] = field(default_factory=deque)
@@ -47,7 +47,7 @@ class Window:
             return sent
 
     def seconds_until(self, tokens: int) -> float:
-        """How long it takes until the bounds allow such a request; 0 if they do."""
+        """Seconds until the bounds allow a request with so many tokens; 0 if they already do."""
         now = monotonic()
         while self._sent and self._sent[0].at + MINUTE <= now:
             self._sent.popleft()
@@ -68,7 +68,7 @@ class Window:
 
 
 class Gate:
-    """The limits of one endpoint, for all judges that ask it."""
+    """Enforces the limits of one endpoint for all judges that ask it."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -77,6 +77,6 @@ class Gate:
 
     @asynccontextmanager
     async def place(self, tokens: int) -> AsyncIterator[Sent]:
-        """A place among the requests on their way, once the bounds allow it."""
+        """Hold one of the concurrent requests, once the bounds allow it."""
         async with self._places:
             yield await self._window.admit(tokens)

@@ -1,4 +1,4 @@
-"""A model of this process as a judge: prompts that come at the same time are answered in one batch."""
+"""A model of this process as a judge: prompts that arrive at the same time are answered in one batch."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from burnish.rewards.judging.tally import Tally
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model answered, and the number of tokens of the prompt and of the answer."""
+    """Answer of a model, with the numbers of tokens of the prompt and of the answer."""
 
     text: str
     tokens_in: int
     tokens_out: int
     is_cut_off: bool = False
-    """Whether it reached `max_tokens` before its end."""
+    """True if it reached `max_tokens` before its end."""
 
 
 class AnsweringModel(Protocol):
     """A model that answers conversations; `burnish.rollouts.answering` has one."""
 
     name: str
-    """What tells it from other models, for the cache."""
+    """Identifies the model in the cache."""
     special_tokens: frozenset[str]
-    """What its tokenizer reads as more than text: taken out of what is judged."""
+    """Special tokens of its tokenizer, to be removed from responses."""
 
     def answer(self, conversations: Sequence[Messages]) -> list[Answer | DataError]:
-        """An answer to each, or why it cannot be answered."""
+        """Return an answer to each, or the error for which it cannot be answered."""
         ...
 
 
 GATHERING_SECONDS = 0.01
-"""If nobody asks for so long, everybody who was about to has asked."""
+"""A batch is complete when no further prompt arrives for this long."""
 
 OpenModel = Callable[[JudgeOptions], AnsweringModel]
 
@@ -50,8 +50,8 @@ OpenModel = Callable[[JudgeOptions], AnsweringModel]
 class LocalChat:
     """An `Endpoint` for a model of this process.
 
-    thread: where the model answers, so that judges behind endpoints are not held up. It has one worker for all local
-    models of a run, because each of them uses the whole device.
+    thread: runs the model, so that judges behind endpoints are not held up. It has one worker for all local models of a
+    run, because each of them uses the whole device.
     """
 
     model: AnsweringModel
@@ -74,7 +74,7 @@ class LocalChat:
         }
 
     async def reply(self, messages: Messages, patience: Patience) -> str:
-        """The answer. A model of this process cannot hang, so `timeout_seconds` does not apply to it."""
+        """Get the answer. A model of this process cannot hang, so `timeout_seconds` does not apply to it."""
         future: asyncio.Future[Answer | DataError] = asyncio.get_running_loop().create_future()
         self._waiting.append((messages, future))
         if len(self._waiting) == 1:
@@ -94,9 +94,10 @@ class LocalChat:
         return None
 
     async def _answer_all(self) -> None:
-        """Answer what waits when it is this batch's turn: what is asked while the model works is the next one."""
+        """Answer all prompts that wait when it is this batch's turn. Prompts that arrive while the model works wait for
+        the next batch."""
         gathered = 0
-        while len(self._waiting) > gathered:  # on a busy machine they take longer to come
+        while len(self._waiting) > gathered:  # on a busy machine, prompts take longer to arrive
             gathered = len(self._waiting)
             await asyncio.sleep(GATHERING_SECONDS)
         async with self._turn:

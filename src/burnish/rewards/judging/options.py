@@ -33,8 +33,7 @@ class Criterion:
 
 
 class JudgeOptions(Section):
-    """The options as a run file has them; docs/judge.md says what each does. ConfigError for those that do not go
-    together."""
+    """Options of a judge in a run file; docs/judge.md describes them. ConfigError if some exclude each other."""
 
     url: Annotated[str | None, "OpenAI-compatible endpoint, up to and with /v1 (this or model_path is required)"] = None
     model: Annotated[str | None, "the endpoint's name of the model (required with url)"] = None
@@ -55,7 +54,7 @@ class JudgeOptions(Section):
     opponents: Annotated[PositiveInt, "pairwise: how many others of its group each response meets"] = 7
     step_pattern: Annotated[str, "steps: regular expression between two steps (default: a blank line)"] = r"\n\s*\n"
     max_steps: Annotated[PositiveInt, "steps: at most this many, the last of which is all the rest"] = 64
-    # A whole number stays one, because the cache knows it as such.
+    # A whole number stays an int, because it is part of the cache key.
     temperature: Annotated[NonNegativeInt | NonNegative, "of the judge"] = 0.0
     max_tokens: Annotated[PositiveInt, "of an answer"] = 1024
     seed: Annotated[int | None, "sent with each request"] = None
@@ -158,7 +157,7 @@ class JudgeOptions(Section):
         self.read_criteria()
 
     def _check_effect(self) -> None:
-        """ConfigError for an option that is set and would do nothing."""
+        """Raise ConfigError for an option that is set and would have no effect."""
         place = "url" if self.url is not None else "model_path"
         for name, field in type(self).model_fields.items():
             if getattr(self, name) == field.default:
@@ -174,7 +173,7 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("model", "key_variable", "extra", "concurrency", "requests_per_minute"), ("url",)),
     **dict.fromkeys(("tokens_per_minute", "retries", "request_timeout_seconds"), ("url",)),
 }
-"""Options of judges that are asked in one way only."""
+"""Options that apply only with `url`, or only with `model_path`."""
 _FORMS: Mapping[str, tuple[str, ...]] = {
     "opponents": ("pairwise",),
     "scale": ("score", "rubric", "steps"),
@@ -182,12 +181,12 @@ _FORMS: Mapping[str, tuple[str, ...]] = {
     "max_steps": ("steps",),
     "one_call": ("rubric",),
 }
-"""Options of some forms only."""
+"""Options that apply only in some forms."""
 
 
 def criteria_of(given: object) -> tuple[Criterion, ...]:
-    """Criteria from a list of texts or of mappings with `text` (or `criterion`), `weight` (or `points`; 1) and `name`
-    (its number). ConfigError for anything else, for two of a name, and if no weight is positive."""
+    """Read criteria from a list of texts or of mappings with `text` (or `criterion`), `weight` (or `points`; 1) and
+    `name` (its number). ConfigError for anything else, for a repeated name, and if no weight is positive."""
     if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence) or not given:
         raise _wrong("criteria", given, 'write a list: [{name: clear, weight: 2, text: "It is easy to follow."}]')
     criteria = [_criterion(entry, number) for number, entry in enumerate(given, 1)]
@@ -221,7 +220,7 @@ def _criterion(entry: object, number: int) -> Criterion:
 
 
 def label_value(scale: Scale, value: object) -> float:
-    """What a human's label says on the judge's scale, or the number itself where it is one. ValueError otherwise."""
+    """Convert a human's label: a number stays as it is, a word is read on the judge's scale. ValueError otherwise."""
     if isinstance(value, bool) or (isinstance(value, (int, float)) and math.isfinite(value)):
         return float(value)
     try:

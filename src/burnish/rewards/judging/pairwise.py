@@ -1,4 +1,4 @@
-"""Responses of a group against each other: who meets whom, both orders, and win rates."""
+"""Comparisons within a group: pairs, both orders, and win rates."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ Found = Score | NoVerdictError
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Two responses of a group that are compared, by their number in it. `for_first`: the result counts for the first
-    one only."""
+    """Two responses of a group to compare, by their numbers. `for_first`: the result counts only for the first."""
 
     first: int
     second: int
@@ -29,7 +28,7 @@ class Meeting:
 
 
 def round_robin(count: int, opponents: int, seed: str) -> list[tuple[int, int]]:
-    """Pairs such that each of `count` players meets `opponents` others, or all if there are not more.
+    """Draw pairs such that each of `count` players meets `opponents` others, or all others if there are not more.
 
     With fewer opponents than others, these are the first rounds of a round robin in an order drawn from the seed: each
     round pairs everybody once (with an odd number one rests), and nobody meets anybody twice.
@@ -39,7 +38,7 @@ def round_robin(count: int, opponents: int, seed: str) -> list[tuple[int, int]]:
     order: list[int | None] = [*range(count)]
     random.Random(seed).shuffle(order)
     if count % 2:
-        order.append(None)  # whoever meets nobody rests
+        order.append(None)  # the player paired with None rests
     pairs = []
     for _ in range(opponents):
         for first, second in zip(order[: len(order) // 2], reversed(order), strict=False):
@@ -50,9 +49,9 @@ def round_robin(count: int, opponents: int, seed: str) -> list[tuple[int, int]]:
 
 
 async def compare(judge: Judge, items: tuple[Item, Item], asker: Asker) -> float:
-    """1 if the first response is better, 0 if the second is, 0.5 for a tie. NoVerdictError if there is no verdict.
+    """Return 1 if the first response is better, 0 if the second is, 0.5 for a tie. NoVerdictError without a verdict.
 
-    Both orders are asked for, and only a choice made in both counts: judges prefer a place.
+    Both orders are tried, and only a choice made in both counts, because judges have a position bias.
     """
     first, second = (judge.cleaned(rollout.response) for _, rollout in items)
     if first == second:
@@ -72,10 +71,10 @@ async def compare(judge: Judge, items: tuple[Item, Item], asker: Asker) -> float
 
 
 async def win_rates(judge: Judge, group: Sequence[Item], asker: Asker) -> list[Found]:
-    """The mean result of each response of a group, or why it has none.
+    """Compute the mean result of each response of a group, or the error for which it has none.
 
-    A greedy response (a baseline) meets the samples for its own score only. A response that is alone meets the answer
-    of its row. A comparison without a verdict is left out.
+    A greedy response (a baseline) meets the samples only for its own score. A response that is alone is compared with
+    the answer of its row. A comparison without a verdict is left out.
     """
     samples = [index for index, (_, rollout) in enumerate(group) if rollout.sample_index >= 0]
     if len(group) == 1:

@@ -1,8 +1,8 @@
-"""What a judge is told: a template with the row's values, and the response between marks that it cannot write itself.
+"""Prompts for judges: a template with the row's values, and the response between marks that it cannot forge.
 
-The response comes from a policy that is paid for good verdicts. So it loses special tokens and everything that looks
-like a verdict, and it stands between two marks with a number that follows from the whole text (a hash): no response can
-contain its own, and the same text is the same prompt again, which a cache needs.
+The response comes from a policy that is rewarded for good verdicts. So special tokens and everything that looks like a
+verdict are removed from it, and it is put between two marks with a hash of the whole text: no response can contain its
+own, and the same text gives the same prompt again, which a cache needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from burnish.rewards.judging.verdicts import KEYS
 from burnish.words import suggestion
 
 Messages = tuple[Mapping[str, str], ...]
-"""A conversation as an endpoint takes it: role and content of each turn."""
+"""A conversation in the form of the API: role and content of each turn."""
 
 RESPONSES: Mapping[str, tuple[str, ...]] = {
     "score": ("response",),
@@ -29,7 +29,7 @@ RESPONSES: Mapping[str, tuple[str, ...]] = {
     "pairwise": ("response_a", "response_b"),
     "steps": ("steps",),
 }
-"""The placeholders of what is judged, by form."""
+"""Placeholders of the judged responses, by form."""
 
 DEFAULT_SYSTEM = (
     "You judge texts written by a language model. Be exact and fair. Neither length nor confidence is a merit."
@@ -49,22 +49,22 @@ _SPECIAL = re.compile(
     r"<[|｜][^<>|｜\n]{1,60}[|｜]>|</?s>|<</?SYS>>|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk)>"
     r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT)\]"
 )
-"""Special tokens as many models write them: a turn that the response opens could speak as the user."""
+"""Special tokens of many models: with them, a response could open a turn and speak as the user."""
 _CONTROLS = "\\x00-\\x08\\x0b-\\x1f\\x7f"
-_JOINERS = "\u200c\u200d"  # Persian and the scripts of India, and emojis of several, are written with them
+_JOINERS = "\u200c\u200d"  # Persian, scripts of India, and composed emojis need them
 _VARIATIONS = "\\u180b-\\u180d\\u180f\\ufe00-\\ufe0f\\U000e0100-\\U000e01ef"
 _SURROGATES = re.compile("[\\ud800-\\udfff]")
 _VERDICT = re.compile(rf"</?(?:{'|'.join(KEYS)})>|[\"'](?:{'|'.join(KEYS)})[\"']\s*:", re.IGNORECASE)
 
 
 DEEPEST = 8
-"""Rounds in which what is nested is taken out of a response."""
+"""Number of rounds in which nested fragments are removed from a response."""
 
 
 def clean(text: str, special_tokens: Collection[str] = ()) -> str:
-    """The text without special tokens, invisible characters, and what a verdict is made of.
+    """Remove special tokens, invisible characters and parts of verdicts from the text.
 
-    What is left when they are gone may be one again, so this is repeated. A text in which they are nested deeper than
+    Removing one may join its neighbours to another, so this is repeated. A text in which they are nested deeper than
     `DEEPEST` loses every character that one of them begins with.
     """
     tokens = sorted((token for token in special_tokens if token.strip()), key=len, reverse=True)
@@ -80,8 +80,8 @@ def clean(text: str, special_tokens: Collection[str] = ()) -> str:
 
 @functools.cache
 def _invisible() -> re.Pattern[str]:
-    """Control characters, all that Unicode calls a format character (category Cf) but joiners, and what selects a
-    variation of the character before: with them a text looks to us as it does not to the judge."""
+    """Pattern for control characters, format characters (Unicode category Cf) except joiners, and variation selectors:
+    they can make a text look different to a reader than to the judge."""
     every = map(chr, range(sys.maxunicode + 1))
     hidden = "".join(one for one in every if unicodedata.category(one) == "Cf" and one not in _JOINERS)
     return re.compile(f"[{_CONTROLS}{_VARIATIONS}{re.escape(hidden)}]")
@@ -89,7 +89,7 @@ def _invisible() -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class PromptWriter:
-    """Writes the prompts of one judge, from what of a row `values_read` names and from what is judged."""
+    """Writes the prompts of one judge, from the row values that `values_read` names and the judged responses."""
 
     form: str
     template: str
@@ -98,8 +98,8 @@ class PromptWriter:
 
     @staticmethod
     def of(form: str, template: str | None, system: str | None, *, reference: bool) -> PromptWriter:
-        """With the defaults of the form for what is None. ConfigError for a template that does not show the response,
-        or shows what this form does not have."""
+        """Make a writer; None stands for the default of the form. ConfigError for a template that does not show the
+        response, or has a placeholder of another form."""
         writer = PromptWriter(
             form,
             DEFAULTS[form] if template is None else template,
@@ -123,7 +123,7 @@ class PromptWriter:
         return writer
 
     def values_read(self) -> tuple[str, ...]:
-        """Values of a row and columns of the data that the prompts show, besides what is judged."""
+        """Row values and columns that the prompts show, besides the judged responses."""
         own = {name for names in RESPONSES.values() for name in names}
         named = [name for name in self._placeholders() if name not in own]
         return tuple(dict.fromkeys([*named, *(["answer"] if self.reference else [])]))
@@ -131,10 +131,10 @@ class PromptWriter:
     def write(
         self, values: Mapping[str, object], judged: Mapping[str, str | Sequence[str]], parts: Sequence[str]
     ) -> Messages:
-        """The conversation that asks for one verdict.
+        """Write the conversation that asks for one verdict.
 
-        judged: what the policy wrote, by placeholder; a list is shown as numbered pieces. parts: texts after the
-        template, such as criteria, the last of which asks for the verdict.
+        judged: texts of the policy, by placeholder; a list is shown as numbered pieces. parts: texts after the
+        template, such as criteria; the last one asks for the verdict.
         """
         texts = {name: _as_text(value) for name, value in values.items()}
         nonce = _nonce(self.form, self.template, texts, judged, parts)
@@ -155,16 +155,16 @@ class PromptWriter:
         return list(dict.fromkeys(found))
 
     def _filled(self, values: Mapping[str, str]) -> str:
-        """In one pass, so that braces in a value are never a placeholder."""
+        """Fill in the template in one pass, so that braces in a value are never a placeholder."""
         return _PLACEHOLDER.sub(lambda match: values[match[1]] if match[1] else match[0][0], self.template)
 
 
 MOST_REPEATED = 1 << 16
-"""Characters of the end of an answer that a judge is shown again."""
+"""Number of characters from the end of an answer that a judge is shown again."""
 
 
 def repair(messages: Messages, reply: str, problem: str, instruction: str) -> Messages:
-    """The conversation that asks once more for a verdict that could not be read."""
+    """Extend the conversation to ask once more for a verdict that could not be read."""
     again = f"That could not be read: {problem}. Do not reason again. {instruction}"
     return (
         *messages,
@@ -174,7 +174,7 @@ def repair(messages: Messages, reply: str, problem: str, instruction: str) -> Me
 
 
 def encodable(text: str) -> str:
-    """With U+FFFD for halves of surrogate pairs, which JSON can hold and no request."""
+    """Replace lone surrogates by U+FFFD: JSON can hold them, but a request cannot."""
     return _SURROGATES.sub("\ufffd", text)
 
 

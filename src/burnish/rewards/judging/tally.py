@@ -1,4 +1,4 @@
-"""What judges have done since the numbers were last read."""
+"""Counts of requests, verdicts, tokens and costs of judges since the last reading."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Tally:
     price_out: float = 0.0
 
     def take(self) -> dict[str, Metric]:
-        """The counts as metrics, and counting begins anew."""
+        """Return the counts as metrics, and reset them."""
         asked = self.verdicts - self.cached
         cost = (self.tokens_in * self.price_in + self.tokens_out * self.price_out) / 1e6
         metrics = {

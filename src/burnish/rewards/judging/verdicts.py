@@ -1,6 +1,6 @@
-"""What a judge is asked to end its answer with, and how that is read: exactly, or not at all.
+"""Verdicts: the form in which a judge has to end its answer, read exactly or not at all.
 
-A verdict counts only at the very end of the answer, so what a judge quotes before it cannot be taken for one.
+A verdict counts only at the very end of the answer, so that a quotation before it cannot be taken for one.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ AnswerFormat = Literal["json", "tag", "last_line"]
 Better = Literal["A", "B", "tie"]
 BETTER: Mapping[str, Better] = {"a": "A", "b": "B", "tie": "tie"}
 KEYS = ("score", "scores", "better")
-"""Names in verdicts, which are also taken out of what is judged."""
+"""Names in verdicts, which are also removed from responses."""
 END_CHARACTERS = 1 << 16
-"""How much of the end of an answer is read. No verdict is longer."""
+"""Number of characters read from the end of an answer. No verdict is longer."""
 _MOST_BRACES = 200
-"""Braces, from the end, at which the JSON of a verdict may begin."""
+"""Number of braces, from the end, at which the JSON of a verdict may begin."""
 _SHOWN = 80
 
 T = TypeVar("T")
 
 
 class UnreadableVerdictError(ValueError):
-    """An answer that does not end as it was asked to. The message says what is wrong with it."""
+    """An answer that does not end in the requested form. The message says what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Scale:
 
     @staticmethod
     def of(given: object) -> Scale:
-        """From `[low, high]` or `{WORD: number}`. ValueError says what is wrong."""
+        """Make a scale from `[low, high]` or `{WORD: number}`. ValueError says what is wrong."""
         if isinstance(given, Mapping):
             labels = tuple((str(word).strip(), _finite(value)) for word, value in given.items())
             if len({word.casefold() for word, _ in labels if word}) < max(2, len(given)):
@@ -56,7 +56,7 @@ class Scale:
         return Scale(low, high)
 
     def read(self, value: object) -> float:
-        """A score as a judge writes it, mapped to 0 to 1. UnreadableVerdictError if it is not one of this scale."""
+        """Map a judge's score to 0 to 1. UnreadableVerdictError if it is not on this scale."""
         if self.labels:
             found = {word.casefold(): number for word, number in self.labels}
             if not isinstance(value, str) or value.strip().casefold() not in found:
@@ -71,7 +71,7 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def read_text(self, text: str) -> float:
-        """The same for a score that is not JSON but text."""
+        """Like `read`, for a score that is text instead of JSON."""
         if self.labels:
             return self.read(text)
         if not re.fullmatch(r"[-+]?\d+(\.\d+)?", text.strip()):
@@ -79,13 +79,13 @@ class Scale:
         return self.read(float(text))
 
     def described(self) -> str:
-        """`a number from 1 to 10`."""
+        """Describe the scale in words, such as `a number from 1 to 10`."""
         if self.labels:
             return "one of " + ", ".join(word for word, _ in self.labels)
         return f"a number from {self.low:g} to {self.high:g}"
 
     def example(self) -> str:
-        """A score as it is written in JSON."""
+        """An example of a score in JSON."""
         if self.labels:
             return json.dumps(self.labels[0][0], ensure_ascii=False)
         middle = (self.low + self.high) / 2
@@ -94,14 +94,14 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Wanted(Generic[T]):
-    """The end of an answer: how the judge is asked for it, and how it is read (UnreadableVerdictError)."""
+    """The wanted end of an answer: the instruction that asks for it, and its reader (UnreadableVerdictError)."""
 
     instruction: str
     read: Callable[[str], T]
 
 
 def score_wanted(scale: Scale, style: AnswerFormat) -> Wanted[float]:
-    """One score."""
+    """A verdict of one score."""
     example = {
         "json": f'{{"score": {scale.example()}}}',
         "tag": f"<score>{scale.example().strip(chr(34))}</score>",
@@ -112,7 +112,7 @@ def score_wanted(scale: Scale, style: AnswerFormat) -> Wanted[float]:
 
 
 def named_scores_wanted(names: Sequence[str], scale: Scale, style: AnswerFormat) -> Wanted[tuple[float, ...]]:
-    """A score for each of these names, in their order."""
+    """A verdict with a score for each of these names, in their order."""
 
     def read(value: object) -> tuple[float, ...]:
         if not isinstance(value, dict) or set(value) != set(names):
@@ -125,7 +125,7 @@ def named_scores_wanted(names: Sequence[str], scale: Scale, style: AnswerFormat)
 
 
 def listed_scores_wanted(count: int, scale: Scale, style: AnswerFormat) -> Wanted[tuple[float, ...]]:
-    """A list of `count` scores."""
+    """A verdict with a list of `count` scores."""
 
     def read(value: object) -> tuple[float, ...]:
         if not isinstance(value, list) or len(value) != count:
@@ -144,7 +144,7 @@ def _several_wanted(
     scale: Scale,
     style: AnswerFormat,
 ) -> Wanted[tuple[float, ...]]:
-    """`count` scores, as the JSON of the example or in a tag."""
+    """A verdict of `count` scores, as the JSON of the example or in a tag."""
 
     def of_text(text: str) -> tuple[float, ...]:
         entries = text.split(",")
@@ -158,7 +158,7 @@ def _several_wanted(
 
 
 def better_wanted(style: AnswerFormat) -> Wanted[Better]:
-    """Which of two responses is better, or `tie`."""
+    """A verdict that names the better of two responses, or `tie`."""
 
     def read(value: object) -> Better:
         if not isinstance(value, str) or value.strip().casefold() not in BETTER:
@@ -189,7 +189,7 @@ def _reader(
 
 
 def _last_object(reply: str, key: str) -> object:
-    """The value of `key` in the JSON object that the answer ends with."""
+    """Read the value of `key` from the JSON object at the end of the answer."""
     text = reply.rstrip().removesuffix("```").rstrip()  # the end of a block of code
     if not text.endswith("}"):
         raise UnreadableVerdictError("it does not end with a JSON object")
@@ -201,7 +201,7 @@ def _last_object(reply: str, key: str) -> object:
             found = json.loads(text[start:], object_pairs_hook=_without_doubles)
         except UnreadableVerdictError:
             raise
-        except (ValueError, RecursionError):  # ValueError also for a number of thousands of digits
+        except (ValueError, RecursionError):  # also ValueError for a number of thousands of digits
             continue
         if key not in found:
             raise UnreadableVerdictError(f"the JSON object at its end has no {key!r}")
@@ -217,7 +217,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    """For a message. Lists and objects by their kind alone: they may be nested deeper than can be written."""
+    """Show a value in a message. Lists and objects only by kind: they may be nested too deeply to be written."""
     if isinstance(value, (list, dict)):
         return "a list" if isinstance(value, list) else "an object"
     return repr(str(value)[:_SHOWN])
