@@ -10,9 +10,9 @@ from fractions import Fraction
 from burnish.tools.plain import parse_expression
 
 MAX_CHARACTERS = 300
-"""Of an expression."""
+"""Longest expression."""
 MAX_BITS = 4000
-"""Of numerators and denominators, about 1,200 digits."""
+"""Largest numerators and denominators, about 1,200 digits."""
 _MAX_EXPONENT = 1000
 _MAX_DECIMALS = 50
 _ROUNDED_DIGITS = 15
@@ -70,7 +70,7 @@ def _value(node: ast.expr, expression: str) -> Fraction:
 
 
 def _number(text: str) -> Fraction:
-    """The number exactly as it was written: 0.1 is a tenth, which no float is."""
+    """Read a number exactly as it is written: 0.1 is a tenth, which no float is."""
     exponent = text.lower().partition("e")[2]
     if exponent and abs(int(exponent)) > _MAX_EXPONENT:
         raise _NoResultError(f"the number {text} is too large or too small")
@@ -132,7 +132,7 @@ def _as_text(value: Fraction) -> str:
 
 
 def _decimals(denominator: int) -> int | None:
-    """How many decimals a fraction with this denominator has, or None if they do not end."""
+    """Number of decimals of a fraction with this denominator, or None if they do not end."""
     twos = (denominator & -denominator).bit_length() - 1
     fives, rest = 0, denominator >> twos
     while rest % 5 == 0:

@@ -1,4 +1,4 @@
-"""Calls of tools, as parsers read them from a turn of the model, and the tools that threads ask."""
+"""Calls of tools, as parsers read them from a turn of the model, and the protocol of tools that threads call."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class ToolCall:
         return {"type": "function", "function": {"name": self.name, "arguments": dict(self.arguments)}}
 
     def is_exactly(self, other: ToolCall) -> bool:
-        """Whether names and arguments agree in value and type. (For `==`, 1, 1.0 and True are the same.)"""
+        """Return whether names and arguments agree in value and type. (For `==`, 1, 1.0 and True are the same.)"""
         return self.name == other.name and _exact(self.arguments) == _exact(other.arguments)
 
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """What starts like a call and is not one. `why` is for the model: what is wrong, and what to write instead."""
+    """Text that starts like a call and cannot be read as one. `why` tells the model what is wrong and what to write."""
 
     text: str
     why: str
@@ -40,7 +40,7 @@ class Parsed:
     """A turn of the model, taken apart.
 
     `calls` are in the order of the text. `content` is the text outside the calls: the turn, unchanged, if it has no
-    call, otherwise what surrounds the calls, without white space at both ends.
+    call, otherwise the text around the calls, without white space at both ends.
     """
 
     content: str
@@ -48,9 +48,9 @@ class Parsed:
 
 
 def call_from_object(value: Json, *, keys: Collection[str], ignored: Collection[str] = ()) -> ToolCall:
-    """The call that `{"name": ..., KEY: {...}}` means, where KEY is one of `keys`.
+    """Read a call from `{"name": ..., KEY: {...}}`, where KEY is one of `keys`.
 
-    Raises UnreadableError if a key is missing, unknown (those in `ignored` have no meaning) or of another type.
+    Keys in `ignored` are skipped. Raises UnreadableError if a key is missing, unknown or of another type.
     """
     arguments_key = next(iter(keys))
     if not isinstance(value, dict):
@@ -74,31 +74,31 @@ def call_from_object(value: Json, *, keys: Collection[str], ignored: Collection[
 
 
 class ToolError(Exception):
-    """A call has failed, for a reason that the model is to read: the message says it in the tool's own words."""
+    """A call has failed for a reason that the model should read: the message is in the tool's own words."""
 
 
 class ServedTools(Protocol):
     """One or more tools that serve all conversations of a run.
 
-    schemas: of the tools, as `burnish.tools.schema.schema_of` writes them.
+    schemas: one for each tool, as `burnish.tools.schema.schema_of` writes them.
     """
 
     schemas: tuple[Mapping[str, Json], ...]
 
     def call(self, conversation: Hashable, name: str, arguments: Mapping[str, Json], seconds: float) -> object:
-        """The result of the tool `name`: a text or plain data.
+        """Call the tool `name` and return its result: a text or plain data.
 
         Several threads may call, also for one conversation. Blocks for about `seconds` at most, then raises
-        TimeoutError. Raises what the tool raises.
+        TimeoutError. Exceptions of the tool pass through.
         """
         ...
 
     def end(self, conversation: Hashable) -> None:
-        """Let go of what is kept for a conversation. It may never have called anything."""
+        """Release the state of a conversation, which may never have called anything."""
         ...
 
     def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Release everything. Idempotent."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Whether a call fits the tools that were offered. What does not fit is said in words for the model."""
+"""Checks of calls against the offered tools, with messages for the model."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _LONGEST_NAME = 100
 
 
 def check_call(call: ToolCall, schemas: Sequence[Schema]) -> str | None:
-    """What is wrong with a call, in sentences for the model, or None if a tool of `schemas` can be called with it.
+    """Check a call. Returns sentences for the model that say what is wrong, or None if it fits a tool of `schemas`.
 
-    schemas: JSON schemas of functions, `{"type": "function", "function": {...}}` or only the inner object. Checked are
-    the name of the tool, missing and unknown arguments, and types and `enum` of the values, also within lists and
-    objects. Other words of JSON Schema (`pattern`, `minimum`, `$ref` ...) are not looked at.
+    schemas: JSON schemas of functions, `{"type": "function", "function": {...}}` or only the inner object. The check
+    covers the name of the tool, missing and unknown arguments, and types and `enum` of the values, also within lists
+    and objects. Other keywords of JSON Schema (`pattern`, `minimum`, `$ref` ...) are ignored.
     """
     tool = find_tool(call.name, schemas)
     if tool is None:
@@ -62,7 +62,7 @@ def parameters_of(function: Schema) -> dict[str, Schema]:
 
 
 def allowed_types(schema: Schema) -> set[str]:
-    """The JSON types that a schema allows, as far as it says so. An empty set means that it does not."""
+    """The JSON types that a schema allows; an empty set if it does not restrict them."""
     named = schema.get("type")
     types = {named} if isinstance(named, str) else {name for name in _items(named) if isinstance(name, str)}
     types |= {kind for inner in _alternatives(schema) for kind in allowed_types(inner)}
@@ -71,12 +71,12 @@ def allowed_types(schema: Schema) -> set[str]:
 
 
 def fits(value: Json, schema: Schema) -> bool:
-    """Whether a value has a type that the schema allows, and is one of its `enum`."""
+    """Return whether a value has a type that the schema allows, and is in its `enum`."""
     return mismatch(value, schema, "it") is None
 
 
 def mismatch(value: Json, schema: Schema, what: str) -> str | None:
-    """Why a value, called `what`, does not fit its schema, or None if it does."""
+    """Say why a value, called `what`, does not fit its schema; None if it does."""
     types = allowed_types(schema)
     if types and types <= _IN_WORDS.keys() and not any(_is_of_type(value, name) for name in types):
         return f"{what} must be {' or '.join(_IN_WORDS[name] for name in sorted(types))}, not {shown(value)}"
@@ -96,7 +96,7 @@ def _problems(call: ToolCall, function: Schema) -> Iterator[str]:
     known = parameters_of(function)
     parameters = function.get("parameters")
     outer = parameters if isinstance(parameters, dict) else {"properties": {}}
-    # Schemas of data sets may leave out the properties. Then nothing is known about the arguments.
+    # Schemas of data sets may leave out the properties. Then any argument is accepted.
     takes_others = "properties" not in outer or outer.get("additionalProperties") not in (None, False)
     for name in _items(outer.get("required")):
         if name not in call.arguments:
@@ -112,7 +112,7 @@ def _problems(call: ToolCall, function: Schema) -> Iterator[str]:
 
 
 def _inside(value: Json, schema: Schema, what: str) -> Iterator[tuple[Json, Schema, str]]:
-    """The values within a list or object that have a schema of their own, and what to call them."""
+    """Yield the values in a list or object that have a schema, each with its schema and a name for messages."""
     if isinstance(value, list):
         first = _items(schema.get("prefixItems"))
         rest = schema.get("items")

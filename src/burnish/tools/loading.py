@@ -14,12 +14,12 @@ from burnish.types import Json
 from burnish.words import did_you_mean
 
 BUILT_INS: Mapping[str, Callable[..., object]] = {"calculator": calculator}
-"""Tools by the name that a run file gives them."""
+"""Tools by their name in a run file."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedTool:
-    """A function that the model may call by `name`, with the schema that it is shown."""
+    """A function that the model may call by `name`, with the schema that the model sees."""
 
     name: str
     schema: Mapping[str, Json] = field(hash=False)
@@ -27,7 +27,8 @@ class LoadedTool:
 
 
 def load_tools(names: Sequence[str], *, where: str = "tools") -> tuple[LoadedTool, ...]:
-    """The tools of a run file's list, in its order: built-ins, `path/to/file.py:function` or `package.module:function`.
+    """Load the tools of a run file's list, in its order: built-ins, `path/to/file.py:function` or
+    `package.module:function`.
 
     `where` is the field of the run file, for messages. Raises ConfigError if one does not exist, cannot be imported, is
     not a function, or has no schema (`schema_of`), and if two have the same name for the model.

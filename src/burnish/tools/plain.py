@@ -1,4 +1,4 @@
-"""JSON that a model has written, read strictly: what is accepted can be passed on, recorded and written again."""
+"""Strict reading of JSON written by a model: every accepted value can be passed on, recorded and written again."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from burnish.types import Json
 
 MAX_DEPTH = 50
-"""Nested deeper, a value is refused: what reads it later may be recursive."""
+"""Deeper values are refused, because later readers may be recursive."""
 MAX_DIGITS = 1000
-"""Of an integer. The time to convert one grows with the square of its digits."""
+"""Longest integer. The time to convert one grows with the square of its digits."""
 _MAX_INTEGER = 10**MAX_DIGITS
 _SPACE = re.compile(r"\s*")
 
 
 def parse_expression(text: str) -> ast.expr:
-    """The syntax tree of a Python expression. Raises what `ast.parse` raises.
+    """Parse a Python expression, with the exceptions of `ast.parse`.
 
-    Python warns about some expressions (`1if x else 2`), which nobody here has written.
+    Syntax warnings (as for `1if x else 2`) are suppressed: the text is the model's, not the user's.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
@@ -35,7 +35,7 @@ class UnreadableError(Exception):
 
 
 def read_json(text: str) -> Json:
-    """The value of a JSON text. Raises UnreadableError for anything else, and for what `read_json_at` refuses."""
+    """Read a JSON text. Raises UnreadableError for other text, and for values that `read_json_at` refuses."""
     value, end = read_json_at(text, 0)
     if text[end:].strip():
         raise UnreadableError(f"after the JSON value there is other text: {shown(text[end:].strip())}")
@@ -43,11 +43,11 @@ def read_json(text: str) -> Json:
 
 
 def read_json_at(text: str, position: int) -> tuple[Json, int]:
-    """The JSON value that begins at a position (or after white space there), and where it ends.
+    """Read the JSON value that begins at a position (or after white space there). Returns it and its end.
 
-    Raises UnreadableError for NaN and infinities, duplicate keys, integers of more than `MAX_DIGITS` digits, halves of
-    surrogate pairs, and values nested more than `MAX_DEPTH` deep. They are valid for `json.loads`, but have no meaning
-    in JSON, or break what handles them later.
+    Raises UnreadableError for NaN and infinities, duplicate keys, integers of more than `MAX_DIGITS` digits, lone
+    surrogates, and values nested more than `MAX_DEPTH` deep. `json.loads` accepts these, but they have no meaning in
+    JSON, or break later readers.
     """
     begin = end_of_space(text, position)
     try:
@@ -61,13 +61,13 @@ def read_json_at(text: str, position: int) -> tuple[Json, int]:
 
 
 def end_of_space(text: str, position: int) -> int:
-    """Where the white space ends that begins at a position."""
+    """Position after the white space that begins at a position."""
     space = _SPACE.match(text, position)
     return space.end() if space else position
 
 
 def check_plain(value: Json) -> None:
-    """Raises UnreadableError if the value is too deep or holds a text or number that cannot be passed on."""
+    """Raise UnreadableError if the value is too deep or holds a text or number that cannot be passed on."""
     layer: list[Json] = [value]
     for _ in range(MAX_DEPTH + 1):
         for item in layer:
@@ -79,7 +79,7 @@ def check_plain(value: Json) -> None:
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """A value of the model's, quoted in a message to it and cut to `limit` characters."""
+    """Quote a value of the model in a message to it, cut to `limit` characters."""
     quoted = json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else repr(value)
     return quoted if len(quoted) <= limit else f"{quoted[: limit - 4]} ..."
 

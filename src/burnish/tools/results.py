@@ -1,4 +1,4 @@
-"""What a tool returned or raised, as text for the model."""
+"""Results and errors of tools as text for the model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The text that a model is given for a call. `cut` counts the characters that were left out of it.
+    """The text that a model gets for a call. `cut` counts the characters that were left out of it.
 
-    failed: the call has no other result than this error. told: the tool says so itself, by a ToolError, about a call
-    that was wrong. timed_out: its time was over.
+    failed: the only result of the call is this error. told: the tool itself reported a wrong call, by a ToolError.
+    timed_out: the call ran out of time.
     """
 
     text: str
@@ -29,10 +29,10 @@ class ToolResult:
 
 
 def result_of(value: object, limit: int) -> ToolResult:
-    """The text of what a tool returned, at most `limit` characters long (64 or more).
+    """Convert a tool's return value to text of at most `limit` characters (64 or more).
 
-    A string is passed on as it is, plain data as JSON, so None is `null`. Anything else, and numbers that are not
-    finite, are an error that the model is told. Halves of surrogate pairs, which no tokenizer takes, are escaped.
+    A string is passed on unchanged, plain data as JSON, so None is `null`. For anything else, and for numbers that are
+    not finite, the model gets an error. Lone surrogates, which no tokenizer accepts, are escaped.
     """
     if isinstance(value, str):
         return _cut(value, limit, failed=False)
@@ -48,10 +48,10 @@ def result_of(value: object, limit: int) -> ToolResult:
 
 
 def error_of(error: BaseException, limit: int) -> ToolResult:
-    """One line with type and message of what a tool raised, at most `limit` characters long (64 or more).
+    """Describe a tool's exception in one line with type and message, of at most `limit` characters (64 or more).
 
-    There is no traceback. Folders of absolute paths and addresses of objects are left out, because they say where the
-    run is, and differ from one run to the next.
+    There is no traceback. Folders of absolute paths and addresses of objects are left out, because they reveal where
+    the run is, and differ from one run to the next.
     """
     if isinstance(error, ToolError):  # in the tool's own words
         return replace(_cut(f"Error: {error}", limit, failed=True), told=True)

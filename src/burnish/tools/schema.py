@@ -1,9 +1,9 @@
 """JSON schema of a Python function, from its signature, type hints and Google-style docstring.
 
-The result equals that of `transformers.utils.get_json_schema` where both accept a function (a test compares them), so
-that a model sees the same text in training and later. The library is not used, because what it makes of a hint has
-changed between its releases, it imports torch, offers `*args` as a parameter, turns `(choices: [...])` in a
-description into part of the schema, and does not notice a description of a parameter that does not exist.
+The result equals `transformers.utils.get_json_schema` where both accept a function (a test compares them), so that a
+model sees the same text in training and later. The library is not used, because its schema for a hint has changed
+between releases, it imports torch, offers `*args` as a parameter, turns `(choices: [...])` in a description into part
+of the schema, and does not notice a description of a parameter that does not exist.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _ENTRY = re.compile(r"(\w+)(?: *\([^)]*\))?:(.*)", re.DOTALL)
 def schema_of(function: Callable[..., object], *, name: str | None = None, method: bool = False) -> dict[str, Json]:
     """`{"type": "function", "function": {"name", "description", "parameters", "return"}}` of a function.
 
-    name: what the model calls the tool; without it, the function's own name.
+    name: the tool's name for the model; by default the function's own.
     method: the function is taken from a class, so its first parameter (`self`) is not one of the tool's.
 
-    Parameters without a default are required. Those without a description in the docstring have an empty one. `return`
-    is there if the return type is one that JSON has. Raises ConfigError that names function and parameter if there is
-    no docstring, if a parameter has no type hint, one that JSON does not have, or cannot be given by name, or if the
-    docstring describes a parameter that does not exist.
+    Parameters without a default are required. A parameter that the docstring does not describe has an empty
+    description. `return` is present if JSON has the return type. Raises ConfigError that names function and parameter
+    if there is no docstring, if a parameter has no type hint, has one that JSON does not have, or cannot be given by
+    name, or if the docstring describes a parameter that does not exist.
     """
     name = name or function.__name__
     parameters = list(inspect.signature(function).parameters.values())[1 if method else 0 :]
@@ -92,7 +92,7 @@ def _check_parameter(parameter: inspect.Parameter, name: str) -> None:
 
 
 def _schema_of_hint(hint: object, what: str) -> dict[str, Json]:
-    """The schema of the values that a type hint allows. `what` is what the hint belongs to."""
+    """The schema of the values that a type hint allows. `what` names the owner of the hint in errors."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is None and _is_hashable(hint) and hint in _PLAIN:
         return dict(_PLAIN[hint])
@@ -148,7 +148,7 @@ def _instead(hint: object) -> str:
 
 
 def _return_schema(hints: dict[str, object], description: str) -> dict[str, Json]:
-    """`{"return": schema}`, or nothing if there is no hint or JSON does not have it: the model never writes one."""
+    """`{"return": schema}`; empty without a hint, or if JSON does not have it, since the model never writes results."""
     if "return" not in hints:
         return {}
     try:
@@ -159,7 +159,7 @@ def _return_schema(hints: dict[str, object], description: str) -> dict[str, Json
 
 
 def _read_docstring(text: str, name: str) -> tuple[str, dict[str, str], str]:
-    """Description, descriptions of parameters by name, and description of the result."""
+    """Split a docstring into description, descriptions of parameters by name, and description of the result."""
     description, *rest = _SECTION.split(text.strip())
     sections = dict(zip(rest[::2], rest[1::2], strict=True))
     if not description.strip():
@@ -172,7 +172,7 @@ def _read_docstring(text: str, name: str) -> tuple[str, dict[str, str], str]:
 
 
 def _entries(block: str, name: str) -> Iterator[tuple[str, str]]:
-    """Name and description of each parameter. A description goes on in lines that are indented more than the first."""
+    """Yield name and description of each parameter. A description continues in lines that are indented further."""
     lines = [line for line in block.splitlines() if line.strip()]
     indent = min((len(line) - len(line.lstrip()) for line in lines), default=0)
     for entry in re.split(rf"^[ \t]{{{indent}}}(?=\S)", "\n".join(lines), flags=re.MULTILINE)[1:]:

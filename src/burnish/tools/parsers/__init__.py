@@ -1,1 +1,1 @@
-"""How models write calls: between tags, or as the whole turn. `registry.py` has the table of the forms."""
+"""Formats of calls: between tags, or as the whole turn. `registry.py` has the table of the formats."""

@@ -1,4 +1,4 @@
-"""What a parser of tool calls is."""
+"""The protocol of parsers of tool calls."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class ToolParser(Protocol):
     """Reads the calls in a turn of the model. A class of your own needs only `parse`, and takes no arguments."""
 
     def parse(self, text: str, tools: Schemas = ()) -> Parsed:
-        """The calls in a turn.
+        """Read the calls in a turn.
 
-        `text` is the turn, decoded with its special tokens but without the token that ends it. What starts like a call
-        and is not one is a `MalformedCall`. Calls within `<think>...</think>` are not calls. Whatever the text, nothing
-        is raised, and the time is proportional to its length. Calls need not fit `tools`
-        (`burnish.tools.checking.check_call` tells): they only say how to read forms that do not write down types.
+        `text` is the turn, decoded with its special tokens but without the token that ends it. Text that starts like a
+        call but cannot be read is a `MalformedCall`. Calls within `<think>...</think>` do not count. No text may raise
+        an error, and the time is proportional to its length. Calls need not fit `tools` (see
+        `burnish.tools.checking.check_call`): the schemas only supply the types that a format does not write.
         """
         ...

@@ -1,4 +1,4 @@
-"""Which parser a run file means, and which one reads what a chat template writes."""
+"""Parsers of tool calls by their name in a run file, and the choice of the one that a chat template needs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BUILT_INS: Mapping[str, ToolParser] = {
     "llama_json": LlamaJson(),
     "pythonic": Pythonic(),
 }
-"""Parsers by the name that a run file gives them."""
+"""Parsers by their name in a run file."""
 AUTO = "auto"
 """In a run file: the built-in parser that `recognise` finds."""
 FIELD = "conversation.parser"
 
 Render = Callable[[Sequence[Mapping[str, Json]], Schemas], str]
-"""Renders a conversation, with the schemas of the offered tools, by a chat template."""
+"""Renders a conversation with the schemas of the offered tools, by a chat template."""
 
 _EXAMPLE = ToolCall("look_up", {"city": 'Zürich "old town"', "days": 3, "exact": True, "sources": ["a", {"b": [1.5]}]})
 
@@ -51,7 +51,8 @@ _END_TOKEN = re.compile(r"(?:<\|[^<>|]{1,40}\|>|</s>)\s*\Z")
 
 
 def find_parser(name: str) -> ToolParser:
-    """The parser that `conversation.parser` names: a built-in, or `path/to/file.py:Class` or `package.module:Class`.
+    """Find the parser that `conversation.parser` names: a built-in, or `path/to/file.py:Class` or
+    `package.module:Class`.
 
     Raises ConfigError if there is none, and for `auto`, which `recognise` turns into a name.
     """
@@ -70,7 +71,7 @@ def find_parser(name: str) -> ToolParser:
 
 
 class _Checked:
-    """A parser from outside, whose failures and wrong results are errors that name it."""
+    """A user's parser, whose failures and wrong results become errors that name it."""
 
     def __init__(self, name: str, parser: ToolParser) -> None:
         self._name = name
@@ -97,9 +98,9 @@ def _is_parsed(value: object) -> bool:
 
 
 def recognise(render: Render) -> str:
-    """Name of the built-in parser that reads a call exactly as the chat template writes it.
+    """Name of the built-in parser that recovers exactly the call that the chat template writes.
 
-    `render` gives the text of a conversation. Raises ConfigError if no parser reads the call back.
+    `render` gives the text of a conversation. Raises ConfigError if no parser recovers the call.
     """
     turn = _turn_with_call(render)
     for name, parser in BUILT_INS.items():
@@ -114,9 +115,9 @@ def recognise(render: Render) -> str:
 
 
 def _turn_with_call(render: Render) -> str:
-    """The assistant's turn with a call, without what the template writes around it and the token that ends it.
+    """The assistant's turn with a call, without the template's text around it and the token that ends it.
 
-    What is around it is found by rendering the same conversation with an answer whose text is known.
+    The text around it is found by rendering the same conversation with an answer whose text is known.
     """
     call: Mapping[str, Json] = {"id": "call00001", **_EXAMPLE.to_dict()}
     answer: Mapping[str, Json] = {"role": "assistant", "content": _ANSWER}

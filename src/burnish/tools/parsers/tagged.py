@@ -16,26 +16,26 @@ _THINK, _THOUGHT = "<think>", "</think>"
 _MARK = re.compile(f"{OPEN}|{_THINK}|{_THOUGHT}")
 _RESUME = re.compile(f"{OPEN}|{CLOSE}|{_THINK}|{_THOUGHT}")
 _HERMES_FORM = f'{OPEN}\n{{"name": "the tool", "arguments": {{"parameter": "value"}}}}\n{CLOSE}'
-# A whole string, or what JSON has outside of strings. It ends before a backslash and before "<", which are only allowed
-# in strings, so a tag outside of a string ends the JSON, and one within a string does not.
+# A whole string, or a stretch of JSON outside of strings. It ends before a backslash and before "<", which JSON allows
+# only in strings, so that a tag outside of a string ends the JSON, and one within a string does not.
 _JSON_PIECE = re.compile(r'[^"\\<]+|"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _END_FUNCTION, _END_PARAMETER = "</function>", "</parameter>"
 _QWEN_FORM = f"{OPEN}\n<function=the_tool>\n<parameter=parameter>\nvalue\n{_END_PARAMETER}\n{_END_FUNCTION}\n{CLOSE}"
 _FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>")
 _TAG = re.compile(r"</?tool_call>|<function=|</function>|<parameter=|</parameter>")
-# As Qwen's own chat template writes them, which prints Python's values.
+# Qwen's own chat template writes values as Python prints them.
 _CONSTANTS: Mapping[str, Json] = {
     **{"true": True, "True": True, "false": False, "False": False},
     **{"null": None, "None": None},
 }
 
 ReadPayload = Callable[[str, int], tuple[ToolCall, int]]
-"""Reads the call that begins at a position: the call, and where it ends. Raises PayloadError."""
+"""Reads the call that begins at a position, and returns it and its end. Raises PayloadError."""
 
 
 class PayloadError(UnreadableError):
-    """What follows `<tool_call>` is not a call. The text before `resume` has been looked at and holds no other call."""
+    """The text after `<tool_call>` is not a call. There is no other call in the text before `resume`."""
 
     def __init__(self, why: str, resume: int) -> None:
         super().__init__(why)
@@ -43,10 +43,10 @@ class PayloadError(UnreadableError):
 
 
 def parse_tagged(text: str, read: ReadPayload, form: str) -> Parsed:
-    """All calls outside of thoughts. `form` says, to the model, how a call is written.
+    """Find all calls outside of thoughts. `form` shows the model how to write a call.
 
-    If the chat template begins the thought, the turn has only its end: a `</think>` that closes nothing makes
-    everything before it a thought.
+    If the chat template begins the thought, the turn has only its end: an unmatched `</think>` makes everything before
+    it a thought.
     """
     calls: list[ToolCall | MalformedCall] = []
     outside: list[str] = []
@@ -80,7 +80,7 @@ def _one_call(text: str, start: int, read: ReadPayload, form: str) -> tuple[Tool
             why = f"between the end of the call and {CLOSE} there is other text: {shown(text[close : close + 40])}"
         raise PayloadError(why, end)
     except PayloadError as error:
-        # Go on after this call or where another begins, so that one mistake does not cost the calls after it.
+        # Go on after this call or where another begins, so that one mistake does not lose the calls after it.
         following = _RESUME.search(text, error.resume)
         end = following.start() if following else len(text)
         end += len(CLOSE) if text.startswith(CLOSE, end) else 0
@@ -91,7 +91,7 @@ class Hermes:
     """`<tool_call>`, a JSON object with name and arguments, `</tool_call>`. A turn may have several of them."""
 
     def parse(self, text: str, tools: Schemas = ()) -> Parsed:
-        """The calls in a turn (see `ToolParser.parse`). The schemas are not needed, because JSON has types."""
+        """Read the calls in a turn (see `ToolParser.parse`). The schemas are not needed, because JSON has types."""
         return parse_tagged(text, _read_json_call, _HERMES_FORM)
 
 
@@ -109,8 +109,8 @@ def _read_json_call(text: str, position: int) -> tuple[ToolCall, int]:
 
 
 def _end_of_json(text: str, position: int) -> int:
-    # No matter how many tags there are, this takes time in proportion to the text: of two scans that begin at
-    # different tags, at each further tag at most one is within a string, and the other one ends there.
+    # Linear in the length of the text, for any number of tags: of two scans that begin at different tags, at most one
+    # is within a string at each further tag, and the other one ends there.
     while piece := _JSON_PIECE.match(text, position):
         position = piece.end()
     return position
@@ -119,12 +119,12 @@ def _end_of_json(text: str, position: int) -> int:
 class QwenXml:
     """`<tool_call>`, `<function=NAME>` with a `<parameter=NAME>` for each argument, and the tags that close them.
 
-    Values are texts. They become numbers, lists and so on where the schema of the tool asks for it, unless it also
-    allows a text and they are not such a value. No value may hold one of the form's own tags.
+    Values are texts. They become numbers, lists and so on where the schema of the tool asks for it; a text that is no
+    such value stays a text. No value may hold one of the format's own tags.
     """
 
     def parse(self, text: str, tools: Schemas = ()) -> Parsed:
-        """The calls in a turn (see `ToolParser.parse`). A value whose type is not in the schemas stays a text."""
+        """Read the calls in a turn (see `ToolParser.parse`). A value whose type is not in the schemas stays a text."""
         return parse_tagged(text, lambda whole, position: _read_function(whole, position, tools), _QWEN_FORM)
 
 
@@ -155,9 +155,9 @@ def _read_function(text: str, position: int, tools: Schemas) -> tuple[ToolCall, 
 
 
 def _typed(text: str, schema: Mapping[str, Json]) -> Json:
-    """The value of another type than text that the schema allows and the text is; otherwise the text.
+    """Convert a text to a value of another type if the schema allows that and the text can be read so.
 
-    Whether a text fits is for `check_call` to say.
+    A text that fits no type is returned unchanged, and `check_call` reports it.
     """
     if allowed_types(schema) <= {"string"}:
         return text

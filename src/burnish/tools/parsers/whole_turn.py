@@ -16,27 +16,27 @@ _END_TAG = "<|python_end|>"
 _THOUGHT = "</think>"
 _LLAMA_FORM = '{"name": "the tool", "parameters": {"parameter": "value"}}, and ; between several calls'
 _KEYS = ("parameters", "arguments")
-# How JSON begins that was meant as a call, in case it turns out not to be JSON.
+# The beginning of a call in JSON, to recognise one that is not valid JSON.
 _LIKE_JSON_CALL = re.compile(r"""\{\s*['"]?(?:name|parameters|arguments|type['"]?\s*:\s*['"]?function)\b""")
 MAX_CHARACTERS = 100_000
-"""Of a turn with calls. Python's syntax tree takes some hundred bytes for each character."""
+"""Longest turn with calls. Python's syntax tree takes some hundred bytes for each character."""
 _PYTHON_FORM = '[the_tool(parameter="value")], and a comma between calls'
 _LIKE_PYTHON_CALL = re.compile(r"\[\s*[^\W\d]\w*(?:\s*\.\s*\w+)*\s*\(")
-# Python warns about these, on the run's standard error, and reads them as something that was not meant.
+# Python reads unknown escapes as a backslash and a letter, which was not meant, and warns on standard error.
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _KNOWN_ESCAPES = frozenset("\n\\'\"abfnrtv0123xNuU")
 # Gemma's templates write values by `tojson`.
 _JSON_CONSTANTS: Mapping[str, Json] = {"true": True, "false": False, "null": None}
 
 ReadTurn = Callable[[str, bool], Sequence[ToolCall | MalformedCall]]
-"""Reads the calls of a text without thought and tags, given whether tags mark it as calls. Empty: it has none."""
+"""Reads the calls of a text without thought and tags; the flag says that tags marked it as calls. Empty for none."""
 
 
 def parse_whole_turn(text: str, read: ReadTurn) -> Parsed:
-    """The calls in a turn that has nothing else, except for a thought and Llama's tags.
+    """Read the calls of a turn that has nothing else, except for a thought and Llama's tags.
 
-    The turn may have only the end of its thought, because the chat template begins it. An argument may have the same
-    text, so a turn is first read as if it had no thought.
+    The turn may have only the end of its thought, because the chat template begins it. An argument may contain
+    `</think>`, too, so a turn is first read as if it had no thought.
     """
     thought = text.find(_THOUGHT) + len(_THOUGHT) if _THOUGHT in text else 0
     for start in dict.fromkeys((0, thought)):
@@ -61,7 +61,7 @@ class LlamaJson:
     """
 
     def parse(self, text: str, tools: Schemas = ()) -> Parsed:
-        """The calls in a turn (see `ToolParser.parse`). The schemas are not needed, because JSON has types."""
+        """Read the calls in a turn (see `ToolParser.parse`). The schemas are not needed, because JSON has types."""
         return parse_whole_turn(text, _read_objects)
 
 
@@ -74,7 +74,7 @@ def _read_objects(text: str, tagged: bool) -> list[ToolCall | MalformedCall]:
         start = position
         try:
             value, position = read_json_at(text, start)
-        except UnreadableError as error:  # where the next call begins cannot be told
+        except UnreadableError as error:  # the beginning of the next call is not known
             return [*calls, _malformed(text[start:], error, _LLAMA_FORM)]
         try:
             calls.append(call_from_object(value, keys=_KEYS, ignored=("type",)))
@@ -105,7 +105,7 @@ class Pythonic:
     """
 
     def parse(self, text: str, tools: Schemas = ()) -> Parsed:
-        """The calls in a turn (see `ToolParser.parse`). The schemas are not needed, because literals have types."""
+        """Read the calls in a turn (see `ToolParser.parse`). The schemas are not needed: literals have types."""
         return parse_whole_turn(text, _read_list)
 
 
