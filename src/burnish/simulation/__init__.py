@@ -1,4 +1,4 @@
-"""How long a run would take on other numbers of devices: a discrete-event simulation of sampling and training.
+"""A discrete-event simulation of sampling and training, to predict how long a run takes on other numbers of devices.
 
-`lengths`, `fit` and `recorded` say what a response and a phase cost, `schedule` plays the steps, `forecast` sums up.
+`lengths`, `fit` and `recorded` give the costs of responses and phases, `schedule` plays the steps, `forecast` sums up.
 """

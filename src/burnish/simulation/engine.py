@@ -1,4 +1,4 @@
-"""One simulated engine: rows that share a processor, each token of one row taking as long as those of all."""
+"""One simulated engine: all its rows share a processor and advance by one token at the same time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from burnish.simulation.settings import Decoding
 
 _SAME_TOKEN = 1e-6
-"""Rows that end within this part of a token end together."""
+"""Rows whose ends are less than this part of a token apart end together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When an engine had rows of a step's batch."""
+    """Time span in which an engine had rows of a step's batch."""
 
     engine: int
     step: int
@@ -23,18 +23,18 @@ class Span:
 
 @dataclass(slots=True)
 class Response:
-    """One response on its way. `group` counts from the start of the run."""
+    """One response, waiting or being sampled. `group` counts from the start of the run."""
 
     step: int
     group: int
     tokens: int
     version: int
-    """Of the weights that must sample it, or, once it has begun, that sampled its first token."""
+    """Version of the weights that must sample it or, once it has begun, that sampled its first token."""
 
 
 @dataclass(slots=True)
 class Engine:
-    """Rows end when the engine's own clock, which counts decoded tokens per row, reaches their length."""
+    """A simulated engine. Its clock counts decoded tokens per row, and a row ends when the clock reaches its length."""
 
     index: int
     decoding: Decoding
@@ -43,7 +43,7 @@ class Engine:
     idle_seconds: float = 0.0
     spans: dict[int, Span] = field(default_factory=dict)
     _rows: list[tuple[float, int, Response]] = field(default_factory=list)
-    """A heap by the clock at which they end."""
+    """A heap, ordered by the clock at which rows end."""
     _clock: float = 0.0
     _context: float = 0.0
     _time: float = 0.0
@@ -65,7 +65,7 @@ class Engine:
         self.spans[response.step] = Span(self.index, response.step, now if known is None else known.start, now)
 
     def stop(self, now: float, seconds: float) -> None:
-        """Decode nothing for a while: for prompts, and for weights that arrive in the middle of responses."""
+        """Stop decoding for a while: to read prompts, and to take weights in the middle of responses."""
         self._stopped_until = max(self._stopped_until, now) + seconds
 
     def advance(self, now: float) -> None:
@@ -80,20 +80,20 @@ class Engine:
         self._time = max(self._time, now)
 
     def next_end(self) -> float | None:
-        """When the next row ends, if none joins before."""
+        """Time at which the next row ends, if none joins before."""
         if not self._rows:
             return None
         tokens = max(0.0, self._rows[0][0] - self._clock)
         return max(self._time, self._stopped_until) + self.decoding.seconds(tokens, len(self._rows), self._context)
 
     def finish(self, now: float) -> list[Response]:
-        """The rows that end now, which leave. To be called at `next_end`."""
+        """Remove and return the rows that end now. To be called at `next_end`."""
         self.advance(now)
         if not self._rows:
             return []
         done: list[Response] = []
         end = self._rows[0][0] + _SAME_TOKEN
-        self._clock = self._rows[0][0]  # exactly, whatever rounding has left
+        self._clock = self._rows[0][0]  # exactly, without rounding errors
         while self._rows and self._rows[0][0] <= end:
             response = heapq.heappop(self._rows)[2]
             self._context -= self.prompt_tokens + response.tokens

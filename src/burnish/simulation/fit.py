@@ -1,4 +1,4 @@
-"""Measured seconds to the few numbers that a simulation needs. Least squares without negative coefficients."""
+"""Fit the few numbers of a simulation to measured seconds: least squares without negative coefficients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AS_GOOD = 1.0001
 
 @dataclass(frozen=True, slots=True)
 class DecodedStep:
-    """What an engine decoded in one step, and how long it took."""
+    """Amount that an engine decoded in one step, and its seconds."""
 
     iterations: float
     """Passes of the model: one for each token of the longest row, more if rows had to wait."""
@@ -32,7 +32,7 @@ class DecodedStep:
 
 
 def decoded_step(rows: Sequence[tuple[int, int]], places: int, seconds: float) -> DecodedStep:
-    """The step of an engine with so many places, from the prompt and response lengths of its rows."""
+    """Compute a step of an engine with so many places, from the (prompt, response) lengths of its rows."""
     context = sum(tokens * prompt + tokens * (tokens - 1) / 2 for prompt, tokens in rows)
     return DecodedStep(
         iterations=passes([tokens for _, tokens in rows], places),
@@ -43,7 +43,7 @@ def decoded_step(rows: Sequence[tuple[int, int]], places: int, seconds: float) -
 
 
 def passes(lengths: Sequence[int], places: int) -> int:
-    """Passes until all rows are done when each free place goes to the next row at once."""
+    """Count the passes until all rows are done, if each free place goes to the next row at once."""
     ends: list[int] = []
     for tokens in lengths:
         started = heapq.heappop(ends) if len(ends) >= places else 0
@@ -52,10 +52,10 @@ def passes(lengths: Sequence[int], places: int) -> int:
 
 
 def fit_decoding(steps: Sequence[DecodedStep]) -> Decoding:
-    """The decoding costs that come closest to the measured seconds.
+    """Fit the costs of decoding to the measured seconds.
 
-    Steps that are alike cannot tell the three terms apart. The fit then uses as few of them as explain the times, and
-    is good for steps like these only.
+    Similar steps cannot separate the three terms. The fit then uses as few of them as explain the times, and is valid
+    only for steps like these.
     """
     if not steps:
         raise DataError("no step with decoding seconds", remedy="record a run with rollout.engine: local")
@@ -65,7 +65,7 @@ def fit_decoding(steps: Sequence[DecodedStep]) -> Decoding:
 
 
 def fit_phase(points: Sequence[tuple[int, float]]) -> Phase:
-    """`fixed + divided / devices` through (devices, seconds). One point is taken to divide perfectly."""
+    """Fit `fixed + divided / devices` to (devices, seconds). One number of devices is taken to divide perfectly."""
     if not points:
         raise DataError("no measured seconds of this phase", remedy="give seconds for at least one number of devices")
     if len({devices for devices, _ in points}) == 1:
@@ -78,8 +78,8 @@ def fit_phase(points: Sequence[tuple[int, float]]) -> Phase:
 def nonnegative_least_squares(table: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
     """Coefficients >= 0 with the least sum of squared *relative* errors; `table` has a row per target.
 
-    Relative, because a step that takes ten times as long is also measured ten times as badly. Every subset of the (few)
-    columns is tried; of fits that are equally good the one with the fewest columns is taken.
+    Relative, because the error of a measurement grows with its length. Every subset of the (few) columns is tried; of
+    fits that are equally good the one with the fewest columns is taken.
     """
     width = len(table[0])
     scaled = [[value / target for value in row] for row, target in zip(table, targets, strict=True) if target > 0]

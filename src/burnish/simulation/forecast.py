@@ -1,4 +1,4 @@
-"""What a run takes on given devices: step time, waits, staleness, hours, money, and the layout that suits best."""
+"""Forecast of a run on given devices: step time, waits, staleness, hours, money, and the best layout."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from burnish.simulation.schedule import PlayedStep, Timeline, play
 from burnish.simulation.settings import Failures, Layout, SimulationSettings
 
 PLAYED_STEPS = 6
-"""Steps that are averaged, after those in which the pipeline fills."""
+"""Number of steps that are averaged, after the pipeline has filled."""
 _SEARCH_STEPS = 3
-"""The same while layouts are only compared."""
+"""Number of averaged steps when layouts are only compared."""
 _FASTER = 0.9
-"""Twice the devices count as faster if a step takes at most this part of the time."""
+"""Doubling the devices counts as faster if a step takes at most this part of the time."""
 _MAX_DOUBLINGS = 20
 _FIRST_TRIES = (0.125, 0.25, 0.4, 0.55, 0.75)
-"""Parts of the devices that sample, from which the search for the best split begins."""
+"""Fractions of sampling devices with which the search for the best split begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The run on one layout. Means over steps with a full pipeline; `max_staleness` is what the run was played with."""
+    """The run on one layout. Means over steps with a full pipeline; `max_staleness` is the one that was simulated."""
 
     layout: Layout
     max_staleness: int
     step_seconds: float
     trainer_wait_seconds: float
-    """Of a step, for which the trainers wait for samples. Colocated devices do not wait for themselves: 0."""
+    """Seconds of a step for which trainers wait for samples; 0 for colocated devices, which sample themselves."""
     tail_wait_seconds: float
-    """Of a step, in which only the last 5 % of the responses are still sampled and the trainers wait for them."""
+    """Seconds of a step in which the trainers wait only for the last 5 % of the responses."""
     sampler_idle_fraction: float
-    """Of the sampling devices' time, in which they neither sample nor train."""
+    """Fraction of the sampling devices' time in which they neither sample nor train."""
     staleness: dict[int, float]
     """Steps behind -> share of the responses."""
     tokens_per_second_per_device: float
     goodput: float
-    """Share of the time that is not lost to failures and checkpoints; 1 if no failures were asked for."""
+    """Share of the time that is not lost to failures and checkpoints; 1 if no failures are simulated."""
     best_checkpoint_steps: int | None
     """Steps between checkpoints that lose the least time (Young, 1974); None without failures."""
     hours: float
@@ -74,10 +74,10 @@ def forecast(settings: SimulationSettings, layout: Layout, *, num_steps: int = P
 
 
 def best_split(settings: SimulationSettings, devices: int) -> Forecast:
-    """The split into a sampling and a training pool with the shortest step.
+    """Find the split into a sampling and a training pool with the shortest step.
 
-    Tries some parts of the devices, then the neighbourhood of the best one. Raises ConfigError for fewer devices than
-    an engine and a trainer need.
+    Tries some splits, then the neighbourhood of the best one. Raises ConfigError for fewer devices than an engine and a
+    trainer need.
     """
     size = settings.devices_per_engine
     most = (devices - 1) // size
@@ -102,14 +102,14 @@ def best_split(settings: SimulationSettings, devices: int) -> Forecast:
 
 
 def synchronous(settings: SimulationSettings) -> SimulationSettings:
-    """The same run with every batch sampled by the present weights."""
+    """The same settings, with every batch sampled by the current weights."""
     return replace(settings, max_staleness=0, window=0, partial=False)
 
 
 def knee(settings: SimulationSettings) -> Forecast:
-    """The colocated layout beyond which a synchronous step hardly gets faster: twice the devices save less than 10 %.
+    """Find the colocated layout beyond which a synchronous step hardly gets faster: doubling it saves less than 10 %.
 
-    What is left there is the latency of the longest response and the fixed part of training.
+    The rest of a step is the latency of the longest response and the fixed part of training.
     """
     alone = synchronous(settings)
     here = forecast(alone, Layout.together(settings.devices_per_engine), num_steps=_SEARCH_STEPS)
@@ -122,18 +122,18 @@ def knee(settings: SimulationSettings) -> Forecast:
 
 
 def least_step_seconds(settings: SimulationSettings) -> float:
-    """A synchronous step on any number of devices: the longest response alone on its engine, and fixed costs."""
+    """Least time of a synchronous step on any devices: the longest response alone on its engine, and fixed costs."""
     longest = settings.decoding.seconds(settings.lengths.longest, 1, settings.prompt_tokens)
     fixed = settings.logprobs.fixed_seconds + settings.update.fixed_seconds + settings.push.fixed_seconds
     return settings.prefill_seconds + longest + settings.reward_seconds + fixed + settings.other_seconds
 
 
 def goodput_of(settings: SimulationSettings, layout: Layout, step_seconds: float) -> float:
-    """Share of the time that the run moves forward.
+    """Share of the time in which the run makes progress.
 
-    Training stands still for each checkpoint. A failure among the trainers costs the restart and, on average, half of
-    the steps between two checkpoints, which are trained again. A failed sampler takes its engine away for the restart;
-    its responses are sampled elsewhere, so the pool is smaller for a while (taken to slow the step in full proportion).
+    Training stops for each checkpoint. A failure among the trainers costs the restart and, on average, half of the
+    steps between two checkpoints, which are trained again. The engine of a failed sampler is away for the restart; its
+    responses are sampled elsewhere, so the pool is smaller for a while (taken to slow the step in proportion).
     """
     failures = settings.failures
     if failures is None:

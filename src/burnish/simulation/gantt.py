@@ -1,4 +1,4 @@
-"""The first steps of a play as a chart on one HTML page: no scripts, nothing fetched, light and dark."""
+"""The first simulated steps as a chart on one HTML page: no scripts, nothing fetched, light and dark."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _section(settings: SimulationSettings, one: Forecast) -> str:
 
 
 def chart(settings: SimulationSettings, one: Forecast) -> str:
-    """Trainers and some engines as rows, time from left to right; the shade of a bar is its step's."""
+    """Draw trainers and some engines as rows, with time from left to right. The shade of a bar shows its step."""
     steps = one.timeline.steps[:_SHOWN_STEPS]
     end = steps[-1].updated
     engines = sorted({span.engine for span in one.timeline.spans})[:_SHOWN_ENGINES]

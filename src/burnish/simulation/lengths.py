@@ -1,4 +1,4 @@
-"""How long responses are: the distribution that decides how long a synchronous step waits for its last one."""
+"""Distributions of response lengths, which decide how long a synchronous step waits for its last response."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def draw(lengths: Lengths, count: int, dice: random.Random, *, stands_for: int =
     """Lengths of `count` responses in random order.
 
     With `stands_for` r > 1 they represent r x count responses: one from each of `count` equal parts of the
-    distribution, and the longest as long as the longest of them all, because a step waits for that one. Their
-    mean is too high by that one response: 1 to 2 % for a thousand of them.
+    distribution, and the longest as long as the longest of r x count, because a step waits for it. That one response
+    makes their mean too high: by 1 to 2 % for a thousand of them.
     """
     if stands_for == 1:
         return [lengths.quantile(dice.random()) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""The numbers of a simulation: from a file of numbers, a recorded run or the run file, whichever has one first."""
+"""The numbers of a simulation, each from the first that has it: a file of numbers, a recorded run, the run file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KNOWN = (*_COUNTS, *_COUNTS_FROM_0, *_SECONDS, "partial", *_PHASES, *_SECTIONS)
 
 @dataclass(slots=True)
 class _Reader:
-    """A file of numbers and all that is wrong with it."""
+    """A file of numbers and the problems found in it."""
 
     data: Mapping[str, Json]
     problems: list[Problem] = field(default_factory=list)
@@ -65,7 +65,7 @@ class _Reader:
 
 
 def read_numbers(path: Path) -> dict[str, object]:
-    """The fields of SimulationSettings that a file (YAML) gives.
+    """Read fields of SimulationSettings from a file (YAML).
 
     Raises one ConfigError for all problems: unknown keys, and values of the wrong kind or out of range.
     """
@@ -104,7 +104,7 @@ def _fields(reader: _Reader) -> Iterator[tuple[str, object]]:
 
 
 def _values(reader: _Reader, name: str, required: Sequence[str]) -> dict[str, float]:
-    """The numbers of a section, with 1 in place of what is missing or wrong, which has been noted."""
+    """Read the numbers of a section. Missing and wrong ones are noted as problems, and 1 stands in for them."""
     section, known = reader.section(name), _SECTIONS[name]
     reader.unknown(section, known, f"{name}.")
     for key in required:
@@ -150,10 +150,10 @@ def _lengths(reader: _Reader) -> Lengths:
 
 
 def recorded_numbers(recordings: Sequence[Recording], wanted: int) -> dict[str, object]:
-    """The fields that recorded runs give: with several, seconds by their numbers of devices.
+    """Derive fields from recorded runs; several runs give seconds by number of devices.
 
-    Work that divides, and what is not sampling or training, is scaled from the recorded number of responses to that of
-    the simulated step (`wanted`).
+    Work that divides, and everything besides sampling and training, is scaled from the recorded number of responses to
+    the number of the simulated step (`wanted`).
     """
     steps = [step for recording in recordings for step in recording.steps]
     responses = sum(len(step.responses) for step in steps)
@@ -172,7 +172,7 @@ def recorded_numbers(recordings: Sequence[Recording], wanted: int) -> dict[str, 
 
 
 def _recorded_phase(recordings: Sequence[Recording], name: str, responses: int) -> Phase:
-    """Of runs with steps of several sizes, the seconds are first brought to one size, the mean."""
+    """Fit a phase. Seconds of runs with different sizes of steps are first scaled to their mean size."""
     size = sum(recording.responses_per_step for recording in recordings) / len(recordings)
     scales = [size / recording.responses_per_step for recording in recordings]
     points = [(r.devices, r.mean(name) * scale) for r, scale in zip(recordings, scales, strict=True)]
@@ -183,9 +183,9 @@ def _recorded_phase(recordings: Sequence[Recording], name: str, responses: int) 
 def simulation_settings(
     config: RlConfig, recordings: Sequence[Recording] = (), typed: Mapping[str, object] | None = None
 ) -> SimulationSettings:
-    """The settings of a run: `typed` numbers before recorded ones before those of the run file.
+    """Combine the settings of a run: `typed` numbers win over recorded ones, and these over the run file.
 
-    Raises ConfigError if nothing says how long responses are, or how long decoding and updating take.
+    Raises ConfigError if the lengths of responses, or the seconds of decoding and updating, are not known.
     """
     found: dict[str, object] = {
         "prompts_per_step": config.rollout.prompts_per_step,

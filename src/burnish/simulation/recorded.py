@@ -1,4 +1,4 @@
-"""What a recorded run tells a simulation: lengths from its rollouts, seconds from its metrics."""
+"""Measurements of a recorded run for a simulation: lengths from its rollouts, seconds from its metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METRICS_FILE = "metrics.jsonl"
 _REMEDY = "give the `output` of a finished or interrupted `burnish rl`"
 _DEFAULT_PLACES = 256
 _WARM_UP = 2
-"""Steps at the beginning that are left out where at least as many others remain: kernels are built and tried there."""
+"""Number of first steps to leave out if at least as many remain: kernels are built and tried in them."""
 _NAMED = (
     "time/generate_seconds",
     "time/reward_seconds",
@@ -47,7 +47,7 @@ class RecordedStep:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A run of `burnish rl` as a simulation sees it. `devices` are those that trained (and sampled) it."""
+    """A run of `burnish rl` as a simulation sees it. `devices`: number of devices that trained (and sampled) it."""
 
     folder: Path
     devices: int
@@ -68,7 +68,7 @@ class Recording:
         return sum(prompts) / len(prompts)
 
     def mean(self, name: str) -> float:
-        """Mean over the steps of one of their seconds, by the name of the field."""
+        """Mean over the steps of a field of `RecordedStep`, in seconds."""
         return sum(getattr(step, name) for step in self.steps) / len(self.steps)
 
 
@@ -115,7 +115,7 @@ def _recorded_step(row: Mapping[str, float], lines: Sequence[RecordedLine], plac
 
 
 def _decoded(lines: Sequence[RecordedLine], places: int, lanes: int, seconds: float) -> DecodedStep:
-    """What was decoded in all portions of the step (`burnish.rollouts.portions`), whose seconds are a sum, too."""
+    """Sum up the decoding of all portions of the step (`burnish.rollouts.portions`). `seconds` is their sum, too."""
     groups: dict[object, list[tuple[int, int]]] = {}
     for number, (line, lengths) in enumerate(zip(lines, _lengths(lines), strict=True)):
         groups.setdefault(line.get("group_id", ("alone", number)), []).append(lengths)
@@ -133,8 +133,8 @@ def _decoded(lines: Sequence[RecordedLine], places: int, lanes: int, seconds: fl
 
 
 def _lengths(lines: Sequence[RecordedLine]) -> Iterator[tuple[int, int]]:
-    """Prompt and response lengths. What tools and environments said was read and not sampled, so it counts as prompt:
-    decoding is as long as what was sampled, and training passes are over all of it."""
+    """Yield prompt and response lengths. Texts of tools and environments were read and not sampled, so they count as
+    prompt: decoding depends on the sampled tokens, training passes on all tokens."""
     for line in lines:
         sampled = num_sampled(line)
         given = len(line["response_tokens"]) - sampled

@@ -1,19 +1,18 @@
-"""Plays the steps of a run in time: which engine samples what with which weights, and when the trainers have a batch.
+"""Plays the steps of a run in time: which engine samples which response with which weights, and when a batch is ready.
 
 An event-driven simulation. Engines share their processor among their rows (`engine`); the trainers are one machine that
-takes a batch, updates, and pushes the weights. Three rules for who may sample what, all in steps of the loop:
+takes a batch, updates, and pushes the weights. Three rules say which weights may sample a batch, in steps of the loop:
 
 - exact (default): the batch of step s is sampled by the weights after step max(0, s - 1 - max_staleness). An engine
-  finishes what it has of one version before it takes up the next; other engines do not wait for it.
-- window, which other trainers have: groups may overtake a slow one. A step takes the first groups that are done among
-  the oldest one and the prompts_per_step + window - 1 that were asked for after it; `window` more groups are open at a
-  time. Every response begins with the newest weights. Staleness is at most
-  max_staleness + 1 + ceil((2 window - 1) / prompts_per_step).
+  finishes its responses of one version before it takes the next one; other engines do not wait for it.
+- window, as in other trainers: groups may overtake a slow one. A step takes the first groups that are done among the
+  oldest one and the next prompts_per_step + window - 1; `window` more groups are open at a time. Every response
+  begins with the newest weights. Staleness is at most max_staleness + 1 + ceil((2 window - 1) / prompts_per_step).
 - partial: engines take new weights in the middle of responses.
 
 With `stream` parts, the trainers begin with a part of a batch as soon as so many groups are there.
 
-Colocated devices need no rule of their own: with max_staleness 0, sampling and training alternate anyway.
+Colocated devices need no separate rule: with max_staleness 0, sampling and training alternate anyway.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from burnish.simulation.lengths import draw
 from burnish.simulation.settings import Layout, SimulationSettings
 
 MAX_RESPONSES = 1024
-"""Responses per step that are played one by one. Of a larger step a part of the engines, which are alike, is played."""
+"""Largest number of responses per step to simulate. For a larger step, only a part of the (equal) engines is."""
 _TAIL = 0.95
-"""What is sampled after this part of a batch's responses is its tail."""
+"""Fraction of a batch's responses after which its tail begins."""
 
 Event = Literal["rows", "group", "part", "updated", "pushed"]
 
@@ -45,26 +44,26 @@ class PlayedStep:
 
     step: int
     nearly_ready: float
-    """All but 5 % of the batch's responses were sampled."""
+    """Time at which all but 5 % of the batch's responses were sampled."""
     ready: float
-    """The batch, or its last part, was sampled and scored, and the trainers took it."""
+    """Time at which the batch, or its last part, was sampled and scored, and the trainers took it."""
     began: float
-    """The trainers took the batch, or its first part."""
+    """Time at which the trainers took the batch, or its first part."""
     updated: float
     staleness: Counter[int]
-    """Steps between the weights of a response's first token and those that learn from it -> number of responses."""
+    """Steps between the weights that sampled a response's first token and the update that uses it -> responses."""
     waited: float
-    """Time for which the trainers had nothing to do before it."""
+    """Time for which the trainers were idle before the step."""
 
     @property
     def tail_wait(self) -> float:
-        """The part of the wait that was for the last 5 % of the responses."""
+        """Part of the wait that was for the last 5 % of the responses."""
         return min(self.waited, self.ready - self.nearly_ready)
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What was played. `spans` and `sampler_idle_fraction` are those of the engines that were played."""
+    """Result of a play. `spans` and `sampler_idle_fraction` cover the simulated engines."""
 
     steps: tuple[PlayedStep, ...]
     spans: tuple[Span, ...]
@@ -87,17 +86,17 @@ def play(settings: SimulationSettings, layout: Layout, num_steps: int) -> Timeli
 
 @dataclass(slots=True)
 class _Batch:
-    """What is known of a step's batch while it is sampled."""
+    """State of a step's batch while it is sampled."""
 
     missing: int
     late: int
-    """Responses that are its tail."""
+    """Number of responses in its tail."""
     nearly_ready: float = 0.0
 
 
 @dataclass(slots=True)
 class _Group:
-    """A group of responses: how many are missing, and the weights that began each."""
+    """A group of responses: the number of missing ones, and the weights that began each."""
 
     missing: int
     versions: list[int] = field(default_factory=list)
@@ -106,7 +105,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Part:
-    """The parts of the present step that were trained on."""
+    """The parts of the current step that were trained on."""
 
     groups: int = 0
     began: float | None = None
@@ -115,7 +114,7 @@ class _Part:
 
 
 class _Play:
-    """The state of a play, and what happens at each kind of event."""
+    """The state of a play, with a method for each kind of event."""
 
     def __init__(self, settings: SimulationSettings, layout: Layout, num_steps: int) -> None:
         self.settings, self.layout, self.num_steps = settings, layout, num_steps
@@ -127,15 +126,15 @@ class _Play:
         self.order = count()
         self.stamps = [0] * played
         self.free: list[tuple[int, int]] = [(0, i) for i in range(played)]
-        """A heap of (rows, engine); entries that are no longer true are passed over."""
+        """A heap of (rows, engine); outdated entries are skipped."""
         self.waiting: deque[Response] = deque()
         self.open = 0
         self.dice = random.Random(settings.seed)
         self.groups: dict[int, _Group] = {}
-        """Groups that no step has taken yet, in the order in which they were asked for."""
+        """Groups that no step has taken yet, in the order in which they were opened."""
         self.batches: dict[int, _Batch] = {}
         self.lengths: list[int] = []
-        """Of the responses of the newest batch that nobody has asked for yet."""
+        """Lengths of the newest batch's responses that were not opened yet."""
         self.opened_groups = 0
         self.version = 0
         self.steps: list[PlayedStep] = []
@@ -165,7 +164,7 @@ class _Play:
         return self.timeline()
 
     def open_batches(self) -> None:
-        """Ask for all groups that the present weights may sample."""
+        """Open all groups that the current weights may sample."""
         allowed = (self.version + self.settings.max_staleness + 1) * self.prompts
         allowed += round(self.settings.window / self.stands_for)
         size = self.settings.group_size
@@ -182,14 +181,14 @@ class _Play:
             self.opened_groups += 1
 
     def dispatch(self, now: float) -> None:
-        """Give waiting responses to the engines with the fewest rows, to none more than its fair share."""
+        """Give waiting responses to the engines with the fewest rows, up to a fair share for each."""
         places = min(self.settings.rows_per_engine, math.ceil(self.shared_out() / len(self.engines)))
         touched: set[int] = set()
         while self.waiting and self.free:
             rows, index = heapq.heappop(self.free)
             engine = self.engines[index]
             if rows != engine.num_rows or not self.may_take(engine, self.waiting[0]):
-                continue  # an engine that may not take the first one comes back when a row of it ends
+                continue  # an engine that may not take the first response returns when one of its rows ends
             if rows >= places:
                 heapq.heappush(self.free, (rows, index))
                 break
@@ -205,21 +204,21 @@ class _Play:
             self.expect(index)
 
     def shared_out(self) -> int:
-        """Responses of which each engine gets an equal share: all that are open if any engine may take them, else a
-        batch, because the first engine to finish a version must not take what the others will soon be free for."""
+        """Number of responses to share out equally: all open ones if any engine may take them, else one batch, because
+        the first engine to finish a version must not take responses for which others will soon be free."""
         if self.settings.partial:
             return self.open
         return (self.prompts + round(self.settings.window / self.stands_for)) * self.settings.group_size
 
     def may_take(self, engine: Engine, response: Response) -> bool:
-        """Whether its weights are the ones asked for, or can be changed because it has no row."""
+        """Return whether the engine has the right weights, or can change them because it has no row."""
         if self.settings.partial or engine.num_rows == 0:
             return True
         wanted = self.version if self.settings.window else response.version
         return engine.version == wanted
 
     def expect(self, index: int) -> None:
-        """Announce the engine's next end of a row; what was announced before no longer holds."""
+        """Schedule the event of the engine's next end of a row; earlier such events become void."""
         self.stamps[index] += 1
         end = self.engines[index].next_end()
         if end is not None:
@@ -244,7 +243,7 @@ class _Play:
         self.dispatch(now)
 
     def begin_part(self, now: float) -> None:
-        """Train on the next part of a batch (all of it, unless `stream` says otherwise) if the trainers are free."""
+        """Train on the next part of a batch (all of it unless `stream` is above 1) if the trainers are free."""
         taken = [] if self.training or len(self.steps) == self.num_steps else self.part_groups()
         if not taken:
             return
@@ -266,7 +265,7 @@ class _Play:
         self.tell(now + seconds, "updated", step)
 
     def part_groups(self) -> list[int]:
-        """The groups of the next part, if so many are scored."""
+        """The groups of the next part; empty until enough are scored."""
         step, window = len(self.steps) + 1, self.settings.window
         size = min(-(-self.prompts // self.settings.stream), self.prompts - self.part.groups)
         if window:
@@ -279,7 +278,7 @@ class _Play:
         return done[:size] if len(done) >= size else []
 
     def updated(self, now: float, step: int) -> None:
-        """The weights have moved. They travel while the trainers go on."""
+        """Handle the end of an update. The new weights are pushed while the trainers go on."""
         self.training, self.free_since = False, now
         push = self.settings.push.seconds(self.layout.samplers)
         if self.settings.partial:
@@ -304,7 +303,7 @@ class _Play:
 
 
 def _played(settings: SimulationSettings, num_engines: int) -> tuple[int, int]:
-    """Prompts per step and engines that are played, in the proportion of the real ones."""
+    """Numbers of prompts per step and engines to simulate, in their real proportion."""
     share = max(settings.responses_per_step / MAX_RESPONSES, 1.0)
     engines = max(1, min(num_engines, round(num_engines / share)))
     prompts = max(1, round(settings.prompts_per_step * engines / num_engines))

@@ -1,4 +1,4 @@
-"""What a simulation is told: what sampling and training cost, and how they are laid out on devices."""
+"""Settings of a simulation: costs of sampling and training, and their layout on devices."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Decoding:
 
         base_seconds + rows x row_seconds + context x context_seconds
 
-    where `context` is the number of prompt and response tokens of all rows together. Reading the weights is in the
-    first term, their products in the second, reading the keys and values in the third.
+    where `context` is the number of prompt and response tokens of all rows together. The first term is for reading the
+    weights, the second for the matrix products, the third for reading keys and values.
     """
 
     base_seconds: float
@@ -24,12 +24,12 @@ class Decoding:
     context_seconds: float = 0.0
 
     def seconds(self, tokens: float, rows: int, context: float) -> float:
-        """Seconds for `tokens` more tokens of each row; contexts grow on the way."""
+        """Seconds for `tokens` more tokens of each row, with growing contexts."""
         first = self.base_seconds + rows * self.row_seconds + context * self.context_seconds
         return tokens * first + self.context_seconds * rows * tokens * (tokens - 1) / 2
 
     def tokens(self, seconds: float, rows: int, context: float) -> float:
-        """Tokens of each row in that time: the inverse of `seconds`, which is quadratic in the tokens."""
+        """Tokens of each row in that time: the inverse of `seconds`, which is quadratic in tokens."""
         half = self.context_seconds * rows / 2
         linear = self.base_seconds + rows * self.row_seconds + context * self.context_seconds - half
         if half == 0.0:
@@ -50,7 +50,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How often devices fail, and what a failure costs.
+    """Rate and cost of failures of devices.
 
     A failed trainer sends all trainers back to the last checkpoint. A failed sampler is only away for
     `restart_seconds`: its responses are sampled again elsewhere.
@@ -60,7 +60,7 @@ class Failures:
     """Mean time between failures of one device."""
     restart_seconds: float = 300.0
     checkpoint_seconds: float = 30.0
-    """Time for which training stands still to write one checkpoint."""
+    """Time for which training stops to write one checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +78,28 @@ class SimulationSettings:
     update: Phase
     """Optimizer steps of one step of the loop, by the number of training devices."""
     logprobs: Phase = Phase()
-    """Log-probabilities and values before the update, likewise."""
+    """Log-probabilities and values before the update, by the number of training devices."""
     push: Phase = Phase()
-    """From updated weights to engines that sample with them, by the number of sampling devices."""
+    """Time from updated weights to engines that sample with them, by the number of sampling devices."""
     other_seconds: float = 0.0
-    """What a step spends on nothing of the above: recording, logging, building the batch."""
+    """Seconds of a step that the above do not cover: recording, logging, building the batch."""
     prompt_tokens: float = 0.0
     """Mean prompt length, part of the context of every row."""
     prefill_seconds: float = 0.0
     """Time for which a joining response stops its engine: its prompt, or its share of a shared one."""
     reward_seconds: float = 0.0
-    """From the end of a response to its score."""
+    """Time from the end of a response to its score."""
     devices_per_engine: int = 1
     rows_per_engine: int = 256
-    """Responses that an engine decodes side by side; more wait their turn."""
+    """Responses that an engine decodes at the same time; further ones wait."""
     max_staleness: int = 0
     """The batch of step s is sampled with the weights after step max(0, s - 1 - max_staleness)."""
     window: int = 0
-    """Groups that may overtake a slow one, as in other trainers; 0 takes every batch as it was asked for."""
+    """Groups that may overtake a slow one, as in other trainers; with 0, batches keep their order."""
     partial: bool = False
-    """Whether engines take new weights in the middle of responses."""
+    """True if engines take new weights in the middle of responses."""
     stream: int = 1
-    """Parts of a batch on which training may begin one after the other, as their groups become ready."""
+    """Number of parts of a batch that are trained on one by one, as their groups become ready."""
     checkpoint_every_steps: int | None = None
     price_per_device_hour: float | None = None
     failures: Failures | None = None
@@ -125,7 +125,7 @@ class SimulationSettings:
         return self.responses_per_step * self.lengths.mean
 
     def training_seconds(self, devices: int) -> float:
-        """One step's time on the training devices."""
+        """Seconds of one step on the training devices."""
         return self.logprobs.seconds(devices) + self.update.seconds(devices) + self.other_seconds
 
 
@@ -150,6 +150,6 @@ class Layout:
 
 
 def _check_finite(name: str, value: float) -> None:
-    """Of a number on the command line, which is at least 0 or none at all."""
+    """Refuse infinity and NaN, which pass the command line's check for numbers of at least 0."""
     if not math.isfinite(value):
         raise ConfigError(f"{name} is {value:g}", remedy="give a number of at least 0")
