@@ -43,7 +43,7 @@ _ENGINE = (("start", "time/engine_start_seconds"), ("sleep and wake", "time/engi
 _AHEAD = (("sync", "time/sync_seconds"), ("generate", "time/generate_seconds"), ("reward", "time/reward_seconds"))
 _WAIT = "time/wait_seconds"
 MAX_POINTS = 800
-"""Of one line. Of more steps a line keeps its extremes (`peaks`), and a stack the means (`_means`)."""
+"""Most points of a line. With more steps, a line keeps its extremes (`peaks`), and a stack means (`_means`)."""
 
 
 class Histogram(TypedDict):
@@ -57,7 +57,7 @@ class Histogram(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of one or several metrics. Those that the run does not have are left out."""
+    """A chart of one or several metrics. Metrics that the run does not have are left out."""
 
     section: str
     title: str
@@ -181,11 +181,11 @@ FAMILIES: tuple[tuple[str, str, str, str], ...] = (
     ("Reward model", "Accuracy by lead", "eval/accuracy_by_gap/", ""),
     ("Reward model", "Accuracy by labelled margin", "eval/accuracy_by_margin/", ""),
 )
-"""Section, title, and the prefix and suffix of the metrics that share one chart, with a line each."""
+"""Section, title, and the prefix and suffix of the metrics that share one chart, each with its own line."""
 
 
 def build_charts(rows: Sequence[Mapping[str, float]]) -> list[ChartData]:
-    """The charts that the run has data for. Metrics in no chart follow in "Further", with a chart each."""
+    """Build the charts that the run has data for. Other metrics follow in "Further", each with its own chart."""
     data = columns([dict(row) for row in rows])
     charts = [_chart(c.section, c.title, c.help or _meaning(c.metrics), c.metrics, data) for c in CHARTS]
     families = {title: _family(begin, end, data) for _, title, begin, end in FAMILIES}
@@ -212,7 +212,7 @@ def build_charts(rows: Sequence[Mapping[str, float]]) -> list[ChartData]:
 
 
 def overlay(runs: Sequence[tuple[str, Sequence[ChartData]]]) -> list[ChartData]:
-    """The line charts of several runs. Charts with the same title are overlaid, and charts of a single run are kept.
+    """Overlay the line charts of several runs that have the same title. Charts of a single run are kept.
 
     Each series has the number of its run (`run`) and of its metric in the chart (`metric`). Stacked charts and scatter
     plots cannot be overlaid and are left out.
@@ -231,7 +231,7 @@ def overlay(runs: Sequence[tuple[str, Sequence[ChartData]]]) -> list[ChartData]:
                 known.append(series["label"])
             metric = known.index(series["label"])
             into["series"].append({**series, "label": f"{name}: {series['label']}", "run": number, "metric": metric})
-        if chart["help"] != into["help"]:  # as of held-out scores, which name the step of one run
+        if chart["help"] != into["help"]:  # such as held-out scores, whose help names the step of one run
             into["help"] = into["help"].partition(";")[0]
     return list(found.values())
 
@@ -281,7 +281,7 @@ def headline(rows: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
 
 
 def evenly(items: Sequence[T], limit: int) -> list[T]:
-    """At most `limit` of them, evenly spread, including the first and the last; of several, the last stands alone."""
+    """Pick at most `limit` items, evenly spread, with the first and the last one; with a limit of 1, the last."""
     if len(items) <= limit:
         return list(items)
     if limit == 1:
@@ -297,7 +297,7 @@ def _chart(
 
 
 def _meaning(metrics: Sequence[tuple[str, str]]) -> str:
-    """What a chart of a single metric shows; several are explained by their labels."""
+    """Explanation of a chart of a single metric; empty for several, which their labels explain."""
     return explain(metrics[0][1]) if len(metrics) == 1 else ""
 
 
@@ -314,8 +314,8 @@ def _series(label: str, column: Column) -> Series:
 
 
 def peaks(values: Sequence[float], limit: int) -> list[int]:
-    """At most `limit` (4 or more) places, with the first, lowest, highest and last of equal stretches: what stands out
-    in one step is still seen."""
+    """Pick at most `limit` (4 or more) positions: first, lowest, highest and last of equal stretches, so that outliers
+    of a single step stay visible."""
     if len(values) <= limit:
         return list(range(len(values)))
     bounds = evenly(range(len(values) + 1), limit // 4 + 1)
@@ -326,7 +326,7 @@ def peaks(values: Sequence[float], limit: int) -> list[int]:
 
 
 def _means(label: str, column: Column) -> Series:
-    """For stacks, whose layers need the same steps, and to whose sums a mean is true."""
+    """Thin a column by means. For stacks, whose layers need the same steps and whose sums a mean preserves."""
     steps, values = column
     if len(steps) <= MAX_POINTS:
         return _series(label, column)
@@ -339,7 +339,7 @@ def _time_split(data: Mapping[str, Column]) -> ChartData:
     """Seconds of each phase, stacked. A phase that is missing in a step took 0 seconds."""
     # The sum, and parts of `generate`.
     counted = {"time/step_seconds", _ANSWERS_SECONDS, *(name for _, name in (*_SAMPLING, *_ENGINE))}
-    if _WAIT in data:  # a batch that is sampled ahead takes its time next to the step
+    if _WAIT in data:  # a batch that is sampled ahead takes its time in parallel to the step
         counted |= {name for _, name in _AHEAD}
     names = [name for name in data if _is_phase(name) and name not in counted]
     steps = sorted({step for name in names for step in data[name][0]})

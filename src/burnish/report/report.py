@@ -40,7 +40,7 @@ _DOMAIN = re.compile(r"^domains\.[^.]+")
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A field whose value is not what it would be by itself. `default` is None also where there is none."""
+    """A field whose value differs from its default. `default` is also None if there is none."""
 
     path: str
     value: Json
@@ -50,7 +50,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """What the page shows about one run. `departures` is None, and `values` (of all fields, by path) is empty, if
+    """Contents of the page about one run. `departures` is None, and `values` (of all fields, by path) is empty, if
     config.yaml is missing or cannot be read."""
 
     name: str
@@ -66,7 +66,7 @@ class RunPage:
 
 
 class ConfigurationRow(TypedDict):
-    """A field in which a run departs from the defaults, with a value for each run."""
+    """A field in which a run differs from the defaults, with a value for each run."""
 
     path: str
     values: list[str]
@@ -94,7 +94,7 @@ def write_comparison(run_dirs: Sequence[Path], out: Path, *, limits: Limits | No
 
 
 def run_names(run_dirs: Sequence[Path]) -> list[str]:
-    """The shortest suffixes of the paths (at least the folder's name) that are different for all runs."""
+    """Name runs by the shortest suffixes of their paths (at least the folder's name) that differ for all runs."""
     parts = [folder.resolve().parts for folder in run_dirs]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
@@ -104,7 +104,7 @@ def run_names(run_dirs: Sequence[Path]) -> list[str]:
 
 
 def read_run(run_dir: Path, name: str, limits: Limits) -> RunPage:
-    """Everything that a page shows about a run. DataError if the folder is not a run's."""
+    """Read everything that a page shows about a run. DataError if the folder is not a run's."""
     rows = read_rows(run_dir / METRICS_FILE)
     if not rows:
         raise DataError(
@@ -143,8 +143,8 @@ def _thinned(rows: int) -> str:
 
 
 def configuration_table(pages: Sequence[RunPage]) -> list[ConfigurationRow]:
-    """A row for each field in which some run differs from the defaults and its preset: field, default, and a value per
-    run; empty for a run without the field. Runs of several presets may have several defaults."""
+    """Make a row for each field in which some run differs from the defaults and its preset: field, default, and a value
+    per run; empty for a run without the field. Runs with different presets may have different defaults."""
     found: dict[str, dict[str, Departure]] = {}
     for page in pages:
         for departure in page.departures or ():
@@ -162,9 +162,9 @@ def configuration_table(pages: Sequence[RunPage]) -> list[ConfigurationRow]:
 
 
 def departures(resolved: Mapping[str, Json]) -> list[Departure]:
-    """The fields of a resolved run file (`config.yaml`) that differ from the defaults and the run's preset, in order.
+    """Find the fields of a resolved run file (`config.yaml`) that differ from defaults and the run's preset, in order.
 
-    Fields without a default are always among them; so are fields that this version does not know.
+    Fields without a default, and fields that this version does not know, are always included.
     """
     kind = kind_of_data(resolved)
     known = _defaults(RUN_FILES[kind])
@@ -181,12 +181,12 @@ def departures(resolved: Mapping[str, Json]) -> list[Departure]:
 
 
 def _defaults(run_file: type[RunConfig]) -> dict[str, object]:
-    """What each field is by itself."""
+    """Default of each field, by path."""
     return {item.path: item.info.get_default(call_default_factory=True) for item in fields.iter_fields(run_file)}
 
 
 def leaves(value: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
-    """Values by dotted path, where a list without sections is one value (`stop: [a, b]`), as a reader thinks of it."""
+    """Flatten to values by dotted path. A list without sections is one value (`stop: [a, b]`), as a reader sees it."""
     found: dict[str, Json] = {}
     for key, item in value.items():
         path = f"{prefix}.{key}" if prefix else str(key)
@@ -202,7 +202,7 @@ def leaves(value: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
 
 
 def script_json(value: object) -> str:
-    """JSON that is safe inside a <script> element, because no character in it can end the element or start markup."""
+    """Write JSON that is safe inside a <script> element: no character in it can end the element or start markup."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":  # the last two end a line in older JavaScript
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -254,7 +254,7 @@ def _asset(name: str) -> str:
 
 
 def _masked_text(path: Path) -> str | None:
-    """The text with secrets masked, because a page may be passed on to others."""
+    """Read a text with its secrets masked, because the page may be passed on."""
     text = _optional_text(path)
     return None if text is None else masked_yaml(text)
 

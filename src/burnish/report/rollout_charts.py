@@ -1,9 +1,9 @@
-"""Charts from the recorded rollouts: what the best-paid and the worst-paid responses of a run look like, and the
-critic's values against the actual returns.
+"""Charts from the recorded rollouts: traits of the responses with the highest and the lowest rewards, and the critic's
+values against the actual returns.
 
-A policy that games its reward changes the form of what is paid before anyone reads it: longer or shorter responses,
-repetition, more marks of format. Each chart compares the third of a step's responses with the highest rewards to the
-third with the lowest.
+A policy that games its reward changes the form of rewarded responses before anyone reads them: longer or shorter,
+repetitive, with more markup. Each chart compares the third of a step's responses with the highest rewards to the third
+with the lowest.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ PARTS = 10
 _MARKS = re.compile(r"```|\*\*|\\boxed|^[ \t]*(?:#|[-*•] |\d+[.)] )|<\w+>", re.MULTILINE)
 
 Point = tuple[float, float]
-"""The critic's value before a token, and the return from that token on."""
+"""The critic's value before a token, and the return from this token on."""
 
 
 def repetition(text: str) -> float:
-    """Share of the three-word sequences that came before in the text; 0 for texts of fewer words."""
+    """Share of three-word sequences that occurred before in the text; 0 for texts of fewer than three words."""
     words = text.split()
     triples = list(zip(words, words[1:], words[2:], strict=False))
     return 1 - len(set(triples)) / len(triples) if triples else 0.0
 
 
 def has_format(text: str) -> bool:
-    """Whether the text has marks of format: headings, lists, bold, code, boxes or tags."""
+    """Return whether the text has markup: headings, lists, bold, code, boxes or tags."""
     return _MARKS.search(text) is not None
 
 
@@ -51,12 +51,13 @@ MEASURES: Mapping[str, tuple[str, Callable[[RecordedLine], float]]] = {
 
 
 def score_charts(folder: Path) -> list[ChartData]:
-    """A chart for each measure over at most `MAX_STEPS` training steps; empty where rewards never differ."""
+    """Make a chart for each measure over at most `MAX_STEPS` training steps; empty if rewards never differ."""
     means: list[tuple[int, Mapping[str, tuple[float, float]]]] = []
     for step, path in evenly([*recorded_files(folder).items()], MAX_STEPS):
         with reading_recorded(path):
             scored = [line for line in each_rollout(path) if not line["greedy"] and line["reward"] is not None]
-            lines = [line for line in scored if not isinstance(line["reward"], str)]  # text is of a number not finite
+            # A reward that is not finite was recorded as text.
+            lines = [line for line in scored if not isinstance(line["reward"], str)]
         best, worst = extreme_thirds([line for line in lines if line.get("ends_in") is None])
         if best:
             measured = {t: (_mean_of(measure, best), _mean_of(measure, worst)) for t, (_, measure) in MEASURES.items()}
@@ -69,7 +70,7 @@ def _mean_of(measure: Callable[[RecordedLine], float], lines: Sequence[RecordedL
 
 
 def extreme_thirds(lines: Sequence[RecordedLine]) -> tuple[list[RecordedLine], list[RecordedLine]]:
-    """The third with the highest rewards and the one with the lowest; empty if a reward would be in both."""
+    """Split off the thirds with the highest and the lowest rewards; empty if a reward would be in both."""
     ordered = sorted(lines, key=lambda line: float(line["reward"]))
     count = len(ordered) // 3
     worst, best = ordered[:count], ordered[len(ordered) - count :]

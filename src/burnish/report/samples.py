@@ -29,21 +29,21 @@ class Limits:
     """Limits of a report page. Whatever the other limits, its rollouts take at most about `total_bytes`."""
 
     steps: int = 12
-    """Number of training steps shown, and of evaluations."""
+    """Number of training steps shown, and number of evaluations."""
     prompts_per_step: int = 12
     responses_per_prompt: int = 32
     total_bytes: int = 3_000_000
 
 
 Numbers = list[float | str | None]
-"""One a token; text for what was not finite, and nothing for tokens that the policy did not sample."""
+"""One number per token; text for a number that is not finite, None for a token that the policy did not sample."""
 
 
 class Response(TypedDict):
     """A response on the page; numbers of its tokens where they were recorded.
 
-    count: sampled tokens; `given`: tokens of tools and environments, of a response with `turns`. seen: the prompt with
-    what its environment added, if it is not that of the group.
+    count: sampled tokens; `given`: tokens of tools and environments, in a response with `turns`. seen: the prompt with
+    its environment's additions, if it differs from the group's.
     """
 
     sample: int
@@ -69,8 +69,8 @@ class Response(TypedDict):
 
 
 class Group(TypedDict):
-    """A prompt and its responses; `left_out`: how many more there are. seen: the prompt of a conversation as the policy
-    saw it, with the chat template and what an environment added."""
+    """A prompt and its responses; `left_out`: number of further ones. seen: the prompt of a conversation as the policy
+    saw it, with the chat template and an environment's additions."""
 
     id: str
     prompt: Json
@@ -90,14 +90,14 @@ class Recorded(TypedDict):
 
 
 class Samples(TypedDict):
-    """What the page shows, and a note on what was left out."""
+    """Rollouts of the page, and a note on those left out."""
 
     files: list[Recorded]
     note: str
 
 
 def sample_rollouts(folder: Path, limits: Limits) -> Samples:
-    """The rollouts that fit on the page; no files if nothing was recorded."""
+    """Select the rollouts that fit on the page; empty if nothing was recorded."""
     every = [[*recorded_files(folder, evaluation=evaluation).items()] for evaluation in (False, True)]
     chosen = [file for files in every for file in evenly(files, limits.steps)]
     shown: list[Recorded] = []
@@ -113,7 +113,7 @@ def sample_rollouts(folder: Path, limits: Limits) -> Samples:
 
 
 def _read_groups(path: Path) -> list[Group]:
-    """The lines of a file by group, in the order of the file."""
+    """Read the lines of a file by group, in the order of the file."""
     groups: dict[int, Group] = {}
     with reading_recorded(path):
         for line in each_rollout(path):
@@ -136,7 +136,7 @@ def _read_groups(path: Path) -> list[Group]:
 
 @contextmanager
 def reading_recorded(path: Path) -> Iterator[None]:
-    """Turns what another kind of file causes while its lines are read into a DataError that names it."""
+    """Turn errors of reading a file that holds no rollouts into a DataError that names it."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -146,7 +146,7 @@ def reading_recorded(path: Path) -> Iterator[None]:
 
 
 def _compact(line: RecordedLine) -> Response:
-    """Only what the page shows, with numbers rounded to a few digits."""
+    """Keep only the fields that the page shows, with numbers rounded to a few digits."""
     entry: Response = {
         "sample": line["sample_index"],
         "tokens": line["token_texts"] if "token_texts" in line else [line["response"]],
@@ -178,7 +178,7 @@ def _add_turns(entry: Response, line: RecordedLine) -> None:
 
 
 def _add_numbers(entry: Response, line: RecordedLine) -> None:
-    """The numbers of the tokens that the policy sampled."""
+    """Add the recorded numbers of the tokens that the policy sampled."""
     sampled = sampled_mask(line)
 
     def of_tokens(name: str) -> Numbers:
@@ -187,7 +187,8 @@ def _add_numbers(entry: Response, line: RecordedLine) -> None:
     entry["logprobs"] = of_tokens("rollout_logprobs")
     if "token_advantages" in line:
         advantages = of_tokens("token_advantages")
-        if len({repr(value) for value in advantages if value is not None}) > 1:  # else the response's says it already
+        # A single value for all tokens is shown as the response's advantage.
+        if len({repr(value) for value in advantages if value is not None}) > 1:
             entry["advantages"] = advantages
     if "token_values" in line:
         entry["values"] = of_tokens("token_values")
@@ -196,7 +197,7 @@ def _add_numbers(entry: Response, line: RecordedLine) -> None:
 
 
 def _fit(groups: list[Group], limits: Limits, budget: int) -> list[Group]:
-    """Evenly picked groups within the budget. If even one group is too large, it is shown with fewer responses."""
+    """Pick groups evenly within the budget. If even one group is too large, it gets fewer responses."""
     groups = [_fewer(group, limits.responses_per_prompt) for group in groups]
     sizes = [_size(group) for group in groups]
     for count in range(min(len(groups), limits.prompts_per_step), 0, -1):
@@ -207,7 +208,7 @@ def _fit(groups: list[Group], limits: Limits, budget: int) -> list[Group]:
 
 
 def _shrink(group: Group, budget: int) -> Group:
-    """A single group that is too large, with fewer responses, or in the end with one response cut short."""
+    """Fit a single group into the budget, with fewer responses or in the end with one response cut short."""
     for count in range(len(group["responses"]) - 1, 0, -1):
         fewer = _fewer(group, count)
         if _size(fewer) <= budget:
@@ -242,7 +243,7 @@ def _size(group: Group) -> int:
 
 
 def _short(value: Any, digits: int = 4) -> Any:
-    """A float rounded to `digits` significant digits. Numbers that are not finite were recorded as text and stay so."""
+    """Round a float to `digits` significant digits. Numbers that are not finite were recorded as text and stay text."""
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value
 
 

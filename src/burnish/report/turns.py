@@ -9,7 +9,7 @@ from typing import Any, NotRequired, TypedDict
 from burnish.observability.recorder import RecordedLine
 
 MOST_CHARACTERS = 4_000
-"""Longest text of a message or argument on the page; what its tokens say is shown besides."""
+"""Longest text of a message or argument on the page, in addition to its tokens."""
 
 
 class ShownCall(TypedDict):
@@ -20,15 +20,15 @@ class ShownCall(TypedDict):
 
 
 class ShownMessage(TypedDict):
-    """What somebody said. `name` is that of a tool."""
+    """One message. `name` is the name of a tool."""
 
     name: str
     text: str
 
 
 class ShownTurn(TypedDict):
-    """The tokens from `start` up to `stop` of a response, by one author. `calls` are those of a turn of the policy;
-    `messages` what a tool or an environment said, in the last turn of the policy at the end."""
+    """The tokens from `start` up to `stop` of a response, by one author. `calls`: of a turn of the policy; `messages`:
+    of a tool or an environment, which may also speak at the end of the policy's last turn."""
 
     author: str
     start: int
@@ -44,23 +44,23 @@ def shown_turns(line: RecordedLine) -> list[ShownTurn]:
 
 
 def spoken(line: RecordedLine) -> list[str]:
-    """The text of each turn, for a response whose tokens were recorded without their texts."""
+    """The text of each turn, for a response that was recorded without the texts of its tokens."""
     return ["\n".join(message["content"] for message in _own(turn)) for turn in line["turns"]]
 
 
 def _own(turn: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The messages of whoever has the turn: without an environment's last words in one of the policy."""
+    """The messages of the turn's author: without an environment's last words in a turn of the policy."""
     return [m for m in turn["messages"] if turn["author"] != "policy" or m["role"] == "assistant"]
 
 
 def by_text(turns: Sequence[ShownTurn]) -> list[ShownTurn]:
-    """The turns with the texts of `spoken` for tokens."""
+    """The turns with `start` and `stop` as if each text of `spoken` were one token."""
     return [{**turn, "start": index, "stop": index + 1} for index, turn in enumerate(turns)]
 
 
 def cut_turns(turns: Sequence[ShownTurn], tokens: int, share: float) -> list[ShownTurn]:
-    """The turns of a response that is cut after so many tokens, with that share of each text. The token that follows
-    them says that they are cut."""
+    """Cut the turns of a response after so many tokens, with that share of each text. The last turn includes one
+    further token, which says that the response is cut."""
     return [
         {
             **turn,
@@ -89,7 +89,7 @@ def _shown(turn: Mapping[str, Any]) -> ShownTurn:
         "start": turn["start"],
         "stop": turn["stop"],
         "calls": [_call(call) for message in messages for call in message.get("tool_calls", ())],
-        # What the policy said is shown by its tokens. Its last turn has what was said at the end.
+        # The policy's text is shown by its tokens. Its last turn also has the environment's last words.
         "messages": [
             {"name": str(m.get("name", "")), "text": shortened(m["content"])}
             for m in messages
@@ -109,11 +109,11 @@ def _call(call: Mapping[str, Any]) -> ShownCall:
 
 
 def as_text(value: object) -> str:
-    """Text as it is, because programs have lines; other values as JSON."""
+    """Return text unchanged, so that programs keep their lines, and other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def shortened(text: str, most: int = MOST_CHARACTERS) -> str:
-    """The text, cut for the page where it is longer."""
+    """Cut the text for the page if it is longer."""
     left_out = len(text) - most
     return text if left_out <= 0 else f"{text[:most]} […{left_out:,} more characters]"
