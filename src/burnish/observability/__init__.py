@@ -1,1 +1,1 @@
-"""Metrics, where they go, and what people look at: sinks, rollout records, alarms, live display, report."""
+"""Metrics and their sinks, rollout records, alarms, and the live display."""

@@ -1,7 +1,7 @@
-"""Detectors of runs that go on and learn nothing, over the metric rows alone.
+"""Detectors of runs that go on without learning, from the metric rows alone.
 
-Each alarm fires once a run, with its cause and the field to turn. The same rows give the same alarms, so the report
-replays them from metrics.jsonl and a resumed run carries on from `state`.
+Each alarm fires once a run, with its cause and the field to change. The same rows give the same alarms, so the report
+replays them from metrics.jsonl, and a resumed run continues from `state`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 Row = Mapping[str, float]
 START_READINGS = 3
-"""Readings that make up what a metric began with."""
+"""Number of first readings whose mean is the metric's start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something is wrong: `message` says what was seen and what it usually means, `knob` what to change."""
+    """A warning: `message` gives the observation and its usual meaning, `knob` the setting to change."""
 
     name: str
     message: str
@@ -37,12 +37,12 @@ class Detector:
     metric: str
     trips: Callable[[float, float | None, Row], bool]
     message: str
-    """With `{value}`, `{start}` and `{row[NAME]}`, 0 for a metric that the row does not have."""
+    """May have `{value}`, `{start}` and `{row[NAME]}`, which is 0 for a metric that the row does not have."""
     knob: str
-    """May have `{limits}`: the fields that cut responses in the row."""
+    """May have `{limits}`: the fields that cut off responses in the row."""
     patience: int = 1
     also: str = ""
-    """A metric that counts in the same way: the higher of the two is the reading."""
+    """A second metric: the higher of the two is the reading."""
     needs: str = ""
     """A metric that has to be above 0 as well."""
 
@@ -54,27 +54,27 @@ class Parting:
 
     name: str
     falls: str
-    """With `{word}`, which names the alarm: each metric of the family has one."""
+    """Name with `{word}`: each metric of the family has its own alarm, named by its word."""
     rises: str
     message: str
-    """With `{word}`, `{value}` and `{start}`, what the metric began with."""
+    """May have `{word}`, `{value}` and `{start}`, the mean of the first readings."""
     knob: str
     patience: int = 5
 
 
 FALL = 0.1
 SMALLEST_FALL = 0.02
-"""For metrics that begin near 0."""
+"""Smallest fall that counts, for metrics that begin near 0."""
 
 SMALL_KL_PER_RESPONSE = 10.0
-"""Nats. To make one answer certain that the reference gave one time in 20,000 costs as much: that is learning."""
+"""Nats. Making an answer certain that the reference gave once in 20,000 costs as much, and is still learning."""
 SMALL_KL_PER_TOKEN = 0.05
-"""Nats. What a run begins with counts as this at least: a policy that begins as its reference begins at 0."""
+"""Nats. Lower bound for the start of a run, because a policy that begins as its reference begins at 0."""
 
 
 def _runs_away(per_token: float, start: float | None, row: Row) -> bool:
-    """Far beyond the target of an adaptive KL where there is one: it says how far is meant. Else by the size, per
-    response and per token: short responses move far per token when they learn, long ones far per response."""
+    """Compare with the target of an adaptive KL if there is one. Else judge the size both per response and per token:
+    while they learn, short responses move far per token, long ones far per response."""
     per_response = row["kl/reference"]
     if "kl/target" in row:
         return per_response > 3 * row["kl/target"]
@@ -123,7 +123,7 @@ DETECTORS: tuple[Detector, ...] = (
     Detector(
         name="engine samples another policy",
         metric="rollout/logprob_diff_mean",
-        # Far beyond what number formats do (bfloat16: some hundredths); a strict top-p or min-p may come near it.
+        # Far beyond the error of number formats (bfloat16: some hundredths); a strict top-p or min-p may come near it.
         trips=lambda distance, start, row: distance > 0.5,
         message="the sampler's log-probabilities are {value:.3g} nats from the trainer's on average: it computes with "
         "other weights or another model, or its filters leave out most of the mass",
@@ -217,7 +217,7 @@ DETECTORS: tuple[Detector, ...] = (
     Detector(
         name="critic worse than a constant",
         metric="critic/explained_variance",
-        # While the critic warms up the policy makes no optimizer step, and its row says so by naming none.
+        # While the critic warms up, the policy makes no optimizer step, so its row lacks that metric.
         trips=lambda explained, start, row: explained < 0 and "policy/optimizer_steps" in row,
         message="the critic's explained variance was below 0 for ten steps in a row and is {value:.3g}: the "
         "advantages are noisier than they would be with the mean return in its place",
@@ -295,7 +295,7 @@ FAMILIES: tuple[Detector, ...] = (
         patience=5,
     ),
 )
-"""One for each text in the place of `{word}`."""
+"""Families of detectors, with one alarm for each text in the place of `{word}`."""
 PARTINGS: tuple[Parting, ...] = (
     Parting(
         name="domain falls",
@@ -316,7 +316,7 @@ PARTINGS: tuple[Parting, ...] = (
 
 
 def _limits(row: Row) -> Iterator[str]:
-    """Fields that have cut responses: of a turn, of a whole response, of the number of turns."""
+    """Fields that have cut responses off: limits of a turn, of a whole response, of the number of turns."""
     cut, cut_turn = row.get("rollout/truncated_fraction", 0.0), row.get(_CUT_TURN, 0.0)
     if cut_turn > 0:
         yield "conversation.max_turn_tokens"
@@ -327,7 +327,7 @@ def _limits(row: Row) -> Iterator[str]:
 
 
 def _words(metric: str, row: Row) -> list[str]:
-    """What stands in place of `{word}` in the names of the row that are like this one."""
+    """Texts in the place of `{word}` in the row's names of this form."""
     before, _, after = metric.partition("{word}")
     whole = len(before) + len(after)
     return [
@@ -339,7 +339,7 @@ def _words(metric: str, row: Row) -> list[str]:
 
 @dataclass(slots=True)
 class Memory:
-    """What a detector has seen so far."""
+    """State of a detector: its readings so far."""
 
     streak: int = 0
     readings: int = 0
@@ -347,7 +347,7 @@ class Memory:
     fired: bool = False
 
     def read(self, value: float) -> float | None:
-        """Take in a reading. Returns the mean of the first ones, once there are enough."""
+        """Add a reading. Returns the mean of the first ones, once there are enough."""
         self.readings += 1
         if self.readings <= START_READINGS:
             self.start_sum += value
@@ -359,7 +359,7 @@ class Memory:
 
 @dataclass(slots=True)
 class AlarmBell:
-    """All detectors of a run with their memories."""
+    """The detectors of a run with their memories."""
 
     detectors: Sequence[Detector] = DETECTORS
     families: Sequence[Detector] = FAMILIES
@@ -367,7 +367,7 @@ class AlarmBell:
     memories: dict[str, Memory] = field(default_factory=dict)
 
     def check(self, step: int, row: Row) -> list[Alarm]:
-        """Take in the row of a step and return the alarms that fire at it for the first time."""
+        """Process the row of a step and return the alarms that fire for the first time."""
         found = [self._look(detector, "", step, row) for detector in self.detectors]
         found += [self._look(one, word, step, row) for one in self.families for word in _words(one.metric, row)]
         found += [self._compare(one, word, step, row) for one in self.partings for word in _words(one.falls, row)]
@@ -378,7 +378,7 @@ class AlarmBell:
         return {name: asdict(memory) for name, memory in self.memories.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Carry on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.memories = {name: Memory(**memory) for name, memory in state.items()}
 
     def _look(self, detector: Detector, word: str, step: int, row: Row) -> Alarm | None:
@@ -417,6 +417,6 @@ class AlarmBell:
 
 
 def replay(rows: Sequence[Mapping[str, Any]]) -> list[Alarm]:
-    """The alarms of a finished or running run, from its rows."""
+    """Recompute the alarms of a finished or running run from its rows."""
     bell = AlarmBell()
     return [alarm for row in rows for alarm in bell.check(int(row["step"]), row)]

@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a live table on a terminal, one plain line per step elsewhere."""
+"""Progress of a run: a live table on a terminal, one plain line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ SPEEDS: tuple[tuple[str, str], ...] = (
 
 _VISIBLE_ROWS = 8
 _PICTURE_SECONDS = 0.25
-"""Between two pictures in a notebook, each of which is sent to the browser and kept in its file until the next."""
+"""Least time between two pictures in a notebook: each is sent to the browser and kept in the file until the next."""
 _PICTURE_COLUMNS = 140
 _PICTURE_FORMAT = '<pre style="font-family:monospace;line-height:1.3;white-space:pre">{code}</pre>'
 
 Standing = Callable[[], Sequence[tuple[str, str]]]
-"""Gives the names of a run's other processes, and what each of them is doing."""
+"""Returns the names of a run's other processes, each with its current work."""
 
 
 def nobody() -> tuple[tuple[str, str], ...]:
@@ -74,8 +74,8 @@ class Display:
 
     On a terminal and in a notebook, one live table is redrawn. Elsewhere (a log file, CI), one plain line is printed
     for every `plain_every`-th step, for steps with an evaluation and for the last step. `start_step` is where a resumed
-    run begins. `clock` returns seconds. What other processes are doing is shown on a terminal, and kept up to date
-    while this one waits for them.
+    run begins. `clock` returns seconds. On a terminal, the work of other processes is shown as well, and kept up to
+    date while this one waits for them.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Display:
         if console.is_jupyter and not console.quiet:
             self._live = NotebookLive()
         elif console.is_terminal:
-            waits = bool(standing())  # what others do changes while nothing happens here
+            waits = bool(standing())  # the work of others changes while nothing happens here
             self._live = Live(
                 console=console, auto_refresh=waits, refresh_per_second=1, get_renderable=self._render, transient=False
             )
@@ -120,7 +120,7 @@ class Display:
         if self._live is not None:
             self._phase = ""
             if kind is None:
-                self._standing = nobody  # what they did at the end tells something only where it went wrong
+                self._standing = nobody  # their last work matters only after a failure
             self._refresh()
             self._live.stop()
 
@@ -155,7 +155,7 @@ class Display:
         self._console.print(hidden(text), markup=False, highlight=False, soft_wrap=True)
 
     def seconds_left(self) -> float | None:
-        """Estimated from the mean time of the steps since the start; None before the first."""
+        """Estimate from the mean time of the steps since the start; None before the first."""
         made = self._step - self._start_step
         if made <= 0:
             return None
@@ -177,7 +177,7 @@ class Display:
         return Group(*parts)
 
     def _others(self) -> list[str]:
-        """A line for all processes that do the same."""
+        """Lines about other processes, one for all that do the same work."""
         names: dict[str, list[str]] = {}
         for name, doing in self._standing():
             names.setdefault(doing, []).append(name)
@@ -211,7 +211,7 @@ def columns_of(known: Mapping[str, float]) -> list[tuple[str, str, str]]:
 
 
 def table_of(rows: Sequence[Mapping[str, float]], known: Mapping[str, float] | None = None) -> list[list[str]]:
-    """Headings, and the cells of each row. known: metrics with a column, those of the rows if it is not given."""
+    """Make the headings and the cells of each row. known: metrics with a column; by default, all of the rows."""
     shown = columns_of({name: value for row in rows for name, value in row.items()} if known is None else known)
     headings = ["step", *(heading for heading, _, _ in shown)]
     cells = ([format(row[name], spec) if name in row else "" for _, name, spec in shown] for row in rows)
@@ -219,7 +219,7 @@ def table_of(rows: Sequence[Mapping[str, float]], known: Mapping[str, float] | N
 
 
 def rich_table(lines: Sequence[Sequence[str]], *, header_style: str = "table.header") -> Table:
-    """Headings and rows of cells for a terminal."""
+    """Format headings and rows of cells for a terminal."""
     table = Table(box=None, pad_edge=False, header_style=header_style)
     for heading in lines[0]:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -235,7 +235,7 @@ def _by_number(name: str) -> tuple[int, str]:
 
 
 def plain_line(step: int, total_steps: int, row: Mapping[str, float], seconds_left: float | None) -> str:
-    """One line with everything that a row of the table shows."""
+    """Format one line with all columns of a row of the table."""
     cells = [f"{heading} {format(row[name], spec)}" for heading, name, spec in columns_of(row)]
     left = "" if seconds_left is None else f"{duration(seconds_left)} left"
     return "  ".join(piece for piece in (f"step {step}/{total_steps}", *cells, speed_text(row), left) if piece)
@@ -274,13 +274,13 @@ class NotebookLive:
         self._drawn_seconds = 0.0
 
     def start(self) -> None:
-        """Make the output."""
+        """Create the output."""
         from IPython.display import HTML, display
 
         self._handle = display(HTML(""), display_id=True)
 
     def update(self, picture: RenderableType, *, refresh: bool = False) -> None:
-        """Replace the picture, unless the last one is too new; `stop` draws the one that is left out."""
+        """Replace the picture, unless the last one is too recent; `stop` draws a skipped one."""
         self._picture = picture
         if time.monotonic() - self._drawn_seconds >= _PICTURE_SECONDS:
             self._draw()
@@ -298,7 +298,7 @@ class NotebookLive:
 
 
 def as_html(picture: RenderableType) -> str:
-    """What a terminal would show, with its colours."""
+    """Render as HTML what a terminal would show, with its colours."""
     console = Console(file=StringIO(), record=True, width=_PICTURE_COLUMNS, force_jupyter=False)
     console.print(picture)
     return console.export_html(inline_styles=True, code_format=_PICTURE_FORMAT)

@@ -17,7 +17,7 @@ _REMEDY = (
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:
-    """The rows of a metrics file, oldest first; none if there is no file. A torn last line is left out.
+    """Read the rows of a metrics file, oldest first; empty if there is no file. A torn last line is left out.
 
     Raises DataError, with file and line, if any other line is not a row or is out of order, or if the file cannot be
     read.
@@ -43,7 +43,7 @@ def read_rows(path: Path) -> list[dict[str, float]]:
                 remedy=_REMEDY,
             )
         rows.append(row)
-    # A kill may have cut off only the newline, or an editor may have removed it. Then the last piece is still a row.
+    # A kill may have cut off only the newline, or an editor may have removed it. Then the last piece is a complete row.
     last = _problem_or_row(torn)
     if not isinstance(last, str) and (not rows or last["step"] > rows[-1]["step"]):
         rows.append(last)
@@ -76,7 +76,7 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, float]:
 
 
 def _problem_or_row(line: bytes) -> dict[str, float] | str:
-    """The row, or why the line is not one."""
+    """Parse a row, or say why the line is not one."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""Every metric that a run logs: its name, unit, reduction, direction and meaning.
+"""The metrics that runs log: name, unit, reduction, direction and meaning.
 
-Charts, alarms and the live table use these names, and a test holds what runs log and this table together.
+Charts, alarms and the live table use these names, and a test compares the metrics of runs with this table.
 `python -m burnish.observability.metric_names docs/metrics.md` writes the page of the documentation.
 """
 
@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Literal
 
 HowMerged = Literal["mean", "sum", "max", "min", "last", "derived"]
-"""How the readings of a step become one number; "derived" is computed from other numbers of the step."""
+"""Rule that makes one number of the readings of a step; "derived" is computed from other numbers of the step."""
 Better = Literal["higher", "lower", ""]
 
 
 @dataclass(frozen=True, slots=True)
 class MetricName:
-    """A metric, or a family of them: `{word}` in the name is for any text."""
+    """A metric, or a family of metrics: `{word}` in the name stands for any text."""
 
     name: str
     unit: str
     merged: HowMerged
     better: Better
-    """Which direction is an improvement by itself; "" where neither is."""
+    """Direction that is an improvement by itself; "" if neither is."""
     meaning: str
 
     @property
@@ -35,7 +35,7 @@ class MetricName:
         return "{" in self.name
 
     def matches(self, name: str) -> bool:
-        """Whether the name is this metric, or one of the family."""
+        """Return whether the name is this metric, or one of the family."""
         return re.fullmatch(_pattern(self.name), name) is not None
 
 
@@ -255,12 +255,12 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("throughput/tokens_per_second", "tokens per second", "derived", "higher", "`sft` and `rm`: tokens read, divided by the time of the updates."),
     ),
 }  # fmt: skip
-"""Rows by the section of docs/metrics.md that they belong to."""
+"""Sections of docs/metrics.md -> their rows."""
 
 
 @cache
 def find_metric(name: str) -> MetricName | None:
-    """The row of a logged name: its own before that of a family. None for names from outside, as those of your own
+    """Find the row of a logged name: its own, or else its family's. None for unknown names, such as metrics of your own
     losses and engines."""
     rows = [row for section in METRICS.values() for row in section]
     own = next((row for row in rows if row.name == name), None)
@@ -268,7 +268,7 @@ def find_metric(name: str) -> MetricName | None:
 
 
 def explain(name: str) -> str:
-    """What a metric means and in which unit, empty for a name from outside."""
+    """Meaning and unit of a metric; empty for an unknown name."""
     row = find_metric(name)
     return "" if row is None else f"{row.meaning.rstrip('.')} ({row.unit})".replace("`", "")
 

@@ -12,12 +12,12 @@ from burnish.types import Metric, Reduction
 
 
 def mean(total: SupportsFloat, count: SupportsFloat) -> Metric:
-    """A mean given by its sum and by how many values are in it (floats or 0-d tensors)."""
+    """A mean given by its sum and its number of values (floats or 0-d tensors)."""
     return Metric(Reduction.MEAN, total, count)
 
 
 def mean_of(values: Iterable[float]) -> Metric:
-    """The mean of host-side numbers; of none, nothing is logged."""
+    """The mean of host-side numbers. Nothing is logged if there are none."""
     listed = list(values)
     return Metric(Reduction.MEAN, float(sum(listed)), float(len(listed)))
 
@@ -42,19 +42,19 @@ class MetricStore:
         return store
 
     def add(self, name: str, metric: Metric) -> None:
-        """Take one reading in. Raises ValueError when the name was used with another reduction."""
+        """Add one reading. Raises ValueError when the name was used with another reduction."""
         readings = self._readings.setdefault(name, [])
         if readings and readings[0].reduction is not metric.reduction:
             raise ValueError(f"metric {name} was {readings[0].reduction} and now comes as {metric.reduction}")
         readings.append(metric)
 
     def merge(self, metrics: Mapping[str, Metric]) -> None:
-        """Take many readings in."""
+        """Add the readings of several metrics."""
         for name, metric in metrics.items():
             self.add(name, metric)
 
     def merged(self) -> dict[str, Metric]:
-        """One metric a name, not yet added up: what another store takes in as one reading."""
+        """One metric per name, not yet added up, to be passed to another store as one reading."""
         return {
             name: Metric(first.reduction, first.value, first.weight, (*first.later, *rest))
             for name, (first, *rest) in self._readings.items()
@@ -67,8 +67,8 @@ class MetricStore:
 
 
 def on_host(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """The same metrics with their tensors in the host's memory, all of a kind fetched at once: to ask a GPU for each of
-    hundreds of numbers is to wait for it hundreds of times."""
+    """Copy the metrics' tensors to host memory, all of one device and dtype at once: fetching hundreds of numbers from
+    a GPU one by one would wait for it hundreds of times."""
     away: dict[tuple[torch.device, torch.dtype], dict[int, Tensor]] = {}
     for metric in metrics.values():
         for scalar in _scalars(metric):
@@ -89,6 +89,6 @@ def _scalars(metric: Metric) -> Iterator[SupportsFloat]:
 
 
 def _with(fetched: Mapping[int, Tensor], metric: Metric) -> Metric:
-    """The metric with the tensors that have been fetched; they keep their number type, and so the same arithmetic."""
+    """Replace a metric's tensors by the fetched ones. They keep their dtype, and so the same arithmetic."""
     value, weight = (fetched.get(id(scalar), scalar) for scalar in (metric.value, metric.weight))
     return Metric(metric.reduction, value, weight, tuple(_with(fetched, reading) for reading in metric.later))

@@ -1,4 +1,4 @@
-"""Records every rollout of a run on disk, including those that a filter or a failed reward kept out of the update."""
+"""Records every rollout of a run on disk, also if a filter or a failed reward kept it out of the update."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from burnish.observability.atomic import disk_remedy, write_text_atomically
 from burnish.types import Json, Prompt, RewardStatus, Rollout, RolloutGroup
 
 RecordedLine = dict[str, Any]
-"""A line of a rollout file as it was read. Whoever uses it finds out whether its fields are what was written."""
+"""A line of a rollout file as it was read. Its fields are not checked."""
 DecodeTokens = Callable[[Sequence[int]], Sequence[str]]
-"""Token ids to one text per token."""
+"""Converts token ids to one text per token."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutNote:
-    """What the trainer computed for a rollout after sampling. Per-token fields have one value per response token.
+    """Results of the trainer for a rollout after sampling. Per-token fields have one value per response token.
 
     `kept` says whether it was part of the update. If not, `dropped_because` says why ("constant group", "truncated").
     """
@@ -57,7 +57,7 @@ class RolloutRecorder:
         self._decode_tokens = decode_tokens
 
     def record(self, step: int, groups: Sequence[RolloutGroup], notes: Notes | None = None) -> Path:
-        """Write all training rollouts of a step. Those without a note count as not kept."""
+        """Write all training rollouts of a step. Rollouts without a note count as not kept."""
         return self._write(f"step-{step:06d}.jsonl", step, groups, {} if notes is None else notes)
 
     def record_evaluation(self, step: int, groups: Sequence[RolloutGroup], values: TokenValues | None = None) -> Path:
@@ -111,7 +111,7 @@ class RolloutRecorder:
 
 
 def recorded_files(folder: Path, *, evaluation: bool = False) -> dict[int, Path]:
-    """The files with a run's rollouts of training, or of evaluation, by step and in order. Others are ignored."""
+    """Find the files with a run's rollouts of training, or of evaluation, by step and in order. Others are ignored."""
     found = folder.glob("eval-*.jsonl" if evaluation else "step-*.jsonl")
     return dict(sorted((step_of(path), path) for path in found if _NAME.fullmatch(path.name)))
 
@@ -122,19 +122,19 @@ def step_of(path: Path) -> int:
 
 
 def read_rollouts(path: Path) -> list[RecordedLine]:
-    """The lines of a rollout file as dictionaries."""
+    """Read the lines of a rollout file as dictionaries."""
     return list(each_rollout(path))
 
 
 def each_rollout(path: Path) -> Iterator[RecordedLine]:
-    """The same, one after the other: all lines of a long step can take gigabytes."""
+    """Yield the lines of a rollout file one by one: all lines of a long step can take gigabytes."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             yield json.loads(line)
 
 
 def sampled_mask(line: RecordedLine) -> list[bool]:
-    """Which tokens of a recorded response the policy sampled: not those of tools and environments."""
+    """Mask of a recorded response's tokens that the policy sampled, unlike tokens of tools and environments."""
     turns = line.get("turns")
     if not turns:
         return [True] * len(line["response_tokens"])
@@ -142,7 +142,7 @@ def sampled_mask(line: RecordedLine) -> list[bool]:
 
 
 def num_sampled(line: RecordedLine) -> int:
-    """How many tokens of a recorded response the policy sampled."""
+    """Number of a recorded response's tokens that the policy sampled."""
     return sum(sampled_mask(line))
 
 
@@ -155,7 +155,7 @@ def _rollouts(groups: Sequence[RolloutGroup]) -> Iterator[tuple[Prompt, Rollout,
 
 
 def prompt_fields(prompt: Prompt) -> dict[str, Json]:
-    """What a line tells of its prompt."""
+    """Fields of a line about its prompt."""
     asked: Json = prompt.text if prompt.messages is None else [message.to_dict() for message in prompt.messages]
     return {"prompt": asked, "answer": prompt.answer, "domain": prompt.domain}
 

@@ -1,5 +1,5 @@
-"""Where metrics are written: always metrics.jsonl, TensorBoard by default, and optionally Weights & Biases, MLflow and
-the user's own classes."""
+"""Sinks of metrics: always metrics.jsonl, TensorBoard by default, and optionally Weights & Biases, MLflow and the
+user's own classes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class JsonlSink:
     """
 
     def __init__(self, path: Path, *, resume_step: int | None = None) -> None:
-        """Raises DataError if the file is damaged or lacks a line, and BurnishError if it cannot be written."""
+        """Open the file. DataError if it is damaged or lacks a line, and BurnishError if it cannot be written."""
         self._path = path
         kept = [] if resume_step is None else _rows_until(path, resume_step)
         self._last_step = int(kept[-1]["step"]) if kept else -1
@@ -127,7 +127,7 @@ class TensorBoardSink:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise _missing_package("tensorboard") from error
-        # Without a checkpoint the run begins anew, and what a killed one wrote here is not part of it.
+        # Without a checkpoint the run begins anew, without the points that a killed one wrote here.
         purge_step = 0 if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(log_dir=str(folder), purge_step=purge_step)  # type: ignore[no-untyped-call]
 
@@ -142,7 +142,7 @@ class TensorBoardSink:
 
 class WandbSink:
     """Weights & Biases. A resumed run continues the same page (its id is kept in `wandb_run_id.txt`). Before it is
-    closed it is told whether the run has `failed`."""
+    closed, `failed` says whether the run has failed."""
 
     failed = False
 
@@ -167,7 +167,7 @@ class WandbSink:
 
 class MlflowSink:
     """MLflow, tracked at MLFLOW_TRACKING_URI (default `mlruns`). A resumed run continues the same MLflow run.
-    Before it is closed it is told whether the run has `failed`."""
+    Before it is closed, `failed` says whether the run has failed."""
 
     failed = False
 
@@ -180,12 +180,12 @@ class MlflowSink:
         self._metric = Metric
         self._client = MlflowClient()
         self._run_id = _kept_identity(run_dir / "mlflow_run_id.txt", lambda: self._create(project, run_dir, config))
-        self._client.update_run(self._run_id, status="RUNNING")  # one that is resumed had ended
+        self._client.update_run(self._run_id, status="RUNNING")  # a resumed run had been marked as ended
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         now = int(1000 * time.time())
         metrics = [self._metric(mlflow_name(name), value, now, step) for name, value in sorted(row.items())]
-        self._client.log_batch(self._run_id, metrics=metrics)  # one request, where each may take tens of milliseconds
+        self._client.log_batch(self._run_id, metrics=metrics)  # a single request: each may take tens of milliseconds
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id, "FAILED" if self.failed else "FINISHED")
@@ -200,14 +200,14 @@ class MlflowSink:
 
 
 def mlflow_name(name: str) -> str:
-    """A metric's name in MLflow, which refuses most signs: `eval/pass@1` is `eval/pass_at_1` there."""
+    """Convert a metric's name for MLflow, which refuses most symbols: `eval/pass@1` becomes `eval/pass_at_1`."""
     return re.sub(r"[^\w./ -]", "_", name.replace("@", "_at_"))
 
 
 class Sinks:
     """`metrics.jsonl`, which a run needs, and further sinks, which are optional.
 
-    If a further sink raises any error, when it is built, written to or closed, it is dropped with an alarm, and the run
+    If a further sink raises any error when it is built, written to or closed, it is dropped with an alarm, and the run
     continues.
     """
 
@@ -217,7 +217,7 @@ class Sinks:
         """`further`: name -> function that builds the sink. `step`: the last step whose row is already written."""
         self._further: dict[str, MetricSink] = {}
         self.alarms: list[Alarm] = []
-        """What went wrong while the sinks were built."""
+        """Failures while the sinks were built."""
         for name, build in further.items():
             with self._dropping(name, "was opened", step, self.alarms):
                 self._further[name] = build()
@@ -226,7 +226,7 @@ class Sinks:
             self.alarms.append(_missing_rows_alarm(self._file.missing, step))
 
     def write(self, step: int, row: Mapping[str, float]) -> list[Alarm]:
-        """Write one row to all sinks. Raises what `JsonlSink` raises; then nothing was written."""
+        """Write one row to all sinks. Errors of `JsonlSink` pass through; then nothing was written."""
         found: list[Alarm] = []
         restored = self._file.reattach()
         if restored:
@@ -252,7 +252,7 @@ class Sinks:
     def _dropping(self, name: str, doing: str, step: int, alarms: list[Alarm]) -> Iterator[None]:
         try:
             yield
-        except ConfigError:  # a wrong name or a missing package, which is refused before training begins
+        except ConfigError:  # a wrong name or a missing package is refused before training begins
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  boundary: a sink may raise anything, training goes on
             self._further.pop(name, None)
@@ -269,7 +269,7 @@ def build_sinks(
     config: Mapping[str, Json] | None = None,
     resume_step: int | None = None,
 ) -> Sinks:
-    """metrics.jsonl and the named sinks (tensorboard, wandb, mlflow, `package.module:Class`).
+    """Build metrics.jsonl and the named sinks (tensorboard, wandb, mlflow, `package.module:Class`).
 
     `resume_step` is the step of the checkpoint that the run resumes from (None starts new files). `config` is the
     resolved run file as plain values, shown by the services. Raises ConfigError if a package is not installed, or a
@@ -294,7 +294,7 @@ def build_sinks(
 
 
 def find_sinks(names: Sequence[str]) -> None:
-    """Raises ConfigError for a name that is neither a built-in sink with its package installed, nor a class with the
+    """Raise ConfigError for a name that is neither a built-in sink with its package installed, nor a class with the
     methods of a sink."""
     for name in names:
         if name in SINK_NAMES:
@@ -318,7 +318,7 @@ def _line(step: int, row: Mapping[str, float]) -> str:
 
 
 def _rows_until(path: Path, last_step: int) -> list[dict[str, float]]:
-    """The rows up to a step. DataError if one between the first and that step is missing."""
+    """Read the rows up to a step. DataError if one between the first and that step is missing."""
     kept = [row for row in read_rows(path) if row["step"] <= last_step]
     there = {int(row["step"]) for row in kept}
     lost = [step for step in range(min(there, default=last_step + 1), last_step + 1) if step not in there]
@@ -337,7 +337,7 @@ def _missing_rows_alarm(count: int, step: int) -> Alarm:
 
 
 def _open_to_append(path: Path) -> tuple[int, int]:
-    """Descriptor and size of an existing file."""
+    """Open an existing file to append; returns its descriptor and size."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     return descriptor, os.fstat(descriptor).st_size
 
