@@ -19,12 +19,12 @@ from burnish.kernels.build import ADDRESS, COUNT, load_library
 from burnish.kernels.decoding import rounded_up
 
 _TILE = 32
-"""As in attend.c."""
+"""Same as in attend.c."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceGroups:
-    """Which slots attend to which. The slots of a sequence attend to each other causally.
+    """Visibility of slots in attention. The slots of a sequence attend to each other causally.
 
     Sequences form groups. If a group's `shares` is 1, its first sequence is a prompt that its other sequences see in
     full.
@@ -42,7 +42,7 @@ class SequenceGroups:
 
     @staticmethod
     def of(groups: Sequence[Sequence[Tensor]]) -> SequenceGroups:
-        """From groups of a single sequence, or of a shared sequence followed by others."""
+        """Combine groups of a single sequence, or of a shared sequence followed by others."""
         sequences = [sequence for group in groups for sequence in group]
         counts = [len(sequence) for sequence in sequences]
         return SequenceGroups(
@@ -72,7 +72,7 @@ class AttentionKernels:
     """Attention, differentiable once. Tensors must have the kernels' dtype, but need not be contiguous."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """Raises KernelError if the kernels cannot be built."""
+        """Load the kernels. KernelError if they cannot be built."""
         library = load_library("attend.c", dtype)
         self._dtype = dtype
         self._forward, self._backward = library.attend_forward, library.attend_backward
@@ -88,7 +88,7 @@ class AttentionKernels:
         return output_SHD
 
     def check(self, query: Tensor, key: Tensor, value: Tensor, groups: SequenceGroups) -> None:
-        """Raises ValueError for shapes, dtypes or devices that the C code would misread."""
+        """Raise ValueError for shapes, dtypes or devices that the C code would misread."""
         slots, heads, size = query.shape
         fits = key.shape == value.shape == (slots, key.shape[1], size) and heads % key.shape[1] == 0
         if not fits or len(groups.slots_S) != slots:
@@ -122,7 +122,7 @@ class AttentionKernels:
         about, _held = _arguments(query, key, groups, scaling, matrices=6)
         tensors = (query, key, value, output, sums_SH, grad, grad_query, grad_key, grad_value)
         self._backward(ctypes.byref(about), *(tensor.data_ptr() for tensor in tensors))
-        # Each query head has its own part of these gradients, so that threads do not collide; here they are added up.
+        # Each query head has its own part of these gradients, to avoid races between threads; here they are added up.
         grad_key, grad_value = (
             part.unflatten(1, (key.shape[1], -1)).sum(2).to(key.dtype) for part in (grad_key, grad_value)
         )
@@ -136,7 +136,7 @@ attention_kernels = cache(AttentionKernels)
 def _arguments(
     query: Tensor, key: Tensor, groups: SequenceGroups, scaling: float, *, matrices: int
 ) -> tuple[_Attention, Tensor]:
-    """The arguments for attend.c, and the scratch memory that they point to, which the caller must keep.
+    """Pack the arguments for attend.c. Also returns the scratch memory that they point to, which the caller must keep.
 
     Each thread needs `matrices` matrices (keys, values and their gradients) for a shared sequence and one that sees it,
     and space for a tile of queries.

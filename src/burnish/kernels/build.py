@@ -1,7 +1,7 @@
 """Build a C source of this folder with the machine's compiler, once, and load it.
 
 The library is kept in the user's cache folder, under a name that depends on everything that affects it: sources,
-options, compiler and processor. It uses PyTorch's threads: it is not linked against OpenMP, but finds the one that
+options, compiler and processor. It uses PyTorch's threads: it is not linked against OpenMP, but uses the library that
 PyTorch has loaded into the process. If there is none, loading fails.
 """
 
@@ -29,11 +29,11 @@ from burnish.outside.supervise import end_group
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 """Supported types of states and weights -> value of the macro BFLOAT16."""
 ADDRESS, COUNT = ctypes.c_void_p, ctypes.c_int64
-"""Types of arguments: of tensors, and of sizes."""
+"""Types of arguments: for tensors and for sizes."""
 _COMPILERS = ("gcc", "cc")
 """Tried in this order if `CC` is not set. cc may be clang, whose OpenMP differs from PyTorch's, so gcc comes first."""
 SOURCES = ("decode.c", "products.c", "train.c", "attend.c", "quantized.c")
-"""Those that make a library, each."""
+"""Sources that are built, each as its own library."""
 _SECONDS = 120
 _SECONDS_FOR_VERSION = 30
 _HERE = Path(__file__).parent
@@ -43,7 +43,7 @@ _hanging: dict[str, str] = {}
 
 
 def load_library(source: str, dtype: torch.dtype) -> ctypes.CDLL:
-    """The functions of `source` (a file in this folder), for elements of this type.
+    """Load the functions of `source` (a file in this folder), for elements of this type.
 
     Raises KernelError, and nothing else, if they are not available: not on Linux, no C compiler, or none that works.
     """
@@ -51,12 +51,12 @@ def load_library(source: str, dtype: torch.dtype) -> ctypes.CDLL:
         return _from_any_compiler(source, dtype)
     except KernelError:
         raise
-    except Exception as error:  # boundary: PyTorch can compute the same, so nothing here may end a run
+    except Exception as error:  # boundary: PyTorch can do the same, so no error here may end a run
         raise KernelError(f"the kernels cannot be built: {type(error).__name__}: {error}") from error
 
 
 def find_compilers() -> list[list[str]]:
-    """The command in `CC`, else the installed ones of gcc and cc. Raises KernelError if there is none."""
+    """Find compilers: the command in `CC`, else gcc and cc where installed. Raises KernelError if there is none."""
     named = os.environ.get("CC", "")
     try:
         words = shlex.split(named)
@@ -70,12 +70,12 @@ def find_compilers() -> list[list[str]]:
 
 
 def compiler_version(compiler: list[str]) -> bytes:
-    """What the compiler says about itself. Raises KernelError if it does not."""
+    """Output of the compiler's `--version`. Raises KernelError if that fails."""
     return _run([*compiler, "--version"])
 
 
 def cache_folder() -> Path | None:
-    """Where built libraries are kept: `burnish/kernels` in XDG_CACHE_HOME, else in ~/.cache; None without a home."""
+    """Folder of built libraries: `burnish/kernels` in XDG_CACHE_HOME, else in ~/.cache; None without a home."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if named.is_absolute():
         return named / "burnish" / "kernels"
@@ -118,7 +118,7 @@ def _build_and_load(compiler: list[str], source: Path, dtype: torch.dtype) -> ct
 
 
 def _load_cached(cache: Path, name: str, commands: list[list[str]]) -> ctypes.CDLL:
-    """The library of this name in the cache. It is built if it is missing or incomplete."""
+    """Load the library of this name from the cache. It is built if it is missing or incomplete."""
     with private_folder(cache) as folder:
         with suppress(OSError):
             return _open_library(folder, name)
@@ -149,7 +149,7 @@ def _seal(folder: int) -> None:
 
 
 def _open_library(folder: int, name: str) -> ctypes.CDLL:
-    """The library of this name. Raises OSError if it does not exist, is incomplete, or could be changed by others."""
+    """Open the library of this name. OSError if it does not exist, is incomplete, or could be changed by others."""
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         about = os.fstat(file)
@@ -169,7 +169,7 @@ def _open_library(folder: int, name: str) -> ctypes.CDLL:
 
 
 def _check_functions(library: ctypes.CDLL) -> None:
-    """Raises KernelError for a library that is not ours, or not for this processor."""
+    """Raise KernelError for a library that is not ours, or not for this processor."""
     try:
         fits = library["fits_processor"]
     except AttributeError as error:
@@ -183,7 +183,7 @@ def _check_functions(library: ctypes.CDLL) -> None:
 
 
 def _run(command: list[str], *, folder: int | None = None) -> bytes:
-    """The output of a command: one that prints a version, or one that builds in `folder`, also for temporary files."""
+    """Run a command and return its output: it prints a version, or builds in `folder`, with its temporary files."""
     if command[0] in _hanging:
         raise KernelError(_hanging[command[0]])
     program = os.path.abspath(shutil.which(command[0]) or command[0])  # because the command runs in another folder
@@ -218,7 +218,7 @@ def _run(command: list[str], *, folder: int | None = None) -> bytes:
 
 
 def _target(compiler: list[str]) -> list[str]:
-    """Options for the processor to build for: this one, unless options in CC that begin with -m name another."""
+    """Compiler options for the target: this processor, unless options in CC that begin with -m name another."""
     named = [word for word in compiler if word.startswith("-m")]
     if any(word.startswith(("-march=", "-mcpu=")) for word in named):
         return []
@@ -226,7 +226,7 @@ def _target(compiler: list[str]) -> list[str]:
 
 
 def _processor() -> bytes:
-    """What /proc/cpuinfo says about the first processor, without changing values such as its clock rate."""
+    """Lines of /proc/cpuinfo about the first processor, without changing values such as its clock rate."""
     try:
         first = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0].splitlines()
     except OSError as error:

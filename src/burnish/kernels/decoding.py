@@ -14,11 +14,11 @@ from torch import Tensor
 from burnish.kernels.build import ADDRESS, COUNT, load_library
 
 BLOCK = 16
-"""As in elements.h: the number of tokens in a block of keys, and the multiple to which widths are rounded up."""
+"""Same as in elements.h: number of tokens in a block of keys, and the multiple to which widths are rounded up."""
 
 
 def rounded_up(count: int) -> int:
-    """`count` rounded up to whole blocks."""
+    """Round `count` up to whole blocks."""
     return -(-count // BLOCK) * BLOCK
 
 
@@ -39,7 +39,7 @@ class DecodeKernels:
     """Kernels for contiguous tensors of `dtype`. To keep the token loop fast, arguments are not checked."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """Raises KernelError if the kernels cannot be built."""
+        """Load the kernels. KernelError if they cannot be built."""
         library = load_library("decode.c", dtype)
         self._add_and_normalise = library.add_and_normalise
         self._add_and_normalise.argtypes = [*[ADDRESS] * 4, COUNT, COUNT, ctypes.c_float, COUNT]

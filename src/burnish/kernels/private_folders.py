@@ -25,17 +25,17 @@ _FOLDER = _PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _ENTRY = _PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40
-"""The number that Linux follows in one path."""
+"""Number of links that Linux follows in one path."""
 _ATTEMPTS = 5
 
 
 @contextmanager
 def private_folder(path: Path) -> Iterator[int]:
-    """The descriptor of the folder at an absolute path. Missing parts are created with access for the user alone.
+    """Open the folder at an absolute path; yields its descriptor. Missing parts are created for the user alone.
 
-    Raises PermissionError if anyone except the user and root could change what is found there, because they own the
-    folder, a parent folder or a link, or may write to one of them. Parent folders may be writable if they are sticky
-    like /tmp, because nobody can replace files of others there. Raises OSError if the folder cannot be opened.
+    Raises PermissionError if anyone except the user and root could change its contents, because they own the folder, a
+    parent folder or a link, or may write to one of them. Parent folders may be writable if they are sticky like /tmp,
+    because nobody can replace files of others there. Raises OSError if the folder cannot be opened.
     """
     folder = _walk(path)
     try:
@@ -45,7 +45,7 @@ def private_folder(path: Path) -> Iterator[int]:
 
 
 def check_owner(about: os.stat_result, *, may_be_sticky: bool = False) -> None:
-    """Raises PermissionError if anyone except the user and root could change the file or folder."""
+    """Raise PermissionError if anyone except the user and root could change the file or folder."""
     others_write = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     is_sticky = may_be_sticky and about.st_mode & stat.S_ISVTX
     if about.st_uid not in (0, os.geteuid()) or (others_write and not is_sticky):
@@ -82,7 +82,7 @@ def _walk(path: Path) -> int:
 
 
 def _open_entry(folder: int, name: str) -> int:
-    """The entry of this name, without following a link. If there is none, a new folder for the user alone."""
+    """Open the entry of this name without following a link. If there is none, create a folder for the user alone."""
     with suppress(FileNotFoundError):
         return os.open(name, _ENTRY, dir_fd=folder)
     with suppress(FileExistsError):  # another process has just made it
@@ -103,11 +103,10 @@ def _link_target(entry: int, about: os.stat_result) -> PurePosixPath | None:
 
 @contextmanager
 def temporary_folder(parent: int) -> Iterator[int]:
-    """The descriptor of a new temporary folder in `parent`, for the user alone, which is removed at the end.
+    """Create a temporary folder in `parent`, for the user alone; yields its descriptor and removes it at the end.
 
     A killed process cannot remove its folder. But a folder stays locked while its process lives, so the next process
-    that makes one in the same parent can recognise abandoned ones and remove them. Raises OSError if no folder can be
-    made.
+    that creates one in the same parent can recognise and remove abandoned ones. OSError if no folder can be created.
     """
     _sweep(parent)
     name, folder = _claim(parent)
@@ -119,7 +118,7 @@ def temporary_folder(parent: int) -> Iterator[int]:
 
 
 def _claim(parent: int) -> tuple[str, int]:
-    """The name and descriptor of a new, locked folder. If another process removes it before the lock, try again."""
+    """Create and lock a folder; returns its name and descriptor. Tries again if it is removed before it is locked."""
     for _ in range(_ATTEMPTS):
         name = PREFIX + secrets.token_hex(8)
         os.mkdir(name, 0o700, dir_fd=parent)

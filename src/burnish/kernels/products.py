@@ -13,14 +13,14 @@ from torch import Tensor
 from burnish.kernels.build import ADDRESS, COUNT, load_library
 
 _TOGETHER = 96
-"""As in products.c: rows for which a matrix is read once."""
+"""Same as in products.c: number of rows for which a matrix is read once."""
 
 
 class ProductKernels:
     """Kernels for tensors of `dtype` on the CPU. To keep the token loop fast, arguments are not checked."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """Raises KernelError if the kernels cannot be built."""
+        """Load the kernels. KernelError if they cannot be built."""
         library = load_library("products.c", dtype)
         self._pack = library.pack
         self._pack.argtypes = [ADDRESS, ADDRESS, COUNT, COUNT, COUNT]

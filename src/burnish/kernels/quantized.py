@@ -14,7 +14,7 @@ from torch import Tensor
 from burnish.kernels.build import ADDRESS, COUNT, load_library
 
 PANEL, GROUP = 64, 64
-"""As in quantized.c: outputs that are stored together, and inputs that share a scale."""
+"""Same as in quantized.c: number of outputs stored together, and of inputs that share a scale."""
 _CHUNK = 512
 
 
@@ -32,7 +32,7 @@ class QuantizedKernels:
     """Kernels for contiguous tensors on the CPU, and for states and weights of `dtype`. Arguments are not checked."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """Raises KernelError if the kernels cannot be built."""
+        """Load the kernels. KernelError if they cannot be built."""
         library = load_library("quantized.c", dtype)
         self.dtype = dtype
         self._dequantize = library.dequantize
@@ -42,7 +42,7 @@ class QuantizedKernels:
         self._dequantize.restype = self._multiply.restype = None
 
     def dequantize(self, codes: Tensor, scales: Tensor, bits: int, outputs: int) -> Tensor:
-        """(O, I): the numbers of a weight."""
+        """(O, I): the dequantized weight."""
         weight = _weight(codes, scales, bits, outputs)
         weight_OI = torch.empty(outputs, weight.inputs, dtype=self.dtype, device="cpu")
         self._dequantize(ctypes.byref(weight), weight_OI.data_ptr(), torch.get_num_threads())

@@ -21,7 +21,7 @@ class TrainKernels:
     """Kernels of training passes, differentiable once."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """Raises KernelError if the kernels cannot be built."""
+        """Load the kernels. KernelError if they cannot be built."""
         library = load_library("train.c", dtype)
         types: dict[str, list[Any]] = {
             "normalise_forward": [*[ADDRESS] * 6, COUNT, COUNT, ctypes.c_float, COUNT],
@@ -47,14 +47,14 @@ class TrainKernels:
         return both
 
     def normalised(self, states_SX: Tensor, weight_X: Tensor, epsilon: float) -> Tensor:
-        """The second output of `normalise` again, from its first, without gradient."""
+        """Recompute the second output of `normalise` from its first, without gradient."""
         normed_SX, shrink_S = torch.empty_like(states_SX), torch.empty(len(states_SX), dtype=torch.float32)
         sizes = states_SX.shape
         self.call("normalise_forward", states_SX, None, weight_X, states_SX, normed_SX, shrink_S, *sizes, epsilon)
         return normed_SX
 
     def rotate(self, states_SHD: Tensor, cosine_SD: Tensor, sine_SD: Tensor) -> Tensor:
-        """Queries or keys with rotary position embeddings applied."""
+        """Apply rotary position embeddings to queries or keys."""
         self._check(states_SHD)
         table = (states_SHD.shape[0], states_SHD.shape[2])
         if any(part.shape != table or part.dtype != torch.float32 for part in (cosine_SD, sine_SD)):
@@ -71,14 +71,14 @@ class TrainKernels:
         return gated_SI
 
     def gated(self, gate_SI: Tensor, up_SI: Tensor) -> Tensor:
-        """`gate` again, without gradient."""
+        """Recompute `gate` without gradient."""
         gate_SI, up_SI = gate_SI.contiguous(), up_SI.contiguous()
         gated_SI = torch.empty_like(gate_SI)
         self.call("gate_forward", gate_SI, up_SI, gated_SI, *gate_SI.shape)
         return gated_SI
 
     def _check(self, *tensors: Tensor) -> None:
-        """Raises ValueError for a dtype or device that the C code, which only gets addresses, would misread."""
+        """Raise ValueError for a dtype or device that the C code, which only gets addresses, would misread."""
         if any(tensor.dtype != self._dtype or tensor.device.type != "cpu" for tensor in tensors):
             raise ValueError(f"these kernels are for {self._dtype} on a CPU")
 
@@ -120,7 +120,7 @@ class _Normalise(torch.autograd.Function):
         rows, size = total.numel() // total.shape[-1], total.shape[-1]
         side = None if grad_total is None else grad_total.contiguous()
         grad = torch.empty_like(total)
-        # The gradient of the weight is summed over rows: one line per thread, so that threads do not collide.
+        # The gradient of the weight is summed over rows: one line per thread, to avoid races.
         lines = torch.zeros(torch.get_num_threads(), size, dtype=torch.float32) if ctx.needs_input_grad[2] else None
         ctx.kernels.call(
             "normalise_backward", grad_normed.contiguous(), side, total, shrink_R, weight, grad, lines, rows, size
