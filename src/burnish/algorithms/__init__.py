@@ -1,5 +1,5 @@
-"""Every formula is here, and only here: tensors or plain numbers in and out. No configuration, I/O, logging, global
-random numbers or distributed calls.
+"""The formulas, and nothing else: tensors or plain numbers in and out. No configuration, I/O, logging, global random
+numbers or distributed calls.
 
 Shapes are in the names: B sequences, T response tokens (right-padded), C reward components, K candidates, V
 vocabulary. Masks are True where a token was sampled by the policy and is trained on. The content of masked slots never

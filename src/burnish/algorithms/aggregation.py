@@ -19,12 +19,12 @@ Count = Tensor | float
 
 
 def count_tokens(mask_BT: Tensor) -> Tensor:
-    """Trained tokens, 0-d."""
+    """Count trained tokens, 0-d."""
     return mask_BT.bool().sum()
 
 
 def count_sequences(mask_BT: Tensor) -> Tensor:
-    """Sequences with at least one trained token, 0-d."""
+    """Count sequences with at least one trained token, 0-d."""
     return mask_BT.bool().any(dim=1).sum()
 
 
@@ -71,7 +71,7 @@ class Aggregation(Row):
 
     @property
     def needs_length(self) -> bool:
-        """Whether the constant `length` is required."""
+        """True if the constant `length` is required."""
         return "length" in self.required_options
 
 
@@ -115,7 +115,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
 
 
 def resolve_aggregation(name: str) -> Aggregation:
-    """The row of `AGGREGATIONS` called `name`. ConfigError with the nearest name if there is none."""
+    """Find the row of `AGGREGATIONS` called `name`. ConfigError with the nearest name if there is none."""
     return find_row(name, AGGREGATIONS, "aggregation")
 
 
@@ -130,12 +130,12 @@ def aggregate(
     length: float | None = None,
     turn_index_BT: Tensor | None = None,
 ) -> Tensor:
-    """`loss_BT` `[B, T]` reduced to one number (0-d) as `mode` says. Masked slots never count.
+    """Reduce `loss_BT` `[B, T]` to one number (0-d) as `mode` says. Masked slots never count.
 
     Args:
         mode: a key of `AGGREGATIONS`.
-        num_tokens, num_sequences, num_turns: denominators of the entire optimizer step; by default those of this
-            tensor. Sequences and turns without a trained token are not counted.
+        num_tokens, num_sequences, num_turns: denominators of the entire optimizer step; by default the counts of
+            this tensor. Sequences and turns without a trained token are not counted.
         length: the constant of `sequence_mean_token_sum_norm`, in tokens.
         turn_index_BT: for `turn_mean_token_mean`; None if each row is one turn.
 

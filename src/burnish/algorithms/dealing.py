@@ -1,4 +1,4 @@
-"""Which lane gets which part of a step. Without PyTorch, because simulations ask it, too."""
+"""Distribution of the parts of a step to lanes. Without PyTorch, because simulations use it, too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def deal(costs: Sequence[int], lanes: int) -> list[list[int]]:
-    """The micro-batches of each lane, in ascending order: dearest first, each to the lane that has the least so far.
+    """Deal micro-batches to lanes: costliest first, each to the lane with the least so far. Ascending within a lane.
 
     A function of the costs alone; equal ones go to the lower lane. Raises ValueError for fewer than one lane.
     """

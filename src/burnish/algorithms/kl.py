@@ -27,7 +27,7 @@ def k1(logprobs: Tensor, ref_logprobs: Tensor, *, mask: Tensor | None = None) ->
 
 
 def k2(logprobs: Tensor, ref_logprobs: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """d^2 / 2. Biased value, but its gradient is that of the KL divergence if the tokens are on-policy."""
+    """d^2 / 2. Biased value, but its gradient equals the KL divergence's if the tokens are on-policy."""
     return log_ratio(logprobs, ref_logprobs, mask).square() / 2
 
 
@@ -77,7 +77,7 @@ KL_ESTIMATORS: dict[str, KLEstimator] = {
 
 
 def resolve_kl(name: str) -> KLEstimator:
-    """The row of `KL_ESTIMATORS` called `name`. ConfigError with the nearest name if there is none."""
+    """Find the row of `KL_ESTIMATORS` called `name`. ConfigError with the nearest name if there is none."""
     return find_row(name, KL_ESTIMATORS, "KL estimator")
 
 
@@ -109,7 +109,7 @@ class KLController:
         self.coef = float(coef)
 
     def update(self, kl: float | Tensor, num_sequences: int) -> float:
-        """Returns the coefficient for the next step. Call it after the step that used the last one."""
+        """Return the coefficient for the next step. Call it after the step that used the last one."""
         return self.coef
 
     def state_dict(self) -> dict[str, float]:
@@ -142,9 +142,9 @@ class AdaptiveKL(KLController):
         self.horizon = _positive("kl_horizon", horizon)
 
     def update(self, kl: float | Tensor, num_sequences: int) -> float:
-        """Takes the KL of the step just made and returns the coefficient for the next one.
+        """Adapt to the KL of the step just made and return the coefficient for the next one.
 
-        Raises DivergenceError if `kl` is not finite, because a controller that is given NaN never recovers, and
+        Raises DivergenceError if `kl` is not finite, because a controller that gets NaN never recovers, and
         ConfigError for so many sequences that the coefficient could become negative.
         """
         measured = float(kl)

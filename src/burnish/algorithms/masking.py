@@ -13,12 +13,12 @@ WHITEN_EPS = 1e-8  # inside the square root; far below any variance that carries
 
 
 def as_float(values: Tensor) -> Tensor:
-    """`values` in float32, or unchanged if they are float64. Half precision is never used for arithmetic."""
+    """Convert `values` to float32, unless they are float64. Half precision is never used for arithmetic."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def fill_masked(values: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
-    """`values` as floats, with `value` in every slot where `mask` is False. The gradient there is exactly 0.
+    """Convert `values` to floats, with `value` in every slot where `mask` is False. The gradient there is exactly 0.
 
     Raises ValueError if the shapes differ, because a mask that broadcasts hides a mistake.
     """
@@ -29,7 +29,7 @@ def fill_masked(values: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
 
 
 def divide(total: Tensor, denominator: Tensor | float, mask: Tensor) -> Tensor:
-    """`total / denominator`, and 0 instead of 0/0 if nothing in `mask` is set."""
+    """Compute `total / denominator`, with 0 instead of 0/0 if nothing in `mask` is set."""
     # new_full fills the number in on the device; copying it there, as `torch.tensor` does, would wait for the device.
     count = denominator.to(total) if isinstance(denominator, Tensor) else total.new_full((), denominator)
     nothing = (count == 0) & ~mask.bool().any()
@@ -63,7 +63,7 @@ def masked_constant(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, unbiased: bool = False) -> Tensor:
-    """Unmasked values scaled to variance 1, and shifted to mean 0 unless `shift_mean` is False. Masked slots are 0.
+    """Scale unmasked values to variance 1, and shift them to mean 0 unless `shift_mean` is False. Masked slots are 0.
 
     Values that are all equal have no scale: they become exactly 0, or stay unchanged without `shift_mean`. Statistics
     are computed on the given tensor, so pass the complete step or minibatch, never a micro-batch.

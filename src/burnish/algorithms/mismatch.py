@@ -1,4 +1,4 @@
-"""Compares the sampler's log-probabilities with the trainer's on the same tokens and weights.
+"""Comparison of the sampler's log-probabilities with the trainer's on the same tokens and weights.
 
 They differ because of kernels, precision and staleness, so rollouts are slightly off-policy even before the first
 update. Importance weights correct for this. They are bounded by construction, also in masked slots, and never carry a

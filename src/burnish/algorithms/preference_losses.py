@@ -1,5 +1,5 @@
 """Losses of reward models on human preferences, one per comparison (divide their sum by the comparisons of the step),
-and measures of how many comparisons a model gets right."""
+and measures of the comparisons that a model gets right."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bradley_terry(
 
 
 def best_of(scores_BK: Tensor, best_B: Tensor, *, mask_BK: Tensor | None = None) -> Tensor:
-    """Cross-entropy of a softmax over K candidates of which `best_B` is the best, `[B]` (https://arxiv.org/abs/1909.08593).
+    """Cross-entropy of a softmax over K candidates with `best_B` as the best, `[B]` (https://arxiv.org/abs/1909.08593).
 
     With K = 2 it is `bradley_terry`. `mask_BK` is False for missing candidates (in rows with fewer than K).
     """
@@ -57,14 +57,14 @@ def best_of(scores_BK: Tensor, best_B: Tensor, *, mask_BK: Tensor | None = None)
 
 
 def best_lead(scores_BK: Tensor, best_B: Tensor, *, mask_BK: Tensor) -> Tensor:
-    """By how much the best candidate outscores the highest-scoring other one, `[B]`; below 0 if it does not."""
+    """Lead of the best candidate over the highest-scoring other one, `[B]`; below 0 if it is behind."""
     scores = scores_BK.masked_fill(~mask_BK.bool(), -torch.inf)
     column = best_B.long().unsqueeze(1)
     return scores.gather(1, column).squeeze(1) - scores.scatter(1, column, -torch.inf).max(dim=1).values
 
 
 def share_of_first(scores_BK: Tensor, best_B: Tensor, *, mask_BK: Tensor) -> Tensor:
-    """How right the scores are, `[B]`: 1 if only `best_B` has the highest score, 1/n if n candidates including it share
+    """Accuracy of the scores, `[B]`: 1 if only `best_B` has the highest score, 1/n if n candidates including it share
     the highest score (no better than drawing one of them at random), and 0 otherwise."""
     scores = scores_BK.masked_fill(~mask_BK.bool(), -torch.inf)
     first_BK = scores == scores.max(dim=1, keepdim=True).values

@@ -1,4 +1,4 @@
-"""Log-ratios of two policies on the same tokens, kept in a range where `exp` is harmless, and the entropy of one."""
+"""Log-ratios of two policies on the same tokens, clamped to a range where `exp` is harmless, and the entropy of one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def log_ratio(logprobs: Tensor, other_logprobs: Tensor, mask: Tensor | None = No
 
 
 def clamp_log_ratio(log_ratios: Tensor) -> Tensor:
-    """`log_ratios` clamped to [-20, 20]; outside this range the gradient is 0."""
+    """Clamp `log_ratios` to [-20, 20]; outside this range the gradient is 0."""
     return log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 

@@ -1,4 +1,4 @@
-"""Rows of the tables of estimators, losses, aggregations and KL estimators, and how a name in a run file finds one.
+"""Rows of the tables of estimators, losses, aggregations and KL estimators, and their lookup by name.
 
 A row holds a pure function and its description. A name is either a key of a table or a plugin,
 `package.module:function` or `path/to/file.py:function`. Nothing registers itself on import.
@@ -33,7 +33,7 @@ class Row:
 
     @property
     def optional_inputs(self) -> frozenset[str]:
-        """The tensors among `inputs` that the function can do without."""
+        """The tensors among `inputs` that the function does not require."""
         return frozenset(
             p.name for p in _parameters(self.function) if p.name in self.inputs and p.default is not p.empty
         )
@@ -49,7 +49,7 @@ class Row:
         return tuple(p.name for p in _keywords(self.function) if p.default is inspect.Parameter.empty)
 
     def check_options(self, given: Iterable[str]) -> None:
-        """Raises ConfigError for an unknown option, and for a required one that is missing."""
+        """Raise ConfigError for an unknown option, and for a required one that is missing."""
         names = set(given)
         known = [*self.options, *self.required_options]
         for name in sorted(names.difference(known)):
@@ -63,7 +63,7 @@ RowT = TypeVar("RowT", bound=Row)
 
 
 def find_row(name: str, table: Mapping[str, RowT], kind: str) -> RowT:
-    """The row called `name`. Raises ConfigError with the nearest name if there is none."""
+    """Find the row called `name`. Raises ConfigError with the nearest name if there is none."""
     if name not in table:
         remedy = suggestion(name, table)
         raise ConfigError(f"unknown {kind} {name!r}", remedy=remedy)
@@ -71,8 +71,8 @@ def find_row(name: str, table: Mapping[str, RowT], kind: str) -> RowT:
 
 
 def load_function(name: str, kind: str) -> Callable[..., Any]:
-    """The function named by `package.module:function` or `path/to/file.py:function`. Raises a ConfigError that says
-    which part cannot be found."""
+    """Load the function named by `package.module:function` or `path/to/file.py:function`. Raises a ConfigError that
+    says which part cannot be found."""
     module_name, _, function_name = name.rpartition(":")
     if not module_name or not function_name:
         remedy = "write it as path/to/file.py:function or package.module:function"

@@ -1,4 +1,4 @@
-"""What happens to rewards before the estimator, and to advantages after it.
+"""Shaping of rewards before the estimator, and of advantages after it.
 
 In order: clip the score, put it and the KL penalty on the tokens, whiten the rewards without shifting their mean, call
 the estimator, spread its advantages over the tokens, whiten the advantages, clip them. Keep the tensor before each step
@@ -18,7 +18,7 @@ from burnish.errors import ConfigError, ModelError
 
 
 def clip_scores(scores_B: Tensor, *, low: float | None = None, high: float | None = None) -> Tensor:
-    """Scores clamped to [low, high]. Apply it once, before any baseline."""
+    """Clamp scores to [low, high]. Apply it once, before any baseline."""
     if low is None and high is None:
         return as_float(scores_B)
     if low is not None and high is not None and low > high:
@@ -59,7 +59,7 @@ def sequence_scores(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def whiten_rewards(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Token rewards scaled to variance 1 (biased) around the same mean (https://arxiv.org/abs/1909.08593).
+    """Scale token rewards to variance 1 (biased) around the same mean (https://arxiv.org/abs/1909.08593).
 
     Every token changes, even those without a reward, so longer responses get a larger sum. For estimators that judge a
     response by its score use `whiten_scores`.
@@ -68,22 +68,22 @@ def whiten_rewards(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def whiten_scores(scores_B: Tensor) -> Tensor:
-    """Scores of responses scaled to variance 1 (biased) around the same mean. Equal scores stay equal at any length."""
+    """Scale scores of responses to variance 1 (biased) around the same mean. Equal scores stay equal at any length."""
     return whiten(scores_B, torch.ones_like(scores_B, dtype=torch.bool), shift_mean=False)
 
 
 def spread(advantages_B: Tensor, mask_BT: Tensor) -> Tensor:
-    """Each sequence's advantage on all of its trained tokens `[B, T]`, 0 in masked slots."""
+    """Put each sequence's advantage on all of its trained tokens `[B, T]`, 0 in masked slots."""
     return fill_masked(as_float(advantages_B).unsqueeze(1).expand(mask_BT.shape), mask_BT)
 
 
 def whiten_advantages(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Advantages of the step, shifted and scaled to mean 0 and variance 1 (biased) over the trained tokens."""
+    """Shift and scale the step's advantages to mean 0 and variance 1 (biased) over the trained tokens."""
     return whiten(advantages_BT, mask_BT)
 
 
 def clip_advantages(advantages: Tensor, *, limit: float) -> Tensor:
-    """Advantages clamped to [-limit, limit]."""
+    """Clamp advantages to [-limit, limit]."""
     if not limit > 0:
         raise ConfigError(f"advantage clip is {limit}", remedy="set it to a number above 0, or leave it out")
     return as_float(advantages).clamp(-limit, limit)

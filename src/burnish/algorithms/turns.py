@@ -1,7 +1,7 @@
 """Sums within turns: the spans of a conversation that the policy sampled without a tool or environment in between.
 
 `turn_index_BT` (int64) holds the number of the turn that a token belongs to, counted from 0 in each row, and -1 for
-tokens that the policy did not sample: what tools and environments said, and padding.
+tokens that the policy did not sample: messages of tools and environments, and padding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def lengths_within_turns(turn_index_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def count_turns(turn_index_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Turns with at least one unmasked token, 0-d, in all rows together."""
+    """Count the turns with at least one unmasked token in all rows together, 0-d."""
     # The turns of a row are in order, so each begins where the number rises above all before it.
     trained_BT = torch.nn.functional.pad(torch.where(mask_BT.bool(), turn_index_BT, -1), (1, 0), value=-1)
     highest_BT = trained_BT.cummax(dim=1).values

@@ -1,4 +1,4 @@
-"""Advantage estimators: from rewards to how much better than expected each token was. See docs/algorithms.md."""
+"""Advantage estimators: from rewards to the advantage of each token over its expectation. See docs/algorithms.md."""
 
 from burnish.algorithms.advantages.outcome import (
     Groups,

@@ -1,4 +1,4 @@
-"""Estimators without a critic: they compare a score with those of other responses to its prompt, or with a baseline.
+"""Estimators without a critic: they compare a score with other responses to its prompt, or with a baseline.
 
 Each takes one score per sequence `[B]` and returns one advantage per sequence `[B]`, which applies to every trained
 token of that sequence (`shaping.spread`). Pass the rollouts of the entire step, all workers together.
@@ -56,7 +56,7 @@ class Groups:
         return (squares_B / (self.size(values_B) - int(unbiased)).clamp(min=1)).sqrt()
 
     def constant(self, values_B: Tensor) -> Tensor:
-        """True where all values of the group are equal, as in a group of one. Exact, unlike std == 0."""
+        """True if all values of the group are equal, as in a group of one. Exact, unlike std == 0."""
         return self.max(values_B) == self.min(values_B)
 
     def zero_constant(self, advantages_B: Tensor, values_B: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class Groups:
 
 
 def form_groups(name: str, scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool) -> Groups:
-    """The groups of a step. ConfigError for a group of one unless `allow_single`."""
+    """Form the groups of a step. ConfigError for a group of one unless `allow_single`."""
     if scores_B.shape[:1] != group_ids_B.shape:
         raise ValueError(f"{scores_B.shape[0]} rows of scores, but group_ids of shape {tuple(group_ids_B.shape)}")
     groups = Groups.of(group_ids_B)
@@ -223,5 +223,5 @@ def _standardise(scores_B: Tensor, groups: Groups, *, eps: float, unbiased: bool
 
 
 def _unit_scale(centred_B: Tensor) -> Tensor:
-    """Whitens values whose mean is 0 by construction: without a shift, so that exact zeros stay."""
+    """Whiten values whose mean is 0 by construction, without a shift, so that exact zeros stay."""
     return centred_B * torch.rsqrt(centred_B.square().mean() + WHITEN_EPS)

@@ -29,7 +29,7 @@ def gae(
     """Generalised advantage estimation, Schulman 2015 (https://arxiv.org/abs/1506.02438).
 
     delta_t = r_t + gamma V' - V_t, A_t = delta_t + gamma lam A', returns = A + V. Advantages are not whitened. With
-    `turn_index_BT` gamma is 1 where the next trained token is of the same turn; lam is that of tokens all the same.
+    `turn_index_BT`, gamma is 1 where the next trained token is of the same turn, while lam applies to every token.
     """
     rewards, values, mask = fill_masked(token_rewards_BT, mask_BT), fill_masked(values_BT, mask_BT), mask_BT.bool()
     next_value, next_advantage = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
@@ -46,7 +46,7 @@ def gae(
 
 
 def _discounts(gamma: float, like_B: Tensor, mask_BT: Tensor, turn_index_BT: Tensor | None) -> Sequence[Tensor | float]:
-    """What the future is multiplied by at each column: `[B]` tensors of the type of `like_B`, or one number for all."""
+    """Discount of the future at each column: `[B]` tensors of the type of `like_B`, or one number for all."""
     if turn_index_BT is None:
         return [gamma] * mask_BT.shape[1]
     columns: list[Tensor | float] = []
@@ -71,7 +71,7 @@ def reinforce_plus_plus(
 ) -> tuple[Tensor, Tensor]:
     """Return-to-go of the token rewards and KL, whitened over the step, Hu 2025 (https://arxiv.org/abs/2501.03262).
 
-    Whitened over trained tokens to mean 0 and variance 1 (biased). The returns are those before whitening.
+    Whitened over trained tokens to mean 0 and variance 1 (biased). The returns are not whitened.
     """
     returns_BT = discounted_returns(token_rewards_BT, mask_BT, turn_index_BT, gamma=gamma)
     return whiten(returns_BT, mask_BT), returns_BT
@@ -81,7 +81,7 @@ def remax_per_token(token_rewards_BT: Tensor, greedy_scores_B: Tensor, mask_BT: 
     """Return-to-go of the token rewards (with the KL) minus the greedy response's score, Li 2023
     (https://arxiv.org/abs/2310.10505).
 
-    A token is charged for the KL from itself onwards, not for that of earlier tokens. If all of the reward is on the
+    A token is charged for the KL from itself onwards, not for the KL of earlier tokens. If all of the reward is on the
     last token, this is `remax` of the scores, spread over the tokens. The returns do not include the baseline.
     """
     returns_BT = discounted_returns(token_rewards_BT, mask_BT)

@@ -1,4 +1,4 @@
-"""The table of advantage estimators, and how a name in a run file finds one."""
+"""The table of advantage estimators, and the lookup of a name in a run file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ESTIMATOR_INPUTS = (
 
 @dataclass(frozen=True)
 class Estimator(Row):
-    """A row of `ESTIMATORS`. Its function's signature says what it needs, and the run's roles are planned from that."""
+    """A row of `ESTIMATORS`. Its function's signature lists its inputs, from which the run's roles are planned."""
 
     @property
     def needs_groups(self) -> bool:
@@ -51,27 +51,27 @@ class Estimator(Row):
 
     @property
     def needs_states(self) -> bool:
-        """Whether it compares turns in the same state."""
+        """True if it compares turns in the same state."""
         return not {"observation_ids_BT", "history_ids_BT"}.isdisjoint(self.inputs)
 
     @property
     def compares_turns(self) -> bool:
-        """Whether it is about turns: it asks for `turn_index_BT`, which others only take to discount by turn."""
+        """True if it compares turns: it requires `turn_index_BT`, which others only accept to discount by turn."""
         return "turn_index_BT" in self.inputs and not self.may_discount_by_turn
 
     @property
     def may_discount_by_turn(self) -> bool:
-        """Whether it can do without `turn_index_BT`, and then discounts by token."""
+        """True if `turn_index_BT` is optional: without it, the estimator discounts by token."""
         return "turn_index_BT" in self.optional_inputs
 
     @property
     def token_level(self) -> bool:
-        """True: works on token rewards and returns `(advantages_BT, returns_BT)`. False: returns `advantages_B`."""
+        """True if it works on token rewards and returns `(advantages_BT, returns_BT)`, not `advantages_B`."""
         return "token_rewards_BT" in self.inputs
 
     def __call__(self, tensors: Mapping[str, Tensor], options: Mapping[str, object]) -> Any:
-        """Calls the function with the `tensors` that its parameters name, and with `options`. A parameter with a
-        default is None if there is no such tensor."""
+        """Call the function with the `tensors` that its parameters name, and with `options`. A parameter with a default
+        is None if there is no such tensor."""
         missing = [name for name in self.inputs if name not in tensors and name not in self.optional_inputs]
         if missing:
             raise ConfigError(f"estimator {self.name!r} needs {missing[0]}", remedy="pass it, or choose another one")
@@ -189,7 +189,7 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def resolve_estimator(name: str) -> Estimator:
-    """The estimator called `name`: a key of `ESTIMATORS`, `package.module:function` or `path/to/file.py:function`.
+    """Find the estimator called `name`: a key of `ESTIMATORS`, `package.module:function` or `path/to/file.py:function`.
 
     A plugin names its tensors as in `ESTIMATOR_INPUTS`, takes numbers after a bare `*`, and returns `advantages_B`, or
     `(advantages_BT, returns_BT)` if it asks for `token_rewards_BT`. ConfigError otherwise.

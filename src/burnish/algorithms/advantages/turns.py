@@ -5,8 +5,8 @@ Time passes from turn to turn: gamma discounts once between two turns, however l
 the same for all tokens of a turn. A row that is left out of the loss (its mask is all False) counts in the statistics
 of its group, as it does for the estimators of whole responses.
 
-Statistics are float64. Where all turns that are compared have the same return, and where a turn has nothing to be
-compared with, the relative advantage is exactly 0.
+Statistics are float64. If all compared turns have the same return, or a turn has no other to be compared with, its
+relative advantage is exactly 0.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from burnish.algorithms.advantages.outcome import Groups, form_groups
 from burnish.algorithms.masking import as_float, fill_masked
 
 ROUNDING = 2.5e-7
-"""Returns that differ by at most this share of the rewards that they are made of are equal. Rewards are float32, where
-.1 + .2 is not quite .3, and a standard deviation of almost 0 would blow the difference up."""
+"""Returns that differ by at most this share of their rewards' absolute sum are equal. Rewards are float32, where
+.1 + .2 is not quite .3, and a standard deviation of almost 0 would magnify the difference."""
 
 
 def turn_grpo(
@@ -38,9 +38,9 @@ def turn_grpo(
 ) -> tuple[Tensor, Tensor]:
     """(R_t - mean) / (std + eps) over the turns number t of the group, R_t = r_t + gamma R_{t+1}.
 
-    r_t is the sum of the token rewards of turn t. Only rows that have a turn t are compared. A turn that one row alone
-    has is compared with nothing and gets 0, as a group of one does. Without `normalise`, R_t - mean. Rows of one turn
-    each get what `grpo` gives (`dr_grpo` without `normalise`).
+    r_t is the sum of the token rewards of turn t. Only rows that have a turn t are compared. A turn that only one row
+    has gets 0, as a group of one does. Without `normalise`, R_t - mean. For rows of one turn each, this is `grpo`
+    (`dr_grpo` without `normalise`).
 
     Turn-level advantages: Zeng 2025 (https://arxiv.org/abs/2505.11821), who add normalised turn and outcome rewards;
     discounted returns of turns: Ding 2025 (https://arxiv.org/abs/2511.14846).
@@ -72,14 +72,14 @@ def gigpo(
 
     A_episode = (R - mean_G) / (std_G + eps) over the rows of the group, R the sum of all token rewards. A_step is the
     same for the discounted return R_t = r_t + gamma R_{t+1} of a turn, over all turns of the group in the same state,
-    of any row and at any time. Without `normalise` neither is divided. A turn whose state nothing else in the group
+    of any row and at any time. Without `normalise` neither is divided. A turn whose state no other in the group
     shares has A_step 0. With omega 0 this is `grpo`.
 
     Args:
-        observation_ids_BT: at each token a number for what its turn answers: the last observation before it, or the
-            prompt. Turns of a group with equal numbers are in the same state.
+        observation_ids_BT: at each token a number for the text that its turn answers: the last observation before it,
+            or the prompt. Turns of a group with equal numbers are in the same state.
         history_ids_BT: the same for everything before the turn.
-        whole_history: states are those of `history_ids_BT`, for environments whose observations do not tell all of it.
+        whole_history: take states from `history_ids_BT`, for environments whose observations do not show all of it.
     """
     groups = form_groups("gigpo", token_rewards_BT, group_ids_B, allow_single=allow_single)
     turns, divisor = _Turns.of(token_rewards_BT, turn_index_BT, gamma), eps if normalise else None
@@ -93,8 +93,8 @@ def gigpo(
 class _Turns:
     """The turns of all rows, in K places for each.
 
-    present_BK: whether the row has this turn. rewards_BK, returns_BK: sum of its token rewards, and what it and later
-    turns bring; 0 for turns that a row does not have. sizes_BK: the same sum of the absolute values of the rewards.
+    present_BK: True if the row has this turn. rewards_BK, returns_BK: sum of its token rewards, and return from this
+    turn on; 0 for turns that a row does not have. sizes_BK: sum of the absolute rewards from this turn on.
     """
 
     turn_index_BT: Tensor
@@ -126,7 +126,7 @@ class _Turns:
         return self.present_BK.shape[1]
 
     def numbers(self, ids_BT: Tensor) -> Tensor:
-        """`[B, K]` from numbers that are equal within a turn."""
+        """Reduce numbers that are equal within a turn to `[B, K]`."""
         ids = torch.where(self.turn_index_BT >= 0, ids_BT, 0)
         return torch.zeros_like(self.present_BK, dtype=ids.dtype).scatter_reduce(
             1, self.turn_index_BT.clamp(min=0), ids, "amax"
@@ -142,7 +142,7 @@ class _Turns:
         return torch.zeros_like(self.returns_BK).masked_scatter(here, relative_N)
 
     def relative_of_rows(self, groups: Groups, *, unbiased: bool, eps: float | None) -> Tensor:
-        """The undiscounted sum of each row `[B]` relative to those of its group; 0 for a row without turns."""
+        """The undiscounted sum of each row `[B]` relative to its group; 0 for a row without turns."""
         here, sums_B = self.present_BK.any(dim=1), self.rewards_BK.sum(dim=1)
         cohorts = Groups.of(groups.index_B[here])
         relative_N = _relative(sums_B[here], self.sizes_BK[here, 0], cohorts, unbiased=unbiased, eps=eps)
@@ -173,8 +173,8 @@ def _to_go(rewards_BK: Tensor, gamma: float) -> Tensor:
 
 
 def _relative(values_N: Tensor, sizes_N: Tensor, groups: Groups, *, unbiased: bool, eps: float | None) -> Tensor:
-    """Distance from the group's mean, divided by its deviation unless `eps` is None. sizes_N: what rounding errors are
-    relative to."""
+    """Distance from the group's mean, divided by its deviation unless `eps` is None. sizes_N: scale of the values'
+    rounding errors."""
     if not values_N.numel():
         return values_N
     constant_N = groups.max(values_N) - groups.min(values_N) <= ROUNDING * groups.max(sizes_N)

@@ -1,5 +1,5 @@
-"""Losses that clip a ratio around 1, as PPO does: that of each token, or one for a sequence or turn, so that what the
-reward scores is what the correction applies to."""
+"""Losses that clip a ratio around 1, as PPO does: one ratio per token, or per sequence or turn, so that the correction
+applies to the same unit as the reward."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def clipped_surrogate(
 
 
 def clipped_sides(tokens: Tokens, ratio_BT: Tensor, clip_low: float, clip_high: float) -> dict[str, Tensor]:
-    """Where the clip removes the gradient: A < 0 below the lower bound, A > 0 above the upper one."""
+    """Masks of the tokens whose gradient the clip removes: A < 0 below the lower bound, A > 0 above the upper one."""
     return {
         "clipped_low_BT": (tokens.advantages_BT < 0) & (ratio_BT < 1 - clip_low),
         "clipped_high_BT": (tokens.advantages_BT > 0) & (ratio_BT > 1 + clip_high),
@@ -86,7 +86,7 @@ def gspo(
 
     This is the token form: each token has the value of the sequence ratio and its own gradient. With one advantage per
     sequence this is exactly the gradient of the mean, and it is still meaningful if advantages vary by token. Aggregate
-    with sequence_mean_token_mean. The ratio metrics are those of the sequence ratio, weighted by tokens.
+    with sequence_mean_token_mean. The ratio metrics describe the sequence ratio, weighted by tokens.
     """
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
     return _shared_ratio(tokens, _mean_over_tokens(tokens.log_ratio_BT, tokens), clip_low, clip_high)
@@ -104,7 +104,7 @@ def turn_gspo(
 ) -> PolicyLoss:
     """`gspo` with one ratio per turn of the policy: exp of the mean of d over the tokens of the turn.
 
-    A turn is what the environment answers, so one turn that moved far does not clip the others of its conversation.
+    The unit is a turn, which the environment answers: one that moved far does not clip the others of its conversation.
     Ratios of turns: Li 2025 (https://arxiv.org/abs/2511.20718). Aggregate with turn_mean_token_mean. Without
     `turn_index_BT` (see `burnish.algorithms.turns`) each row is one turn, and this is `gspo`.
     """
@@ -137,7 +137,7 @@ def gmpo(
     """-A times the geometric mean of the clipped token ratios, Zhao 2025 (https://arxiv.org/abs/2507.20673).
 
     `clip_low` and `clip_high` are log-ratios (0.4 allows ratios from 0.67 to 1.49) and pessimistic as in PPO: a token's
-    log-ratio counts as at most clip_high if A > 0, and as at least -clip_low if A < 0. The ratio metrics are those of
+    log-ratio counts as at most clip_high if A > 0, and as at least -clip_low if A < 0. The ratio metrics describe
     the geometric mean.
     """
     tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)

@@ -1,4 +1,4 @@
-"""Losses that treat differently the few tokens that reduce the entropy most: both log-probability and advantage high.
+"""Losses that single out the few tokens that reduce entropy most: of high log-probability and high advantage.
 
 Cui 2025 (https://arxiv.org/abs/2505.22617). The selection is a statistic of the entire minibatch: compute it once and
 pass each micro-batch its part as `selection_BT`. Without `selection_BT`, tokens are selected within the given tensors,
@@ -26,7 +26,7 @@ def covariance_selection(
     covariance_high: float = float("inf"),
     excluded_BT: Tensor | None = None,
 ) -> Tensor:
-    """True `[B, T]` at the trained tokens of highest (A - mean A)(logprob - mean logprob) inside the two bounds.
+    """Select the trained tokens `[B, T]` of highest (A - mean A)(logprob - mean logprob) inside the two bounds.
 
     At most `fraction` of the trained tokens but at least one (more only on ties), strictly above `covariance_low`. The
     authors draw at random within the bounds. Taking the highest needs no random numbers and does not depend on the
@@ -59,7 +59,7 @@ def unclipped_selection(
     covariance_high: float = 5.0,
 ) -> Tensor:
     """`covariance_selection` among the tokens that keep a gradient under PPO's clip, as in the authors' code, so that
-    the few places do not go to tokens without one."""
+    no token without a gradient is selected."""
     tokens = read_tokens(logprobs_BT.detach(), old_logprobs_BT, advantages_BT, mask_BT)
     sides = clipped_sides(tokens, tokens.ratio_BT, clip_low, clip_high)
     return covariance_selection(
@@ -108,8 +108,8 @@ def clip_cov(
     covariance_high: float = 5.0,
     selection_BT: Tensor | None = None,
 ) -> PolicyLoss:
-    """PPO's clipped loss, but 0 (no gradient) at the selected tokens, none of which the clip already stops. Dropped
-    tokens still count in denominators.
+    """PPO's clipped loss, but 0 (no gradient) at the selected tokens, none of which the clip already excludes.
+    Dropped tokens still count in denominators.
 
     Additional metric: `selected_fraction`.
     """

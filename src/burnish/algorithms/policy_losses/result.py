@@ -23,7 +23,7 @@ class PolicyLoss:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The inputs of a loss with masked slots replaced, and what nearly every loss computes from them first."""
+    """The inputs of a loss with masked slots replaced, and the log-ratios and ratios that nearly every loss needs."""
 
     logprobs_BT: Tensor
     advantages_BT: Tensor  # constants: they never carry a gradient
@@ -79,7 +79,7 @@ class Tokens:
 
 
 def read_tokens(logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> Tokens:
-    """The arguments of a policy loss as `Tokens`. ValueError if their shapes differ."""
+    """Convert the arguments of a policy loss to `Tokens`. ValueError if their shapes differ."""
     full_BT = log_ratio(logprobs_BT, old_logprobs_BT.detach(), mask_BT)
     log_ratio_BT = clamp_log_ratio(full_BT)
     return Tokens(

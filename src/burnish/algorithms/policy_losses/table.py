@@ -1,4 +1,4 @@
-"""The table of policy losses, and how a name in a run file finds one."""
+"""The table of policy losses, and the lookup of a name in a run file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PolicyLossSpec(Row):
 
     @property
     def needs_turns(self) -> bool:
-        """Whether it takes `turn_index_BT`, by name."""
+        """True if it accepts `turn_index_BT`, by name."""
         return "turn_index_BT" in super().options
 
     @property
@@ -40,8 +40,8 @@ class PolicyLossSpec(Row):
         return {name: default for name, default in super().options.items() if name not in tensors}
 
     def check_numbers(self, numbers: Mapping[str, object]) -> None:
-        """Raises the ConfigError with which the loss would refuse them at the first update. Nothing is known of losses
-        from elsewhere, which may refuse the two tokens on which this is tried."""
+        """Raise now the ConfigError that the loss would raise at the first update. Plugins are not tried, because they
+        may refuse the two tokens of the trial."""
         for name, value in numbers.items():
             if value is None and self.options.get(name, 0.0) is not None:
                 raise ConfigError(f"{name} of the loss {self.name!r} is null", remedy="give a number, or leave it out")
@@ -60,7 +60,7 @@ class PolicyLossSpec(Row):
         mask_BT: Tensor,
         options: Mapping[str, object],
     ) -> Tensor | None:
-        """`selection_BT` of an entire minibatch, to be cut in the same way. None if the loss selects nothing."""
+        """Compute `selection_BT` of an entire minibatch, to be cut like it. None if the loss selects nothing."""
         if self.selection is None:
             return None
         tensors = dict(zip(LOSS_INPUTS, (logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT), strict=True))
@@ -172,7 +172,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
 
 
 def resolve_policy_loss(name: str) -> PolicyLossSpec:
-    """The loss called `name`: a key of `POLICY_LOSSES`, `package.module:function` or `path/to/file.py:function`.
+    """Find the loss called `name`: a key of `POLICY_LOSSES`, `package.module:function` or `path/to/file.py:function`.
 
     A plugin takes the four tensors of `LOSS_INPUTS` and numbers after a bare `*`, and returns a `PolicyLoss`. If one of
     the numbers is `turn_index_BT=None`, it is the tensor of that name. ConfigError otherwise.
