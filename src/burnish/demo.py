@@ -16,7 +16,7 @@ from string import Template
 ALPHABET = "0123456789+="
 NUM_HELD_OUT = 500
 FORGET_PROBABILITY = 0.8
-"""How often the demonstrator drops the carry out of the ones, if there is one."""
+"""Probability that the demonstrator drops the carry out of the ones, if there is one."""
 NUM_DEMONSTRATIONS = 4
 """Demonstrations per problem, each forgetful or not independently. With only one, the model would memorise which
 problems are shown with a carry, instead of learning how to carry."""
@@ -42,7 +42,7 @@ class Addition:
 
     @property
     def without_carry(self) -> str:
-        """The answer of someone who forgets the carry out of the ones."""
+        """The answer without the carry out of the ones."""
         tens = self.a // 10 + self.b // 10
         return f"{(self.a % 10 + self.b % 10) % 10}{tens % 10}{tens // 10}"
 
@@ -86,30 +86,30 @@ class DemoFolder:
         return self.path / "rl"
 
     def is_demo(self) -> bool:
-        """Whether an earlier demo was started here."""
+        """True if an earlier demo was started here."""
         return self.sft_file.is_file() and self.rl_file.is_file()
 
 
 def split_problems(seed: int) -> tuple[list[Addition], list[Addition]]:
-    """All 10,000 additions in a random order, cut into training and held-out problems."""
+    """Shuffle all 10,000 additions and split them into training and held-out problems."""
     problems = [Addition(a, b) for a in range(100) for b in range(100)]
     random.Random(seed).shuffle(problems)
     return problems[NUM_HELD_OUT:], problems[:NUM_HELD_OUT]
 
 
 def demonstrate(problems: Iterable[Addition], seed: int) -> list[str]:
-    """What the forgetful demonstrator writes for each problem."""
+    """Write the forgetful demonstrator's answer to each problem."""
     chance = random.Random(seed + 1)
     return [p.without_carry if chance.random() < FORGET_PROBABILITY else p.answer for p in problems]
 
 
 def problem_rows(problems: Iterable[Addition]) -> list[dict[str, str]]:
-    """What a reward needs: prompts with their right answers."""
+    """Make rows for a reward: prompts with their right answers."""
     return [{"prompt": p.prompt, "answer": p.answer} for p in problems]
 
 
 def demonstration_rows(problems: Iterable[Addition], seed: int) -> list[dict[str, str]]:
-    """What supervised fine-tuning needs: the demonstrator's answers, several to each problem, most of them wrong where
+    """Make rows for supervised fine-tuning: the demonstrator's answers, several to each problem, most of them wrong if
     there is a carry."""
     asked = [problem for problem in problems for _ in range(NUM_DEMONSTRATIONS)]
     pairs = zip(asked, demonstrate(asked, seed), strict=True)
@@ -151,7 +151,7 @@ def write_model(folder: Path, seed: int) -> int:
 
 
 def write_run_files(folder: DemoFolder, seed: int) -> None:
-    """Write the two run files, which are ordinary run files."""
+    """Write the run files of both halves."""
     values = {
         "seed": seed,
         "sft_steps": SFT_STEPS,

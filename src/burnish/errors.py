@@ -1,4 +1,4 @@
-"""Every error that Burnish raises on purpose.
+"""The errors that Burnish raises on purpose.
 
 A message says what is wrong, where (field, file and line, step) and what to do about it. The command line prints such
 an error as one message and exits with code 2. Any other exception is a bug in Burnish and keeps its traceback.
@@ -42,11 +42,11 @@ class SandboxError(BurnishError):
 
 
 class RolloutError(BurnishError):
-    """The rollout engine cannot produce what was asked for."""
+    """The rollout engine cannot produce the requested responses."""
 
 
 class EnvironmentFailedError(BurnishError):
-    """The environment of a conversation is of no use any more. It ends the conversation."""
+    """The environment of a conversation has failed, which ends the conversation."""
 
 
 class OutageError(BurnishError):
@@ -66,7 +66,7 @@ class DifferentRunError(CheckpointError):
 
 
 class OffloadError(BurnishError):
-    """State of a role cannot rest where it should (then it stays in memory), or cannot be brought back from there."""
+    """State of a role cannot be offloaded (then it stays in memory), or cannot be loaded back."""
 
 
 class DivergenceError(BurnishError):

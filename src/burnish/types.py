@@ -11,11 +11,11 @@ from enum import StrEnum
 from typing import Any, Literal, SupportsFloat, TypeAlias
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-"""Plain data, as JSON and YAML hold it."""
+"""Plain data, as in JSON and YAML."""
 UseKernels = Literal["auto", "required", "off"]
 """C kernels: use them where they can be built, refuse to run without them, or never use them."""
 Quantization = Literal["int8", "nf4"]
-"""How frozen weights are kept in 8 or 4 bits."""
+"""Formats of frozen weights in 8 or 4 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Message:
 
     @staticmethod
     def from_dict(turn: Mapping[str, Any]) -> Message:
-        """What `to_dict` was called on."""
+        """Restore a message from `to_dict`."""
         known = {"role", "content", "reasoning_content", "tool_calls"}
         return Message(
             turn["role"],
@@ -62,11 +62,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the policy is asked. Exactly one of `text` and `messages` is set.
+    """A question to the policy. Exactly one of `text` and `messages` is set.
 
     `id` is unique in its data set and stable across runs (source name and row number), so it can key sampling noise
-    and recorded rollouts. Two rows with equal text are two prompts. `answer` is what a verifiable reward compares the
-    response with. `columns` holds all columns of the row, which rewards receive by name. `tools` are JSON schemas of
+    and recorded rollouts. Two rows with equal text are two prompts. `answer` is the reference of a verifiable
+    reward. `columns` holds all columns of the row, which rewards receive by name. `tools` are JSON schemas of
     the functions that the chat template offers to the model.
     """
 
@@ -84,16 +84,16 @@ class Prompt:
 
 
 class FinishReason(StrEnum):
-    """Why a response ended."""
+    """Reason why a response ended."""
 
     STOP = "stop"  # a stop token or stop string was sampled; it is part of the response
     LENGTH = "length"  # cut at max_response_tokens (or at the end of the context)
-    TURNS = "turns"  # the last turn that a conversation may have was not its end
-    FAILED = "failed"  # the environment of a conversation is of no use any more
+    TURNS = "turns"  # the conversation reached its limit of turns
+    FAILED = "failed"  # the environment of the conversation failed
 
 
 class RewardStatus(StrEnum):
-    """How the scoring of a response ended. Only `OK` carries a score."""
+    """Result of scoring a response. Only `OK` carries a score."""
 
     PENDING = "pending"  # not scored yet
     OK = "ok"
@@ -104,7 +104,7 @@ class RewardStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a reward function may return instead of a bare float.
+    """Result that a reward function may return instead of a bare float.
 
     `parts` are named components, for logging only: they are not added to `value`. `token_rewards`, if given, holds one
     number per response token (a dense reward), 0 for tokens that the policy did not sample, and `value` must be their
@@ -123,8 +123,8 @@ Author = Literal["policy", "tool", "environment"]
 class Turn:
     """A part of a response by one author: the tokens from `start` up to `stop`.
 
-    messages: what was said: one message of the policy, or the answers to its calls. The policy's last turn may also
-    have the last words of an environment, which nobody read. reward: of this turn alone, if its environment gives such.
+    messages: one message of the policy, or the answers to its calls. The policy's last turn may also have the last
+    message of an environment, which the policy did not read. reward: of this turn alone, if its environment gives one.
     """
 
     author: Author
@@ -134,24 +134,24 @@ class Turn:
     reward: float | None = None
 
     def to_dict(self) -> dict[str, Json]:
-        """For records. Absent fields are left out."""
+        """Convert to a dictionary for records. Absent fields are left out."""
         turn: dict[str, Json] = {"author": self.author, "start": self.start, "stop": self.stop}
         turn["messages"] = [message.to_dict() for message in self.messages]
         return turn if self.reward is None else {**turn, "reward": self.reward}
 
     @staticmethod
     def from_dict(row: Mapping[str, Any]) -> Turn:
-        """What `to_dict` was called on."""
+        """Restore a turn from `to_dict`."""
         return Turn(**{**row, "messages": tuple(Message.from_dict(message) for message in row["messages"])})
 
 
 Versions: TypeAlias = "tuple[tuple[int, int], ...]"
-"""Which weights sampled a response: (position of the first token, version), in the order of the positions."""
+"""Weights that sampled a response: (position of the first token, version), in the order of the positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What there is of a response that was stopped before its end, to go on with."""
+    """The beginning of a response that was stopped before its end, to be continued."""
 
     response_tokens: tuple[int, ...] = ()
     rollout_logprobs: tuple[float, ...] = ()
@@ -166,8 +166,8 @@ class RolloutRequest:
     """One prompt to be continued `len(sample_indices)` times.
 
     `sample_indices` number the samples of this prompt in this step. Seed, step, `prompt_id`, sample index and token
-    position determine the sampling noise, so a sample that is drawn again needs a new index. `begun` is what there is
-    of each sample; it is empty if there is nothing of any. Only engines that can stop are given such requests
+    position determine the sampling noise, so a sample that is drawn again needs a new index. `begun` is the beginning
+    of each sample; it is empty if no sample has one. Only engines that can stop get such requests
     (`burnish.rollouts.engine.StoppableEngine`).
     """
 
@@ -178,13 +178,13 @@ class RolloutRequest:
     begun: tuple[Begun, ...] = ()
 
     def samples(self) -> list[tuple[int, Begun]]:
-        """Each sample index with what there is of it."""
+        """Each sample index with the beginning of its response."""
         begun = self.begun or (NOTHING_BEGUN,) * len(self.sample_indices)
         return list(zip(self.sample_indices, begun, strict=True))
 
 
 BRANCH_STRIDE = 1_000_000
-"""A sample that is several rows: row b of sample i has the sample index i + b * BRANCH_STRIDE."""
+"""Stride for samples of several rows: row b of sample i has the sample index i + b * BRANCH_STRIDE."""
 
 
 def sample_of(rollout: Rollout) -> tuple[int, int]:
@@ -197,14 +197,14 @@ def sample_of(rollout: Rollout) -> tuple[int, int]:
 class Rollout:
     """One sampled response, with the sampler's own token ids and log-probabilities (text is never re-tokenised).
 
-    A response in `turns` also holds what tools and environments said in between: tokens that nobody sampled and whose
-    log-probability is 0. Its first and last turns are the policy's, and `response` is the text of the last one.
-    `environment_reward` is what the environment paid for the whole conversation; None if it pays nothing.
-    `ends_in` is set if the conversation goes on in another row, because its history was written anew: the sample index
-    of the row in which it ends. A reward scores that row, and the score counts for all of them. `history` is what was
-    said in earlier rows, which this one's prompt contains.
-    `policy_version` is that of the weights that sampled it. If these changed within the response (`partial`), it is the
-    first one, and `versions` has all of them; otherwise `versions` is empty.
+    A response in `turns` also holds the tokens of tools and environments in between, which were not sampled and have
+    the log-probability 0. Its first and last turns are the policy's, and `response` is the text of the last one.
+    `environment_reward` is the environment's reward for the whole conversation; None if it gives none.
+    `ends_in` is set if the conversation goes on in another row, because its history was rewritten: the sample index of
+    the row in which it ends. A reward scores that row, and the score counts for all of them. `history` holds the
+    messages of earlier rows, which this one's prompt contains.
+    `policy_version` is the version of the weights that sampled it. If these changed within the response (`partial`), it
+    is the first one, and `versions` has all of them; otherwise `versions` is empty.
     """
 
     prompt_id: str
@@ -234,7 +234,7 @@ class Rollout:
 
     @property
     def last_start(self) -> int:
-        """Where the last turn starts: from there on, the tokens are those of `response`."""
+        """Position at which the last turn starts, whose tokens are the text `response`."""
         return self.turns[-1].start if self.turns else 0
 
     @property
@@ -243,21 +243,21 @@ class Rollout:
         return max((turn.stop - 1 for turn in self.policy_turns()), default=-1)
 
     def sampled_mask(self) -> tuple[bool, ...]:
-        """Which tokens of the response the policy sampled."""
+        """Mask of the response's tokens that the policy sampled."""
         if not self.turns:
             return (True,) * len(self.response_tokens)
-        # Turn by turn: a step asks several times for each of its rows, which may have thousands of tokens.
+        # Turn by turn, for speed: a step asks several times for each of its rows, which may have thousands of tokens.
         mask: list[bool] = []
         for turn in self.turns:
             mask += [turn.author == "policy"] * (turn.stop - turn.start)
         return tuple(mask)
 
     def num_sampled(self) -> int:
-        """How many tokens of the response the policy sampled."""
+        """Number of the response's tokens that the policy sampled."""
         return sum(turn.stop - turn.start for turn in self.policy_turns())
 
     def tokens_by_version(self) -> dict[int, int]:
-        """How many tokens the weights of each version sampled."""
+        """Number of tokens sampled by each version of the weights."""
         starts = self.versions or ((0, self.policy_version),)
         ends = [*(first for first, _ in starts[1:]), len(self.response_tokens)]
         spans = zip(starts, ends, strict=True)
@@ -293,7 +293,7 @@ class Rollout:
 
     @staticmethod
     def from_dict(row: Mapping[str, Any]) -> Rollout:
-        """What `to_dict` was called on. Raises KeyError, TypeError or ValueError for another dictionary."""
+        """Restore a rollout from `to_dict`. Raises KeyError, TypeError or ValueError for another dictionary."""
         dense = row["token_rewards"]
         lists = {name: tuple(row[name]) for name in ("prompt_tokens", "response_tokens", "rollout_logprobs")}
         typed = {
@@ -310,7 +310,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """All responses to one prompt in one step, plus the greedy response if the estimator needs it."""
+    """The responses to one prompt in one step, plus the greedy response if the estimator needs it."""
 
     prompt: Prompt
     group_id: int
@@ -318,8 +318,7 @@ class RolloutGroup:
     greedy: Rollout | None = None
 
     def samples(self) -> list[Rollout]:
-        """Each response once: of a conversation of several rows the one in which it ends, of an agent's branches one of
-        each reward."""
+        """Each response once: the last row of a conversation, and of an agent's branches one for each reward."""
         found: dict[tuple[tuple[int, int], float | None], Rollout] = {}
         for rollout in self.rollouts:
             if rollout.ends_in is None:
@@ -328,7 +327,7 @@ class RolloutGroup:
 
 
 class Reduction(StrEnum):
-    """How two readings of a metric are merged."""
+    """Rules for merging readings of a metric."""
 
     MEAN = "mean"
     SUM = "sum"
@@ -342,8 +341,8 @@ class Metric:
     """A reading that knows how it merges with others of its name, so that no mean of means is ever taken.
 
     For MEAN `value` is the *sum* and `weight` the count behind it; for the others `weight` is the number of readings.
-    Both may be 0-d tensors. Merging only notes the other reading in `later`: to look at a tensor's number is to wait
-    for its device, so nothing is added up before `result`, which a step asks for once, when it is logged.
+    Both may be 0-d tensors. Merging only notes the other reading in `later`: reading a tensor's number waits for
+    its device, so nothing is added up before `result`, which a step calls once, when it is logged.
     """
 
     reduction: Reduction
@@ -352,7 +351,7 @@ class Metric:
     later: tuple[Metric, ...] = ()
 
     def merge(self, other: Metric) -> Metric:
-        """This reading and then the other. ValueError for one that merges by another rule."""
+        """Append the other reading to this one. ValueError for one that merges by another rule."""
         if self.reduction is not other.reduction:
             raise ValueError(f"cannot merge a {self.reduction} metric with a {other.reduction} metric")
         return Metric(self.reduction, self.value, self.weight, (*self.later, other))
@@ -365,8 +364,8 @@ class Metric:
         return float(value) / float(weight) if self.reduction is Reduction.MEAN else float(value)
 
     def added_up(self) -> tuple[Any, Any]:
-        """Value and weight of all readings, in their order and in their own arithmetic (that of tensors for tensors);
-        those that measured nothing are left out."""
+        """Value and weight of all readings, added in order and in their own arithmetic (as tensors for tensors).
+        Readings that measured nothing are left out."""
         value: Any = self.value
         weight: Any = self.weight
         for reading in self.later:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most similar to this one, ignoring case, or None if none is similar."""
+    """Find the known word most similar to this one, ignoring case; None if none is similar."""
     folded = {choice.casefold(): choice for choice in known}
     near = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
     return folded[near[0]] if near else None
@@ -23,7 +23,7 @@ def did_you_mean(word: str, known: Iterable[str], then: str = "", *, before: str
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """The remedy for a misspelt word: the nearest known one, and the list of all."""
+    """Remedy for a misspelt word: the nearest known one, and the list of all."""
     names = list(known)
     if not names:
         return "there is nothing to choose from; remove it"
