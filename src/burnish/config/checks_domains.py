@@ -101,7 +101,7 @@ def _schedule(
 
 
 def _limits(config: RlFields, domain: DomainSettings) -> Iterator[Problem]:
-    """Refuse limits above those of `rollout`: memory and context are planned for these, over the whole run."""
+    """Refuse limits above the ones in `rollout`, for which memory and context of the whole run are planned."""
     rollout = config.rollout
     for name, own, most in (
         ("max_prompt_tokens", domain.max_prompt_tokens, rollout.max_prompt_tokens),

@@ -31,7 +31,7 @@ class DomainSettings:
     """Resolved settings of one domain.
 
     shares: the first step of each stage to the share from then on. train, eval: its own data sets; if empty, the rows
-    of `data` that have its name. The other fields are those of `DomainConfig`.
+    of `data` that have its name. The other fields are as in `DomainConfig`.
     """
 
     name: str

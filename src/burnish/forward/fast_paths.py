@@ -104,7 +104,7 @@ class FastPaths:
         return self._timed_ways(path, shape, ways)[0]
 
     def settled(self, path: str, shape: str, decide: Callable[[], str]) -> str:
-        """Return the value that the run began with, else that of `decide`; record it like a choice of way."""
+        """Return the value that the run began with, else the result of `decide`; record it like a choice of way."""
         entry = f"{path} ({shape})"
         way = self._recorded.get(entry) or decide()
         self._choices[entry] = Choice(path, way, recorded=entry in self._recorded)

@@ -46,7 +46,7 @@ def telling_layers(model: PreTrainedModel) -> Iterator[None]:
     """Inside, `model` computes with only as many of its first layers as a trial of its code needs; afterwards with all.
 
     For models of FAMILIES these are the first two, and as many more as it takes to have a layer of each kind. Layers
-    are of one kind if they differ in nothing but their number and their weights' values. Other models, and those with
+    are of one kind if they differ in nothing but their number and their weights' values. Other models, and models with
     code from elsewhere, keep all layers, because their computation may depend on their position.
     """
     with few_layers(model, _num_telling(model)) if _has_known_code(model) else nullcontext():

@@ -2,7 +2,7 @@
 their speed with bfloat16.
 
 On some processors the usual library is half as fast as oneDNN for the same numbers. PyTorch uses oneDNN once it is
-allowed a lower precision ("medium"). The effect depends on the processor: on most of them no accuracy is lost, on those
+allowed a lower precision ("medium"). The effect depends on the processor: on most no accuracy is lost, on processors
 with bfloat16 matrix units the product really is one of bfloat16, and on others oneDNN is slower. So accuracy and
 speed are both measured, and "medium" is set only if nothing is lost and time is saved.
 """

@@ -7,11 +7,11 @@ Three responses to two prompts, `A B C` with `a b c` and `d`, and `D E` with `e 
     position   0  1  2 | 0  1 | 3  4 |   | 2
     sequence   prompt 0  pr. 1  resp. of prompt 0, then of prompt 1
 
-First all prompts, then all responses, those of one prompt next to each other. The last token of a response predicts
-nothing and is left out, so that of `d` nothing remains. Every sequence (a prompt or a response) attends causally to
-itself, and a response to its whole prompt as well. Positions of a response go on where its prompt ends. The state that
-predicts a response's first token is the state at the prompt's last slot: here slot 2 for `a` and `d`, 4 for `e`.
-At the end there may be padding (`burnish.forward.precision`), a sequence of its own that nothing is read from.
+First all prompts, then all responses, grouped by prompt. The last token of a response predicts nothing and is left out,
+so nothing remains of `d`. Every sequence (a prompt or a response) attends causally to itself, and a response to its
+whole prompt as well. Positions of a response go on where its prompt ends. The state that predicts a response's first
+token is the state at the prompt's last slot: here slot 2 for `a` and `d`, 4 for `e`. At the end there may be padding
+(`burnish.forward.precision`), a separate sequence that nothing is read from.
 
 A layout is made on the host, from `Batch.host`, and only then copied to the device: nothing here waits for a GPU.
 """

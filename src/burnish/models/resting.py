@@ -113,7 +113,7 @@ class RestingHostMemory:
         for room, numbers in self._pieces(storages):
             room.copy_(numbers, non_blocking=pinned)
         if pinned and storages:
-            torch.cuda.synchronize(storages[0].device)  # that of the role
+            torch.cuda.synchronize(storages[0].device)  # the role's device
 
     def give_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """See `RestingPlace`. Copies are queued before whatever reads the numbers, and before the next `keep`."""

@@ -97,7 +97,7 @@ class ValueScorer:
         return self.head.weight.device
 
     def score(self, batch: Batch, *, only_trained: bool = False, train_trunk: bool = True) -> Tensor:
-        """(B, T) float32 at every response token (`only_trained`: at those in the loss mask), 0 elsewhere.
+        """(B, T) float32 at every response token (`only_trained`: only in the loss mask), 0 elsewhere.
 
         Differentiable. Without `train_trunk` only the head gets a gradient.
         """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Weights:
     """One version of a policy's weights, for the engines that sample with them.
 
-    tensors: starts to read them. Names are those of the ordinary model's state dict, with adapters merged in. Of tied
+    tensors: starts to read them, under the names of the ordinary model's state dict, with adapters merged in. Of tied
     tensors (embeddings) only the first is included. Each tensor is made or fetched when its turn comes, so a copy never
     needs memory for a second model. Raises RolloutError if the policy has moved on to another version.
     module: the live module if policy and engine share a process, else None. The policy's next update changes it.

@@ -126,7 +126,7 @@ class KernelCache:
 
     def begin(self, positions_R: Tensor, cosine_RD: Tensor, sine_RD: Tensor, epsilon: float) -> Step:
         """Make room for each row's token at these positions in its sequence. Positions are rotated by these float32
-        cosines and sines. `epsilon` is that of the head norms, if any.
+        cosines and sines. `epsilon`: of the head norms, if any.
 
         The result is valid until the next call of any method.
         """

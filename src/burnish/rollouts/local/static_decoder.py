@@ -82,7 +82,7 @@ class StaticDecoder(CachingDecoder):
 
     @property
     def num_bytes(self) -> int:
-        """Approximate memory, including that of its graphs."""
+        """Approximate memory in bytes, its graphs included."""
         vocabulary = self._model.get_input_embeddings().weight.shape[0]
         return sum(tensor.nbytes for tensor in self._rows.tensors()) + 4 * _COPIES * self.places * vocabulary
 

@@ -1,4 +1,4 @@
-"""Push only the adapters of a policy that trains with LoRA, if vLLM's results with them equal those of merged weights.
+"""Push only the adapters of a policy that trains with LoRA, if vLLM computes the same with them as with merged weights.
 
 vLLM takes an adapter as a folder in peft's layout. Its weights are in memory that the folder only links to, so that
 they never touch the disk. Whether vLLM applies it correctly (to all of its layers, at the right scale) is tried once,
