@@ -66,7 +66,7 @@ def _data(config: RlFields, found: tuple[DomainSettings, ...]) -> Iterator[Probl
 
 
 def _paid(found: tuple[DomainSettings, ...]) -> Iterator[Problem]:
-    """Refuse trained domains in which every response would have the score 0, or none."""
+    """Refuse domains in which every response would have the score 0, or none."""
     for domain in found:
         message, remedy = "", f"set domains.{domain.name}.rewards, or let an entry of `rewards` be for it"
         if not domain.rewards:
