@@ -78,7 +78,7 @@ def find_checkpoint(path: str, *, field: str) -> Chosen | None:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run was started in this folder, which is not a model folder (with a config.json)."""
+    """Return whether a run was started in this folder and it is not a model folder (with a config.json)."""
     # `os.path` returns False for names that the system refuses, where `pathlib` raises.
     return os.path.isfile(RunDirectory(folder).config_file) and not os.path.exists(folder / "config.json")
 
@@ -133,7 +133,7 @@ def _best(folder: Path, store: CheckpointStore, metric: str | None, field: str) 
 
 
 def _is_best_when_lowest(name: str) -> bool:
-    """By the table of metrics. What domains and rewards are called says nothing of the direction."""
+    """Decide by the table of metrics. The names of domains and rewards say nothing about the direction."""
     last = name.rpartition("/")[2]
     known = find_metric(f"eval/{last}" if name.startswith("eval/domain/") else name)
     if known is not None and (known.better or known.is_family):

@@ -28,7 +28,7 @@ from burnish.types import Json
 
 
 def write_state(folder: Path, name: str, state: Mapping[str, object]) -> dict[str, str]:
-    """Write `name.json` and `name.safetensors`. Returns file -> SHA-256 of those that were hashed while being written.
+    """Write `name.json` and `name.safetensors`; return file -> SHA-256 of the ones hashed while being written.
 
     Tensors are written from where they are, so nothing may change them meanwhile. CheckpointError for a value that
     cannot be stored exactly.
@@ -42,7 +42,7 @@ def write_state(folder: Path, name: str, state: Mapping[str, object]) -> dict[st
 
 
 def read_state(folder: Path, name: str) -> dict[str, Any]:
-    """What `write_state` wrote. Raises CheckpointError if the files are missing or damaged."""
+    """Read a state that `write_state` wrote. Raises CheckpointError if the files are missing or damaged."""
     with reading_own(f"{name} in {folder}"):
         plain = read_json(folder / f"{name}.json")
         tensors = load_file(folder / f"{name}.safetensors")
@@ -54,9 +54,9 @@ def read_state(folder: Path, name: str) -> dict[str, Any]:
 
 @contextmanager
 def restoring(folder: Path) -> Iterator[None]:
-    """Around restoring a run from a checkpoint: errors name the checkpoint.
+    """Let errors name the checkpoint while a run is restored from it.
 
-    Its files may be undamaged and still not contain what this version expects.
+    Its files may be undamaged and still not have the content that this version expects.
     """
     remedy = "use the version that made it, or remove that folder; then the run resumes from the one before it"
     with reading(f"{folder}: restoring the run from it", CheckpointError, remedy=remedy):

@@ -1,4 +1,4 @@
-"""What a run's results depend on besides its run file: the content of files and the versions of packages.
+"""Fingerprints of what a run's results depend on besides its run file: contents of files and versions of packages.
 
 A checkpoint holds the fingerprints of the start that made it. A resumed run compares them with its own, so that it does
 not silently continue as a different run.
@@ -33,7 +33,7 @@ FINGERPRINT_FILE = "fingerprints.json"
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "jinja2", "peft", "mpmath")
 
 _PIECE_BYTES, _LEAST_BYTES = 16 << 20, 1 << 16
-"""Read and hashed at a time: after each piece a thread may have to wait some milliseconds for Python."""
+"""Bytes read and hashed at a time: after each piece a thread may have to wait some milliseconds for Python's lock."""
 
 
 class FileContent(TypedDict):
@@ -53,7 +53,7 @@ class Fingerprints:
 
     @staticmethod
     def of(config: RunConfig) -> Fingerprints:
-        """The current fingerprints. Reads all files that the run depends on completely."""
+        """Take the current fingerprints: read all files that the run depends on completely."""
         return FingerprintsInProgress(config).result()
 
     @staticmethod
@@ -84,13 +84,13 @@ class Fingerprints:
         return files + _list_differences(self.versions, now.versions)
 
     def machine_changes(self, now: Fingerprints) -> list[str]:
-        """Changes that may affect the last bits of sums, but do not prevent resuming."""
+        """List changes that may affect the last bits of sums, but do not prevent resuming."""
         return _list_differences(self.machine, now.machine)
 
 
 class FingerprintsInProgress:
-    """Fingerprints of now, whose files a thread reads while the program goes on: hashing needs no Python, and a large
-    model takes seconds."""
+    """Current fingerprints, whose files a thread reads while the program goes on: hashing does not hold Python's lock,
+    and a large model takes seconds."""
 
     def __init__(self, config: RunConfig) -> None:
         self._versions = _versions(PACKAGES + _packages_of(config))
@@ -100,7 +100,7 @@ class FingerprintsInProgress:
         Thread(target=self._read, args=(named_files(config),), name="fingerprints", daemon=True).start()
 
     def result(self) -> Fingerprints:
-        """Waits for the last file."""
+        """Wait for the last file."""
         return Fingerprints(self._files.result(), self._versions, self._machine)
 
     def _read(self, files: Mapping[str, Path]) -> None:
@@ -160,7 +160,7 @@ def _fingerprint(path: Path) -> FileContent | None:
 
 
 def _packages_of(config: RunConfig) -> tuple[str, ...]:
-    """Packages that only some runs depend on."""
+    """List the packages that this run depends on and others do not."""
     sources = config.named_sources("train").values()
     return (puzzles.PACKAGE,) if any(source.reasoning_gym is not None for source in sources) else ()
 

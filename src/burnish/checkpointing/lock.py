@@ -23,7 +23,7 @@ _held: dict[_Identity, int] = {}
 
 
 class RunLock:
-    """Holds a lock on `run.lock` while the process lives. The operating system releases it however the process ends.
+    """A lock on `run.lock`, held while the process lives. The operating system releases it however the process ends.
 
     It is a POSIX record lock. Forked reward workers do not inherit it, so a worker that outlives a killed run does not
     keep the folder locked, and network file systems enforce it between machines. The content of the file (process id,

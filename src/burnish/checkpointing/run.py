@@ -73,7 +73,7 @@ JUDGE_MAY_DIFFER = (
     "price_out",
     "labels",
 )
-"""Options of a reward `judge` that say where and how fast it is asked, and not what."""
+"""Options of a reward `judge` that set where and how fast it is asked, but not the question."""
 
 _SOLVED = ("success", "success_score")
 """Fields of `evaluation` that say when a response is solved."""
@@ -125,14 +125,14 @@ class RunDirectory:
         return self.path / "rollouts"
 
     def begun(self) -> bool:
-        """Whether a run was started in this folder before."""
+        """Return whether a run was started in this folder before."""
         return os.path.lexists(self.config_file)
 
     def admit(self, config: RunConfig) -> bool:
-        """Whether this configuration continues an earlier run in the folder. Changes nothing.
+        """Return whether this configuration continues an earlier run in the folder. Changes nothing.
 
-        Raises CheckpointError if the configuration differs from that of the run in this folder (listing all
-        differences), or if the folder has checkpoints but no configuration.
+        Raises CheckpointError if the configuration differs from the earlier run's (listing all differences), or if the
+        folder has checkpoints but no configuration.
         """
         if self.begun():
             self._refuse_differences(config)
@@ -202,7 +202,7 @@ class RunDirectory:
             )
 
     def restore(self, config: RunConfig) -> list[str]:
-        """Write again what was removed from the run's folder since `begin`. Returns a line about each.
+        """Rewrite files that were removed from the run's folder since `begin`; return a line about each.
 
         Raises CheckpointError if the folder cannot be written.
         """
@@ -223,7 +223,7 @@ class RunDirectory:
         return CheckpointError(f"cannot write to {self.path}: {error.strerror}", remedy=disk_remedy(error, self.path))
 
     def _add_environment(self, accepted: Sequence[str]) -> None:
-        """Append the environment of this start to those of earlier starts."""
+        """Append the environment of this start to the list of earlier ones."""
         start = environment() | ({"accepted_changes": list(accepted)} if accepted else {})
         content = {"starts": [*self._earlier_starts(), start]}
         write_text_atomically(self.environment_file, json.dumps(content, indent=2) + "\n")
@@ -241,7 +241,7 @@ def dump_config(config: RunConfig) -> str:
 
 
 def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Difference]:
-    """Differences between a saved configuration and this one that prevent resuming, sorted by field."""
+    """Find the differences between a saved configuration and this one that prevent resuming, sorted by field."""
     # Inputs of its own are in the run's folder, which may have been moved, or copied with the run file that names them.
     now = with_inputs_moved(config.model_dump(mode="json") | {"output": before.get("output")}, Path(config.output))
     before = with_inputs_moved(before, Path(config.output))
@@ -253,7 +253,7 @@ def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Diff
 
 
 def _what_is_solved(config: dict[str, Json]) -> list[str]:
-    """Fields for all domains by which a domain without its own counts what is solved, if that decides which prompts it
+    """Shared fields of `evaluation` that define "solved" for a domain without its own, if that decides which prompts it
     trains on, or how much."""
     domains = config.get("domains")
     own = [domain for domain in domains.values() if isinstance(domain, dict)] if isinstance(domains, dict) else []
@@ -263,7 +263,7 @@ def _what_is_solved(config: dict[str, Json]) -> list[str]:
 
 
 def _what_judges_are_asked(config: dict[str, Json]) -> dict[str, Json]:
-    """The configuration, or that of a domain, without the options of judges that may differ."""
+    """The configuration (of a run or a domain) without the options of judges that may differ."""
     rewards, domains = config.get("rewards"), config.get("domains")
     found = dict(config)
     if isinstance(rewards, list):
@@ -277,8 +277,8 @@ def _what_judges_are_asked(config: dict[str, Json]) -> dict[str, Json]:
 
 
 def _trained_part(domain: dict[str, Json]) -> dict[str, Json]:
-    """A domain without what may differ: its held-out data, and how it is evaluated, except what counts as solved, which
-    also decides how difficult a prompt is."""
+    """A domain without the parts that may differ: held-out data and evaluation, except the definition of "solved",
+    which also decides how difficult a prompt is."""
     evaluation = domain.get("evaluation")
     kept = {name: value for name, value in domain.items() if name not in ("eval", "evaluation")}
     if isinstance(evaluation, dict):
@@ -294,8 +294,8 @@ def _asked(reward: Json) -> Json:
 
 
 def differences(before: dict[str, Json], now: dict[str, Json], prefix: str = "") -> list[Difference]:
-    """All fields with different values, sorted by their dotted names. Lists of sections are compared section by
-    section, others as a whole."""
+    """List all fields with different values, sorted by their dotted names. Lists of sections are compared section by
+    section, other lists as a whole."""
     found: list[Difference] = []
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
@@ -317,7 +317,7 @@ def _by_number(sections: list[Json]) -> dict[str, Json]:
 
 
 def environment() -> dict[str, Json]:
-    """Versions, machine and git revision of this start."""
+    """Record versions, machine and git revision of this start."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": [*masked_command(sys.argv)],

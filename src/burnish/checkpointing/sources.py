@@ -1,5 +1,5 @@
-"""The files that a run's results depend on, with the fields of the run file that name them, and where it may write:
-never over what it reads, and never where --fresh would move away more than a run."""
+"""The files that a run's results depend on, with the fields of the run file that name them, and checks of `output`: a
+run never writes over its inputs, and --fresh must never move away more than a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from burnish.types import Json
 MODEL_SUFFIXES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 """Files in a model folder that affect its results: weights, configuration, tokenizer, template, code."""
 INPUTS_FOLDER = "inputs"
-"""Folder in that of a run for what the program that trains held in memory: rows, a model, texts of its functions."""
+"""Subfolder of a run for inputs that the training program held in memory: rows, a model, sources of its functions."""
 _MOST_MODULES = 500
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -68,14 +68,14 @@ def named_files(config: RunConfig) -> dict[str, Path]:
     """`field: file` -> path, for every local file whose content affects what the run learns.
 
     These are training data, base model and tokenizer, chat template, reward models, and the code of rewards,
-    estimators, losses and engines, including the modules that it imports from its own folder. Left out are things on
-    the hub, and what does not affect learning: evaluation data and sinks.
+    estimators, losses and engines, including the modules that it imports from its own folder. Left out are models and
+    data on the hub, and inputs that do not affect learning: evaluation data and sinks.
     """
     return {f"{field}: {path.name}": path for place in read_places(config) for field, path in _files(place)}
 
 
 def read_places(config: RunConfig) -> Iterator[Place]:
-    """Everything that the run learns from, as named in its run file.
+    """Yield everything that the run learns from, as named in its run file.
 
     `burnish.trainers.chaining` has already replaced models of other runs by the folders of their checkpoints.
     """
@@ -96,7 +96,7 @@ def read_places(config: RunConfig) -> Iterator[Place]:
 
 
 def function_file(name: str) -> Path:
-    """Where, below `INPUTS_FOLDER`, the text of the function `python:NAME` lies."""
+    """Path, below `INPUTS_FOLDER`, of the text of the function `python:NAME`."""
     return Path("rewards", name.removeprefix(IN_MEMORY) + ".txt")
 
 
@@ -134,7 +134,7 @@ def _of_rl(config: RlConfig) -> Iterator[Place]:
 
 
 def _names_template(chat_template: str | None) -> TypeGuard[str]:
-    """Whether it names a file. With a brace it is the template itself."""
+    """Return whether the value names a file. With a brace it is the template itself."""
     return chat_template is not None and "{" not in chat_template and chat_template != KEEP_THINKING
 
 
@@ -152,7 +152,7 @@ def _of_conversation(section: str, conversation: ConversationConfig | None) -> I
 
 
 def of_sources(sources: Mapping[str, DataSource]) -> Iterator[Place]:
-    """The files and folders of data sources; none for rows that are made (their settings are in the run file)."""
+    """Yield the files and folders of data sources; none for generated rows (their settings are in the run file)."""
     named = ((field, source.path) for field, source in sources.items() if source.reasoning_gym is None)
     return (Place(field, path, "data") for field, path in named)
 
@@ -229,7 +229,7 @@ def _module_files(root: Path, parts: Sequence[str]) -> list[Path]:
 
 
 def _imported(file: Path, root: Path) -> list[Path]:
-    """Files below `root` that a module imports anywhere in its source; none if it is not Python."""
+    """List the files below `root` that a module imports anywhere in its source; empty if it is not Python."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -250,7 +250,7 @@ def _imported(file: Path, root: Path) -> list[Path]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether this is a regular file. Hashing a pipe would wait for ever."""
+    """Return whether this is a regular file. Hashing a pipe would wait for ever."""
     return file_problem(path) is None
 
 
@@ -287,9 +287,9 @@ def check_place(output: str) -> None:
 
 
 def _places_read(config: RunConfig) -> Iterator[Place]:
-    """What the run reads. For a checkpoint of another run (`runs/sft@best`) this is the whole run folder.
+    """Yield everything that the run reads. For a checkpoint of another run (`runs/sft@best`) this is the run folder.
 
-    Options of rewards are left out, because a reward may also write to what they name.
+    Options of rewards are left out, because a reward may also write to the files that they name.
     """
     for place in (*read_places(config), *of_sources(config.named_sources("eval"))):
         if place.kind in ("model", "settings"):
@@ -299,7 +299,7 @@ def _places_read(config: RunConfig) -> Iterator[Place]:
 
 
 def split_choice(path: str) -> tuple[Path, str | None]:
-    """(folder, choice) of `runs/sft@best`. An existing folder with an @ in its name has no choice."""
+    """Split `runs/sft@best` into (folder, choice). An existing folder with an @ in its name has no choice."""
     before, at, choice = path.rpartition("@")
     if not at or os.path.isdir(Path(path).expanduser()):
         return Path(path).expanduser(), None

@@ -60,8 +60,8 @@ class CheckpointStore:
     def __init__(
         self, run_dir: Path, *, keep: int = 2, extra_files: Mapping[str, Callable[[], str]] | None = None
     ) -> None:
-        """`extra_files`: name -> what gives the text of a small file that is added to every checkpoint after `write`
-        has filled it."""
+        """`extra_files`: name -> function that returns the text of a small file, which is added to every checkpoint
+        after `write` has filled it."""
         if keep < 1:
             raise ValueError(f"keep is {keep}, at least one checkpoint must be kept")
         self._folder = run_dir / "checkpoints"
@@ -71,7 +71,7 @@ class CheckpointStore:
     def save(self, step: int, write: Callable[[Path], Mapping[str, str] | None]) -> Checkpoint:
         """Call `write` with an empty folder to fill, seal it as the checkpoint of `step`, then remove old ones.
 
-        What it returns is for `seal`: the hashes of files that it has hashed already.
+        `write` returns the hashes of files that it has hashed already, for `seal`.
 
         A checkpoint of the same step is replaced. Raises CheckpointError if writing to the disk fails. Then older
         checkpoints are untouched, and nothing half-written remains.
@@ -90,7 +90,7 @@ class CheckpointStore:
         return Checkpoint(step, final)
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint folder, complete or not, oldest first."""
+        """List the steps that have a checkpoint folder, complete or not, oldest first."""
         if not self._folder.is_dir():
             if os.path.lexists(self._folder):
                 raise CheckpointError(
@@ -115,7 +115,7 @@ class CheckpointStore:
         return Found(None, tuple(problems))
 
     def clean(self) -> list[str]:
-        """Tidy up after a killed run, and return the names of what was removed. The run must be locked."""
+        """Clean up after a killed run, and return the names of the removed files. The run must be locked."""
         if not self._folder.is_dir():
             return []
         with self._disk_errors(None, self._folder):
@@ -123,7 +123,7 @@ class CheckpointStore:
 
     def set_aside_after(self, step: int) -> list[Path]:
         """Rename checkpoints of later steps, which are damaged if the run resumes from an older one: their weights may
-        be whole, or readable once the disk is. Returns where they are now."""
+        be intact, or readable again once the disk is. Returns the new paths."""
         aside = []
         with self._disk_errors(None, self._folder):
             for later in [later for later in self.steps() if later > step]:
@@ -155,7 +155,7 @@ class CheckpointStore:
         _remove(aside)
 
     def _remove_old(self, newest: int) -> None:
-        """Remove what is older than the `keep` newest up to `newest`, which is safely on disk by now."""
+        """Remove checkpoints older than the `keep` newest ones up to `newest`, which is safely on disk by now."""
         for step in [step for step in self.steps() if step <= newest][: -self._keep]:
             _remove(self._path(step))
 
@@ -234,7 +234,7 @@ def seal(folder: Path, step: int, hashed: Mapping[str, str] | None = None) -> No
 
 
 def verify(folder: Path, step: int) -> str | None:
-    """None for a complete checkpoint of that step, else what is wrong with it."""
+    """Check the checkpoint of a step; return what is wrong with it, or None if it is complete."""
     if not os.path.lexists(folder / MANIFEST):
         return f"{folder} has no {MANIFEST}"
     try:
@@ -277,15 +277,15 @@ def _sha256(path: Path) -> str:
 class Pending:
     """A step whose weights are final but whose metrics are not yet written.
 
-    `row`: its metrics so far, without those of an evaluation. `normalised`: whether the final normalisation of a reward
-    model, which belongs to its last step, is done.
+    `row`: its metrics so far, without an evaluation's. `normalised`: whether the final normalisation of a reward model,
+    which belongs to its last step, is done.
     """
 
     row: dict[str, float]
     normalised: bool = False
 
     def is_finite(self) -> bool:
-        """Whether all metrics are finite, so that the row can be written."""
+        """Return whether all metrics are finite, so that the row can be written."""
         return all(math.isfinite(value) for value in self.row.values())
 
 
@@ -297,7 +297,7 @@ def write_pending(folder: Path, pending: Pending | None) -> None:
 
 
 def read_pending(folder: Path) -> Pending | None:
-    """What is left to do for a checkpoint's step; None if it is complete. CheckpointError for a damaged file."""
+    """Read the work left to do for a checkpoint's step; None if it is complete. CheckpointError for a damaged file."""
     path = folder / PENDING_FILE
     if not os.path.lexists(path):
         return None
@@ -309,7 +309,7 @@ def read_pending(folder: Path) -> Pending | None:
 
 @contextmanager
 def reading_own(what: str) -> Iterator[None]:
-    """CheckpointError if a file of a checkpoint does not hold what this version writes there."""
+    """Raise CheckpointError if a file of a checkpoint does not have the content that this version writes."""
     try:
         yield
     except (*_BROKEN_CONTENT, UnreadableError, OSError, SafetensorError) as error:

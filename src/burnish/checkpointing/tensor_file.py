@@ -1,10 +1,10 @@
 """Tensors written into a safetensors file as they are, one after the other, and hashed on the way.
 
 `safetensors.torch.save_file` wants all tensors contiguous, on the CPU and without shared memory at the same time, so
-views, tensors of a GPU and all that share memory would have to be copied before. Names, shapes and types alone make the
-file's header. So here numbers go from where they are to the file, and those that need a copy go through one buffer of
-`BLOCK_BYTES`. The file has the same bytes (https://github.com/huggingface/safetensors#format): the length of the header
-(8 bytes, little-endian), the header as JSON, padded with spaces to a multiple of 8 bytes, and the numbers.
+views, tensors of a GPU and tensors that share memory would all have to be copied first. The header depends only on
+names, shapes and types. So here tensors are written from where they are, and ones that need a copy go through one
+buffer of `BLOCK_BYTES`. The file has the same bytes (https://github.com/huggingface/safetensors#format): the length of
+the header (8 bytes, little-endian), the header as JSON, padded with spaces to a multiple of 8 bytes, and the numbers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ORDER = {dtype: place for place, dtype in enumerate(NAMES)}
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write the file, and return its SHA-256. Nothing may change the tensors meanwhile.
 
-    Beyond the tensors this takes `BLOCK_BYTES` of memory, and nothing where all of them are contiguous and on the CPU.
+    This takes `BLOCK_BYTES` of additional memory, or none if all tensors are contiguous and on the CPU.
     Raises CheckpointError for a type that the format does not have, and OSError as files do.
     """
     for name, tensor in tensors.items():
@@ -119,7 +119,8 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _lies_as_in_the_file(tensor: Tensor) -> bool:
-    """Whether the tensor's own memory is what the file gets. A conjugate is stored as the number it is made from."""
+    """Return whether the file can take the tensor's memory as it is. A lazy conjugate stores its unconjugated
+    number."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 

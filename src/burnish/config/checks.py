@@ -18,7 +18,7 @@ from burnish.words import suggestion
 
 
 def check_sft(config: SftFields) -> list[Problem]:
-    """All contradictions in a run file of `burnish sft`."""
+    """List the contradictions in a run file of `burnish sft`."""
     problems = [*check_training(config)]
     if config.data.query is not None:
         message = "is set, but supervised fine-tuning trains on entire documents"
@@ -27,7 +27,7 @@ def check_sft(config: SftFields) -> list[Problem]:
 
 
 def check_training(config: SftFields | RmFields) -> Iterator[Problem]:
-    """Contradictions in a run file of a run that trains one model on data."""
+    """Yield contradictions in a run file of a run that trains one model on data."""
     yield from held_out(config)
     yield from generated(config)
     yield from shared_work(config.cluster)
@@ -42,8 +42,8 @@ def check_training(config: SftFields | RmFields) -> Iterator[Problem]:
 
 
 def check_complete(config: RunConfig, kind: str) -> list[Problem]:
-    """Missing fields that a run of this kind cannot start without. Only for run files: code may pass data and rewards
-    itself."""
+    """List missing fields that a run of this kind cannot start without. Only for run files: code may pass data and
+    rewards itself."""
     problems = []
     if not config.named_sources("train"):
         remedy = "add it, for example `data: {train: train.jsonl}`"
@@ -62,8 +62,8 @@ def check_complete(config: RunConfig, kind: str) -> list[Problem]:
 
 
 def on_mps(model: ModelConfig, cluster: TrainersConfig) -> Iterator[Problem]:
-    """Problems with settings that Apple's GPUs lack: several processes, which could not exchange gradients; weights in
-    few bits; state that rests in host memory, which is the GPU's as well."""
+    """Refuse what Apple's GPUs do not support: several processes, which could not exchange gradients; quantized
+    weights; state offloaded to host memory, which is the GPU's as well."""
     if not model.device.startswith("mps"):
         return
     found = {
@@ -77,7 +77,7 @@ def on_mps(model: ModelConfig, cluster: TrainersConfig) -> Iterator[Problem]:
 
 
 def quantization(model: ModelConfig, cluster: TrainersConfig) -> Iterator[Problem]:
-    """Weights in few bits that would have to train, or to be cut over trainers."""
+    """Refuse quantized weights that would have to train, or to be sharded over trainers."""
     if model.quantization is None:
         return
     if model.from_scratch:
@@ -92,7 +92,7 @@ def quantization(model: ModelConfig, cluster: TrainersConfig) -> Iterator[Proble
 
 
 def never_falls(optimization: OptimizationConfig) -> Iterator[Problem]:
-    """Where a schedule that does not fall is to end."""
+    """Refuse a final learning rate for a schedule that never falls."""
     final = optimization.final_learning_rate_fraction
     if optimization.schedule == "constant" and final != type(optimization)().final_learning_rate_fraction:
         message = f"is {final:g}, but optimization.schedule is constant, which never falls"
@@ -105,7 +105,7 @@ def warmup_too_long(warmup: int, total: int, product: str) -> Problem:
 
 
 def held_out(config: RunConfig) -> Iterator[Problem]:
-    """Data sets to evaluate on that are also training data."""
+    """Refuse evaluation data that is also training data."""
     files = [source for source in config.named_sources("train").values() if source.reasoning_gym is None]
     paths = {source.path for source in files if source.split == "train" and source.limit is None}
     for field, source in config.named_sources("eval").items():
@@ -117,7 +117,7 @@ def held_out(config: RunConfig) -> Iterator[Problem]:
 
 
 def generated(config: RunConfig) -> Iterator[Problem]:
-    """Sources whose rows reasoning-gym makes. That a task and its parameters exist is checked when it is loaded."""
+    """Check sources whose rows reasoning-gym generates. The existence of tasks and parameters is checked on loading."""
     train, evaluated = config.named_sources("train"), config.named_sources("eval")
     for field, source in (train | evaluated).items():
         yield from _generated(field, source)
@@ -150,7 +150,7 @@ def _generated(field: str, source: DataSource) -> Iterator[Problem]:
 
 
 def unsound_puzzles(config: RlFields) -> Iterator[Problem]:
-    """Tasks that pay answers which solve nothing, where the reward for them does not say that it allows them."""
+    """Refuse tasks that reward answers which solve nothing, unless the options of their reward allow them."""
     for domain in domain_settings(config):
         sources = (*sources_of(config, domain, "train"), *sources_of(config, domain, "eval"))
         tasks = {task for source in sources for task in source.reasoning_gym or ()}
@@ -167,7 +167,7 @@ def unsound_puzzles(config: RlFields) -> Iterator[Problem]:
 
 
 def known_sinks(config: RunConfig) -> Iterator[Problem]:
-    """Sinks that are neither built in nor the name of a class."""
+    """Refuse sinks that are neither built in nor the name of a class, or that are named twice."""
     for index, name in enumerate(config.logging.sinks):
         if name in config.logging.sinks[:index]:
             yield Problem(f"logging.sinks.{index}", f"{name!r} is named twice", "keep one of the two")
@@ -177,7 +177,7 @@ def known_sinks(config: RunConfig) -> Iterator[Problem]:
 
 
 def shared_work(cluster: TrainersConfig) -> Iterator[Problem]:
-    """Numbers of processes and lanes that do not fit together."""
+    """Refuse numbers of processes and lanes, or settings of a backend, that do not fit together."""
     if cluster.backend == "inline" and cluster.num_processes > 1:
         asked = f"cluster.trainers ({cluster.trainers})"
         if isinstance(cluster, ClusterConfig):
@@ -199,7 +199,7 @@ def shared_work(cluster: TrainersConfig) -> Iterator[Problem]:
 
 
 def offload(cluster: TrainersConfig, absent: Mapping[str, str]) -> Iterator[Problem]:
-    """Roles that cannot rest. `absent`: why the run has no such role of its own."""
+    """Refuse roles that cannot be offloaded. `absent`: why the run has no such role of its own."""
     field = "cluster.offload"
     for index, role in enumerate(cluster.offload):
         if role in cluster.offload[:index]:
@@ -212,13 +212,13 @@ def offload(cluster: TrainersConfig, absent: Mapping[str, str]) -> Iterator[Prob
 
 
 def _only_optimizer_rests(cluster: TrainersConfig) -> Iterator[Problem]:
-    """`offload` for a run that trains one model and has no other."""
+    """Check `offload` for a run with a single model, the one it trains."""
     others = ("reference", "critic", "reward_model", "rollout_engine")
     return offload(cluster, dict.fromkeys(others, "only runs of `burnish rl` have one that could rest"))
 
 
 def is_function_name(value: str) -> bool:
-    """Whether the value may be `package.module:name` or `path/to/file.py:name`."""
+    """Return whether the value may be `package.module:name` or `path/to/file.py:name`."""
     place, colon, name = value.rpartition(":")
     is_place = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
     return bool(colon) and name.isidentifier() and is_place

@@ -15,7 +15,7 @@ from burnish.words import suggestion
 
 
 def check_algorithm(config: RlFields) -> Iterator[Problem]:
-    """Estimator, loss, KL and critic."""
+    """Check estimator, loss, KL and critic."""
     algorithm = config.algorithm
     yield from _names(algorithm)
     yield from _options(algorithm)
@@ -28,7 +28,8 @@ def check_algorithm(config: RlFields) -> Iterator[Problem]:
 
 
 def check_adaptive_kl(config: RlFields) -> Iterator[Problem]:
-    """A coefficient that one step could take below 0: it changes by up to a fifth of the step's part of the horizon."""
+    """Refuse a KL coefficient that one step could take below 0: it changes by up to a fifth of the step's share of the
+    horizon."""
     algorithm = config.algorithm
     responses = 0 if algorithm.kl_target is None else responses_per_step(config)
     if responses >= 5 * algorithm.kl_horizon:
@@ -51,7 +52,7 @@ def _names(algorithm: AlgorithmConfig) -> Iterator[Problem]:
 
 
 def _options(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    """Options of the estimator and the loss must be numbers. Their names are checked when the function is looked up."""
+    """Check that options of estimator and loss are numbers. Names are checked when the function is looked up."""
     for field, options in (("estimator", algorithm.estimator_options), ("loss", algorithm.loss_options)):
         for name, value in options.items():
             if value is not None and not (isinstance(value, (bool, int, float)) and math.isfinite(value)):
@@ -78,7 +79,7 @@ def _clips(algorithm: AlgorithmConfig) -> Iterator[Problem]:
 
 
 def _unused(config: RlFields) -> Iterator[Problem]:
-    """Numbers that are set but never used."""
+    """Refuse numbers that are set but never used."""
     algorithm, estimator = config.algorithm, config.algorithm.estimator
     refills = any(domain.refills for domain in domain_settings(config))
     known = estimator in names.ESTIMATOR_NAMES
@@ -102,7 +103,7 @@ def _unused(config: RlFields) -> Iterator[Problem]:
 
 
 def _skipping(config: RlFields) -> Iterator[Problem]:
-    """Settings that give a response a gradient even if its advantages are 0."""
+    """Refuse `skip_zero_advantages` with settings that give a response a gradient even if its advantages are 0."""
     algorithm = config.algorithm
     if not algorithm.skip_zero_advantages:
         return
@@ -118,7 +119,7 @@ def _skipping(config: RlFields) -> Iterator[Problem]:
 
 
 def _units(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    """Rewards in different units from those that the estimator expects."""
+    """Refuse whitened rewards for estimators that expect other units."""
     if algorithm.whiten_rewards and algorithm.estimator in names.GREEDY_ESTIMATORS:
         message = f"is true, but {algorithm.estimator} subtracts the greedy response's score, which is not whitened"
         yield Problem("algorithm.whiten_rewards", message, "set it to false (whiten_advantages may be true)")

@@ -12,7 +12,7 @@ from burnish.config.schema_rl import RlFields
 
 
 def check_conversations(config: RlFields) -> Iterator[Problem]:
-    """All contradictions in what conversations are held with and how."""
+    """Yield all contradictions in the settings of conversations, and with other sections."""
     found = domain_settings(config)
     for domain in found:
         if domain.conversation is not None:
@@ -48,7 +48,7 @@ def _partner(conversation: ConversationConfig, section: str) -> Iterator[Problem
 
 
 def _agent_alone(conversation: ConversationConfig, section: str) -> Iterator[Problem]:
-    """An agent brings its own tools and plays its own environment."""
+    """Refuse tools, an environment and `trajectory: fork` next to an agent, which holds the whole conversation."""
     for name, is_set in (("tools", conversation.tools), ("environment", conversation.environment)):
         if is_set:
             message = f"is set, and so is {section}.agent, which holds the whole conversation"
@@ -70,7 +70,7 @@ def _limits(domain: DomainSettings, conversation: ConversationConfig) -> Iterato
 
 
 def _paid_by_environment(domain: DomainSettings) -> Iterator[Problem]:
-    """The reward `environment` where there is no environment."""
+    """Refuse the reward `environment` where there is no environment."""
     paid = any(reward.name == names.ENVIRONMENT_REWARD and reward.scores(domain.name) for reward in domain.rewards)
     conversation = domain.conversation
     if paid and (conversation is None or (conversation.environment is None and conversation.agent is None)):
@@ -80,7 +80,7 @@ def _paid_by_environment(domain: DomainSettings) -> Iterator[Problem]:
 
 
 def _together(config: RlFields) -> Iterator[Problem]:
-    """What conversations do not go together with."""
+    """Refuse settings that cannot be combined with conversations."""
     if config.partial:
         message = "is true, but a turn of a conversation has the weights that it began with"
         yield Problem("partial", message, "set it to false, or remove conversation")
@@ -97,7 +97,8 @@ def _together(config: RlFields) -> Iterator[Problem]:
 
 
 def _credit_of_turns(config: RlFields, domain: DomainSettings) -> Iterator[Problem]:
-    """What looks at all turns of a conversation, which `trajectory: fork` may spread over several rows."""
+    """Refuse settings that look at all turns of a conversation: `trajectory: fork` may spread them over several
+    rows."""
     section = domain.conversation_section
     remedy = f"remove it, or {section}.trajectory: fork, with a chat template that leaves earlier turns as they are"
     message = f"looks at all turns of a conversation, but with {section}.trajectory: fork they may be in several rows"

@@ -14,7 +14,7 @@ from burnish.words import suggestion
 
 
 def check_domains(config: RlFields) -> Iterator[Problem]:
-    """All contradictions in the domains of a run file, and in the rewards that name domains."""
+    """Yield all contradictions in the domains of a run file, and in the rewards that name domains."""
     found = domain_settings(config)
     yield from _groups_of_one(config, found)
     if not config.domains:
@@ -31,7 +31,7 @@ def check_domains(config: RlFields) -> Iterator[Problem]:
 
 
 def _bound_rewards(config: RlFields) -> Iterator[Problem]:
-    """Domains that rewards name."""
+    """Check the domains that rewards name."""
     for index, reward in enumerate(config.rewards):
         for name in (name for name in reward.domains if name not in config.domains):
             message = f"names {name!r}, which is not a domain of this run"
@@ -66,7 +66,7 @@ def _data(config: RlFields, found: tuple[DomainSettings, ...]) -> Iterator[Probl
 
 
 def _paid(found: tuple[DomainSettings, ...]) -> Iterator[Problem]:
-    """Domains in which every response would have the score 0, or none."""
+    """Refuse domains in which every response would have the score 0, or none."""
     for domain in found:
         message, remedy = "", f"set domains.{domain.name}.rewards, or let an entry of `rewards` be for it"
         if not domain.rewards:
@@ -80,7 +80,7 @@ def _paid(found: tuple[DomainSettings, ...]) -> Iterator[Problem]:
 
 
 def _together(config: RlFields, found: tuple[DomainSettings, ...]) -> Iterator[Problem]:
-    """What domains do not go together with."""
+    """Refuse shares that are all 0, and whitening that would undo the weights of domains."""
     firsts = sorted({first for domain in found for first in domain.shares})
     for first in firsts:
         at = [max((step for step in domain.shares if step <= first), default=None) for domain in found]
@@ -101,7 +101,7 @@ def _schedule(
 
 
 def _limits(config: RlFields, domain: DomainSettings) -> Iterator[Problem]:
-    """The limits of `rollout` are those of the whole run: memory and the context are planned for them."""
+    """Refuse limits above the ones in `rollout`, for which memory and context of the whole run are planned."""
     rollout = config.rollout
     for name, own, most in (
         ("max_prompt_tokens", domain.max_prompt_tokens, rollout.max_prompt_tokens),
@@ -113,7 +113,7 @@ def _limits(config: RlFields, domain: DomainSettings) -> Iterator[Problem]:
 
 
 def _groups_of_one(config: RlFields, found: tuple[DomainSettings, ...]) -> Iterator[Problem]:
-    """Groups of one response in trained domains, where something compares the responses to a prompt."""
+    """Refuse groups of one response in trained domains if a setting compares the responses to a prompt."""
     estimator, said = config.algorithm.estimator, set[str]()
     for domain in (domain for domain in found if domain.is_trained and domain.group_size == 1):
         field, difficulty = domain.place("rollout", "group_size"), domain.difficulty
@@ -162,8 +162,8 @@ def _judged(domain: DomainSettings) -> Iterator[Problem]:
 def judging_reward(
     evaluation: RlEvaluationConfig, rewards: Sequence[RewardConfig], section: str, of: str
 ) -> Iterator[Problem]:
-    """A reward that is to decide whether a response is solved, and is not there (`of`: where it should be), or a reward
-    model without the score from which it decides so."""
+    """Check the reward that decides whether a response is solved: it must exist (`of`: where it should be), and a
+    reward model needs `success_score`."""
     name, by_label = evaluation.success, {reward.log_label: reward for reward in rewards}
     if name is None:
         return

@@ -26,7 +26,7 @@ from burnish.config.schema_rl import RlFields, SandboxConfig, ScoringConfig
 
 
 def check_rl(config: RlFields) -> list[Problem]:
-    """All contradictions in a run file of `burnish rl`."""
+    """List the contradictions in a run file of `burnish rl`."""
     of_domains = [*check_domains(config)]
     return [
         *check_algorithm(config),
@@ -69,7 +69,7 @@ def _sampling(config: RlFields) -> Iterator[Problem]:
 
 
 def _vllm(config: RlFields) -> Iterator[Problem]:
-    """Settings that vLLM interprets differently, and vLLM settings that are not used."""
+    """Refuse settings that vLLM interprets differently, and vLLM settings that are not used."""
     rollout, settings = config.rollout, config.rollout.vllm
     if rollout.engine != "vllm":
         defaults = type(settings)()
@@ -103,7 +103,7 @@ def _vllm(config: RlFields) -> Iterator[Problem]:
 
 
 def _tensor_parallel(config: RlFields) -> Iterator[Problem]:
-    """An engine on several GPUs, where its process cannot have them."""
+    """Refuse an engine on several GPUs if its process cannot have them."""
     field, cluster = "rollout.vllm.options.tensor_parallel_size", config.cluster
     size = config.rollout.vllm.options.get("tensor_parallel_size", 1)
     if type(size) is not int or size < 1:
@@ -151,8 +151,8 @@ def _full_sharding(config: RlFields) -> Iterator[Problem]:
 
 
 def _own_process(config: RlFields) -> Iterator[Problem]:
-    """Models that are to have a process of their own, though the run does not have them, or only as a part of the
-    policy; reward models that name a GPU, of which that process sees one only."""
+    """Refuse `own_process` for models that the run does not have, or only as a part of the policy, and reward models
+    that name a GPU although their process sees only one."""
     asked, absent = config.cluster.own_process, _absent(config)
     for index, name in enumerate(asked):
         if name in asked[:index]:
@@ -167,13 +167,13 @@ def _own_process(config: RlFields) -> Iterator[Problem]:
 
 
 def _alone(config: RlFields) -> dict[str, str]:
-    """The roles that have nothing to make room for."""
+    """The roles with a process of their own, in which there is no other role to make room for."""
     own = zip(config.cluster.own_process, config.cluster.own_names, strict=True)
     return {model: f"the {name} has a process of its own (own_process)" for model, name in own}
 
 
 def _awake(config: RlFields) -> dict[str, str]:
-    """The engine, if it cannot rest or makes room for nobody."""
+    """The engine, if it cannot be offloaded or there is nothing to make room for, and why."""
     why = ""
     if config.rollout.engine != "vllm":
         why = f"rollout.engine is {config.rollout.engine!r}, and only vllm can sleep"
@@ -201,7 +201,7 @@ def _absent(config: RlFields) -> dict[str, str]:
 
 
 def _staleness(config: RlFields) -> Iterator[Problem]:
-    """Old log-probabilities that would leave out how stale responses are, and a correction of nothing."""
+    """Refuse old log-probabilities that would ignore the staleness of responses, and a correction without effect."""
     algorithm, path = config.algorithm, "algorithm.old_logprobs"
     corrects = algorithm.mismatch_correction != "none"
     if algorithm.old_logprobs == "trainer" and config.max_staleness and not corrects:
@@ -214,7 +214,7 @@ def _staleness(config: RlFields) -> Iterator[Problem]:
 
 
 def _timing(config: RlFields) -> Iterator[Problem]:
-    """New weights within a response, where nothing is sampled ahead."""
+    """Refuse new weights within a response if nothing is sampled ahead."""
     if config.partial and config.max_staleness == 0:
         message = "is true, but max_staleness is 0: nothing is sampled ahead of training"
         yield Problem("partial", message, "set max_staleness to at least 1, or remove partial")
@@ -233,7 +233,8 @@ def _scoring(scoring: ScoringConfig) -> Iterator[Problem]:
 
 
 def _sandbox(sandbox: SandboxConfig) -> Iterator[Problem]:
-    """The sandbox of another machine has a tier of its own, and that of this machine no address."""
+    """Refuse a tier for a remote sandbox, which has its own, and settings of a server for the sandbox of this
+    machine."""
     if sandbox.url is None:
         for name, value in (("token_variable", sandbox.token_variable), ("grade", sandbox.grade)):
             if value != SandboxConfig.model_fields[name].default:
@@ -247,7 +248,7 @@ def _sandbox(sandbox: SandboxConfig) -> Iterator[Problem]:
 
 
 def _cuts(config: RlFields) -> Iterator[Problem]:
-    """Responses that are cut for scoring."""
+    """Check the settings that cut responses for scoring."""
     after, token = config.scoring.truncate_after, config.scoring.truncate_token
     if token is None and after:
         message = f"is {after}, but scoring.truncate_token is not set"
@@ -261,7 +262,7 @@ def _cuts(config: RlFields) -> Iterator[Problem]:
 
 
 def _endings(config: RlFields) -> Iterator[Problem]:
-    """Responses of a fixed length, where something depends on how they end."""
+    """Refuse responses of a fixed length if a setting depends on how they end."""
     scoring, rollout, algorithm = config.scoring, config.rollout, config.algorithm
     trained = (domain for domain in domain_settings(config) if domain.is_trained)
     endless = next((domain for domain in trained if not (domain.stop or rollout.stop_token_ids)), None)
@@ -305,13 +306,13 @@ def _labels(config: RlFields) -> Iterator[Problem]:
 
 
 def _are_one(config: RlFields, first: str, second: str) -> bool:
-    """Whether these two are one reward, which different domains name with the same settings."""
+    """Return whether the two are the same reward, named by different domains with the same settings."""
     one, other = config.named_rewards[first], config.named_rewards[second]
     between_domains = first.startswith("domains.") and second.startswith("domains.") and one.domains != other.domains
     return between_domains and one == other.model_copy(update={"domains": one.domains})
 
 
 def _judging_reward(config: RlFields) -> Iterator[Problem]:
-    """The reward that decides whether a response is solved. Code may pass rewards itself."""
+    """Check the reward that decides whether a response is solved, unless code passes rewards itself."""
     if config.all_rewards:
         yield from judging_reward(config.evaluation, config.all_rewards, "evaluation", "a reward")

@@ -12,7 +12,7 @@ from burnish.words import suggestion
 
 
 def check_rm(config: RmFields) -> list[Problem]:
-    """All contradictions in a run file of `burnish rm`."""
+    """List the contradictions in a run file of `burnish rm`."""
     problems = [
         *_preset(config),
         *_pairs_only(config),
@@ -37,7 +37,7 @@ def check_rm(config: RmFields) -> list[Problem]:
 
 
 def _measured_elsewhere(settings: NormalizationConfig) -> Iterator[Problem]:
-    """Fields about what scores would be normalised on, if `on` said so."""
+    """Refuse fields of the other choice of `normalization.on`."""
     if settings.kind == "none":
         return
     unread, other = {"policy": (("references",), "references"), "references": (("prompts", "policy"), "policy")}[

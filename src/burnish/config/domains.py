@@ -1,4 +1,4 @@
-"""What holds for the prompts of each domain, with the values of the other sections where a domain has none of its own.
+"""Settings of each domain, with the values of the other sections where a domain has none of its own.
 
 A run file without `domains` has one domain without a name, for all prompts.
 """
@@ -31,7 +31,7 @@ class DomainSettings:
     """Resolved settings of one domain.
 
     shares: the first step of each stage to the share from then on. train, eval: its own data sets; if empty, the rows
-    of `data` that have its name. The other fields are those of `DomainConfig`.
+    of `data` that have its name. The other fields are as in `DomainConfig`.
     """
 
     name: str
@@ -45,7 +45,7 @@ class DomainSettings:
     stop: tuple[str, ...]
     chat: Literal["auto", "always", "never"]
     chat_template: str | None
-    """Only if it is not the model's."""
+    """The chat template, if it is not the model's."""
     template_options: Mapping[str, Any]
     conversation: ConversationConfig | None
     dynamic_sampling: bool
@@ -56,23 +56,23 @@ class DomainSettings:
 
     @property
     def is_trained(self) -> bool:
-        """Whether any stage has prompts of it."""
+        """True if any stage has prompts of this domain."""
         return any(share > 0 for share in self.shares.values())
 
     @property
     def refills(self) -> bool:
-        """Whether groups that are not trained on are replaced."""
+        """True if groups that are not trained on are replaced."""
         return self.dynamic_sampling or (self.difficulty is not None and self.difficulty.outside == "refill")
 
     @property
     def weighs(self) -> bool:
-        """Whether advantages of some responses weigh more than those of others."""
+        """True if the advantages of some responses weigh more than others."""
         own = self.own
         return own.loss_weight != 1.0 or own.difficulty_weight != 0.0 or own.length_weight != 0.0
 
     @property
     def asks_what_is_solved(self) -> list[str]:
-        """Its own settings for which something must say when a response is solved."""
+        """The domain's own settings that require a definition of "solved"."""
         difficulty, asking = self.difficulty, []
         if difficulty is not None and any(bounds != (0.0, 1.0) for bounds in stages(difficulty.keep).values()):
             asking.append("difficulty.keep")
@@ -81,7 +81,7 @@ class DomainSettings:
         return [*asking, "difficulty_weight"] if self.own.difficulty_weight else asking
 
     def place(self, section: str, name: str) -> str:
-        """The dotted path of the field that a setting comes from: its own, or that of another section."""
+        """The dotted path of the field that a setting comes from: the domain's own, or one of another section."""
         return f"{section}.{name}" if vars(self.own)[name] is None else f"domains.{self.name}.{name}"
 
     @property
@@ -102,7 +102,7 @@ def domain_settings(config: RlFields) -> tuple[DomainSettings, ...]:
 
 
 def sources_of(config: RlFields, domain: DomainSettings, split: Split) -> tuple[DataSource, ...]:
-    """The data sets that hold prompts of the domain: its own, else those that the domains share."""
+    """The data sets that hold prompts of the domain: its own, else the shared ones."""
     own, shared = (domain.train, config.data.train) if split == "train" else (domain.eval, config.data.eval)
     return own or shared
 

@@ -1,4 +1,4 @@
-"""Hints after an unknown key: the setting instead of a field of TRL, verl, OpenRLHF and their kin."""
+"""Hints after an unknown key: the setting that corresponds to a field of TRL, verl, OpenRLHF and similar systems."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MARKS = {"rollout": "rl", "optimization.tokens_per_batch": "sft", "optimization
 
 
 def advice(word: str, fields: Collection[str]) -> str | None:
-    """The setting in a run file with these fields; None if the word means nothing that they have.
+    """The corresponding setting in a run file with these fields; None if there is none.
 
-    A name is said to be the same only where unit and meaning are.
+    Two names are called equivalent only if unit and meaning are the same.
     """
     same, differs = _words()
     kind = next((kind for mark, kind in _MARKS.items() if mark in fields), "")

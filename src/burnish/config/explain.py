@@ -90,7 +90,7 @@ def _unknown_key(path: str, section: type[BaseModel], value: object) -> Problem:
 
 
 def _hints_inside(value: object, path: str, section: type[BaseModel]) -> list[str]:
-    """Settings instead of fields in a section of another system. A critic's have the names of the policy's there."""
+    """List the settings for fields of another system's section. There a critic's fields are named like the policy's."""
     if not isinstance(value, dict):
         return []
     fields_here = {f.path for f in fields.iter_fields(section)}

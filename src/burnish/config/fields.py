@@ -1,4 +1,4 @@
-"""What the classes of a run file declare about their fields: types in words, shorthand forms, dotted paths.
+"""Declarations of a run file's classes about their fields: types in words, shorthand forms, dotted paths.
 
 Strict checks of scalars, error messages and the reference page all use this module, so they agree.
 """
@@ -47,7 +47,7 @@ def field_annotations(section: type[BaseModel]) -> dict[str, object]:
 
 
 def iter_fields(section: type[BaseModel], prefix: str = "") -> Iterator[Field]:
-    """All fields of a section and of the sections inside it, in the order of their declaration."""
+    """Yield all fields of a section and of the sections inside it, in the order of their declaration."""
     for name, annotation in field_annotations(section).items():
         path = f"{prefix}{name}"
         yield Field(path, annotation, section.model_fields[name])
@@ -57,8 +57,8 @@ def iter_fields(section: type[BaseModel], prefix: str = "") -> Iterator[Field]:
 
 
 def inner_section(annotation: object) -> tuple[type[BaseModel] | None, Many]:
-    """The section class that a field holds, and what stands between their names in a dotted path if it holds several:
-    `N` for a list of sections, `NAME` for sections by name."""
+    """The section class that a field holds and, if it holds several, their placeholder in a dotted path: `N` for a list
+    of sections, `NAME` for sections by name."""
     bare = strip(annotation)
     if isinstance(bare, type) and issubclass(bare, BaseModel):
         return bare, ""
@@ -168,7 +168,7 @@ def plain_scalar(annotation: object, value: object) -> object:
     """The value in the field's own type, strictly: text is not a number and true is not 1.
 
     `yes`/`no`/`on`/`off` become booleans if the field takes only booleans, and `1e4` becomes a whole number if it takes
-    only those. Raises ValueError in words. Everything else is left to pydantic's validation.
+    only whole numbers. Raises ValueError in words. Everything else is left to pydantic's validation.
     """
     bare = strip(annotation)
     if get_origin(bare) is tuple and isinstance(value, (list, tuple)):

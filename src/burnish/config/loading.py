@@ -280,7 +280,7 @@ def _merge(base: dict[str, Json], top: Mapping[str, Json]) -> None:
 
 
 def _flat(value: Json, prefix: str = "") -> dict[str, Json]:
-    """All values that contain no other values (including empty lists and sections), by dotted path."""
+    """Collect the values that contain no other values (including empty lists and sections), by dotted path."""
     items: list[tuple[str, Json]] = []
     if isinstance(value, dict):
         items = [(str(key), item) for key, item in value.items()]

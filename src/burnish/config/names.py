@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 KEEP_THINKING = "keep_thinking"
-"""As `model.chat_template`: the tokenizer's own, without what leaves thinking out of earlier turns."""
+"""Value of `model.chat_template`: the tokenizer's own, changed to keep the thinking of earlier turns."""
 _ESTIMATORS: Mapping[str, tuple[str, ...]] = {
     "gae": ("critic", "gamma", "lam", "discount"),
     "grpo": ("group",),
@@ -26,8 +26,8 @@ _ESTIMATORS: Mapping[str, tuple[str, ...]] = {
     "turn_grpo": ("group", "gamma"),
     "gigpo": ("group", "gamma"),
 }
-"""What each built-in estimator needs (a critic's values, the other samples of its group, a greedy response), and which
-fields of `algorithm` it uses."""
+"""Needs of each built-in estimator (a critic's values, the other samples of its group, a greedy response), and the
+fields of `algorithm` that it uses."""
 _LOSSES: Mapping[str, tuple[str, ...]] = {
     "ppo_clip": ("clip_low", "clip_high"),
     "reinforce": (),
@@ -42,7 +42,7 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
     "clip_cov": ("clip_low", "clip_high"),
     "kimi": (),
 }
-"""Which clips each built-in loss uses."""
+"""Clips that each built-in loss uses."""
 
 
 def _with(what: str, table: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ IN_MEMORY = "python:"
 VLLM_LOWEST_TEMPERATURE = 0.01
 """vLLM raises lower temperatures to this."""
 VLLM_SHARE = 0.92
-"""Of a GPU's memory, which vLLM takes if `gpu_memory_utilization` is not set."""
+"""Share of a GPU's memory that vLLM takes if `gpu_memory_utilization` is not set."""
 VLLM_RESERVED = {
     "model": "the policy is model.path",
     "tokenizer": "the tokenizer is the policy's",
@@ -100,8 +100,8 @@ PUZZLES = "reasoning_gym"
 PUZZLE_ROWS = 1 << 20
 """Most rows of such a source."""
 PUZZLE_SEEDS = 1 << 12
-"""Seeds that such a source can have. Row i of seed s is made with the number s * PUZZLE_ROWS + i, so that no two of
-them share one; some tasks take no number above 2^32."""
+"""Seeds that such a source can have. Row i of seed s is made with the number s * PUZZLE_ROWS + i, so that no two rows
+share one; some tasks take no number above 2^32."""
 UNSOUND_PUZZLES: Mapping[str, str] = {
     "game_of_life_halting": "any answer gets 1",
     "palindrome_generation": "any text gets .02, a blank .05",
@@ -109,12 +109,12 @@ UNSOUND_PUZZLES: Mapping[str, str] = {
     "puzzle24": "the same answer, 6*4*1*1, gets 1 in every row",
     "sentence_reordering": "any text gets .05",
 }
-"""Tasks of reasoning-gym 0.1.25 that pay answers which solve nothing, and what they pay."""
+"""Tasks of reasoning-gym 0.1.25 that reward answers which solve nothing, and how they do."""
 
 AUTO_PARSER = "auto"
-"""The parser of tool calls that reads what the chat template writes."""
+"""The parser of tool calls that follows the format of the chat template."""
 PYTHON_TOOL, MCP_TOOL = "python", "mcp"
 SERVED_TOOLS = (PYTHON_TOOL, MCP_TOOL)
-"""Tools that are no functions."""
+"""Tools that are not functions."""
 ENVIRONMENT_REWARD = "environment"
 """The reward that an environment pays."""

@@ -1,4 +1,4 @@
-"""The values that a preset sets beneath a run file: all of them except those of a feature that the file turns off."""
+"""The values that a preset sets beneath a run file: all except the settings of features that the file turns off."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def preset_values(preset: Preset, given: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def own_algorithm(resolved: Mapping[str, Json]) -> dict[str, Json]:
-    """The section `algorithm` of a resolved run file of `rl`, without what the preset and the defaults say by
-    themselves: another preset can then take its place."""
+    """The section `algorithm` of a resolved run file of `rl`, without the values of preset and defaults: another preset
+    can then take its place."""
     preset = preset_of("rl", resolved)
     known = {name: field.get_default(call_default_factory=True) for name, field in AlgorithmConfig.model_fields.items()}
     if preset is not None:

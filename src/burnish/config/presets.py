@@ -56,7 +56,8 @@ _LINEAGE_PPO: Mapping[str, Json] = {
     "optimization__epochs": 4,
     "optimization__minibatches": 1,
 }
-"""What the code of 2019 and 2020 has in common. A million episodes at 512 responses per step are 1953 steps."""
+"""Settings that the code of 2019 and 2020 has in common. A million episodes at 512 responses per step are 1953
+steps."""
 
 PRESETS: Mapping[str, Preset] = {
     preset.name: preset

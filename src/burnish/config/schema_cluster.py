@@ -1,4 +1,4 @@
-"""The section of a run file that says how many processes share the work."""
+"""The `cluster` section of a run file; see `burnish.config.schema`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _NOTHING_SAMPLES = "only `burnish rl` samples while it trains"
 _ONE_MODEL = "only `burnish rl` has a reference, a critic or rewards"
 
 Offloaded = Literal["optimizer", "reference", "critic", "reward_model", "rollout_engine"]
-"""A role whose state can rest while it does nothing; `critic` is its weights and its optimizer, `rollout_engine` vLLM
-with its weights and its keys and values."""
+"""A role whose state can be offloaded while it is idle; `critic` is its weights and its optimizer, `rollout_engine`
+vLLM with its weights and its key-value cache."""
 Backend = Literal["inline", "processes", "ray", "torchrun"]
 OwnProcess = Annotated[tuple[Literal["reference", "critic", "reward_model"], ...], BeforeValidator(as_list)]
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun has started this process."""
+    """Return whether torchrun has started this process."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"))
 
 
@@ -36,9 +36,9 @@ Resource = Annotated[float, Field(ge=0.0), AfterValidator(_divisible)]
 
 
 class TrainersConfig(Section):
-    """How many processes share the work.
+    """Processes that share the work, and the backend that starts them.
 
-    The numbers of a run follow from `lanes` and `threads`, not from how many processes there are.
+    A run's numbers depend on `lanes` and `threads`, not on the number of processes.
     """
 
     not_here: ClassVar[Mapping[str, str]] = {
@@ -51,10 +51,10 @@ class TrainersConfig(Section):
     fixes. A single trainer is the command's own process, except with Ray, or with `own_process` and no rollout
     workers."""
     sharding: Literal["auto", "whole", "optimizer", "full"] = "auto"
-    """What each trainer keeps between steps. `whole`: the whole model, gradients and optimizer. `optimizer`: the whole
-    model, and a slice of the summed gradients, of Adam's moments and of float32 masters; the same numbers.
+    """State that each trainer keeps between steps. `whole`: the whole model, gradients and optimizer. `optimizer`: the
+    whole model, and a slice of the summed gradients, of Adam's moments and of float32 masters; the same numbers.
     `full`: a slice of everything (FSDP2), with the same numbers up to rounding; `burnish rl` needs rollout workers for
-    it (docs/cluster.md). `auto`: `optimizer` where this machine lacks the memory for `whole`, else `whole`."""
+    it (docs/cluster.md). `auto`: `optimizer` if this machine lacks the memory for `whole`, else `whole`."""
     backend: Literal["auto", "inline", "processes", "ray", "torchrun"] = "auto"
     """`inline`: everything in one process. `processes`: processes on this machine. `ray`: actors of the Ray cluster at
     `RAY_ADDRESS`, or of one that is started here. `torchrun`: the processes that torchrun has started, on one or
@@ -73,10 +73,10 @@ class TrainersConfig(Section):
     """GPUs that Ray sets aside for each process, which then sees no others. `null`: 1 in a cluster with GPUs, unless
     `model.device` is `cpu`."""
     offload: Annotated[tuple[Offloaded, ...], BeforeValidator(as_list)] = ()
-    """What gives up its memory between the phases of a step that need it: `optimizer` (moments and float32 masters),
-    `reference`, `critic`, `reward_model`, `rollout_engine` (a vLLM engine on the GPU that trains). State on a GPU rests
-    in pinned host memory, state on a CPU in a file in the run's folder. The numbers of a run do not change; each phase
-    waits for its state (docs/cluster.md)."""
+    """State to offload between the phases of a step that need it: `optimizer` (moments and float32 masters),
+    `reference`, `critic`, `reward_model`, `rollout_engine` (a vLLM engine on the GPU that trains). State on a GPU goes
+    to pinned host memory, state on a CPU to a file in the run's folder. A run's numbers do not change; each phase waits
+    for its state (docs/cluster.md)."""
     restarts: NonNegativeInt = 3
     """How often lost trainers are started again, from the newest checkpoint. Not under torchrun, which has
     `--max-restarts`."""
@@ -86,12 +86,12 @@ class TrainersConfig(Section):
 
     @property
     def num_processes(self) -> int:
-        """Processes with a model. The command's own is one of them if it is the only trainer."""
+        """Number of processes with a model. The command's own counts if it is the only trainer."""
         return self.trainers
 
     @property
     def uses_processes(self) -> bool:
-        """Whether anything of the run is outside the process of the command."""
+        """True if any part of the run is outside the process of the command."""
         return self.runs_on != "inline"
 
     @property
@@ -107,12 +107,12 @@ class TrainersConfig(Section):
 
     @property
     def joins_cluster(self) -> bool:
-        """Whether its processes are on the machines of a Ray cluster that exists already, which may be others."""
+        """True if the processes join an existing Ray cluster, and so may be on other machines."""
         return self.runs_on == "ray" and "RAY_ADDRESS" in os.environ
 
     @property
     def trains_here(self) -> bool:
-        """Whether the command's own process is the only trainer."""
+        """True if the command's own process is the only trainer."""
         return not self.uses_processes
 
     @property
@@ -122,9 +122,9 @@ class TrainersConfig(Section):
 
 
 class ClusterConfig(TrainersConfig):
-    """How many processes share the work.
+    """Processes that share the work, and the backend that starts them.
 
-    The numbers of a run follow from `lanes` and `threads`, not from how many processes there are.
+    A run's numbers depend on `lanes` and `threads`, not on the number of processes.
     """
 
     not_here: ClassVar[Mapping[str, str]] = {}
@@ -145,17 +145,17 @@ class ClusterConfig(TrainersConfig):
 
     @property
     def own_names(self) -> tuple[str, ...]:
-        """What the processes of `own_process` are called, in its order."""
+        """Names of the processes of `own_process`, in its order."""
         return tuple(model.replace("_", " ") for model in self.own_process)
 
     @property
     def num_processes(self) -> int:
-        """Processes with a model. The command's own is one of them if it is the only trainer."""
+        """Number of processes with a model. The command's own counts if it is the only trainer."""
         return self.trainers + self.rollout_workers + len(self.own_process)
 
     @property
     def trains_here(self) -> bool:
-        """Whether the command's own process is the only trainer. Ray finds a place for even a single one."""
+        """True if the command's own process is the only trainer. With Ray even a single trainer is an actor."""
         alone = self.runs_on != "ray" and self.trainers == 1 and self.rollout_workers > 0
         return alone or not self.uses_processes
 

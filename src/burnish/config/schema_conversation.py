@@ -18,7 +18,7 @@ class ToolConfig(Section):
     """`calculator`, `python`, `mcp` (all tools of a server), `path/to/file.py:function` or `package.module:function`
     (docs/tools.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Of `python` and `mcp`."""
+    """Options of `python` and `mcp`."""
     timeout_seconds: Seconds | None = None
     """Time limit for each call, from when it starts. `null`: `call_timeout_seconds`."""
     concurrency: Annotated[int, Field(ge=1, le=4_096)] | None = None
@@ -27,7 +27,7 @@ class ToolConfig(Section):
 
     @property
     def is_served(self) -> bool:
-        """True if it is no function, but run by a sandbox or a server."""
+        """True if the tool is not a function, but run by a sandbox or a server."""
         return self.name in names.SERVED_TOOLS
 
 
@@ -68,34 +68,34 @@ class ConversationConfig(Section):
     agent_options: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the agent's function."""
     agent_settings: Literal["refuse", "ignore"] = "refuse"
-    """What happens to an agent's request for other sampling settings than those of the run, such as a temperature."""
+    """What happens to an agent's request for other sampling settings than the run's, such as a temperature."""
     parser: PathText = names.AUTO_PARSER
-    """How the policy writes calls: `hermes`, `qwen_xml`, `llama_json`, `pythonic`, `path/to/file.py:Class`, or `auto`,
-    which is what its chat template writes."""
+    """Format of the policy's calls: `hermes`, `qwen_xml`, `llama_json`, `pythonic`, `path/to/file.py:Class`, or `auto`
+    for the format of its chat template."""
     trajectory: Literal["append", "fork"] = "append"
-    """What becomes of a conversation if the chat template writes earlier turns anew once others follow: `append`
-    refuses such a template, `fork` begins a new row with the new history. All rows of a conversation have its score."""
+    """What happens if the chat template rewrites earlier turns once others follow: `append` refuses such a template,
+    `fork` begins a new row with the new history. All rows of a conversation have its score."""
     max_turns: Count = 8
     """Most turns of the policy in a response."""
     max_turn_tokens: PositiveInt | None = None
     """Longest turn of the policy. `null`: only `max_response_tokens` limits it."""
     max_result_characters: Annotated[int, Field(ge=64, le=10_000_000)] = 4_000
-    """Longest text that a tool or environment may say at a time. The rest is left out, and the policy is told so."""
+    """Longest text that a tool or environment may return at a time. The rest is cut off, and the policy is told so."""
     max_open: Count = 256
     """Most conversations that are held at the same time. An environment has a process for each of them."""
     in_rounds: bool = False
-    """Sample the next turns only when all answers are there, so that a run has the same numbers however fast its tools
-    are. Otherwise whoever has an answer goes on."""
+    """Sample the next turns only when all answers are there, so that a run's numbers do not depend on the speed of its
+    tools. Otherwise each conversation goes on as soon as it has its answer."""
     same_start: bool = True
     """Give the environments of a group the same seed, so that its responses are compared on the same task."""
     call_timeout_seconds: Seconds = 30.0
     """Time limit for each call of a tool, from when it starts, or for one step of an environment."""
     open_timeout_seconds: Seconds = 60.0
-    """Time limit for an environment to start its task, and to say what it pays."""
+    """Time limit for an environment to start its task, and to return its reward."""
     start_timeout_seconds: Seconds = 60.0
     """Time limit for tools and environment to be imported, once for the run."""
     variables: Annotated[tuple[VariableName, ...], BeforeValidator(as_list)] = ()
-    """Environment variables that tools and environments can read, besides the harmless ones that all such processes can
+    """Environment variables that tools and environments can read, besides the harmless ones that are always passed on
     (docs/rewards.md)."""
 
     @property

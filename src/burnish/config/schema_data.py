@@ -53,7 +53,7 @@ class ModelConfig(Section):
     less memory, and the adapters learn on top of the rounded weights (docs/speed.md)."""
     chat_template: str | None = None
     """Jinja chat template (inline text or path to a file) that replaces the tokenizer's; or `keep_thinking`, the
-    tokenizer's own without what leaves the thinking out of earlier turns."""
+    tokenizer's own, changed to keep the thinking of earlier turns."""
     pad_token: str | None = None
     """Padding token for a tokenizer without one. It must not be a token that ends a response."""
     from_scratch: bool = False
@@ -72,14 +72,14 @@ class DataSource(Section):
     size: PositiveInt = 1_000
     """Rows to make, of all tasks of `reasoning_gym` together."""
     seed: Annotated[int, Field(ge=0, lt=names.PUZZLE_SEEDS)] = 0
-    """Which rows `reasoning_gym` makes. Rows of different seeds never come from the same random numbers, and training
-    and evaluation need different seeds."""
+    """Seed of the rows that `reasoning_gym` makes. Rows of different seeds never come from the same random numbers, and
+    training and evaluation need different seeds."""
     split: str = "train"
     """Split of a hub or saved data set."""
     subset: str | None = None
     """Configuration name of a hub data set."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Which column has which role. Roles: prompt, messages, input, system, history, completion, text, answer, domain,
+    """The column of each role. Roles: prompt, messages, input, system, history, completion, text, answer, domain,
     id, tools; for comparisons also chosen, rejected, responses, best, margin, tie. Roles not listed are recognised from
     the column names. Dots reach into nested values (`reward_model.ground_truth`)."""
     schema_name: Literal[

@@ -25,7 +25,7 @@ Bounds = tuple[Fraction, Fraction]
 
 
 class DifficultyConfig(Section):
-    """Which prompts of a domain are worth training on, by how often their responses are solved."""
+    """Selection of a domain's prompts by difficulty: how often their responses are solved."""
 
     keep: Bounds | dict[NonNegativeInt, Bounds] = (0.0, 1.0)
     """Lowest and highest share of solved responses. A group outside is not trained on, and a prompt that is known to be
@@ -73,7 +73,7 @@ class DomainConfig(Section):
     eval: Sources = ()
     """Held-out data. Without it, the rows of `data.eval` whose domain has this name, if there are any."""
     rewards: Annotated[tuple[Reward, ...], BeforeValidator(as_list)] = ()
-    """Rewards of this domain alone, besides those under `rewards` that are for all domains or name this one."""
+    """Rewards of this domain alone, besides the ones under `rewards` that are for all domains or name this one."""
     group_size: Count | None = None
     """Responses per prompt (`rollout.group_size`)."""
     max_prompt_tokens: PositiveInt | None = None
@@ -89,7 +89,7 @@ class DomainConfig(Section):
     template_options: dict[str, Any] | None = None
     """Arguments of the chat template (`data.template_options`)."""
     conversation: ConversationConfig | None = None
-    """Tools and environment of the domain, instead of those of `conversation`."""
+    """Tools and environment of the domain, instead of the ones in `conversation`."""
     dynamic_sampling: bool | None = None
     """Replace groups whose scores are all equal (`algorithm.dynamic_sampling`)."""
     difficulty: DifficultyConfig | None = None

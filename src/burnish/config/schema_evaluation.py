@@ -31,16 +31,16 @@ class EvaluationConfig(Section):
 
     @property
     def begins(self) -> bool:
-        """Whether the untrained model is evaluated."""
+        """True if the untrained model is evaluated."""
         return self.every_steps is not None if self.at_start is None else self.at_start
 
     @property
     def happens(self) -> bool:
-        """Whether the run evaluates at all."""
+        """True if the run evaluates at all."""
         return self.begins or self.every_steps is not None
 
     def due(self, step: int, *, last: bool) -> bool:
-        """Whether to evaluate after this step; `last` says whether it is the run's last."""
+        """Return whether to evaluate after this step; `last`: it is the run's last."""
         return self.every_steps is not None and (last or step % self.every_steps == 0)
 
 

@@ -16,7 +16,7 @@ TOKENS_PER_SCORING = 16_384
 
 
 class OptimizationConfig(Section):
-    """How the weights are updated."""
+    """Optimizer, learning rate, passes over the data and size of micro-batches."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
     """Peak learning rate."""
@@ -46,8 +46,8 @@ class OptimizationConfig(Section):
 
     @property
     def microbatch_tokens(self) -> int:
-        """The same as a number: the default for `auto`, where nobody has found out more
-        (`burnish.trainers.microbatch`)."""
+        """`tokens_per_microbatch` as a number: the default for `auto`, unless `burnish.trainers.microbatch` has chosen
+        one."""
         return TOKENS_PER_MICROBATCH if self.tokens_per_microbatch == "auto" else self.tokens_per_microbatch
 
     @property
@@ -57,7 +57,7 @@ class OptimizationConfig(Section):
 
 
 class RlOptimizationConfig(OptimizationConfig):
-    """How the weights of the policy and its critic are updated."""
+    """Optimizer, learning rate and minibatches of the policy and its critic."""
 
     warmup_steps: NonNegativeInt = 0
     """Steps in which the learning rate rises from 0 to its peak, in the unit of `schedule_unit`."""
@@ -81,7 +81,7 @@ class RlOptimizationConfig(OptimizationConfig):
 
 
 class BatchOptimizationConfig(OptimizationConfig):
-    """How the weights are updated when one batch of data is one optimizer step."""
+    """Settings of the optimizer if one batch of data is one optimizer step."""
 
     not_here: ClassVar[Mapping[str, str]] = {
         "minibatches": "one batch is one optimizer step",
@@ -90,7 +90,7 @@ class BatchOptimizationConfig(OptimizationConfig):
 
 
 class SftOptimizationConfig(BatchOptimizationConfig):
-    """How the weights are updated in supervised fine-tuning."""
+    """Optimizer, learning rate and batches of supervised fine-tuning."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-5
     """Peak learning rate."""

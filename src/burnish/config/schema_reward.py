@@ -51,20 +51,20 @@ class RewardConfig(Section):
 
     @property
     def is_model(self) -> bool:
-        """Whether it is a reward model (`model:PATH`)."""
+        """True for a reward model (`model:PATH`)."""
         return self.name.startswith(names.MODEL_REWARD)
 
     @property
     def trained_weight(self) -> float:
-        """Its weight in the sum that is trained on: 0 for an audit."""
+        """The weight in the sum that is trained on: 0 for an audit."""
         return 0.0 if self.audit else self.weight
 
     def scores(self, domain: str) -> bool:
-        """Whether it is for responses of this domain."""
+        """Return whether the reward is for responses of this domain."""
         return not self.domains or domain in self.domains
 
     def weighted(self, weight: float) -> RewardConfig:
-        """The same reward with another weight. ConfigError for what is not a number."""
+        """The same reward with another weight. ConfigError if that is not a finite number."""
         try:
             return RewardConfig.model_validate({**self.model_dump(exclude_unset=True), "weight": weight})
         except ValidationError as error:

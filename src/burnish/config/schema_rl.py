@@ -31,7 +31,7 @@ from burnish.config.section import (
 
 
 class ScoringConfig(Section):
-    """How rewards are run and what happens when one fails."""
+    """Reward workers, time limits, failures, and cutting responses for scoring."""
 
     workers: Annotated[int, Field(ge=1, le=1_024)] = 2
     """Worker processes for rewards."""
@@ -62,13 +62,13 @@ class ScoringConfig(Section):
 
 
 class SandboxConfig(Section):
-    """Where programs of the policy run: what the reward `code` takes for options that it does not set itself."""
+    """The sandbox for programs of the policy: defaults for options that the reward `code` does not set itself."""
 
     tier: Literal["auto", "namespaces", "landlock", "process"] = "auto"
     """How programs are confined on this machine (docs/sandbox.md); `auto` is the strongest tier that holds. `process`
     confines nothing."""
     seconds: Annotated[float, Field(gt=0)] = 6.0
-    """For all tests of a response together; less than two thirds of the reward's `timeout_seconds`."""
+    """Time limit for all tests of a response together; less than two thirds of the reward's `timeout_seconds`."""
     memory_mb: PositiveInt = 512
     """Memory of a program, beyond Python's own."""
     url: str | None = None
@@ -82,7 +82,7 @@ class SandboxConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """How rewards become a gradient. `preset` sets the other fields; values in the run file override it."""
+    """From rewards to a gradient. `preset` sets the other fields; values in the run file override it."""
 
     preset: str = "grpo"
     """Name of the algorithm (`burnish algorithms` lists them)."""
@@ -105,7 +105,7 @@ class AlgorithmConfig(Section):
         "sequence_mean_token_sum_norm",
         "turn_mean_token_mean",
     ] = "token_mean"
-    """How the losses of all tokens become one number."""
+    """How the losses of all tokens are reduced to one number."""
     gamma: Fraction = 1.0
     """Discount per token, or per turn of a conversation (`discount`)."""
     discount: Literal["token", "turn"] = "token"
@@ -157,9 +157,9 @@ class AlgorithmConfig(Section):
     mask_truncated: bool = False
     """Leave responses cut off at max_response_tokens out of the loss (they still count in their group's baseline)."""
     old_logprobs: Literal["auto", "trainer", "sampler"] = "auto"
-    """What the probability ratio of the loss is relative to: `trainer`, the policy when the step began, or `sampler`,
-    the log-probabilities that responses were sampled with. `auto`: `sampler` for stale responses (max_staleness above
-    0) unless mismatch_correction weights them, else `trainer`."""
+    """Denominator of the loss's probability ratio: `trainer`, the policy when the step began, or `sampler`, the
+    log-probabilities that responses were sampled with. `auto`: `sampler` for stale responses (max_staleness above 0)
+    unless mismatch_correction weights them, else `trainer`."""
     mismatch_correction: Literal[
         "none", "token_truncate", "token_mask", "turn_truncate", "turn_mask", "sequence_truncate", "sequence_mask"
     ] = "none"
@@ -172,7 +172,7 @@ class AlgorithmConfig(Section):
 
     @property
     def whitens(self) -> bool:
-        """Whether anything is whitened before or after the estimator."""
+        """True if anything is whitened before or after the estimator."""
         return self.whiten_rewards or self.whiten_advantages
 
     @property
@@ -182,7 +182,7 @@ class AlgorithmConfig(Section):
 
     @property
     def may_use_critic(self) -> bool:
-        """Whether the estimator asks for values. True for a plugin, because only loading it can tell."""
+        """True if the estimator asks for values, or is a plugin, because only loading it can tell."""
         return self.estimator in names.CRITIC_ESTIMATORS or self.estimator not in names.ESTIMATOR_NAMES
 
 
@@ -206,7 +206,7 @@ class VllmConfig(Section):
 
 
 class RolloutConfig(Section):
-    """What is sampled in one step."""
+    """Prompts and responses of a step, sampling settings, and the engine."""
 
     prompts_per_step: Count = 32
     """Prompts (not responses) in one step, all workers together."""
@@ -249,8 +249,8 @@ class RolloutConfig(Section):
 class CriticConfig(Section):
     """The critic, built only for estimators that ask for values (`gae`).
 
-    Schedule, warm-up, betas, weight decay and gradient clipping are those of `optimization`. The critic's learning rate
-    follows all planned steps of the run, including those of `warmup_steps`.
+    Schedule, warm-up, betas, weight decay and gradient clipping come from `optimization`. The critic's learning rate
+    follows all planned steps of the run, including its `warmup_steps`.
     The value loss is aggregated like the policy loss (`algorithm.aggregation`).
     """
 
@@ -258,7 +258,7 @@ class CriticConfig(Section):
     """A separate model, all of whose weights are trained, or a value head on the policy's backbone (one backward pass
     for both)."""
     init: PathText = "policy"
-    """Where a separate critic starts from: `policy` (a copy of the policy's backbone and a new head); the folder of a
+    """Initial weights of a separate critic: `policy` (a copy of the policy's backbone and a new head); the folder of a
     sequence classifier with `num_labels` 1 (a reward model), whose backbone and head it takes over; a run (`runs/rm`,
     `runs/ppo@500`: its reward model, or the separate critic it trained); or `reward_model`, the folder of the run's
     only `model:PATH` reward (2020 style, https://arxiv.org/abs/2009.01325)."""
@@ -318,8 +318,8 @@ class RlFields(RunConfig):
 
     @property
     def named_rewards(self) -> dict[str, RewardConfig]:
-        """Each reward by its path in the run file, `rewards.0` or `domains.math.rewards.0`. Those that a domain names
-        are for this domain alone."""
+        """Each reward by its path in the run file, `rewards.0` or `domains.math.rewards.0`. The rewards of a domain's
+        section are for this domain alone."""
         found = {f"rewards.{index}": reward for index, reward in enumerate(self.rewards)}
         for name, domain in self.domains.items():
             own = (reward.model_copy(update={"domains": (name,)}) for reward in domain.rewards)
@@ -353,14 +353,14 @@ class RlFields(RunConfig):
 
     @property
     def whitens_minibatches(self) -> bool:
-        """Whether whitening uses the statistics of minibatches. A single minibatch is the step."""
+        """True if whitening uses the statistics of minibatches. A single minibatch is the step."""
         return (
             self.algorithm.whiten_over == "minibatch" and self.algorithm.whitens and self.optimization.minibatches > 1
         )
 
     @property
     def old_logprobs_of_sampler(self) -> bool:
-        """Whether the ratio of the loss is relative to the sampler's log-probabilities."""
+        """True if the ratio of the loss is relative to the sampler's log-probabilities."""
         algorithm = self.algorithm
         if algorithm.old_logprobs == "auto":
             return self.max_staleness > 0 and algorithm.mismatch_correction == "none"
@@ -373,11 +373,11 @@ class RlFields(RunConfig):
 
     @property
     def sends_adapters(self) -> bool:
-        """Whether rollout workers, which have the policy's base, get only its adapters."""
+        """True if rollout workers, which have the policy's base, get only its adapters."""
         return self.model.lora is not None and self.rollout.engine == "vllm" and self.cluster.rollout_workers > 0
 
     @property
     def policy_updates(self) -> int:
-        """The planned updates that change the policy: all except those in which the critic warms up."""
+        """The planned updates that change the policy: all except the critic's warm-up."""
         warmup_steps = self.critic.warmup_steps if self.algorithm.may_use_critic else 0
         return self.planned_updates - warmup_steps * self.optimization.epochs * self.optimization.minibatches

@@ -23,7 +23,7 @@ from burnish.config.section import (
 
 
 class RmOptimizationConfig(BatchOptimizationConfig):
-    """How the weights of a reward model are updated."""
+    """Optimizer, learning rate and batches of a reward model."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 5e-5
     """Peak learning rate."""
@@ -47,11 +47,11 @@ class RmEvaluationConfig(EvaluationConfig):
 
     @property
     def begins(self) -> bool:
-        """Whether the untrained model is evaluated."""
+        """True if the untrained model is evaluated."""
         return self.at_start is not False
 
     def due(self, step: int, *, last: bool) -> bool:
-        """Whether to evaluate after this step; always after the last one."""
+        """Return whether to evaluate after this step; always after the last one."""
         return last or super().due(step, last=last)
 
 

@@ -1,4 +1,4 @@
-"""Sections and fields common to all run files, and those of `burnish sft`; see `burnish.config.schema`."""
+"""Sections and fields common to all run files, and the fields of `burnish sft`; see `burnish.config.schema`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from burnish.config.section import NonNegativeInt, OutputPath, PositiveInt, Sect
 
 
 class CheckpointConfig(Section):
-    """When checkpoints are saved, and how many are kept."""
+    """Steps between checkpoints, and the number of checkpoints to keep."""
 
     every_steps: PositiveInt | None = 50
     """Steps between two checkpoints. The last step is always saved. `null`: save only at the end."""
@@ -23,12 +23,12 @@ class CheckpointConfig(Section):
     """Number of checkpoints to keep. Older ones are removed once a newer one is safely on disk."""
 
     def due(self, step: int, *, last: bool) -> bool:
-        """Whether to save after this step; `last` says whether it is the run's last."""
+        """Return whether to save after this step; `last`: it is the run's last."""
         return last or (self.every_steps is not None and step % self.every_steps == 0)
 
 
 class LoggingConfig(Section):
-    """Where metrics and rollouts are written (metrics.jsonl is always written)."""
+    """Destinations of metrics and rollouts (metrics.jsonl is always written)."""
 
     not_here: ClassVar[Mapping[str, str]] = {"record_rollouts": "only `burnish rl` has rollouts"}
 
@@ -40,7 +40,7 @@ class LoggingConfig(Section):
 
 
 class RlLoggingConfig(LoggingConfig):
-    """Where metrics and rollouts are written (metrics.jsonl is always written)."""
+    """Destinations of metrics and rollouts (metrics.jsonl is always written)."""
 
     record_rollouts: bool = True
     """Write every rollout, before any filtering, to rollouts/step-*.jsonl."""
@@ -69,7 +69,7 @@ class RunConfig(Section):
     debug: DebugConfig = DebugConfig()
 
     def named_sources(self, split: Literal["train", "eval"]) -> dict[str, DataSource]:
-        """All training or held-out data sets of the run, by the field that names each (`data.train.0`)."""
+        """The training or held-out data sets of the run, by the field that names each (`data.train.0`)."""
         own = self.data.train if split == "train" else self.data.eval
         return {f"data.{split}.{index}": source for index, source in enumerate(own)}
 

@@ -1,4 +1,4 @@
-"""Finds values that look like keys, tokens and passwords, and masks them wherever they would be written.
+"""Find values that look like keys, tokens and passwords, and mask them wherever they would be written.
 
 A secret is recognised in two ways: by its name (only where users choose names: in all kinds of `options` and on the
 command line) and by its form (`hf_...`, `sk-...`, an address with a password; everywhere). A masked value includes a
@@ -64,7 +64,7 @@ def masked(data: Json, *, place: str = "", hashed: bool = False) -> Json:
 
 def hidden(text: str) -> str:
     """A text for the screen, with secrets masked: in any of their forms, as values of options that are named like
-    secrets, and whatever follows the `?` of an address."""
+    secrets, and the query (after `?`) of an address."""
     text = _QUERY.sub(rf"\1?{MASK}", text)
     return _SURE.sub(MASK, _GIVEN.sub(_hidden_value, text))
 
@@ -107,12 +107,12 @@ def masked_places(data: object, path: str = "") -> Iterator[str]:
 
 
 def is_masked(value: str) -> bool:
-    """Whether this text is a mask in place of a secret."""
+    """Return whether this text is a mask in place of a secret."""
     return value == MASK or _MASKED.fullmatch(value) is not None
 
 
 def same_secret(mask: str, value: object) -> bool:
-    """Whether `mask` was written for this value."""
+    """Return whether `mask` was written for this value."""
     found = _MASKED.fullmatch(mask)
     return found is not None and _digest(bytes.fromhex(found[1]), value) == found[2]
 
@@ -167,7 +167,7 @@ def _is_secret(value: object, path: tuple[str, ...]) -> bool:
 
 
 def _named_secret(name: str, value: object) -> bool:
-    """Whether a value with this name is a secret, judging by the name."""
+    """Return whether a value with this name is a secret, judging by the name."""
     if value is None or isinstance(value, bool) or value == "":
         return False
     words = [word.lower() for word in _NAME_WORD.findall(name)]

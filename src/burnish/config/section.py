@@ -1,4 +1,4 @@
-"""What all sections of a run file have in common: their base class, number types and shorthand forms."""
+"""Base class, number types and shorthand forms of all sections of a run file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from burnish.config.problems import Problem
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-"""How much is held or drawn at once. Above a million no machine would reach the first step."""
+"""Number of things held or drawn at once. Above a million no machine would reach the first step."""
 Processes = Annotated[int, Field(ge=1, le=4_096)]
-"""Processes of a run, or what is dealt to them. More than any machine here has been thought for."""
+"""Number of processes of a run, or of parts dealt to them, up to far more than has been tried."""
 Threads = Annotated[int, Field(ge=1, le=1_024)]
 Passes = Annotated[int, Field(ge=1, le=10_000)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -120,5 +120,5 @@ def as_list(value: object) -> object:
 
 
 def shorthand(field: str) -> BeforeValidator:
-    """Text in place of a section is the value of this field."""
+    """Take text in place of a section as the value of this field."""
     return BeforeValidator(lambda value: {field: value} if isinstance(value, str) else value)

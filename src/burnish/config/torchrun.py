@@ -1,4 +1,4 @@
-"""The place of this process among those that `torchrun` has started, as its environment variables say."""
+"""The rank of this process among the processes that `torchrun` has started, from its environment variables."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from burnish.errors import ConfigError
 class TorchrunRank:
     """`rank` of `size` processes, `local_rank` of `local_size` on this node, which is node `node`.
 
-    address, port: of the store through which the processes meet. agent_holds_store: whether torchrun has it, or the
-    process with rank 0 is to. max_restarts: how often torchrun starts all of them again.
+    address, port: of the store through which the processes meet. agent_holds_store: torchrun hosts it; otherwise the
+    process with rank 0 does. max_restarts: how often torchrun starts all of them again.
     """
 
     rank: int
@@ -29,7 +29,7 @@ class TorchrunRank:
 
     @staticmethod
     def here() -> TorchrunRank | None:
-        """That of this process; None if torchrun has not started it. ConfigError if a variable is missing."""
+        """The rank of this process; None if torchrun has not started it. ConfigError if a variable is missing."""
         if not under_torchrun():
             return None
         return TorchrunRank(
@@ -46,7 +46,7 @@ class TorchrunRank:
 
     @property
     def on_one_machine(self) -> bool:
-        """Whether all processes are on this one."""
+        """True if all processes are on this machine."""
         return self.local_size == self.size
 
 

@@ -1,4 +1,4 @@
-"""Reads run files as YAML: safely, with the line of every key, and without the surprises of YAML 1.1.
+"""Read run files as YAML: safely, with the line of every key, and without the surprises of YAML 1.1.
 
 The result is plain data. `1e-6` is a number, `on`/`off`/`yes`/`no` and dates stay text (fields of type bool still
 accept the words), a repeated key is an error, anchors and aliases work, tags do not.
@@ -40,7 +40,7 @@ class _Dumper(yaml.SafeDumper):
     """SafeDumper that quotes any text that `_Loader` would read as something else."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        """Unicode line breaks would be read back as spaces unless escaped, which needs double quotes."""
+        """Escape Unicode line breaks, which needs double quotes: otherwise they would be read back as spaces."""
         style = '"' if _UNICODE_BREAK.search(text) else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

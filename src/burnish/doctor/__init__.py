@@ -1,1 +1,1 @@
-"""What `burnish doctor` says about an installation and its machine."""
+"""Examination of an installation and its machine for `burnish doctor`."""

@@ -1,4 +1,4 @@
-"""Versions, what matters of the machine, and what is wrong with either of them and how to mend it.
+"""Versions, facts about the machine, and problems with either, each with its remedy.
 
 Each topic yields rows to show and problems, in any order. Nothing private is in them (`hidden`).
 """
@@ -34,20 +34,20 @@ OPTIONAL = (
 """Packages of the extras."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 TURN_OFF = (processor.WITHOUT, processor.TIMING, "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-"""With those of threads the only environment variables whose values are shown. All are short words and numbers."""
+"""Besides the variables for threads the only environment variables whose values are shown: short words and numbers."""
 DRIVER, SHARED_MEMORY = Path("/proc/driver/nvidia/version"), Path("/dev/shm")
 _SMALL_SHARED_MEMORY, _LITTLE_MEMORY = 1 << 30, 2 << 30
 _LITTLE_SPACE = {"folder of runs": 5 << 30, "temporary files": 1 << 30}
 _USUAL_NAMES = frozenset({"root", "localhost", "user", "linux", "ubuntu", "debian"})
-"""Of users and machines: they are in messages that have nothing to do with either."""
+"""Names of users and machines that are ordinary words of messages, and therefore not hidden."""
 
 Weight = Literal["fatal", "problem", "note"]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """name: stays the same from version to version. weight: `fatal` (nothing can run), `problem` (something fails or is
-    much slower than it could be), `note` (it may be on purpose)."""
+    """A problem that was found. name: the same in every version. weight: `fatal` (nothing can run), `problem`
+    (something fails or is much slower than it could be), `note` (it may be on purpose)."""
 
     name: str
     weight: Weight
@@ -56,7 +56,7 @@ class Problem:
 
 
 Finding = tuple[str, str] | Problem
-"""Name and text of a row, or what is wrong."""
+"""Name and text of a row, or a problem."""
 
 
 @dataclass(slots=True)
@@ -78,13 +78,13 @@ class Report:
 
     @property
     def refuses_runs(self) -> bool:
-        """Whether no run can start here."""
+        """True if no run can start here."""
         return any(problem.weight == "fatal" or problem.name == "setting" for problem in self.problems)
 
 
 def examine(runs: Path, *, quick: bool = False, fresh: bool = False) -> Report:
-    """Everything but the paths. runs: the folder to write to. quick: build and try nothing. fresh: forget the timings
-    of paths that are kept. What needs PyTorch is left out if PyTorch does not load."""
+    """Examine everything but the fast paths. runs: the folder to write to. quick: build and try nothing. fresh: forget
+    the kept timings of paths. Checks that need PyTorch are left out if PyTorch does not load."""
     report = Report()
     versions = {name: _version(name) for name in (*NEEDED, *OPTIONAL)}
     failures = {name: failure for name in ("torch", "transformers") if (failure := _import_failure(name)) is not None}
@@ -122,7 +122,7 @@ def hidden(text: str) -> str:
 
 
 def of_packages(versions: Mapping[str, str | None], failures: Mapping[str, str]) -> Iterator[Finding]:
-    """failures: why packages that are installed cannot be imported."""
+    """Versions of packages, and problems with them. failures: why installed packages cannot be imported."""
     from burnish.checkpointing.run import git_revision
 
     commit = git_revision(Path(__file__).parent)
@@ -235,7 +235,7 @@ def of_kernels(*, builds: bool) -> Iterator[Finding]:
 
 
 def of_gpus(driver: Path = DRIVER) -> Iterator[Finding]:
-    """What PyTorch is built for, and the GPUs that it sees. What a driver that does not fit raises is a problem."""
+    """Yield the platform PyTorch is built for, and the GPUs that it sees. An error of the driver becomes a problem."""
     import torch
 
     build = next((f"{kind} {of}" for kind, of in (("CUDA", torch.version.cuda), ("ROCm", torch.version.hip)) if of), "")
@@ -269,7 +269,7 @@ def _of_gpu(index: int) -> Iterator[Finding]:
 
 
 def _driver_version(file: Path) -> str | None:
-    """None without NVIDIA's driver."""
+    """Version of NVIDIA's driver; None without it."""
     try:
         found = re.search(r"\b\d+\.\d+(\.\d+)*\b", file.read_text(errors="replace").partition("\n")[0])
     except OSError:
@@ -289,7 +289,7 @@ def _driver_remedy(build: str, driver: str | None) -> str:
 
 
 def of_storage(runs: Path, sharing: Sequence[str]) -> Iterator[Finding]:
-    """Free space, and shared memory for what uses it (`sharing`)."""
+    """Free space, and shared memory for the packages that use it (`sharing`)."""
     runs = runs.expanduser().absolute()
     places = {"folder of runs": next(folder for folder in (runs, *runs.parents) if folder.is_dir())}
     with suppress(OSError):  # no folder for temporary files that can be written
@@ -308,7 +308,7 @@ def of_storage(runs: Path, sharing: Sequence[str]) -> Iterator[Finding]:
 
 
 def of_sandbox() -> Iterator[Finding]:
-    """The strongest tier, after all attacks."""
+    """The strongest tier of the sandbox that holds against all attacks."""
     from burnish.sandbox.trial import strongest
 
     try:

@@ -1,6 +1,6 @@
-"""The fast paths that a run of a model takes here: the model is loaded and its paths are tried as a run does it.
+"""The fast paths that a run of a model takes here: the model is loaded and its paths are tried as in a run.
 
-Timings are kept for that run (`burnish.forward.verdicts`), and those that are known are not repeated.
+Timings are kept for that run (`burnish.forward.verdicts`), and known ones are not repeated.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ their size."""
 
 
 def of_paths(about: Trained | Path | None) -> Iterator[Finding]:
-    """about: a run or a model's folder, None for a small model. Raises CheckpointError for a run file whose model is a
-    run without a checkpoint, or whose record of paths is broken."""
+    """Try the fast paths of `about`: a run or a model's folder, None for a small model. Raises CheckpointError for a
+    run file whose model is a run without a checkpoint, or whose record of paths is broken."""
     with without_loading_bars(), _small_llama() if about is None else nullcontext(about) as asked:
         config = _run_of(asked) if isinstance(asked, Path) else asked
         name = f"{Path(config.model.path).absolute().name} ({config.model.dtype})"
@@ -80,7 +80,7 @@ def too_large(config: Trained) -> str | None:
 
 
 def _tried(config: Trained, paths: FastPaths) -> Iterator[Finding]:
-    """In the order of a run, `burnish.trainers.rl.opening`."""
+    """Try the paths in the order of a run, as `burnish.trainers.rl.opening` does."""
     plain = config.debug.plain
     head: Head = "score" if isinstance(config, RmConfig) else "language"
     loaded = load_model(config.model, seed=config.seed, head=head, plain=plain, paths=paths)

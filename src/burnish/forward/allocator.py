@@ -1,8 +1,8 @@
-"""How a process on a CPU gets its memory from Linux: what it keeps after it has freed it, and in pages of what size.
+"""Memory settings of a process on a CPU: how much freed memory it keeps, and the size of its pages.
 
 By default glibc returns freed memory to the system according to thresholds that depend on what the process freed
-before, and always what was large. Getting it back costs a page fault for every 4 KiB, often more than the arithmetic
-done in it: 0.2 s of a step of 4 s with 56 million parameters. What is kept hardly raises the peak of the process,
+before, and large blocks always. Getting it back costs a page fault for every 4 KiB, often more than the arithmetic
+done in it: 0.2 s of a step of 4 s with 56 million parameters. Keeping it hardly raises the peak of the process,
 because the next operation asks for it.
 """
 
@@ -31,7 +31,7 @@ _OWN_SETTINGS = (
 
 
 def keep_freed_memory(device_type: str) -> bool:
-    """Fix this process's thresholds for models on a CPU; returns whether it did. Settings that the user made in the
+    """Fix this process's thresholds for models on a CPU; return whether it did. Settings that the user made in the
     environment are kept. Other C libraries have no such thresholds."""
     if device_type != "cpu" or platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _OWN_SETTINGS):
         return False
@@ -41,7 +41,7 @@ def keep_freed_memory(device_type: str) -> bool:
 
 def use_large_pages(device_type: str, weight_bytes: int | None) -> bool:
     """Let tensors of this process and its children ask Linux for pages of 2 MiB if the weights are many, or if it is
-    not known how many (None); returns whether they were let. It takes effect before the process's first tensor only.
+    not known how many (None); return whether it did. It takes effect before the process's first tensor only.
     A setting that the user made in the environment is kept.
 
     Temporary tensors of such models are too large for the process to keep, so each step has their pages faulted in and

@@ -40,11 +40,11 @@ WAYS: dict[str, _Build] = {
     "flex": lambda packing, device, dtype: FlexAttention(packing, device),
     "copied": lambda packing, device, dtype: CopiedPrompts(packing, device, dtype),
 }
-"""How to attend in a packed row; `dtype` is that of the attention scores."""
+"""Implementations of attention over a packed row; `dtype` is the type of the attention scores."""
 
 
 def ways_on(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
-    """The ways worth trying there, the plainest last, without those that `BURNISH_WITHOUT` names."""
+    """The ways worth trying on this device, the plainest last, without any that `BURNISH_WITHOUT` names."""
     if device.type == "cpu":
         return ("merged",)
     if device.type == "mps":
@@ -61,7 +61,7 @@ def packing_way(config: PretrainedConfig) -> str | None:
 
 
 def packs_rows(model: PreTrainedModel) -> bool:
-    """Whether the model has been set to packed attention."""
+    """Return whether the model has been set to packed attention."""
     return packing_way(model.config) is not None
 
 

@@ -35,7 +35,7 @@ def upload(values: NDArray[np.generic] | Tensor, device: torch.device) -> Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostRows:
-    """What layouts are made of, on the host, so that building one never waits for a GPU.
+    """Lengths and masks of a batch on the host, so that building a layout never waits for a GPU.
 
     prompt_lengths, response_lengths (B,); prompts (B,): rows with equal numbers have equal prompt tokens;
     loss_mask (B, T); trained_turns (B,): turns of the policy with a trained token.
@@ -63,7 +63,7 @@ class HostRows:
             raise ValueError("a row has an empty prompt; put at least one token (such as bos) before the response")
 
     def select(self, rows: Ints) -> HostRows:
-        """These rows, in this order."""
+        """Select rows, in the order given."""
         lengths = self.response_lengths[rows]
         width = int(lengths.max(initial=0))
         mask = self.loss_mask[rows, :width]
@@ -130,7 +130,7 @@ class Batch:
 
     @cached_property
     def host(self) -> HostRows:
-        """Lengths, loss mask and equal prompts on the host. Read from the tensors when first asked for or before the
+        """Lengths, loss mask and equal prompts on the host, read from the tensors when first asked for or before the
         first move; `select`, `cat`, `to` and `replace` carry it along."""
         return HostRows.of(self)
 
@@ -191,7 +191,7 @@ _ON_HOST = frozenset({"prompt_tokens", "prompt_lengths", "response_lengths", "lo
 
 
 def _trained_turns(loss_mask: Bools, turn_index: Ints) -> Ints:
-    """How many turns of each row have a trained token. The turns of a row are in order, so each begins at the first
+    """Count the turns with a trained token in each row. The turns of a row are in order, so each begins at the first
     trained token whose number is above all before it."""
     trained = np.pad(np.where(loss_mask, turn_index, -1), ((0, 0), (1, 0)), constant_values=-1)
     highest = np.maximum.accumulate(trained, axis=1)

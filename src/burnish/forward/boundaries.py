@@ -37,7 +37,7 @@ class Boundaries:
 
     @staticmethod
     def of(config: PretrainedConfig) -> Boundaries:
-        """Those of a `transformers` config; numbers that it says are not used are left out."""
+        """Read the boundaries from a `transformers` config, without the ones that it marks as unused."""
         settings = config.to_dict()
         kinds = layer_kinds(config)
         unused = set()
@@ -62,7 +62,7 @@ class Boundaries:
 
 
 def layer_kinds(config: PretrainedConfig) -> frozenset[str]:
-    """What kinds of layers the config lists, `full_attention` and the like; none where it lists none."""
+    """Return the kinds of layers in the config (`full_attention` and the like), an empty set if it lists none."""
     return frozenset(config.to_dict().get("layer_types") or ())
 
 

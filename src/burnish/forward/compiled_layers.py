@@ -5,8 +5,8 @@ writes all states. Compiled, they become a few. Each layer is compiled by itself
 for every length ("regional compilation"). Attention is left out, because `burnish.forward.attention` has kernels for
 it. Sampling and padded rows use the layers' own passes: they come in too many forms.
 
-A compiled layer is made anew where its code was made for too special a case. Counting how often the compiler is called
-tells (`times_compiled`); `burnish.forward.probe` refuses layers that need it too often.
+A compiled layer is compiled again when its code turns out too specialised. `times_compiled` counts the calls of the
+compiler; `burnish.forward.probe` refuses layers that need too many.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _made = 0
 
 
 def may_compile(model: PreTrainedModel) -> bool:
-    """Whether compiling the model's layers is worth a trial: one of FAMILIES, on a GPU, large enough, in full
-    precision, and BURNISH_WITHOUT does not say no."""
+    """Return whether compiling the layers is worth a trial: the model is one of FAMILIES, on a GPU, large enough, not
+    quantized, and BURNISH_WITHOUT does not forbid it."""
     if model.config.model_type not in FAMILIES or model.device.type not in DEVICES:
         return False
     layer = model.base_model.layers[0]
@@ -47,7 +47,7 @@ def may_compile(model: PreTrainedModel) -> bool:
 
 
 def set_compiled_layers(model: PreTrainedModel) -> None:
-    """Let the layers of a `may_compile` model be compiled for packed rows; copies of the model do so, too."""
+    """Compile the layers of a `may_compile` model for packed rows, in copies of the model as well."""
     for layer in model.base_model.layers:
         if not isinstance(layer, CompiledLayer):
             own: type = type(layer)
@@ -55,14 +55,14 @@ def set_compiled_layers(model: PreTrainedModel) -> None:
 
 
 def unset_compiled_layers(model: nn.Module) -> None:
-    """The layers' own forward pass again."""
+    """Restore the layers' own forward pass."""
     for layer in model.modules():
         if isinstance(layer, CompiledLayer):
             layer.__class__ = type(layer).own_class
 
 
 def uses_compiled_layers(model: nn.Module) -> bool:
-    """Whether `set_compiled_layers` is in force."""
+    """Return whether `set_compiled_layers` is in force."""
     return any(isinstance(module, CompiledLayer) for module in model.modules())
 
 
@@ -72,8 +72,8 @@ def times_compiled() -> int:
 
 
 def inductor(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-    """PyTorch's own compiler, which is not to choose between kernels by timing them: these may differ in the order of
-    their sums, and a run has to have the same numbers twice."""
+    """Compile with PyTorch's own compiler, without choosing between kernels by timing: they may differ in the order of
+    their sums, and a repeated run must give the same numbers."""
     from torch._inductor.compile_fx import compile_fx
 
     return cast("Callable[..., Any]", compile_fx(graph, inputs, config_patches={"deterministic": True}))
@@ -116,7 +116,7 @@ class _NotCompiled:
         self._attend = _attend_outside()
 
     def attend(self, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, scaling: float | None) -> Tensor:
-        """See `PackedAttention`."""
+        """Attend as `PackedAttention` says, outside the compiled code."""
         seen_SHD: Tensor = self._attend(self._packed, query_SHD, key_SKD, value_SKD, scaling)
         return seen_SHD
 

@@ -1,4 +1,4 @@
-"""Attention over a packed row for any device: the prompt's keys are copied next to those of each of its responses.
+"""Attention over a packed row for any device: the prompt's keys are copied next to the keys of each response.
 
 PyTorch's fused attention with a mask does the rest. It needs no kernel of its own and works in every number type, but
 it reads a prompt once for each response.
@@ -103,7 +103,7 @@ class _Block:
 
 
 def _inside(lengths_N: Ints) -> Bools:
-    """(N, longest): places that belong to the sequence."""
+    """(N, longest): True at the tokens of each sequence, False in its padding."""
     inside: Bools = np.arange(lengths_N.max()) < lengths_N[:, None]
     return inside
 

@@ -1,4 +1,4 @@
-"""Which of several equivalent implementations ("ways") a run takes: the one it began with, else the fastest here.
+"""Choice between equivalent implementations ("ways"): the one that the run began with, else the fastest here.
 
 Ways agree up to rounding, so a choice changes the last bits of sums. A resumed run must therefore make the same choices
 (the run's folder keeps them, `burnish.trainers.workplace`), and so must two runs of one command on one machine
@@ -75,8 +75,8 @@ class FastPaths:
         self.notes: list[str] = []
 
     def choose(self, path: str, shape: str, ways: Sequence[Way], *, required: str | None = None) -> str:
-        """Name of the way to take. `ways`: those that compute the same, the plainest last; `path` and `shape` say what
-        and of what size. `required` is taken whatever it costs, and timed all the same."""
+        """Name of the way to take. `ways`: equivalent implementations, the plainest last; `path` and `shape`: what is
+        computed, and its size. `required` is taken whatever it costs, and timed all the same."""
         entry = f"{path} ({shape})"
         outcome, timed = self._timed_ways(path, shape, ways)
         names = [way.name for way in ways] if outcome is None else list(outcome.seconds)
@@ -99,12 +99,12 @@ class FastPaths:
         return way
 
     def timings(self, path: str, shape: str, ways: Sequence[Way]) -> RaceResult | None:
-        """How long each way takes here, as known from before or timed now; None where there is nothing to compare or
-        nothing is timed. Ways that fail are left out, and that is not kept: the next start may have the memory."""
+        """Return the time of each way here, kept from before or measured now; None if there is nothing to compare or
+        timing is off. Ways that fail are left out, and that is not kept: the next start may have the memory."""
         return self._timed_ways(path, shape, ways)[0]
 
     def settled(self, path: str, shape: str, decide: Callable[[], str]) -> str:
-        """What the run began with, or else what `decide` says: kept and told like the choice between ways."""
+        """Return the value that the run began with, else the result of `decide`; record it like a choice of way."""
         entry = f"{path} ({shape})"
         way = self._recorded.get(entry) or decide()
         self._choices[entry] = Choice(path, way, recorded=entry in self._recorded)
@@ -150,15 +150,15 @@ class FastPaths:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """All of this start, in the order in which they were made."""
+        """The choices of this start, in the order in which they were made."""
         return tuple(self._choices.values())
 
     def record(self) -> dict[str, str]:
-        """Ways by `path (shape)`: those that the run began with, and those chosen now."""
+        """Return the ways by `path (shape)`, both the recorded ones of the run's beginning and the ones chosen now."""
         return {**self._recorded, **{entry: choice.way for entry, choice in self._choices.items()}}
 
     def follow(self, recorded: Mapping[str, str]) -> None:
-        """Be bound by these ways, which other processes of the run have chosen."""
+        """Adopt these ways, which other processes of the run have chosen."""
         self._recorded.update(recorded)
 
     def lines(self) -> list[str]:
@@ -227,7 +227,7 @@ def _compared(name: str, times_as_long: float) -> str:
 
 
 def failure(error: Exception) -> str:
-    """What became of a way that was tried and failed, on one line."""
+    """Describe on one line why the trial of a way failed."""
     return f"the trial ended with {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 

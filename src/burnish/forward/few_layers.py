@@ -20,7 +20,7 @@ _KNOWN_CODE = ("torch", "transformers", "peft", "burnish")
 _FEWEST = 2
 """Layers of a trial, so that one reads what another has written."""
 _PLACES = ("layer_idx", "target_name", "_gradient_checkpointing_func")
-"""What layers, and adapters in them, know of where they are; the last one is bound to its layer
+"""Attributes that tell a layer, or an adapter in it, its position; the last one is bound to its layer
 (`burnish.forward.recomputing`)."""
 
 
@@ -43,11 +43,11 @@ def num_weights(module: nn.Module) -> int:
 
 @contextmanager
 def telling_layers(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, `model` computes with as many of its first layers as a trial of its code needs; afterwards with all.
+    """Inside, `model` computes with only as many of its first layers as a trial of its code needs; afterwards with all.
 
     For models of FAMILIES these are the first two, and as many more as it takes to have a layer of each kind. Layers
-    are of one kind if they differ in nothing but their number and their weights' values. Other models, and those with
-    code from elsewhere, keep all layers, because what these do may depend on their place.
+    are of one kind if they differ in nothing but their number and their weights' values. Other models, and models with
+    code from elsewhere, keep all layers, because their computation may depend on their position.
     """
     with few_layers(model, _num_telling(model)) if _has_known_code(model) else nullcontext():
         yield
@@ -66,7 +66,7 @@ def _num_telling(model: PreTrainedModel) -> int:
 
 
 def _has_known_code(model: PreTrainedModel) -> bool:
-    """Whether the trunk and all its layers are of FAMILIES, and in classes of known packages."""
+    """Return whether the model is one of FAMILIES and its trunk and layers are classes of known packages."""
     trunk = model.base_model
     layers = getattr(trunk, "layers", None)  # a foreign trunk may call them anything
     if model.config.model_type not in FAMILIES or not isinstance(layers, nn.ModuleList) or not len(layers):

@@ -39,7 +39,7 @@ class FlexAttention:
 
     @cached_property
     def mask(self) -> BlockMask:
-        """Which blocks of keys each block of queries sees, and within them which slot which."""
+        """Mask of the blocks of keys that each block of queries sees, and of the slots within them."""
         seen = self._seen_blocks()
         counts, order = seen.sum(1), np.argsort(~seen, axis=1, kind="stable")
         counts_11B, order_11BB = (upload(part.astype(np.int32)[None, None], self.device) for part in (counts, order))

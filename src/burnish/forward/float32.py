@@ -1,8 +1,8 @@
-"""Float32 matrix products on a CPU through oneDNN, if they are as accurate as the usual ones; and whether they are
-faster than those of bfloat16.
+"""Float32 matrix products on a CPU through oneDNN, if they are as accurate as the usual ones, and a comparison of
+their speed with bfloat16.
 
 On some processors the usual library is half as fast as oneDNN for the same numbers. PyTorch uses oneDNN once it is
-allowed a lower precision ("medium"). The effect depends on the processor: on most of them no accuracy is lost, on those
+allowed a lower precision ("medium"). The effect depends on the processor: on most no accuracy is lost, on processors
 with bfloat16 matrix units the product really is one of bfloat16, and on others oneDNN is slower. So accuracy and
 speed are both measured, and "medium" is set only if nothing is lost and time is saved.
 """
@@ -37,7 +37,7 @@ WIDTH = 512
 NARROW_WIDTH = 128
 """Smallest hidden size for which it pays where shapes come again (`burnish.forward.precision`)."""
 _ROWS, _WIDEST = 512, 1024
-"""Of the products that are timed."""
+"""Shape of the products that are timed."""
 _BFLOAT16_ROWS, _BFLOAT16_WIDTH = 128, 512
 _WORTH_A_WORD = 1.1
 
@@ -58,7 +58,7 @@ def fast_float32(model: PreTrainedModel, *, plain: bool = False, paths: FastPath
 
 def _is_wide_enough(model: PreTrainedModel) -> bool:
     width = model.get_input_embeddings().weight.shape[1]
-    # Of a model without numbers nobody knows yet whether it packs rows: it stands for one elsewhere that does.
+    # Whether a model without data (on `meta`) packs rows cannot be tried: it stands for one elsewhere that does.
     rounds = model.config.model_type in FAMILIES and (packs_rows(model) or model.device.type == "meta")
     return bool(width >= (NARROW_WIDTH if rounds else WIDTH))
 
@@ -72,7 +72,7 @@ def _faster_precision(model: PreTrainedModel, paths: FastPaths) -> str:
 
 
 def _may_be_medium(paths: FastPaths) -> bool:
-    """Whether "medium" is not switched off and proves accurate."""
+    """Return whether "medium" is allowed and proves accurate; a failed trial is noted in `paths` and counts as no."""
     try:
         return processor.allows("medium_float32") and medium_is_accurate()
     except BurnishError:
@@ -92,7 +92,7 @@ def _linear_pass(precision: str, width: int) -> None:
 
 
 def medium_is_accurate() -> bool:
-    """Whether a product of normal numbers at "medium" is as near to the float64 one as at "highest"."""
+    """Return whether a product of normal numbers at "medium" is as close to the float64 one as at "highest"."""
     return rms_error("medium") <= AS_ACCURATE * rms_error("highest")
 
 
@@ -108,7 +108,7 @@ def rms_error(precision: str, dtype: torch.dtype = torch.float32) -> float:
 
 
 def bfloat16_note(model: PreTrainedModel, paths: FastPaths) -> str | None:
-    """What the user of a bfloat16 model should know on a CPU that multiplies float32 faster; None otherwise."""
+    """Return a warning for a bfloat16 model on a CPU that multiplies float32 clearly faster; None otherwise."""
     if model.dtype != torch.bfloat16 or model.device.type != "cpu":
         return None
     ways = [Way("bfloat16", _product(torch.bfloat16)), Way("float32", _product(torch.float32))]

@@ -1,9 +1,9 @@
 """Picking rows of a tensor, with a gradient that has the same bits each time.
 
 PyTorch's own backward pass of `index_select` adds rows with atomic operations on a GPU, in whatever order they arrive,
-so a row that was picked more than once gets another rounding in every run. That of an embedding builds a whole
-(vocabulary, hidden) gradient, mostly zeros, for a few hundred tokens and adds it to the existing one. For a vocabulary
-of 32,000 that is as much work as a layer, in every micro-batch; here it is added where it belongs.
+so a row that was picked more than once is rounded differently in every run. The backward pass of an embedding builds a
+whole (vocabulary, hidden) gradient, mostly zeros, for a few hundred tokens and adds it to the existing one. For a
+vocabulary of 32,000 this is as much work as a layer, in every micro-batch; here only the rows used are added.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def deterministic(device: torch.device) -> Iterator[None]:
 
 
 class _Context(FunctionCtx):
-    """What the backward pass keeps."""
+    """Tensors kept for the backward pass."""
 
     saved_tensors: tuple[Tensor, ...]
     shape: torch.Size
@@ -72,7 +72,7 @@ class _GatherRows(torch.autograd.Function):
 @contextmanager
 def embedding_gradient_in_place(model: PreTrainedModel) -> Iterator[None]:
     """Forward passes inside add the gradient of `model`'s input embedding straight into `weight.grad`, row by row, when
-    they are gone through backwards; `torch.autograd.grad` for the weight then sees nothing.
+    their backward pass runs; `torch.autograd.grad` for the weight then sees nothing.
 
     For a plain `nn.Embedding` that trains and has no hooks on its weight; other embeddings keep their own backward
     pass.
@@ -104,7 +104,7 @@ def _looked_up(embedding: nn.Module, arguments: tuple[Tensor, ...], output: Tens
 
 
 class _EmbeddingContext(FunctionCtx):
-    """What the backward pass keeps: the very leaf, whose `.grad` it writes."""
+    """Tensors kept for the backward pass; `weight` is the leaf itself, whose `.grad` the pass writes."""
 
     saved_tensors: tuple[Tensor, ...]
     weight: Tensor

@@ -2,8 +2,8 @@
 
 Between its matrix products a layer has some twenty operations forwards and more backwards, each of which reads and
 writes all states. Here there are six calls each way: two norms with the sums around them, two rotations, attention and
-one gate. Parameters, hooks of the linear layers, adapters and gradient checkpointing remain the model's own. What norms
-and the gate give to the linear layers is not kept for the backward pass but made again.
+one gate. Parameters, hooks of the linear layers, adapters and gradient checkpointing remain the model's own. Outputs of
+norms and gate are not kept for the backward pass but computed again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def has_known_layers(model: PreTrainedModel) -> bool:
-    """Whether the model is one of FAMILIES by name, has the usual gate, and a number type and device with kernels."""
+    """Return whether the model is one of FAMILIES by name, has the usual gate, and a dtype and device with kernels."""
     weight = model.get_input_embeddings().weight
     known = model.config.model_type in FAMILIES and model.config.hidden_act in ("silu", "swish")
     return bool(known and weight.device.type == "cpu" and weight.dtype in ELEMENTS)
 
 
 def set_layer_kernels(model: PreTrainedModel) -> None:
-    """Let the layers of a `has_known_layers` model use the kernels for packed rows; copies of the model do so, too.
+    """Let the layers of a `has_known_layers` model, and of its copies, use the kernels for packed rows.
 
     Raises KernelError if the kernels cannot be built.
     """
@@ -49,14 +49,14 @@ def set_layer_kernels(model: PreTrainedModel) -> None:
 
 
 def unset_layer_kernels(model: PreTrainedModel) -> None:
-    """The layers' own forward pass again."""
+    """Restore the layers' own forward pass."""
     for layer in model.modules():
         if isinstance(layer, KernelLayer):
             layer.__class__ = type(layer).own_class
 
 
 def uses_layer_kernels(model: nn.Module) -> bool:
-    """Whether `set_layer_kernels` is in force."""
+    """Return whether `set_layer_kernels` is in force."""
     return any(isinstance(module, KernelLayer) for module in model.modules())
 
 
@@ -86,7 +86,7 @@ def _packed_forward(layer: Any, states_SX: Tensor, packed: MergedAttention, rota
     attention, mlp = layer.self_attn, layer.mlp
     kernels = train_kernels(states_SX.dtype)
     cosine_SD, sine_SD = (part[0].float().contiguous() for part in rotation)
-    # Checkpointed layers keep nothing of all this, and have to see whatever is kept.
+    # Checkpointed layers keep none of these tensors, and have to see whatever is kept.
     remade = _kept if layer.gradient_checkpointing else remade_in_backward
     norm = layer.input_layernorm
     states_SX, normed_SX = kernels.normalise(states_SX, None, norm.weight, norm.variance_epsilon)
@@ -117,7 +117,7 @@ def _packed_forward(layer: Any, states_SX: Tensor, packed: MergedAttention, rota
 
 
 def _kept(*_: object) -> AbstractContextManager[None]:
-    """In the place of `remade_in_backward`."""
+    """Do nothing, in place of `remade_in_backward`."""
     return nullcontext()
 
 
@@ -127,7 +127,7 @@ def _normed(kernels: TrainKernels, states_SHD: Tensor, norm: Any) -> Tensor:
 
 @contextmanager
 def remade_in_backward(tensor: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
-    """Operations inside do not keep `tensor` for their backward passes: the first of them calls `make`, whose result
+    """Keep `tensor` out of what operations inside save for backward: the first to need it calls `make`, whose result
     the others share. It must have the same bits. For passes without gradient nothing changes.
 
     Not inside checkpointed layers, which must see all that is kept.
@@ -146,12 +146,12 @@ def remade_in_backward(tensor: Tensor, make: Callable[[], Tensor]) -> Iterator[N
 
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:
-    """The same for all tensor objects that are these numbers, while one of them exists."""
+    """Identify the numbers: equal for all tensor objects that share them, while one of them exists."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 class _Remade:
-    """Made when it is first asked for, and let go when all who would have kept it have had it."""
+    """A tensor made when first asked for, and freed when all operations that would have kept it have had it."""
 
     def __init__(self, make: Callable[[], Tensor]) -> None:
         self._make = make

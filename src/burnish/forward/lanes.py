@@ -1,8 +1,8 @@
 """Lanes: the fixed order in which the gradients of micro-batches are added, on any number of processes.
 
 The micro-batches of a step are dealt to a fixed number of lanes. A lane adds up its own, one after the other; lanes are
-added in a fixed binary tree. Floating-point sums depend on their order, and this order depends on the number of lanes
-only, so processes that have a run of lanes each get the same bits as one process that has them all.
+added in a fixed binary tree. Floating-point sums depend on their order, and this order depends only on the number of
+lanes, so processes that share the lanes get the same bits as one process that has them all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 def halves(span: Span) -> tuple[Span, Span]:
     """The two children of a node with at least two lanes. The left one holds the largest power of two of them that
-    leaves something for the right one, so a count that grows keeps the sums that it has."""
+    leaves something for the right one, so sums stay valid as the number of lanes grows."""
     first, end = span
     left = 1 << ((end - first - 1).bit_length() - 1)
     return (first, first + left), (first + left, end)
@@ -43,8 +43,8 @@ def own_nodes(span: Span, own: Span) -> list[Span]:
 
 
 def tree_sum(span: Span, value_of: Callable[[Span], Result | None], add: Callable[[Result, Result], Result]) -> Result:
-    """The sum of the lanes of `span`, added as the tree says. `value_of` gives the sum of a node that is there already,
-    or None for one whose children have to be added; it is asked from left to right, and has to know single lanes."""
+    """The sum of the lanes of `span`, added in the order of the tree. `value_of` returns the sum of a node that exists
+    already, or None if its children have to be added; it is asked from left to right, and must know single lanes."""
     value = value_of(span)
     if value is not None:
         return value
@@ -73,7 +73,7 @@ class Lanes:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether this process hands out the training state: the first one of a team."""
+        """True if this process hands out the training state: the first of a team, or the only one."""
         return self.team is None or self.team.rank == 0
 
     @property
@@ -82,16 +82,16 @@ class Lanes:
         return (0, self.count) if self.team is None else lanes_of(self.team.rank, self.team.size, self.count)
 
     def budget(self, tokens: int, tokens_per_microbatch: int) -> int:
-        """Tokens in a micro-batch: fewer where this gives every lane something to do. Depends on no process."""
+        """Tokens in a micro-batch: fewer if this gives every lane something to do. The same on every process."""
         return (
             tokens_per_microbatch if self.count == 1 else max(1, min(tokens_per_microbatch, -(-tokens // self.count)))
         )
 
     def map(self, parts: Sequence[Part], costs: Sequence[int], work: Callable[[Part], Result]) -> list[Result]:
-        """`work` done on every part, each by the process that has its lane; all results, in the order of the parts.
+        """Do `work` on every part, each in the process that has its lane; return the results in the order of the parts.
 
         Every process of a team makes this call, and gets all results. Raises what `work` raises here, PeerFailedError
-        where it has raised elsewhere.
+        if it has raised in another process.
         """
         return [work(part) for part in parts] if self.team is None else self._map_in(self.team, parts, costs, work)
 
@@ -114,9 +114,9 @@ class Lanes:
     def adding(
         self, parts: Sequence[Part], costs: Sequence[int], parameters: Sequence[nn.Parameter], values: list[Result]
     ) -> Iterator[Iterable[Part]]:
-        """The parts that this process has to make forward and backward passes over, lane by lane. Every pass appends
-        one entry to `values`. At the end of the block the gradients of all parts, those of other processes too, are
-        added to the ones that the parameters had, and `values` has the entries of all of them. With `slices` the
+        """Yield the parts over which this process has to make forward and backward passes, lane by lane. Every pass
+        appends one entry to `values`. At the end of the block the gradients of all parts, in all processes, are added
+        to the gradients that the parameters had, and `values` has the entries of all parts. With `slices` the
         parameters themselves have no gradients then, but their slices do.
 
         Every process of a team enters it. Raises PeerFailedError where another one has raised in its block.
@@ -141,12 +141,12 @@ class Lanes:
             parameter.grad = gradient
 
     def fillers(self, parts: Sequence[Part], costs: Sequence[int]) -> list[Part]:
-        """Parts over which this process has to make passes that count for nothing, after its own: none, unless passes
-        are made in step (`LanesInStep`)."""
+        """Return parts for passes after this process' own whose results do not count: none, unless all processes have
+        to make equally many passes (`LanesInStep`)."""
         return []
 
     def reaching(self, outputs: Sequence[Tensor], loss: Tensor) -> Tensor:
-        """The loss of a pass, whose backward pass goes where it has to: through what the loss has used of `outputs`."""
+        """The loss of a pass, prepared for its backward pass: through the outputs that the loss has used."""
         return loss
 
     def _added_up(
@@ -202,7 +202,7 @@ class _LaneSums(Generic[Part, Result]):
         return add_gradients((yield from self._node(left)), (yield from self._node(right)))
 
     def reached(self) -> list[bool]:
-        """Which parameters have a gradient in any lane of this process."""
+        """Return, for each parameter, whether any lane of this process has a gradient of it."""
         return [
             any(flags) for flags in zip(*([g is not None for g in node] for node in self.nodes.values()), strict=True)
         ]
@@ -213,8 +213,8 @@ class LanesInStep(Lanes):
     """`Lanes` of a team whose processes make equally many passes, side by side. Backward passes add up gradients over
     the processes.
 
-    One that fails cannot tell the others: they are in the middle of a pass, and wait for weights rather than news. They
-    notice when its process ends.
+    A process that fails cannot tell the others: they are in the middle of a pass and wait for weights, not for
+    messages. They notice when it ends.
     """
 
     def _map_in(
@@ -232,7 +232,7 @@ class LanesInStep(Lanes):
     def adding(
         self, parts: Sequence[Part], costs: Sequence[int], parameters: Sequence[nn.Parameter], values: list[Result]
     ) -> Iterator[Iterable[Part]]:
-        """See `Lanes.adding`."""
+        """Like `Lanes.adding`, but backward passes have summed the gradients of cut parameters already."""
         assert self.team is not None
         entries = len(values)
         uncut = [parameter for parameter in parameters if not is_cut(parameter)]
@@ -247,7 +247,7 @@ class LanesInStep(Lanes):
             parameter.grad = gradient
 
     def fillers(self, parts: Sequence[Part], costs: Sequence[int]) -> list[Part]:
-        """As many as bring this process to the number of passes of the one that has most."""
+        """As many parts as bring this process to the largest number of passes of any process."""
         assert self.team is not None
         if not parts:  # nothing in this batch is trained on, and so it is for all processes
             return []
@@ -257,14 +257,14 @@ class LanesInStep(Lanes):
         return [parts[0]] * (max(passes) - passes[self.team.rank])
 
     def reaching(self, outputs: Sequence[Tensor], loss: Tensor) -> Tensor:
-        """See `Lanes.reaching`. Through all outputs, because all processes have to exchange gradients of the same
+        """Like `Lanes.reaching`, but through all outputs, because all processes have to exchange gradients of the same
         weights."""
         reaching: Tensor = _ReachingAll.apply(loss, *outputs)
         return reaching
 
 
 class _ReachingAll(torch.autograd.Function):
-    """A loss whose backward pass goes through all outputs: those that it has not used have a gradient of 0."""
+    """A loss whose backward pass goes through all outputs: unused ones have a gradient of 0."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *outputs: Tensor) -> Tensor:  # type: ignore[override]
@@ -292,7 +292,7 @@ def add_gradients(left: Gradients, right: Gradients) -> Gradients:
 
 
 def take_gradients(parameters: Sequence[nn.Parameter]) -> Gradients:
-    """The gradients that the parameters have, which they have no longer."""
+    """Take the gradients off the parameters, which have none afterwards."""
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None

@@ -37,13 +37,13 @@ DEVICE_ELEMENTS = 1 << 27
 DEVICE_BLOCK_ELEMENTS = 1 << 25
 """Of these, how many an operation takes at a time, so that its intermediate results are of 128 MiB each."""
 LEAST_LOGPROB = -1e4
-"""Its exp is 0 in every number type. Log-probabilities below it (-inf for a token that a head rules out) count as this
-in entropies and their gradients: 0 times it is 0, where 0 times -inf is not a number."""
+"""exp of this is 0 in every number type. Log-probabilities below it (-inf for a token that a head rules out) count as
+this in entropies and their gradients: 0 times this is 0, where 0 times -inf is not a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadTransform:
-    """What a model does to `hidden @ weight.T + bias` to get its logits.
+    """Transform that a model applies to `hidden @ weight.T + bias` to get its logits.
 
     `scale` multiplies (Cohere, Granite); `softcap` c then maps x to c tanh(x / c) (Gemma); None leaves x as it is.
     """
@@ -75,8 +75,8 @@ class LogitsBuffer:
     """Memory for the logits that calls keep for their backward passes: one micro-batch after another uses the same. It
     is free when the buffer is dropped.
 
-    They are the largest tensors of a pass on a CPU, and glibc often cannot put a block of this size where one of the
-    same size has just been: small ones have moved in around it. A step of 56 million parameters took up to a tenth more
+    They are the largest tensors of a pass on a CPU, and glibc often cannot reuse the room of a freed block of the same
+    size, because small blocks have been allocated in it. A step of 56 million parameters took up to a tenth more
     memory at its peak than with this buffer (docs/speed.md, "Memory").
     """
 
@@ -99,7 +99,7 @@ class LogitsBuffer:
         return torch.addmm(bias_V, hidden_KH, weight_VH.T, out=output_KV)
 
     def give_back(self, output_KV: Tensor) -> None:
-        """Nobody needs this result of `linear` any more."""
+        """Return the memory of a result of `linear` that nobody needs any more."""
         if output_KV.device.type == "cpu":
             whole = output_KV.untyped_storage().nbytes() // output_KV.element_size()
             self._spare = output_KV.as_strided((whole,), (1,), 0)
@@ -188,12 +188,12 @@ class _Plan:
     by_rows: bool
 
     def kept_logits(self, hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
-        """The head's output for the vocabulary, a view of that for all rows of the weight: a product with a row less
-        may be slower and round differently."""
+        """The head's output for the vocabulary, a view of its output for all rows of the weight: a product with fewer
+        rows may be slower and round differently."""
         return self.buffer.linear(hidden_KH, weight_VH, bias_V)[:, : self.vocabulary]
 
     def logits(self, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
-        """The same in memory that is free as soon as nobody reads it."""
+        """Like `kept_logits`, in memory that is freed as soon as nobody reads it."""
         return head_logits(hidden_NH, weight_VH, bias_V)[:, : self.vocabulary]
 
     def kept_rows(self, num_tokens: int, vocabulary: int) -> int:
@@ -203,7 +203,7 @@ class _Plan:
         return _slices(num_tokens, TOKENS_PER_CHUNK)
 
     def whole_rows(self, rows: slice, vocabulary: int) -> Iterator[slice]:
-        """These positions, as many at a time as have `chunk_elements` logits."""
+        """Split the positions `rows` into chunks of at most `chunk_elements` logits, at least one row each."""
         size = max(1, self.chunk_elements // max(1, vocabulary))
         return (
             slice(rows.start + part.start, rows.start + part.stop) for part in _slices(rows.stop - rows.start, size)
@@ -242,7 +242,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Outer:
-    """What the backward pass gets for each position, and the entropies it needs."""
+    """Per-position inputs of the backward pass: targets, entropies and incoming gradients."""
 
     targets_N: Tensor
     entropy_N: Tensor
@@ -250,7 +250,7 @@ class _Outer:
     grad_entropy_N: Tensor | None
 
     def of(self, rows: slice, first_column: int = 0) -> _Outer:
-        """These positions; targets counted from `first_column` on."""
+        """Select the positions `rows`, with targets counted from `first_column` on."""
         grad_entropy_N = None if self.grad_entropy_N is None else self.grad_entropy_N[rows]
         return _Outer(
             self.targets_N[rows] - first_column, self.entropy_N[rows], self.grad_logprobs_N[rows], grad_entropy_N
@@ -258,7 +258,7 @@ class _Outer:
 
 
 class _Context(FunctionCtx):
-    """What the backward pass keeps."""
+    """Tensors kept for the backward pass."""
 
     saved_tensors: tuple[Tensor, ...]
     plan: _Plan

@@ -1,8 +1,8 @@
 """Attention over a packed row on a CPU: blocks of keys separately, joined by their log-sum-exps.
 
-What a response token sees is its prompt and its own response. The two are computed separately: all responses of a
-prompt are queries next to each other for one set of keys, so that the prompt's keys are neither copied nor masked.
-Joining softmaxes by log-sum-exp, and the backward pass of a block from the joined output, are those of FlashAttention
+A response token sees its prompt and its own response. The two are computed separately: all responses of a prompt are
+queries next to each other for one set of keys, so that the prompt's keys are neither copied nor masked.
+Joining softmaxes by log-sum-exp, and the backward pass of a block from the joined output, are as in FlashAttention
 (Dao et al. 2022, https://arxiv.org/abs/2205.14135). Shapes: S slots of the packed row, H heads, K key heads, D head
 size.
 """
@@ -74,7 +74,7 @@ class MergedAttention:
 
     @cached_property
     def sequences(self) -> list[list[Ints]]:
-        """Slots of each sequence, those of a prompt's rows together and the prompt first; padding is one by itself."""
+        """Slots of each sequence, grouped by prompt with the prompt first; padding is a group by itself."""
         responses = self.packing.response_spans()
         found = []
         for group, prompt in zip(self.packing.groups, self.packing.prompt_spans(), strict=True):
@@ -86,7 +86,7 @@ class MergedAttention:
 
     @cached_property
     def causal(self) -> tuple[PaddedSequences, ...]:
-        """Every slot is in exactly one of these."""
+        """Sequences that attend causally to themselves; every slot is in exactly one."""
         sequences = [slots for group in self.sequences for slots in group]
         found = bunches([len(slots) for slots in sequences], SPREAD)
         return tuple(PaddedSequences.of([sequences[number] for number in bunch]) for bunch in found)
@@ -113,7 +113,7 @@ def _slots(span: slice) -> Ints:
 
 
 class _Context(FunctionCtx):
-    """What the backward pass keeps."""
+    """Tensors kept for the backward pass."""
 
     saved_tensors: tuple[Tensor, ...]
     layout: MergedAttention
@@ -193,7 +193,7 @@ def _rows(tensor_SXD: Tensor, rows: PaddedSequences) -> Tensor:
 
 
 def _real(part_NXQ: Tensor, rows: PaddedSequences) -> Tensor:
-    """(M, X, ...): what is at the real places of (N, X, Q, ...)."""
+    """(M, X, ...): the values of (N, X, Q, ...) that are not padding."""
     flat = part_NXQ.transpose(1, 2).flatten(0, 1)
     return flat if rows.is_full else flat[rows.real_M]
 
@@ -236,8 +236,8 @@ def _attend_backward(
     *,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, given `output` and `sums` over all keys, those of other blocks included;
-    float32 where that was the faster way to them."""
+    """Gradients of query, key and value, given `output` and `sums` over all keys, other blocks included; in float32
+    where that was the faster way to compute them."""
     if query.dtype == torch.bfloat16 and key.shape[2] <= FLOAT32_KEYS:
         grad, query, key, value, output = (tensor.float() for tensor in (grad, query, key, value, output))
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(

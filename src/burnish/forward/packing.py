@@ -7,14 +7,13 @@ Three responses to two prompts, `A B C` with `a b c` and `d`, and `D E` with `e 
     position   0  1  2 | 0  1 | 3  4 |   | 2
     sequence   prompt 0  pr. 1  resp. of prompt 0, then of prompt 1
 
-First all prompts, then all responses, those of one prompt next to each other. The last token of a response predicts
-nothing and is left out, so that of `d` nothing remains. Every sequence (a prompt or a response) attends causally to
-itself, and a response to its whole prompt as well. Positions of a response go on where its prompt ends. The state that
-predicts a response's first token is that of the prompt's last slot: here slot 2 for `a` and `d`, and slot 4 for `e`.
-At the end there may be padding (`burnish.forward.precision`), a sequence of its own that nothing is read from.
+First all prompts, then all responses, grouped by prompt. The last token of a response predicts nothing and is left out,
+so nothing remains of `d`. Every sequence (a prompt or a response) attends causally to itself, and a response to its
+whole prompt as well. Positions of a response go on where its prompt ends. The state that predicts a response's first
+token is the state at the prompt's last slot: here slot 2 for `a` and `d`, 4 for `e`. At the end there may be padding
+(`burnish.forward.precision`), a separate sequence that nothing is read from.
 
-A layout is made on the host, from what `Batch.host` knows, and only then brought to the device: nothing here waits for
-a GPU.
+A layout is made on the host, from `Batch.host`, and only then copied to the device: nothing here waits for a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ PAYS = 0.85
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Where each sequence of a micro-batch is in the packed row. All on the host.
+    """Layout of a micro-batch: the slots of each of its sequences in the packed row. All on the host.
 
     rows: what is packed; groups: row numbers of each distinct prompt; prompt_starts (G,), prompt_lengths (G,): slots of
     the prompts; response_starts (B,), response_lengths (B,): slots of the responses, by row of the batch; padding:
@@ -73,8 +72,8 @@ class Packing:
 
     @property
     def pays(self) -> bool:
-        """Whether the packed row is clearly shorter than the padded rows (packing costs something, too), or has a size
-        that repeats, as theirs do not."""
+        """True if the packed row is clearly shorter than the padded rows (packing has a cost, too), or has a size that
+        repeats, as the sizes of padded rows do not."""
         lengths = self.rows.prompt_lengths + self.rows.response_lengths
         return self.rounded or self.size < PAYS * len(lengths) * int(lengths.max())
 
@@ -107,7 +106,7 @@ class Packing:
         return np.where(columns_N == 0, ends_B[rows_N], self.response_starts[rows_N] + columns_N - 1)
 
     def times_shared(self, device: torch.device) -> Tensor:
-        """(1, S) int64: how many rows of the batch each slot is read for."""
+        """(1, S) int64: the number of rows of the batch that each slot belongs to."""
         sizes = np.array([len(group) for group in self.groups])
         shared, once = np.repeat(sizes, self.prompt_lengths), np.ones(self.response_lengths.sum(), dtype=np.int64)
         return upload(np.concatenate([shared, once, np.zeros(self.padding, dtype=np.int64)])[None], device)

@@ -1,4 +1,4 @@
-"""In which number type and precision PyTorch multiplies within a block, and which sizes suit oneDNN.
+"""Number type and precision of PyTorch's products within a block, and the sizes that suit oneDNN.
 
 oneDNN compiles code for every shape of a product, in about as long as the product of a narrow layer takes, and keeps
 the last 1,024 of these, two thirds of a megabyte each. Micro-batches have ever new lengths, so without rounding a run
@@ -25,7 +25,7 @@ WITHOUT_FLOAT64 = ("mps",)
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """PyTorch's precision of float32 products inside."""
+    """Set PyTorch's precision of float32 products inside the block."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -52,7 +52,7 @@ def countable(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """The caller's `torch.autocast` is off inside. Kernels take no other dtype than the model's, and sampling and
+    """Switch the caller's `torch.autocast` off inside. Kernels take no other dtype than the model's, and sampling and
     training have to compute in the same one."""
     with ExitStack() as stack:
         gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -63,8 +63,8 @@ def without_autocast() -> Iterator[None]:
 
 @cache
 def gives_float32_sums(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether products of this type give, and add to, the float32 sums that they have computed, instead of rounding
-    them to the type of their factors (`out_dtype` of `torch.mm` and `torch.addmm`). A CPU's do not."""
+    """Return whether products of this type can return, and add to, their float32 sums, instead of rounding these to
+    the type of the factors (`out_dtype` of `torch.mm` and `torch.addmm`). On a CPU they cannot."""
     if dtype not in (torch.bfloat16, torch.float16):
         return False
     factor = torch.ones(16, 16, device=device_type, dtype=dtype)
@@ -77,7 +77,7 @@ def gives_float32_sums(device_type: str, dtype: torch.dtype) -> bool:
 
 
 def rounds_up(model: PreTrainedModel) -> bool:
-    """Whether ordinary float32 products of this model go through oneDNN (`burnish.forward.float32`)."""
+    """Return whether ordinary float32 products of this model go through oneDNN (`burnish.forward.float32`)."""
     return model.device.type == "cpu" and torch.get_float32_matmul_precision() == "medium"
 
 

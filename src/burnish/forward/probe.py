@@ -1,7 +1,7 @@
-"""Whether a model gives packed rows the same numbers as padded ones, also with kernels: tried once, when it is loaded.
+"""Trial, when a model is loaded, that packed rows give the same numbers as padded ones, also with kernels.
 
-Its attention function alone does not tell. A recurrent layer would continue from one row into the next, and a model
-that drops the keyword argument of its attention function would see all rows as one text. Neither raises an error.
+The model's attention function alone does not tell. A recurrent layer would continue from one row into the next, and a
+model that drops the keyword argument of its attention function would see all rows as one text. Neither raises an error.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ RECOMPILATIONS = 8
 _LENGTHS = (((20, 3), (37, 18, 2, 33, 5)), ((9, 4), (3, 18, 5, 33, 2)), ((31, 14), (4, 28, 6, 13, 3)))
 """Prompts and responses of three micro-batches that differ in every size that code could have been made for."""
 _GPU_TOKENS = 4096
-"""Of a timed pass: about those of a micro-batch, with fewer of which a GPU waits for the host."""
+"""Tokens of a timed pass: about one micro-batch; with fewer a GPU waits for the host."""
 
 
 def use_packed_rows(model: PreTrainedModel, paths: FastPaths | None = None) -> bool:
     """Let the model take packed rows if it can; False if it cannot, and its attention stays as it was.
 
-    Each way to attend on the model's device is tried: states and gradients must be those of padded rows. Where several
-    pass, `paths` times them and keeps the choice; without it the first is taken.
+    Each way to attend on the model's device is tried: states and gradients must match those with padded rows. If
+    several pass, `paths` times them and keeps the choice; without it the first is taken.
     """
     if packs_rows(model):
         return True
@@ -110,7 +110,7 @@ def _fastest_attention(model: PreTrainedModel, ways: Sequence[str], paths: FastP
 
 
 def _finished(results: Result, device: torch.device) -> Result:
-    """The same, once the device has computed them."""
+    """Return the results once the device has computed them."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return results
@@ -195,8 +195,8 @@ def use_compiled_layers(model: PreTrainedModel, notes: list[str]) -> bool:
 
 
 def _times_again(model: PreTrainedModel, batches: Sequence[Batch]) -> int:
-    """How often the compiler will be called again after the first layer's first passes, with and without gradients: for
-    each further layer, and for other lengths."""
+    """Predict how often the compiler will be called after the first layer's first passes, with and without gradients:
+    for the other layers, and for other lengths."""
     counts = []
     for layers, given in ((1, batches[:1]), (2, batches[:1]), (2, batches[1:])):
         before = times_compiled()
@@ -211,7 +211,7 @@ def _times_again(model: PreTrainedModel, batches: Sequence[Batch]) -> int:
 
 
 def _training_shape(model: PreTrainedModel) -> str:
-    """What the speed of training passes depends on besides the processor."""
+    """Describe the model and its GPU: the facts besides the processor on which the speed of training passes depends."""
     gpu = f", {torch.cuda.get_device_name(model.device)}" if model.device.type == "cuda" else ""
     return shape_of(model) + gpu
 
@@ -251,8 +251,8 @@ def keep_own_layers(model: PreTrainedModel, paths: FastPaths) -> None:
 
 
 def _states_and_gradient(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Hidden states of packed rows, and for a random gradient of them that of all the first layer's weights together
-    (none of those that are frozen)."""
+    """Hidden states of packed rows and, given a random gradient of them, the gradient of all the first layer's weights
+    together (frozen ones left out)."""
     weights = [weight for weight in model.base_model.layers[0].parameters() if weight.requires_grad]
     with torch.enable_grad():
         states = TrunkRunner(model.base_model).packed(batch, ResponsePositions.of(batch))
@@ -283,7 +283,7 @@ def _gives_the_same(model: PreTrainedModel, batch: Batch) -> bool:
 
 
 def _first_weights(model: PreTrainedModel) -> list[Tensor]:
-    """A few that train, of the first layer: their gradients have gone through attention in all later ones."""
+    """A few trainable weights of the first layer: their gradients have gone through attention in all later layers."""
     embedding = model.get_input_embeddings().weight
     return [weight for weight in model.parameters() if weight.requires_grad and weight is not embedding][
         :_TRIED_WEIGHTS

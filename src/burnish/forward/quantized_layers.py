@@ -1,10 +1,10 @@
 """Frozen linear layers whose weights take 4 or 8 bits each, for training adapters on top of them (QLoRA, Dettmers et
 al. 2023, arXiv:2305.14314).
 
-A layer computes with the numbers that its codes stand for, in the model's dtype. Whoever reads `weight` gets them as a
-tensor made for the occasion, so adapters are merged, saved and sent as on an ordinary layer with these rounded weights.
+A layer computes with the numbers that its codes stand for, in the model's dtype. Reading `weight` builds them as a new
+tensor, so adapters are merged, saved and sent as on an ordinary layer with these rounded weights.
 
-Shapes: O outputs, I inputs; panels and groups are those of `burnish.kernels.quantized`.
+Shapes: O outputs, I inputs; panels and groups as in `burnish.kernels.quantized`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _NORMAL_FLOATS = (
 )
 """The 16 values of nf4, from the paper's appendix E."""
 _ROWS_FOR_KERNELS = 64
-"""For more, it is faster to make the weight and multiply by it."""
+"""From more rows than this on, it is faster to make the weight and multiply by it."""
 
 
 class QuantizedLinear(nn.Linear):
-    """A linear layer without gradient whose weight is kept in few bits. Made by `quantize`, never by itself."""
+    """A linear layer without gradient whose weight is kept in few bits. Made by `quantize`, never directly."""
 
     bits: int
     dtype: torch.dtype
@@ -50,13 +50,13 @@ class QuantizedLinear(nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """(O, I): what the layer computes with, made anew at each call."""
+        """(O, I): the numbers that the layer computes with, made anew at each call."""
         if self.uses_kernels:
             return quantized_kernels(self.dtype).dequantize(self.codes, self.scales, self.bits, self.out_features)
         return dequantized(self.codes, self.scales, self.out_features).to(self.dtype)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Of the weight only name and shape: `burnish.models.lora.merged_weights` makes it when its turn comes."""
+        """Save only name and shape of the weight: `burnish.models.lora.merged_weights` makes it when its turn comes."""
         destination[f"{prefix}weight"] = torch.empty(
             self.out_features, self.in_features, dtype=self.dtype, device="meta"
         )
@@ -118,7 +118,7 @@ def quantize(model: PreTrainedModel, quantization: Quantization, dtype: torch.dt
 
 @torch.no_grad()
 def restore(model: PreTrainedModel) -> None:
-    """Ordinary layers again, with the weights that the quantized ones computed with."""
+    """Put ordinary layers back, with the weights that the quantized ones computed with."""
     for layer in [part for part in model.modules() if isinstance(part, QuantizedLinear)]:
         weight = layer.weight
         for name in ("codes", "scales"):
@@ -132,7 +132,7 @@ def _has_kernels(model: PreTrainedModel, dtype: torch.dtype, kernels: UseKernels
         return False
     try:
         quantized_kernels(dtype)
-    except KernelError:  # `auto`: those of the other layers cannot be built either, and loading the model reports why
+    except KernelError:  # `auto`: no kernels can be built then, and loading the model reports why
         if kernels == "required":
             raise
         return False
@@ -140,7 +140,7 @@ def _has_kernels(model: PreTrainedModel, dtype: torch.dtype, kernels: UseKernels
 
 
 def is_quantized(*modules: nn.Module) -> bool:
-    """Whether any of the modules, or of their parts, keeps its weight in few bits."""
+    """Return whether any of the modules, or of their parts, keeps its weight in few bits."""
     return any(isinstance(part, QuantizedLinear) for module in modules for part in module.modules())
 
 

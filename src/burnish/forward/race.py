@@ -1,4 +1,4 @@
-"""Which of several equivalent implementations is the fastest on this machine."""
+"""A race between equivalent implementations, to find the fastest on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAMPLE_SECONDS = 2e-3
 
 PASS_OPERATIONS = 3e10
 """Multiplications and additions of one timed pass: a tenth of a second on a fast processor. With a third of that, a
-pass through layers of 15 million weights had so few tokens that it did little but write gradients, either way."""
+pass through layers of 15 million weights had so few tokens that all ways did little but write gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _is_clear(rounds: list[list[float]]) -> bool:
 
 
 def _repeats(once: float) -> int:
-    """Runs in a sample, by how long one takes."""
+    """Number of runs in a sample, given the seconds of one."""
     return 1 if once >= _SAMPLE_SECONDS else min(100, math.ceil(_SAMPLE_SECONDS / max(once, 1e-9)))
 
 

@@ -2,7 +2,7 @@
 
 `transformers` checkpoints the layers whose `training` flag is set. In train mode, models also drop layers, add noise to
 the inputs of routers and drop activations wherever a function reads that flag, so that scores in an update would differ
-from those of the pass before. Here the flag of the checkpointed layers is set only while they decide whether to be
+from the scores of the pass before. Here the flag of the checkpointed layers is set only while they decide whether to be
 checkpointed. Inside them, as everywhere else, it is not.
 """
 

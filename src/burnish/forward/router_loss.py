@@ -21,7 +21,7 @@ _ARGUMENTS = ["gate_logits", "num_experts", "top_k", "attention_mask"]
 
 
 class RouterLoss:
-    """Collects the loss of the forward passes of one micro-batch.
+    """Sum of the load-balancing losses of one micro-batch's forward passes.
 
     With E experts: E * sum over experts of (its share of the tokens) * (its mean probability), over all layers and all
     tokens of the pass that predict another, prompts among them. Where all experts are used alike it is the number of
@@ -29,7 +29,7 @@ class RouterLoss:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raises ModelError for models without a router, or with one that `transformers` has no such loss for."""
+        """Raise ModelError for models without a router, or with one for which `transformers` has no such loss."""
         settings = model.config.get_text_config().to_dict()
         found = vars(sys.modules[type(model).__module__]).get(_FUNCTION)
         experts = settings.get("num_experts_per_tok")

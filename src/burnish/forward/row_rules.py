@@ -1,4 +1,4 @@
-"""Which rows may share a pass through a model, found out by trying.
+"""Rules on which rows may share a pass through a model, found out by trying.
 
 In a pass over padded rows each row should have the numbers that it has alone. Causal attention with a mask ensures
 that. A layer that carries a state through the padding breaks it, and so does a mask that is aligned to the end of the
@@ -41,7 +41,7 @@ _known: dict[Hashable, RowRules] = {}
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """beside: what may share a pass with a row: rows of any length, padded, rows of equal length, or none.
+    """beside: rows that may share a pass with a row: of any length, padded; of equal length; or none.
 
     tried_up_to: longest rows for which the trial holds (None: any); longer ones share a pass with rows of equal length.
     packed_up_to: longest rows that no window affects, so that they may be packed (None: any).
@@ -55,7 +55,7 @@ class RowRules:
     stretch: int | None = None
 
     def groups(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Numbers of the rows (of these many tokens) that may share a pass, each once, in order of their first rows.
+        """Group the rows (`lengths`: tokens of each) that may share a pass, in order of the groups' first rows.
 
         ModelError where a row is longer than the model's angles are defined for.
         """
@@ -72,7 +72,7 @@ class RowRules:
         return list(groups.values())
 
     def _company(self, row: int, length: int) -> Hashable:
-        """Rows with the same one may share a pass."""
+        """Key of a row; rows with equal keys may share a pass."""
         if self.beside == "alone":
             return "row", row
         if self.beside == "equal" or (self.tried_up_to is not None and length > self.tried_up_to):
@@ -113,12 +113,12 @@ def padded_inputs(model: PreTrainedModel, tokens_BS: Tensor, mask_BS: Tensor) ->
 
 
 def takes(model: PreTrainedModel, argument: str) -> bool:
-    """Whether the model's forward pass names this argument."""
+    """Return whether the model's forward pass has an argument of this name."""
     return argument in inspect.signature(model.forward).parameters
 
 
 def is_near(found: Tensor, wanted: Tensor) -> bool:
-    """Whether rounding explains the difference between the states or logits of a row."""
+    """Return whether rounding explains the difference between the states or logits of a row."""
     distance = float((found.float() - wanted.float()).norm())
     return distance <= TOLERANCE.get(wanted.dtype, 1e-4) * float(wanted.float().norm())
 
@@ -211,7 +211,7 @@ def _agrees(trunk: PreTrainedModel, texts: list[Tensor], wanted: list[Tensor]) -
 
 
 def _runs_alike(trunk: PreTrainedModel, inputs: dict[str, object], wanted: list[Tensor]) -> bool:
-    """Whether the first rows of this pass have the states that they have alone."""
+    """Return whether the first rows of this pass have the states that they have alone."""
     try:
         found = trunk(**inputs)[0]
     except Exception:  # noqa: BLE001  boundary to a foreign model: one that cannot take such rows gets others

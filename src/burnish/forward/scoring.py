@@ -44,8 +44,8 @@ Result = TypeVar("Result")
 
 
 class Root(Protocol):
-    """Makes a pass, where each process has slices of the weights within a module that brings them together. Gradients
-    are exchanged for the tensors that it returns, alone or in a tuple."""
+    """Runner of a pass within a module that gathers the weights, of which each process has slices. Gradients are
+    exchanged for the tensors that it returns, alone or in a tuple."""
 
     def __call__(self, work: Callable[[], Result], /) -> Result: ...
 
@@ -64,7 +64,7 @@ class ResponsePositions:
 
     @staticmethod
     def of(batch: Batch, *, only_trained: bool = False) -> ResponsePositions:
-        """Those of every response token, or of those that are trained on."""
+        """Positions of all response tokens, or only of the tokens that are trained on."""
         if only_trained:
             return ResponsePositions.where(batch.host.loss_mask, batch.device)
         columns_T = np.arange(batch.response_tokens.shape[1])
@@ -72,12 +72,12 @@ class ResponsePositions:
 
     @staticmethod
     def where(chosen_BT: Bools, device: torch.device) -> ResponsePositions:
-        """Those that are chosen."""
+        """Positions at which `chosen_BT` is True."""
         rows_N, columns_N = chosen_BT.nonzero()
         return ResponsePositions(rows_N, columns_N, chosen_BT.shape, device)
 
     def within(self, company: Sequence[int], batch: Batch) -> tuple[ResponsePositions, Ints]:
-        """Those in some of the rows, as positions of a batch of these rows, and which of the N they are."""
+        """Positions within the rows `company`, as positions of a batch of these rows, and their numbers among the N."""
         number_B = np.full(self.shape[0], -1)
         number_B[list(company)] = np.arange(len(company))
         which = np.flatnonzero(number_B[self.rows_N] >= 0)
@@ -88,15 +88,15 @@ class ResponsePositions:
 
     @cached_property
     def index_N(self) -> Tensor:
-        """Their places in a flattened (B, T), on the device."""
+        """(N,): indices of the positions in a flattened (B, T), on the device."""
         return upload(self.rows_N * self.shape[1] + self.columns_N, self.device)
 
     def take(self, tokens_BT: Tensor) -> Tensor:
-        """(N,): what is there; not differentiable."""
+        """(N,): the tokens at these positions; not differentiable."""
         return tokens_BT.flatten().index_select(0, self.index_N)  # `take` is not there on every device
 
     def rounded(self) -> ResponsePositions:
-        """These, and the last of them again, so that their numbers repeat."""
+        """Repeat the last position until their number is a rounded one (`rounded_up`), so that sizes recur."""
         more = rounded_up(len(self.rows_N)) - len(self.rows_N)
         rows_M, columns_M = np.pad(self.rows_N, (0, more), mode="edge"), np.pad(self.columns_N, (0, more), mode="edge")
         return ResponsePositions(rows_M, columns_M, self.shape, self.device) if more else self
@@ -135,8 +135,8 @@ def response_mask(batch: Batch) -> Tensor:
 class TrunkRunner:
     """Runs a model, with or without output head, over the rows of a batch.
 
-    Rows are packed, with each distinct prompt once, where the model can take that and it saves tokens; else each row
-    is padded. Both give the numbers that a row has alone: rows that would change each other's go through the model
+    Rows are packed, with each distinct prompt once, if the model can take them and this saves tokens; else each row is
+    padded. Both give the numbers that a row has alone: rows that would affect each other go through the model
     separately (`burnish.forward.row_rules`). `plain`: gradients of picked rows and of the embedding are PyTorch's own.
 
     Raises ModelError for models whose rows have no such numbers.
@@ -150,8 +150,8 @@ class TrunkRunner:
         router: RouterLoss | None = None,
         shared_responses: int | None = None,
     ) -> None:
-        """router: gets what the model's routers say in passes with a gradient. shared_responses: most tokens of
-        responses to several prompts in a micro-batch."""
+        """router: receives the logits of the model's routers in passes with a gradient. shared_responses: most tokens
+        of responses to several prompts in a micro-batch."""
         self._model = model
         self._plain = plain
         self._router = router
@@ -198,11 +198,11 @@ class TrunkRunner:
         return self.padded(batch, positions)
 
     def _may_pack(self, batch: Batch) -> bool:
-        """Whether no row is long enough to know of a window, which neither packed rows nor rows without a mask have."""
+        """Return whether all rows are too short for a window, which packed rows and rows without a mask do not have."""
         return self.packs and max(batch.sequence_lengths()) <= (self._rules.packed_up_to or math.inf)
 
     def packed(self, batch: Batch, positions: ResponsePositions, packing: Packing | None = None) -> Tensor:
-        """`hidden` with all rows in one, whether that pays or not; the model must have been set to packed attention."""
+        """`hidden` with all rows packed, whether that pays or not; the model must have been set to packed attention."""
         packing = packing or Packing.of(batch.host)
         way = packing_way(self._model.config)
         assert way is not None
@@ -282,7 +282,7 @@ class ResponseScorer:
         self._root = root
 
     def release(self) -> None:
-        """Let go of the memory of the logits, for which sampling has a use."""
+        """Free the memory of the logits, so that sampling can use it."""
         self._logits_buffer = LogitsBuffer()
 
     @property
@@ -298,7 +298,7 @@ class ResponseScorer:
         correct: bool = False,
         value_head: nn.Module | None = None,
     ) -> TokenScores:
-        """Scores at every response token (`only_trained`: at those in the loss mask), 0 elsewhere, in one forward pass;
+        """Score every response token (`only_trained`: only the ones in the loss mask) in one forward pass; 0 elsewhere;
         differentiable.
 
         float32, (B, T), on the model's device. `value_head` reads values from the same hidden states (models that are
@@ -368,7 +368,7 @@ class ResponseScorer:
         correct: bool = False,
         lanes: Lanes = ONE_LANE,
     ) -> TokenScores:
-        """Scores of all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
+        """Score all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
         cut = list(self.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
         costs = [part.num_tokens for _, part in cut]
         scored = lanes.map([part for _, part in cut], costs, partial(self.score, entropy=entropy, correct=correct))
@@ -396,20 +396,20 @@ def put_back(
 
 
 def light_tokens(model: PreTrainedModel) -> int:
-    """Tokens in a micro-batch that the model takes lightly: at least `FULL_SPEED_TOKENS`, and as many more as keep what
-    is stored for the backward pass below about 256 MiB. Small models are faster with many."""
+    """Tokens of a micro-batch that needs little memory: at least `FULL_SPEED_TOKENS`, and as many more as keep the
+    tensors stored for the backward pass below about 256 MiB. Small models are faster with many."""
     numbers = 3 * sum(weight.numel() for weight in model.parameters()) // hidden_width(model)
     return max(FULL_SPEED_TOKENS, (1 << 28) // (4 * max(1, numbers)))
 
 
 def kept_tokens(model: PreTrainedModel) -> int:
-    """Tokens whose logits are kept from the forward to the backward pass, with those that rounding adds."""
+    """Number of tokens whose logits are kept from the forward to the backward pass, including any added by rounding."""
     most = KEPT_ELEMENTS // int(model.get_output_embeddings().weight.shape[0])
     return rounded_down(most) if rounds_up(model) else most
 
 
 def hidden_width(model: PreTrainedModel) -> int:
-    """Numbers of a token between two layers."""
+    """Hidden size of the model: numbers of a token between two layers."""
     return int(model.get_input_embeddings().weight.shape[1])
 
 
@@ -417,7 +417,7 @@ PROBE_TOKENS = 4
 
 
 def find_head_transform(model: PreTrainedModel) -> HeadTransform | None:
-    """The transform that makes the model's own logits from those of its output embedding; None if none does.
+    """The transform from the logits of the output embedding to the model's own logits; None if there is none.
 
     Candidates come from the model's config (logit scale, soft cap), and a comparison on a few tokens decides. None
     means that scores must be taken from the model's own full logits.

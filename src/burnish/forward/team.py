@@ -1,4 +1,4 @@
-"""What the processes that train one model exchange, and which slice of every tensor each of them keeps.
+"""Exchange between the processes that train one model, and the slice of every tensor that each of them keeps.
 
 A slice is made of whole rows of `ROW` numbers, counted from the start of its tensor. The norm of a gradient is computed
 from the norms of such rows, so a process can contribute its own rows and the result has the bits of one process.
@@ -46,11 +46,11 @@ class Team(Protocol):
     def size(self) -> int: ...
 
     def exchange(self, own: object) -> list[Any]:
-        """What each process has given, in their order. For small values; waits until all of them have given one."""
+        """Give every process a small value; return all values, in order. Waits until each has given one."""
         ...
 
     def swap(self, sent: Sequence[Tensor], lengths: Sequence[int]) -> Sequence[Tensor]:
-        """Give every process its own vector; returns the vectors that they have for this one. `lengths`: of those."""
+        """Send every process its own vector; return the vectors that they sent to this one, of these `lengths`."""
         ...
 
     def gather(self, own: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
@@ -64,7 +64,7 @@ class PeerFailedError(Exception):
 
 @dataclass(slots=True)
 class Outcome:
-    """What this process has worked out, and, afterwards, what each has."""
+    """Result of the work of this process and, after the exchange, of every process."""
 
     own: Any = None
     everyones: list[Any] = field(default_factory=list)
@@ -77,7 +77,7 @@ class _Failure:
 
 @contextmanager
 def telling(team: Team) -> Iterator[Outcome]:
-    """Around the work of this process: tells the others how it ended, so that none waits for a sum that never comes."""
+    """Tell the others how the work inside has ended, so that none waits for a sum that never comes."""
     outcome = Outcome()
     try:
         yield outcome
@@ -97,7 +97,7 @@ def slice_of(numel: int, rank: int, size: int) -> Span:
 
 
 def slices_of(numels: Sequence[int], size: int) -> list[list[Span]]:
-    """Those of all processes, of several tensors: one list for each process."""
+    """Slices of several tensors that each process keeps: one list for each process."""
     return [[slice_of(numel, rank, size) for numel in numels] for rank in range(size)]
 
 
@@ -126,7 +126,7 @@ def pieces(spans: Sequence[Span], width: int) -> Iterator[list[Piece]]:
 
 
 def _rounds(spans: Sequence[Sequence[Span]], device: torch.device) -> Iterator[tuple[list[Piece], ...]]:
-    """What each process has in each exchange, so that all of them receive about as much at a time."""
+    """Yield the pieces of each process in one exchange after the other, so that all receive about as much at a time."""
     width = max(1, (PIECE_NUMBERS if device.type == "cpu" else PIECE_NUMBERS_ON_GPU) // len(spans))
     return zip_longest(*(pieces(own, width) for own in spans), fillvalue=list[Piece]())
 
@@ -134,7 +134,7 @@ def _rounds(spans: Sequence[Sequence[Span]], device: torch.device) -> Iterator[t
 def scattered(
     team: Team, nodes: Mapping[Span, Gradients], like: Sequence[Tensor], spans: Sequence[Sequence[Span]]
 ) -> Iterator[tuple[list[Piece], dict[Span, Tensor]]]:
-    """Sends every process its slices of the gradients that this one has.
+    """Send every process its slices of the gradients that this one has.
 
     nodes: the gradients of this process at its nodes of the tree. like: tensors of their shapes, on their device.
     spans: the nodes of each process. Yields, for one exchange after the other, which pieces of this process' slices it
@@ -153,8 +153,8 @@ def scattered(
 
 
 def _packed(nodes: Mapping[Span, Gradients], taken: Sequence[Piece], device: torch.device) -> Tensor:
-    """These pieces of the gradients of all nodes, in one vector. An absent gradient is -0.0, which added to anything
-    leaves its bits as they are (as 0.0 does not with -0.0)."""
+    """Join the pieces `taken` of the gradients of all nodes in one vector. An absent gradient is -0.0, which added to
+    anything leaves its bits as they are (0.0 does not: it changes -0.0)."""
     numbers = [torch.empty(0, device=device)]
     for gradients in nodes.values():
         for tensor, first, end in taken:
@@ -164,7 +164,7 @@ def _packed(nodes: Mapping[Span, Gradients], taken: Sequence[Piece], device: tor
 
 
 def gathered(team: Team, own: Sequence[Tensor], spans: Sequence[Sequence[Span]]) -> Iterator[tuple[Piece, Tensor]]:
-    """All numbers of tensors of which every process has a slice, piece by piece.
+    """Yield all numbers of tensors of which every process has a slice, piece by piece.
 
     own: this process' slices, flat. spans: of each process, where its slice of each tensor is. Every process has to go
     through all pieces, because each of them is an exchange.
@@ -191,7 +191,7 @@ def fill(team: Team, tensors: Sequence[Tensor], own: Sequence[Tensor], spans: Se
 
 
 def is_cut(tensor: Tensor) -> TypeIs[DTensor]:
-    """Whether `fully_shard` has cut the tensor, so that each process has a part of it."""
+    """Return whether `fully_shard` has cut the tensor, so that each process has a part of it."""
     from torch.distributed.tensor import DTensor  # takes a second, which only runs that cut weights should pay for
 
     return isinstance(tensor, DTensor)
@@ -217,7 +217,7 @@ class Slices:
         return self._own[parameter]
 
     def forget(self) -> None:
-        """Let go of all parameters and their slices."""
+        """Drop the references to all parameters and their slices."""
         self._own.clear()
 
     def _kept(self, tensor: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ class Slices:
         return tensor.view(-1)[first:end]
 
     def spans(self, tensors: Sequence[Tensor]) -> list[list[Span]]:
-        """Where the slices of all processes lie in the tensors: one list for each process."""
+        """Spans of the slices in the tensors: one list for each process."""
         return [[self._span(tensor.shape, rank) for tensor in tensors] for rank in range(self.team.size)]
 
     def _span(self, shape: torch.Size, rank: int) -> Span:
@@ -243,7 +243,7 @@ class Slices:
 
 class WeightSlices(Slices):
     """`cluster.sharding: full`. This process' slices of parameters that PyTorch's `fully_shard` has cut along their
-    first dimension: a slice is a view of what the process has of a weight, which is all it has of it.
+    first dimension: a slice is a view of the only part of a weight that the process has.
 
     A single number cannot be cut. All processes have it; the slice of the first one is the number, the others' empty.
     """
@@ -259,7 +259,7 @@ class WeightSlices(Slices):
 
     @torch.no_grad()
     def whole(self, parameter: Tensor) -> Tensor:
-        """All of a weight, on its device. Every process makes this call."""
+        """Gather a whole weight on its device. Every process makes this call."""
         own = self._kept(parameter.detach())
         whole = torch.empty(parameter.shape, dtype=own.dtype, device=own.device)
         fill(self.team, [whole], [own], self.spans([parameter]))

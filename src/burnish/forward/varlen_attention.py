@@ -33,7 +33,7 @@ from burnish.forward.versions import key_sharing
 class SequenceEnds:
     """Sequences of queries, and the sequence of keys that each of them sees.
 
-    queries, keys (N + 1,) int32 on the device: where each begins, and the end of the last; longest_query, longest_key.
+    queries, keys (N + 1,) int32 on the device: the start of each, and the end of the last; longest_query, longest_key.
     """
 
     queries: Tensor
@@ -122,7 +122,7 @@ def varlen_backward(
     ends: SequenceEnds,
     scaling: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, given `output` and `sums_HQ` over all keys, those of other parts included."""
+    """Gradients of query, key and value, given `output` and `sums_HQ` over all keys, other parts included."""
     import torch.nn.attention.varlen
 
     heads, shared = key.shape[1], query.shape[1] // key.shape[1]
@@ -152,7 +152,7 @@ def varlen_backward(
 
 
 class _Context(FunctionCtx):
-    """What the backward pass keeps."""
+    """Tensors kept for the backward pass."""
 
     saved_tensors: tuple[Tensor, ...]
     layout: VarlenAttention

@@ -1,4 +1,4 @@
-"""What was timed once on this machine, kept in the user's cache folder for the next run.
+"""Timings of this machine, measured once and kept in the user's cache folder for the next run.
 
 One file per question, named by everything that the answer depends on. The first answer stays: a file is never
 replaced, so that processes that start together take the same paths and get the same numbers.
@@ -49,8 +49,8 @@ class VerdictCache:
         return self._known.get(text)
 
     def keep(self, key: Key, outcome: RaceResult) -> RaceResult:
-        """Keep this unless another process was first; returns what is then known. A folder that cannot be written is
-        not an error: the next process will time again."""
+        """Keep this outcome unless another process was first; return the one that is kept. A folder that cannot be
+        written is not an error: the next process will time again."""
         text = _text(key)
         if self._folder is not None:
             with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ class VerdictCache:
         return outcome
 
     def kept_here(self, threads: int) -> Iterator[tuple[Key, RaceResult]]:
-        """All outcomes in the folder that were timed on this processor with so many threads, and their keys."""
+        """Yield the keys and outcomes in the folder that were timed on this processor with this number of threads."""
         wanted = {"threads": threads, **processor.identity()}
         files = [] if self._folder is None else _files(self._folder)
         for file in sorted(files):
@@ -69,8 +69,8 @@ class VerdictCache:
                 yield found
 
     def forget(self) -> int:
-        """Remove all outcomes, so that everything is timed again; returns how many files there were. Runs that have
-        begun go on as they began, because their folders hold what they chose. Raises KernelError."""
+        """Remove all outcomes, so that everything is timed again; return the number of files. Runs that have begun are
+        not affected, because their folders hold their choices. Raises KernelError."""
         self._known.clear()
         files = [] if self._folder is None else _files(self._folder)
         try:
@@ -93,7 +93,7 @@ def own_cache() -> VerdictCache:
 
 @cache
 def sources_digest() -> str:
-    """Changes with the code that is timed."""
+    """Digest of the code that is timed: it changes whenever that code does."""
     digest = hashlib.sha256()
     for room in _ROOMS:
         for path in sorted((_SOURCES / room).rglob("*")):
@@ -116,7 +116,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _publish(folder: Path, name: str, text: str, outcome: RaceResult) -> None:
-    """Raises OSError."""
+    """Write the outcome to its file, complete at once, unless there is one already. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / name
     content = {"key": text, "winner": outcome.winner, "seconds": outcome.seconds}
@@ -134,8 +134,8 @@ def _publish(folder: Path, name: str, text: str, outcome: RaceResult) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Inside, no other process replaces a broken file here: of two that found it broken, the second would remove the
-    answer of the first, by which that one already goes."""
+    """Keep other processes from replacing a broken file here: of two that found it broken, the second would remove the
+    answer that the first already uses."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # a file system without locks

@@ -1,4 +1,4 @@
-"""What one allowed version of a library has and another has not, and where it is probed.
+"""Features that only some of the allowed versions of a library have, and the place where each is probed.
 
 | probed | has it | without it | by |
 |---|---|---|---|
@@ -29,9 +29,9 @@ KeySharing = Literal["asked", "unasked", "repeated"]
 
 @functools.cache
 def key_sharing(device_type: str) -> KeySharing:
-    """How `varlen_attn` takes fewer heads of keys than of queries: if it is asked to (`enable_gqa`), without being
-    asked (PyTorch 2.11 hands them on to a kernel that can), or only if they are repeated. Where it cannot be asked, two
-    tokens tell, forwards and backwards."""
+    """Find out how `varlen_attn` takes fewer heads of keys than of queries: if asked to (`enable_gqa`), without being
+    asked (PyTorch 2.11 hands them on to a kernel that can), or only if they are repeated. If it cannot be asked, a pass
+    over two tokens, forwards and backwards, decides."""
     from torch.nn.attention.varlen import varlen_attn
 
     if "enable_gqa" in inspect.signature(varlen_attn).parameters:

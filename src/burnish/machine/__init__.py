@@ -1,1 +1,1 @@
-"""What this machine can do, and what is left of it to this process."""
+"""Capabilities of this machine, and the share of it that this process may use."""

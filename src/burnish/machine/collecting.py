@@ -1,8 +1,7 @@
-"""Python's search for garbage in cycles, paused where there is none to find.
+"""Python's garbage collector for cycles, paused where it has nothing to collect.
 
-Python searches again and again while objects are made, through all that there are. Importing PyTorch and transformers,
-or reading a large tokenizer, makes hundreds of thousands of objects that stay: the searches were 30 to 50 % of that
-time.
+It runs again and again while objects are made, through all existing ones. Importing PyTorch and transformers, or
+reading a large tokenizer, makes hundreds of thousands of objects that stay: collection took 30 to 50 % of that time.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected(*, lasting: bool = False) -> Iterator[None]:
-    """Inside, Python does not search for garbage. Afterwards it does if it did before.
+    """Pause the garbage collector inside; afterwards it runs if it did before.
 
-    lasting: everything that exists afterwards is taken for what stays until the process ends, and no later search goes
-    through it. Only for programs of our own: in a user's program it would keep the user's garbage.
+    lasting: everything that exists afterwards is taken to stay until the process ends, and no later collection goes
+    through it. Only for Burnish's own programs: in a user's program it would keep the user's garbage.
     """
     was_enabled = gc.isenabled()
     gc.disable()

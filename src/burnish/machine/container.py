@@ -1,4 +1,4 @@
-"""What the control groups of this process leave it of the machine: processors and memory.
+"""Limits on processors and memory by the control groups of this process.
 
 Containers (Docker, Kubernetes, Slurm) set such limits. PyTorch does not look at them: it starts as many threads as the
 machine has cores, and memory past the limit ends the process without a message.
@@ -22,15 +22,15 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The lowest limits of the groups that this process is in, None where there are none. processors: seconds of
-    processor time that it gets for each second."""
+    """The lowest limits of the groups that this process is in, None for no limit. processors: seconds of processor time
+    that it gets per second."""
 
     processors: float | None = None
     memory_bytes: int | None = None
 
 
 def container_limits(root: Path = Path("/")) -> Limits:
-    """Limits by both versions of control groups. `root` is that of the file system."""
+    """Read the limits of both versions of control groups. `root`: root of the file system."""
     memory: list[int] = []
     processors: list[float] = []
     for group in _groups(root):
@@ -40,14 +40,14 @@ def container_limits(root: Path = Path("/")) -> Limits:
 
 
 def allowed_cores(limits: Limits | None = None) -> int:
-    """Cores that this process may keep busy: those that it may run on, and no more than its groups pay for."""
+    """Count the cores that this process may keep busy: at most its affinity mask and its groups' limit."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     limit = (container_limits() if limits is None else limits).processors
     return cores if limit is None else max(1, min(cores, math.ceil(limit)))
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that the kernel says can still be had, within the limits of this process; None where it does not say."""
+    """Bytes of memory still available within the limits of this process; None if the kernel reports none."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(root / "proc/meminfo"), re.MULTILINE)
     free = [int(found[1]) << 10] if found else []
     for group in _groups(root):
@@ -57,8 +57,8 @@ def free_memory(root: Path = Path("/")) -> int | None:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Folders of the groups of this process and of those above them. In a container the path that the kernel names may
-    be one of the machine, of which only the top is visible."""
+    """Yield the folders of this process's groups and of their parents. In a container the path that the kernel names
+    may be a path of the host, of which only the top is visible."""
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
             controllers, _, path = line.partition(":")[2].partition(":")

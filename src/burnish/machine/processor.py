@@ -26,7 +26,7 @@ Capability = Literal[
     "static_decoder",
 ]
 """`onednn`: matrix products with weights in blocks; `onednn_bfloat16`: the same for bfloat16; `medium_float32`:
-float32 products at PyTorch's "medium"; `bfloat16`: instructions that multiply bfloat16. Of a GPU: `varlen_attention`
+float32 products at PyTorch's "medium"; `bfloat16`: instructions that multiply bfloat16. On a GPU: `varlen_attention`
 and `flex_attention`, two ways to attend in packed rows; `compiled_layers`, fused by PyTorch's compiler;
 `static_decoder`: decoding steps of fixed shapes."""
 
@@ -40,7 +40,7 @@ _LIMITS_WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", 
 
 
 def allows(capability: Capability) -> bool:
-    """Whether BURNISH_WITHOUT leaves this capability on. Raises ConfigError if the variable names an unknown one."""
+    """Return whether BURNISH_WITHOUT leaves this capability on. Raises ConfigError if it names an unknown one."""
     names = {name.strip() for name in os.environ.get(WITHOUT, "").split(",")} - {""}
     unknown = sorted(names - set(get_args(Capability)))
     if unknown:
@@ -52,7 +52,7 @@ def allows(capability: Capability) -> bool:
 
 
 def times_paths() -> bool:
-    """Whether fast paths are timed. Raises ConfigError if BURNISH_TIMING is neither on nor off."""
+    """Return whether fast paths are timed. Raises ConfigError if BURNISH_TIMING is neither on nor off."""
     value = os.environ.get(TIMING, "on")
     if value not in ("on", "off"):
         raise ConfigError(f"the environment variable {TIMING} is {value!r}", remedy="set it to on or off")
@@ -60,7 +60,7 @@ def times_paths() -> bool:
 
 
 def has_onednn() -> bool:
-    """Whether PyTorch offers oneDNN's matrix products with packed weights."""
+    """Return whether PyTorch offers oneDNN's matrix products with packed weights."""
     import torch  # not at the top, so that `burnish plan` can ask about bfloat16 without loading torch
 
     if not allows("onednn") or not torch.backends.mkldnn.is_available():
@@ -72,7 +72,7 @@ def has_onednn() -> bool:
 
 
 def has_onednn_bfloat16() -> bool:
-    """The same for bfloat16, which fewer processors support."""
+    """Return whether they work for bfloat16, too, which fewer processors support."""
     import torch
 
     if not has_onednn() or not allows("onednn_bfloat16"):
@@ -84,7 +84,7 @@ def has_onednn_bfloat16() -> bool:
 
 
 def multiplies_bfloat16() -> bool | None:
-    """Whether the processor has instructions for it, according to /proc/cpuinfo; None if that is not available.
+    """Return whether the processor has instructions for bfloat16, by /proc/cpuinfo; None if that is not available.
 
     Without them, each product is emulated in float32 with conversions, which takes several times as long.
     """
@@ -101,7 +101,7 @@ def multiplies_bfloat16() -> bool | None:
 
 @cache
 def description() -> tuple[str, ...]:
-    """What the system says about its first processor, without its clock rate and the like; empty if nothing."""
+    """Lines of /proc/cpuinfo that identify the first processor, without clock rate and the like; empty if not Linux."""
     try:
         first = _CPU_INFO.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:  # not Linux

@@ -1,11 +1,11 @@
 """A chat template is a program that comes with a model. Before it is used, it renders a few short conversations in a
 separate process. If it never ends or uses too much memory, it is refused there and cannot hang or kill a run.
 
-Some templates leave the thinking out of earlier turns. They can be changed so that they keep it: with such a template a
-conversation does not only grow, because what the policy has written is written differently later on. Qwen3 and its kin
-do that with a few expressions, which are replaced here. Everything else of a template stays as it is, so its prompts
-are those that the model knows. Where the beginning of the policy's turn opens or fills its thinking, the history lacks
-that, and no expression that could be replaced would write it.
+Some templates leave the thinking out of earlier turns, so a conversation does not only grow: the text of a turn of the
+policy changes once later turns follow. Such templates can be changed to keep the thinking. Qwen3 and related models
+drop it with a few expressions, which are replaced here. The rest of a template stays as it is, so its prompts are the
+ones that the model knows. If the generation prompt itself opens or fills the thinking, the history lacks that part, and
+there is no expression whose replacement would write it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _TURNS = ("system", "user", "assistant", "user", "assistant")
 _REMEDY = "fix its loops and lengths, or set model.chat_template to another one"
 _SINCE_QUESTION = r"\bloop\.index0\s*>=?\s*(?:ns\.)?last_(?:user|query)_index\b"
 _THINKING = re.compile(r"\bset\s+(\w+)\s*=[^%]*<think>")
-"""What a template calls the thinking that it finds in the content of a turn."""
+"""The variable to which a template assigns the thinking that it finds in the content of a turn."""
 _EDITS = (
     # A turn is taken apart into thinking and answer. Left whole, it is written as the policy wrote it.
     (re.compile(r"""(\bif\s+)((["'])</think>\3\s+in\s)"""), r"\1false and \2"),
     # Thinking is only written in turns after the last question.
     (re.compile(_SINCE_QUESTION), "true"),
-    # Only in the last turn there is an empty place for thinking.
+    # An empty block for thinking is written only in the last turn.
     (re.compile(r"\bloop\.last\s+or\s+\(\s*not\s+loop\.last\s+and\s+(\w+)\s*\)"), r"\1"),
 )
 
@@ -46,7 +46,7 @@ def check_template(template: str, tokens: tuple[tuple[str, str], ...], name: str
     """Raise ModelError, beginning with `name`, for a template that does not end, uses too much memory or writes too
     much text. With `must_parse` also if it is not a Jinja template. `tokens`: special tokens that it may use.
 
-    A template may refuse some kinds of conversation: only those in the data have to suit it.
+    A template may refuse some kinds of conversation: only the ones in the data have to suit it.
     """
     found = _tried(template, tokens, name)
     if found["longest"] > _MAX_CHARACTERS:
@@ -57,7 +57,8 @@ def check_template(template: str, tokens: tuple[tuple[str, str], ...], name: str
 
 @cache
 def _tried(template: str, tokens: tuple[tuple[str, str], ...], name: str) -> Any:
-    """What `try_template` returns. Raises ModelError for a template that does not end, or uses too much memory."""
+    """Run `try_template` in its own process. Raises ModelError for a template that does not end, or uses too much
+    memory."""
     try:
         request = {"template": template, "tokens": dict(tokens)}
         return call_in_own_process(
@@ -76,9 +77,9 @@ def _tried(template: str, tokens: tuple[tuple[str, str], ...], name: str) -> Any
 
 
 def try_template(template: str, tokens: dict[str, str]) -> dict[str, Any]:
-    """What runs in the process. Returns the length of the longest text that the template writes (in characters), how
-    many thoughts it writes of a turn with one, and why it is not valid Jinja ("" if it is). Renders every prefix of the
-    conversation, with and without the system message."""
+    """Render every prefix of the conversation, with and without the system message. Returns the length of the longest
+    text (in characters), the number of thoughts written for a turn with one, and why the template is not valid Jinja
+    ("" if it is)."""
     try:
         compiled = _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:
@@ -95,7 +96,7 @@ def try_template(template: str, tokens: dict[str, str]) -> dict[str, Any]:
 
 
 def _text(template: jinja2.Template, turns: list[dict[str, str]], prompt: bool, tokens: dict[str, str]) -> str:
-    """What the template writes; nothing where it refuses the conversation."""
+    """Render the turns; "" if the template refuses the conversation."""
     try:
         return template.render(messages=turns, add_generation_prompt=prompt, tools=None, documents=None, **tokens)
     except MemoryError:
@@ -131,7 +132,7 @@ def _refuse(message: str) -> str:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant wrote. It renders its content unchanged."""
+    """The tag `{% generation %}`, which marks the assistant's text. It renders its content unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 reads it from the class)
 
@@ -141,10 +142,10 @@ class _Generation(Extension):
 
 
 def keep_thinking(template: str) -> str:
-    """The template without what leaves out thinking; the same text if there is nothing that is known to do that.
+    """The template without the expressions that drop thinking; unchanged if none of the known ones is in it.
 
-    A template that writes a place for thinking into every turn, as those of Qwen3.5 and GLM do, goes on taking turns
-    apart, and also writes the thinking of earlier turns that have some.
+    A template that writes a block for thinking into every turn (Qwen3.5, GLM) goes on splitting turns, and also writes
+    the thinking of earlier turns that have some.
     """
     changed = template
     for expression, replacement in _EDITS:

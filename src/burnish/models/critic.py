@@ -47,8 +47,8 @@ CRITIC = Owner(
 
 
 class HeadCritic(LearnerByParts[ValueObjective]):
-    """What critics have in common: a value head, read from a backbone, and an optimizer of its own, whose `version`
-    counts the steps made in the policy's updates as well."""
+    """Base class of critics: a value head on a backbone, with its own optimizer, whose `version` also counts the steps
+    made in the policy's updates."""
 
     shares_trunk: bool
     _scorer: ValueScorer
@@ -59,7 +59,7 @@ class HeadCritic(LearnerByParts[ValueObjective]):
         return self._scorer.head
 
     def share(self, shared: CutModel) -> None:
-        """From now on every process of a team has slices of backbone and head, which have been cut together."""
+        """Continue with slices: backbone and head have been cut together, and each process of a team has a part."""
         self._shared = shared
         self._lanes = shared.lanes
         self._scorer.run_in(shared.root)
@@ -118,8 +118,8 @@ class SeparateCritic(HeadCritic):
         tokens_per_microbatch: int,
         lanes: Lanes,
     ) -> None:
-        """Uses the backbone as it is, which passes treat as they do the policy `like`. `copy_of` and `from_folder` make
-        one."""
+        """Use the backbone as it is, with the same kind of passes as the policy `like`. `copy_of` and `from_folder`
+        make one."""
         optimizer = RoleOptimizer(CRITIC, _named(trunk, head), settings, lanes)
         scorer = ValueScorer(trunk, head, plain=like.plain)
         super().__init__(scorer, [optimizer], tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
@@ -180,8 +180,8 @@ class SeparateCritic(HeadCritic):
         return SeparateCritic(trunk, head, settings, like, tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
 
     def rest(self, folder: Path) -> None:
-        """From now on the backbone rests while nobody asks for values or updates (`burnish.models.resting`). Its
-        gradients do not rest: they are there from the first part of an update to its step only."""
+        """Offload the backbone from now on, except during values and updates (`burnish.models.resting`). Gradients are
+        not offloaded: they exist only from the first part of an update to its step."""
         self._awake = Resting("critic", resting_place(self.trunk.device, folder), self.trunk.parameters).awake
 
     def share_weights(self, cut: Cut) -> None:

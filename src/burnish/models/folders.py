@@ -1,4 +1,4 @@
-"""Turns the `path` of a run file into something that can be loaded, with errors that say what is wrong with it.
+"""Resolve the `path` of a run file to something that can be loaded, with errors that say what is wrong with it.
 
 Whether a folder's weight files are complete is checked from headers and lengths. Nothing is loaded."""
 
@@ -120,8 +120,8 @@ def check_weight_files(folder: Path) -> None:
 
 
 def _check_file(file: Path) -> None:
-    """A file starts with 8 bytes (little endian) for the length of its JSON header, which has the end offset of each
-    tensor (https://github.com/huggingface/safetensors)."""
+    """Compare the file's length with its header: 8 bytes (little endian) for the length of a JSON text, which has the
+    end offset of each tensor (https://github.com/huggingface/safetensors)."""
     present = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")

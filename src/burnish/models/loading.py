@@ -1,4 +1,4 @@
-"""Loads any `transformers` causal language model from a folder or the hub: safetensors, no foreign code, no dropout."""
+"""Load any `transformers` causal language model from a folder or the hub: safetensors, no foreign code, no dropout."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def load_model(
 
     head: `score` loads the same folder as a sequence classifier with one label. If the files have no score head, it is
     left as transformers initialises it, and `notes` contains NEW_HEAD. `plain` leaves attention unchanged, so rows are
-    never packed. `paths` chooses among equivalent implementations and remembers the choices. `takes_weights`: others
-    will be copied into the model, so those of `config.quantization` are rounded, but not kept in few bits.
+    never packed. `paths` chooses among equivalent implementations and remembers the choices. `takes_weights`: other
+    weights will be copied into the model, so `config.quantization` rounds them, but does not keep them in few bits.
 
     Raises ModelError for a missing folder, no config.json, pickle weights, a tokenizer that does not fit, weights
     missing from the files, or a device that does not exist.
@@ -119,9 +119,9 @@ def choose_pages(config: ModelConfig) -> None:
 
 
 def load_outline(config: ModelConfig, *, head: Head = "language", plain: bool = False) -> LoadedModel:
-    """Model and tokenizer as `load_model` gives them, but with weights that have a shape and no numbers (on PyTorch's
-    `meta` device): for a process that asks others for everything that needs them. Raises as `load_model` does, except
-    for what only the weights can show.
+    """Load model and tokenizer as `load_model` does, but with weights that have a shape and no data (PyTorch's `meta`
+    device): for a process that asks others for everything that needs weights. Raises as `load_model` does, except for
+    errors that only the weights can show.
     """
     with reading(f"model {config.path!r}: reading its config", ModelError, remedy="check the files in its folder"):
         source = resolve_source(config.path, field="model.path")
@@ -145,7 +145,7 @@ def _load_model(
     check_declared_sizes(raw_config, config.path)
     check_quantization(raw_config, config.path)
     model_config = _model_config(source, config)
-    tokenizer = load_tokenizer(config)  # before the weights, which take longer: what is wrong with it is told at once
+    tokenizer = load_tokenizer(config)  # before the weights, which take longer: errors of the tokenizer come at once
     weights_note: str | None
     if config.from_scratch:
         model, weights_note = _random_model(model_config, config, seed, head), "weights are random (model.from_scratch)"
@@ -186,7 +186,7 @@ def _with_tokenizer(
     *,
     plain: bool,
 ) -> LoadedModel:
-    """The model with its tokenizer, and what follows from the two."""
+    """The model with its tokenizer, and the settings that follow from the two."""
     largest_id = check_vocabulary(tokenizer, num_embeddings(model), path=config.path)
     eos_ids = eos_token_ids(tokenizer, raw_config, generation_config)
     check_token_ids(eos_ids, num_embeddings(model), f"model {config.path!r} names the end-of-sequence id")
@@ -221,7 +221,7 @@ def num_embeddings(model: PreTrainedModel) -> int:
 
 
 def _use_kernels(model: PreTrainedModel, config: ModelConfig, paths: FastPaths, *, has_passes: bool) -> str | None:
-    """Switch the model's layers to C kernels if that is asked for, possible and faster. Returns a note for the user if
+    """Switch the model's layers to C kernels if that is asked for, possible and faster; return a note for the user if
     it is not possible.
 
     has_passes: whether this model's forward and backward passes could use kernels at all.
@@ -345,7 +345,7 @@ def _from_pretrained(
         return _auto_class(head).from_pretrained(
             source,
             revision=config.revision,
-            # Weights that are about to be rounded further need not take more memory before than they do in the file.
+            # Weights that are about to be quantized need not take more memory before than in the file.
             dtype=DTYPES[config.dtype] if config.quantization is None else "auto",
             trust_remote_code=config.trust_remote_code,
             use_safetensors=True,
@@ -382,7 +382,7 @@ def _random_model(model_config: PretrainedConfig, config: ModelConfig, seed: int
 
 
 def _with_attention(config: ModelConfig, build: Callable[[str], Built]) -> Built:
-    """What `build` makes with PyTorch's fused attention, or, if the architecture has none, with its own."""
+    """Build with PyTorch's fused attention or, if the architecture does not support it, with its own."""
     try:
         return build("sdpa")
     except ValueError as error:

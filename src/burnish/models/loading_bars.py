@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_loading_bars() -> Iterator[None]:
-    """Without the progress bars of transformers for loading and writing weights; afterwards they are as before."""
+    """Hide the progress bars of transformers for loading and writing weights; afterwards they are as before."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

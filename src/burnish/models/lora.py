@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 ADAPTER = "default"
 _MARK = ".lora_"
-"""In the names of the adapter's parameters, and of no others."""
+"""Part of the names of the adapter's parameters, and of no other names."""
 _NAME_OF_ADAPTER = re.compile(rf"\.{ADAPTER}(?=\.|$)")
-"""Part of the names in memory, but not of those on disk."""
+"""Part of the names in memory, but not on disk."""
 
 
 class Adapter:
@@ -72,7 +72,7 @@ class Adapter:
             )
 
     def off(self) -> AbstractContextManager[None]:
-        """Inside this context the model computes what the unadapted base computes."""
+        """Switch the adapter off in this context: the model computes what the base computes."""
         return self._peft_model.disable_adapter()
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -108,8 +108,8 @@ class Adapter:
             copy(parameter, found)
 
     def merged_state(self) -> dict[str, Tensor]:
-        """Weights of an ordinary model with the adapter merged in. The live weights are not touched, because adding and
-        then subtracting would not restore the same bits."""
+        """The weights of an ordinary model with the adapter merged in. The live weights are not touched, because adding
+        and then subtracting would not restore the same bits."""
         return dict(merged_weights(self.model))
 
 
@@ -121,10 +121,10 @@ def merged_weights(
     *,
     adapters: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and weights of the ordinary model equivalent to `model`. Adapters, if any, are merged in lazily, one tensor
-    at a time. Without adapters this is the model's own state.
+    """Yield names and weights of the ordinary model equivalent to `model`. Adapters, if any, are merged in lazily, one
+    tensor at a time. Without adapters this is the model's own state.
 
-    state: which of the model's tensors; all of them without it. whole: makes a tensor of what the model has of it.
+    state: the tensors to yield; all of the model's without it. whole: makes a whole tensor of the model's part of it.
     adapters: False for the weights of the base."""
     adapted = {f"{name}.weight": layer for name, layer in adapted_layers(model).items()} if adapters else {}
     quantized = {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, QuantizedLinear)}
@@ -152,8 +152,8 @@ def saved_adapter(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class _Delta(nn.Module):
-    """What an adapter adds to the weight of its layer, as a module, so that it can be computed from other tensors than
-    the layer's own."""
+    """The adapter's addition to the weight of its layer, as a module, so that it can be computed from other tensors
+    than the layer's own."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class _Delta(nn.Module):
 
 
 def delta_of(layer: nn.Module, whole: Callable[[Tensor], Tensor]) -> Tensor:
-    """What the adapter of a layer adds to its weight, with `whole` of each of the adapter's parameters."""
+    """Compute the adapter's addition to a layer's weight, from `whole` of each of the adapter's parameters."""
     module = _Delta(layer)
     own = {name: whole(parameter) for name, parameter in module.named_parameters() if _MARK in name}
     delta: Tensor = torch.func.functional_call(module, own, ())
@@ -200,8 +200,8 @@ def effective_weight(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def _sort_names(file: Path) -> None:
-    """Put the lists of names in order: peft keeps them as sets, whose order is another in each process, and equal runs
-    have equal files."""
+    """Sort the lists of names: peft keeps them as sets, whose order differs between processes, but equal runs write
+    equal files."""
     content = json.loads(file.read_text(encoding="utf-8"))
     named = {
         key: sorted(value)

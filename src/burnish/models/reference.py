@@ -25,7 +25,7 @@ class FrozenReference:
     def __init__(
         self, loaded: LoadedModel, *, temperature: float, tokens_per_microbatch: int, lanes: Lanes = ONE_LANE
     ) -> None:
-        """Freezes and uses the model as it is. Use `copy_of` for a model that continues to train."""
+        """Freeze the model and use it as it is. Use `copy_of` for a model that continues to train."""
         loaded.model.requires_grad_(False)
         self.model = loaded.model
         self._scorer = ResponseScorer(
@@ -36,7 +36,7 @@ class FrozenReference:
         self._awake: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def rest(self, folder: Path) -> None:
-        """From now on the weights rest while nobody asks for scores (`burnish.models.resting`)."""
+        """Offload the weights from now on, except while scoring (`burnish.models.resting`)."""
         own_memory(self.model)
         place = resting_place(self.model.device, folder)
         self._awake = Resting("reference", place, self.model.parameters, changes=False).awake

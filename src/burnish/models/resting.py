@@ -1,8 +1,8 @@
-"""State that rests elsewhere between the phases of a step that need it (`cluster.offload`).
+"""State that is offloaded between the phases of a step that need it (`cluster.offload`).
 
 `Resting` holds the tensors of one role. Within `awake()` they are where the role computes; outside of it their memory
-is free and their numbers are in a place that the role does not compute in: pinned host memory for tensors of a GPU, a
-file for those of a CPU. Tensors keep their identity, shape and views, because only the memory below them is given up:
+is free and their numbers are in memory that the role does not compute in: pinned host memory for tensors of a GPU, a
+file for tensors of a CPU. Tensors keep their identity, shape and views, because only their storage is given up:
 optimizers, slices of a team, adapters and kernels need to know nothing of it. A tensor that rests has the address 0, so
 using it by mistake ends the process instead of giving wrong numbers.
 
@@ -31,18 +31,17 @@ from burnish.models.roles import TrainingState
 from burnish.planning.memory import bytes_in_words
 
 BLOCK_BYTES = 1 << 26
-"""Of host memory: 64 MiB."""
+"""Size of a block of host memory: 64 MiB."""
 
 
 class RestingPlace(Protocol):
-    """Where the numbers of storages are kept. `name` ends the sentence 'it cannot rest in'."""
+    """Storage for the numbers of offloaded tensors. `name` ends the sentence 'it cannot rest in'."""
 
     @property
     def name(self) -> str: ...
 
     def keep(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Copy all of them here, in the place of those that were here before. OSError or RuntimeError if there is no
-        room."""
+        """Copy all of them here, in place of the numbers kept before. OSError or RuntimeError if there is no room."""
         ...
 
     def give_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
@@ -96,8 +95,8 @@ class RestingFile:
 
 
 class RestingHostMemory:
-    """Host memory, pinned where there is a GPU, so that copies are fast and are queued together. It is kept for the
-    next time, in blocks: PyTorch rounds pinned memory up to a power of two, which could be twice of a large tensor."""
+    """Host memory, pinned if there is a GPU, so that copies are fast and are queued together. It is kept for the next
+    time, in blocks: PyTorch rounds pinned memory up to a power of two, up to twice the size of a large tensor."""
 
     name = "host memory"
 
@@ -114,7 +113,7 @@ class RestingHostMemory:
         for room, numbers in self._pieces(storages):
             room.copy_(numbers, non_blocking=pinned)
         if pinned and storages:
-            torch.cuda.synchronize(storages[0].device)  # that of the role
+            torch.cuda.synchronize(storages[0].device)  # the role's device
 
     def give_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """See `RestingPlace`. Copies are queued before whatever reads the numbers, and before the next `keep`."""
@@ -140,7 +139,7 @@ class RestingHostMemory:
 
 
 def resting_place(device: torch.device, folder: Path) -> RestingPlace:
-    """Where what a role computes with on `device` can rest. `folder`: on a disk, for what is in the host's memory."""
+    """Choose where to offload tensors of `device`. `folder`: on a disk, for tensors in the host's memory."""
     return RestingFile(folder) if device.type == "cpu" else RestingHostMemory()
 
 
@@ -152,11 +151,11 @@ def _memory_of(storage: torch.UntypedStorage) -> memoryview:
 class Resting:
     """The tensors of one role, which rest between the phases that need them, from now on.
 
-    tensors: those there are at the moment (an optimizer has none before its first step). Their memory must be
-    PyTorch's own (`own_memory`). changes: whether phases change the numbers; if not, they are written once.
+    tensors: returns the current ones (an optimizer has none before its first step). Their memory must be PyTorch's own
+    (`own_memory`). changes: whether phases change the numbers; if not, they are written once.
 
-    If the place has no room, the state stays as it is, and OffloadError is raised once; from then on the role stays
-    awake, so that what it holds can still be saved.
+    If there is no room, the state stays as it is, and OffloadError is raised once; from then on the role stays awake,
+    so that its state can still be saved.
     """
 
     def __init__(
@@ -175,13 +174,13 @@ class Resting:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that rest at the moment: 0 while the role is awake."""
+        """Bytes offloaded at the moment: 0 while the role is awake."""
         return sum(size for _, size in self._asleep)
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """The state is in its own memory until the outermost of these blocks ends. OffloadError if it cannot be brought
-        back, or, at the end, if it cannot rest again."""
+        """Keep the state in its own memory until the outermost of these blocks ends. OffloadError if it cannot be
+        brought back or, at the end, offloaded again."""
         with self._lock:
             if self._users == 0:
                 self._wake()
@@ -195,7 +194,7 @@ class Resting:
                     self._lie_down()
 
     def copied(self, state: TrainingState) -> TrainingState:
-        """The state, with copies of the tensors in it that rest."""
+        """The state, with copies of the tensors in it that are offloaded between phases."""
         places = {tensor.data_ptr() for tensor in self._tensors()}
 
         def copy(value: Any) -> Any:
@@ -210,7 +209,7 @@ class Resting:
             for storage, size in self._asleep:
                 storage.resize_(size)
             self._place.give_back([storage for storage, _ in self._asleep])
-        except (OSError, RuntimeError) as error:  # what PyTorch raises where there is no memory
+        except (OSError, RuntimeError) as error:  # PyTorch raises the latter if there is no memory
             raise self._error("cannot come back from", self.num_bytes, error) from error
         self._asleep = []
 

@@ -22,8 +22,8 @@ from burnish.types import Metric, Reduction
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose optimizer it is. prefix: of its metrics. name: in messages. diverged: what a message says of a number that
-    is not finite, loss: its word for a loss, and remedy: what to do about it."""
+    """Role of an optimizer, for its metrics (prefix) and messages (name). diverged: message about a number that is not
+    finite, with `loss` as the word for a loss; remedy: what to do about it."""
 
     prefix: str
     name: str
@@ -45,7 +45,7 @@ class RoleOptimizer:
         self.version = 0
 
     def let_go(self) -> None:
-        """Forget the parameters, or they would stay while they are cut. To be followed by `share`."""
+        """Drop the references to the parameters, so that cutting can free their memory. Call `share` afterwards."""
         del self.weights, self.parameters
 
     def share(self, shared: CutModel, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
@@ -54,8 +54,8 @@ class RoleOptimizer:
         self.parameters = [parameter for _, parameter in parameters]
 
     def rest(self, folder: Path) -> None:
-        """From now on moments and masters rest between optimizer steps: in pinned host memory, or, for a model on the
-        CPU, in a file in `folder`. OffloadError if there is no room."""
+        """Offload moments and masters between optimizer steps from now on: to pinned host memory or, for a model on the
+        CPU, to a file in `folder`. OffloadError if there is no room."""
         self.weights.rest(f"{self._owner.name}'s optimizer", folder)
 
     def clear(self) -> None:
@@ -64,7 +64,7 @@ class RoleOptimizer:
 
     def checked_norm(self, odd_loss: float | None = None, num_tokens: int = 0) -> Tensor:
         """Euclidean norm of the gradient. Raises DivergenceError, with the gradients cleared, if it is not finite, or
-        for a loss (over so many tokens) that is not."""
+        for an `odd_loss` (over `num_tokens` tokens), which is not finite."""
         if odd_loss is not None:
             self._refuse(self._owner.loss.format(tokens=num_tokens), odd_loss)
         norm = self.weights.grad_norm()

@@ -1,4 +1,4 @@
-"""What the loop needs from its models. Local objects and remote handles both satisfy these protocols."""
+"""Protocols of the models in the training loop. Local objects and remote handles both satisfy them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from burnish.models.weights import Weights
 from burnish.types import Metric
 
 TrainingState = dict[str, Any]
-"""What a learner keeps in addition to its weights, by name: tensors, plain values, and dictionaries of them."""
+"""State of a learner besides its weights, by name: tensors, plain values, and dictionaries of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Denominators:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What the loop bases decisions on, as opposed to what it only logs. None if it was not measured.
+    """Measurements that the loop bases decisions on, as opposed to metrics that it only logs. None if not measured.
 
     ratio_deviation: largest |ratio - 1| against the old log-probabilities. approx_kl: mean KL(old || current) over the
     trained tokens.
@@ -61,7 +61,7 @@ class ObjectiveValue:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an optimizer step reports: `metrics` are logged, the loop bases its decisions on `signals`."""
+    """Report of an optimizer step: `metrics` are logged, the loop bases its decisions on `signals`."""
 
     metrics: Mapping[str, Metric]
     signals: Signals = Signals()
@@ -117,13 +117,13 @@ class Policy(Learner, Protocol):
     """
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
-        """Scores of the response tokens under the current weights, without gradient."""
+        """Score the response tokens under the current weights, without gradient."""
         ...
 
     def accumulate(self, batch: Batch, objective: Objective, denominators: Denominators) -> None:
         """Forward and backward over a part of an optimizer step, in micro-batches by token budget.
 
-        `denominators` are those of the whole step, the same in all of its parts. The weights do not change until
+        `denominators` count over the whole step and are the same in all of its parts. The weights do not change until
         `settle`. Any exception discards all parts of the step.
         """
         ...
@@ -132,8 +132,8 @@ class Policy(Learner, Protocol):
         """Make the optimizer step from all parts since the last one: check losses and gradients, clip, step, clear.
 
         Raises DivergenceError if a loss or the gradient is not finite, with the weights untouched and the gradients
-        cleared. `planned_step` is this step's index (from 0) among those that the run would make if it skipped none.
-        It determines the learning rate; without it, `version` does.
+        cleared. `planned_step` is this step's index (from 0) among the steps that the run would make if it skipped
+        none. It determines the learning rate; without it, `version` does.
         """
         ...
 
@@ -167,7 +167,7 @@ class Critic(Learner, Protocol):
 
     @property
     def shares_trunk(self) -> bool:
-        """Whether the policy's own update also trains the critic (one backward pass for both)."""
+        """True if the policy's own update also trains the critic (one backward pass for both)."""
         ...
 
     def values(self, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""What users of a saved policy rely on: generation ends where responses did, and transformers loads the same model."""
+"""Checks of a saved policy: generation ends where responses did, and transformers loads the same model."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ LARGEST_BYTES = 20 << 30
 _ROWS, _PROMPT, _RESPONSE, _SPECIAL = 2, 2, 14, 4
 _TEXT = "Two  words, 12 + 3:\n\téa 数学 _x"
 _TOLERANCE, _ROUNDED_TOLERANCE = 5e-3, 4e-2
-"""Of the mean log-probability; the second where weights have fewer bits than float32."""
+"""Tolerances of the mean log-probability; the second for weights with fewer bits than float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPolicy:
-    """A policy as `from_pretrained` will see it. further_ends: ids that end responses in training, next to those of the
-    model's files. temperature: divides the logits in the policy's own passes."""
+    """A policy as `from_pretrained` will see it. further_ends: ids that end responses in training besides the ones in
+    the model's files. temperature: divides the logits in the policy's own passes."""
 
     config: ModelConfig
     loaded: LoadedModel
@@ -50,8 +50,8 @@ class SavedPolicy:
             file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def problem(self, folder: Path) -> str | None:
-        """A sentence about a folder that gives another model or other tokens than the policy has, or why they were not
-        compared. None if they agree."""
+        """A sentence about a folder whose model or tokens differ from the policy's, or why they were not compared. None
+        if they agree."""
         return self._other_model(folder) or self._other_tokens(folder)
 
     def _other_model(self, folder: Path) -> str | None:
@@ -83,7 +83,7 @@ class SavedPolicy:
         )
 
     def _other_tokens(self, folder: Path) -> str | None:
-        """A sentence about a folder with whose tokenizer transformers makes other tokens of a text."""
+        """A sentence about a folder whose tokenizer encodes a text differently in transformers; None if it does not."""
         from transformers import AutoTokenizer
 
         own = self.loaded.tokenizer
@@ -106,7 +106,8 @@ class SavedPolicy:
         )
 
     def _batch(self) -> Batch | None:
-        """Rows of ids that are evenly spread, without the first, which are mostly special; None without room for it."""
+        """Make rows of evenly spread ids, without the first ones, which are mostly special. None if they do not fit the
+        vocabulary or the context."""
         last, length = sampled_ids(self.loaded) - 1, _PROMPT + _RESPONSE
         if last < _SPECIAL or self.loaded.context_length < length:
             return None

@@ -26,7 +26,7 @@ from burnish.models.roles import TrainingState
 def optimizer_for(
     parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings, lanes: Lanes
 ) -> WeightOptimizer:
-    """The optimizer of these parameters where gradients are added as `lanes` says."""
+    """The optimizer of these parameters for gradients that are added as `lanes` says."""
     return (
         WeightOptimizer(parameters, settings, lanes)
         if lanes.slices is None
@@ -38,8 +38,8 @@ class ShardedOptimizer(WeightOptimizer):
     """A `WeightOptimizer` whose masters, moments and summed gradients are this process' slices only (`Slices`).
 
     Every process of the team makes every call, and all of them have the whole weights after each step. Weights, norms
-    and states are those of a `WeightOptimizer`, to the last bit: Adam treats each number alone, and the norm of a
-    gradient is made of the norms of rows, of which each process has whole ones.
+    and states equal a `WeightOptimizer`'s to the last bit: Adam treats each number alone, and the norm of a gradient is
+    made of the norms of rows, of which each process has whole ones.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ShardedOptimizer(WeightOptimizer):
         return norm.float() if is_safe else wide_norm(self._whole_gradients(given)).float()
 
     def _norms_of_own_rows(self, name: str) -> Tensor:
-        """What the first pass of `euclidean_norm` over the whole gradient would make of the rows of this slice."""
+        """Norms of the rows of this slice, as in the first pass of `euclidean_norm` over the whole gradient."""
         own, last = self._masters[name].grad, self._slices.team.rank == self._slices.team.size - 1
         assert own is not None
         if self._parameters[name].numel() <= ROW:
@@ -74,7 +74,7 @@ class ShardedOptimizer(WeightOptimizer):
         return row_norms(own) if last else row_norms(own)[:-1]  # a rest is at the end of the tensor only
 
     def _places(self, parameters: Sequence[Tensor]) -> list[list[Span]]:
-        """Which norms of rows each process has."""
+        """Spans of the norms of rows that each process has: one list for each process."""
         *others, last = self._slices.spans(parameters)
         ends = [_num_norms(parameter.numel()) for parameter in parameters]
         return [
@@ -83,7 +83,7 @@ class ShardedOptimizer(WeightOptimizer):
         ]
 
     def _whole_gradients(self, names: Sequence[str]) -> Iterator[Tensor]:
-        """One after the other. All processes have to take all of them."""
+        """Yield the whole gradients one after the other. All processes have to take all of them."""
         for name in names:
             gradient = self._masters[name].grad
             assert gradient is not None
@@ -129,7 +129,8 @@ class ShardedOptimizer(WeightOptimizer):
         return [name for name, parameter in self._parameters.items() if parameter.dtype not in WIDE_TYPES]
 
     def _whole(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of the parameters' shapes, in host memory, from the slices; nothing but in the first process."""
+        """Gather the slices into whole tensors of the parameters' shapes, in host memory; empty except in the first
+        process."""
         parameters = [self._parameters[name] for name in own]
         slices, spans = list(own.values()), self._slices.spans(parameters)
         if not self._lanes.keeps_state:
@@ -159,10 +160,10 @@ class ShardedOptimizer(WeightOptimizer):
 
 
 class FullyShardedOptimizer(ShardedOptimizer):
-    """The same for weights of which each process has a slice only (`WeightSlices`), in float32: of `narrow` ones, which
-    passes see rounded to a smaller type, these slices are the masters.
+    """A `ShardedOptimizer` for weights of which each process has only a slice (`WeightSlices`), in float32. Passes see
+    `narrow` weights rounded to a smaller type: their slices are the masters.
 
-    Gradients are added over the processes by PyTorch, so they are those of one process up to rounding.
+    Gradients are added over the processes by PyTorch, so they equal the gradients of one process up to rounding.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class FullyShardedOptimizer(ShardedOptimizer):
 
     @torch.no_grad()
     def grad_norm(self) -> Tensor:
-        """Euclidean norm of the gradient over all parameters (0-d float32), from those of all slices."""
+        """Euclidean norm of the gradient over all parameters (0-d float32), from the norms of all slices."""
         self._move_gradients()
         own = [master.grad for master in self._masters.values() if master.grad is not None]
         norms = self._slices.team.exchange(float(euclidean_norm(own)) if own else 0.0)
@@ -196,12 +197,13 @@ class FullyShardedOptimizer(ShardedOptimizer):
 
     @torch.no_grad()
     def _publish(self) -> None:
-        """Give every process the numbers that the first one has moved; each has moved all that it has of the rest."""
+        """Send every process the uncut weights, which only the first one has updated; of the others each process has
+        updated its own part."""
         uncut = {name: weight for name, weight in self._parameters.items() if not is_cut(weight)}
         weights, own = list(uncut.values()), [self._masters[name].detach() for name in uncut]
         fill(self._slices.team, weights, own, self._slices.spans(weights))
 
 
 def _num_norms(numel: int) -> int:
-    """How many norms of rows `row_norms` makes of a tensor; a short one has a single norm."""
+    """Number of norms that `row_norms` makes of a tensor; a short one has a single norm."""
     return 1 if numel <= ROW else numel // ROW + 1

@@ -1,4 +1,4 @@
-"""Tokenizers: loading, chat templates, and which token ids end a response or fill a row."""
+"""Tokenizers: loading, chat templates, and the token ids that end a response or fill a row."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _stands_in_its_file(folder: Path) -> bool:
-    """Whether the folder names a class of tokenizers that takes everything from tokenizer.json. For some types of
-    models (Qwen 2) transformers ignores that name and takes the model's own class, which cuts texts by its own rules:
-    a tokenizer that was made for a model, or saved with it, would silently become another one. The folder has passed
+    """Return whether the folder names a tokenizer class that takes everything from tokenizer.json. For some model types
+    (Qwen 2) transformers ignores that name and takes the model's own class, which splits texts by its own rules: a
+    tokenizer that was made for a model, or saved with it, would silently become another one. The folder has passed
     `_kind_of_model`."""
     named = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["tokenizer_class"]
     return named in ("TokenizersBackend", "PreTrainedTokenizerFast") and (folder / "tokenizer.json").exists()
 
 
 def _kind_of_model(folder: Path) -> dict[str, object] | None:
-    """What of a model's config chooses the class of its tokenizer. Given only this, transformers need not import the
-    model's own config class, and with it its compiler, which takes longer than everything else here. None if the files
-    name no class or bring code: then transformers has to look at the whole config."""
+    """Return the entries of a model's config that choose its tokenizer class. Given only these, transformers need not
+    import the model's own config class, and with it its compiler, which takes longer than everything else here. None if
+    the files name no class or bring code: then transformers has to look at the whole config."""
     try:
         model, tokenizer = (
             json.loads((folder / name).read_text(encoding="utf-8")) for name in ("config.json", "tokenizer_config.json")
@@ -96,8 +96,8 @@ def _check_templates(tokenizer: PreTrainedTokenizerBase, path: str, *, replaced:
 
 
 def chat_template_for(tokenizer: PreTrainedTokenizerBase, value: str) -> str | dict[str, str]:
-    """What `model.chat_template` sets: for `keep_thinking` the tokenizer's own template, changed; else the value itself
-    if it contains a brace, or the text of the file that it names. Raises ModelError."""
+    """Return the template that `model.chat_template` means: for `keep_thinking` the tokenizer's own, changed; else the
+    value itself if it contains a brace, or the text of the file that it names. Raises ModelError."""
     if value == KEEP_THINKING:
         own = tokenizer.chat_template
         if isinstance(own, dict):
@@ -135,13 +135,13 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, num_embeddings: int, *,
 
 
 def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
-    """Whether both map the same tokens to the same ids and have the same end-of-sequence token."""
+    """Return whether both map the same tokens to the same ids and have the same end-of-sequence token."""
     return first.get_vocab() == second.get_vocab() and first.eos_token_id == second.eos_token_id
 
 
 def vocabulary_difference(theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase) -> str | None:
-    """Describes one of our tokens that has another id there, or none. None if all our ids mean the same there (theirs
-    may have more tokens)."""
+    """Describe one of our tokens that has another id, or none, in `theirs`. None if all our ids mean the same there
+    (`theirs` may have more tokens)."""
     known = theirs.get_vocab()
     for token, number in sorted(ours.get_vocab().items(), key=lambda item: item[1]):
         if known.get(token) != number:
@@ -153,7 +153,7 @@ def vocabulary_difference(theirs: PreTrainedTokenizerBase, ours: PreTrainedToken
 def eos_token_ids(
     tokenizer: PreTrainedTokenizerBase, raw_config: dict[str, Any], generation_config: dict[str, Any]
 ) -> tuple[int, ...]:
-    """Every id that ends a response: those of the generation config, the model's config and the tokenizer.
+    """Every id that ends a response, according to the generation config, the model's config or the tokenizer.
 
     Only what the files say counts. `raw_config` must not contain the defaults of a config class, whose eos id may be an
     ordinary token in another vocabulary. Raises ModelError for a value that is not an id.

@@ -72,7 +72,7 @@ class ValueHead(nn.Module):
 
 @torch.no_grad()
 def init_value_head(head: ValueHead, *, std: float, seed: int) -> None:
-    """Weights from N(0, std), bias 0. Depends on the seed only. std 0 leaves a new head unchanged."""
+    """Set weights from N(0, std) and bias 0. Depends on the seed only. std 0 leaves a new head unchanged."""
     generator = torch.Generator().manual_seed(seed)
     head.weight.copy_(torch.randn(head.weight.shape, generator=generator) * std)
     head.bias.zero_()
@@ -97,7 +97,7 @@ class ValueScorer:
         return self.head.weight.device
 
     def score(self, batch: Batch, *, only_trained: bool = False, train_trunk: bool = True) -> Tensor:
-        """(B, T) float32 at every response token (`only_trained`: at those in the loss mask), 0 elsewhere.
+        """(B, T) float32 at every response token (`only_trained`: only in the loss mask), 0 elsewhere.
 
         Differentiable. Without `train_trunk` only the head gets a gradient.
         """
@@ -116,7 +116,7 @@ class ValueScorer:
 
     @torch.no_grad()
     def score_in_microbatches(self, batch: Batch, tokens_per_microbatch: int, *, lanes: Lanes = ONE_LANE) -> Tensor:
-        """Values of all rows without gradient, in row order and the batch's width, on the batch's device."""
+        """Score all rows without gradient, in row order and the batch's width, on the batch's device."""
         cut = list(self.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
         values = lanes.map([part for _, part in cut], [part.num_tokens for _, part in cut], self.score)
         return put_back(

@@ -120,8 +120,8 @@ _SIGNED = ("length_penalty", "top_k")
 
 
 def _check_sampling_number(value: Any, name: str, file: Path) -> None:
-    """The run file decides how responses are sampled, but these values are saved again with the model. A file in which
-    they are not numbers is damaged, and the next program to read it would fail."""
+    """Raise ModelError if a sampling setting is set and is not a valid number. The run file decides how responses are
+    sampled, but these values are saved again with the model, and the next program to read them would fail."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is not None and not (is_number and math.isfinite(value) and (value >= 0 or name in _SIGNED)):
         raise ModelError(
@@ -144,7 +144,7 @@ def checked_token_ids(value: Any, where: str) -> list[int]:
 
 
 def check_token_ids(ids: tuple[int, ...], num_embeddings: int, what: str) -> None:
-    """ModelError for an id that the model has no embedding for. `what` begins the message, such as `rollout.x is`."""
+    """Raise ModelError for an id without an embedding in the model. `what` begins the message (`rollout.x is`)."""
     beyond = [token for token in ids if token >= num_embeddings]
     if beyond:
         raise ModelError(

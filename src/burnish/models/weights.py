@@ -1,4 +1,4 @@
-"""Moves weights: from a policy to engines, from a folder into a model, and into the layout of a checkpoint."""
+"""Move weights: from a policy to engines, from a folder into a model, and into the layout of a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Weights:
     """One version of a policy's weights, for the engines that sample with them.
 
-    tensors: starts to read them. Names are those of the ordinary model's state dict, with adapters merged in. Of tied
+    tensors: starts to read them, under the names of the ordinary model's state dict, with adapters merged in. Of tied
     tensors (embeddings) only the first is included. Each tensor is made or fetched when its turn comes, so a copy never
     needs memory for a second model. Raises RolloutError if the policy has moved on to another version.
     module: the live module if policy and engine share a process, else None. The policy's next update changes it.
@@ -40,8 +40,8 @@ class Weights:
 def named_tensors(
     model: PreTrainedModel, whole: Callable[[Tensor], Tensor] = Tensor.detach, *, adapters: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and weights of the ordinary model equivalent to `model`, in its order; see `Weights.tensors`. Those that
-    need not be computed are views of the live ones. whole, adapters: as in `merged_weights`."""
+    """Yield names and weights of the ordinary model equivalent to `model`, in its order; see `Weights.tensors`. Weights
+    that need no computation are views of the live ones. whole, adapters: as in `merged_weights`."""
     live = {tensor.data_ptr() for tensor in model.state_dict().values()}
     seen: set[tuple[int, torch.Size]] = set()
     for name, tensor in merged_weights(model, None, whole, adapters=adapters):
@@ -68,8 +68,8 @@ def checkpoint_layout(model: PreTrainedModel, tensors: Iterable[tuple[str, Tenso
 def take_tensors(
     model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], adapter: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Copy the tensors of a `Weights` into the model. ModelError unless they are exactly the model's own, or those of
-    its adapter if it has one that alone is to be copied."""
+    """Copy the tensors of a `Weights` into the model, or into `adapter` alone. ModelError unless names and shapes are
+    exactly the same on both sides."""
     own = adapter or model.state_dict()
     lacking = {tensor.data_ptr(): name for name, tensor in own.items()}
     for name, tensor in tensors:
@@ -101,7 +101,7 @@ def load_folder(
     """Read the folder with `from_pretrained`, which knows the architecture's layout on disk, and copy: `copy(own,
     found)` for every parameter.
 
-    Raises CheckpointError if names or shapes are not those of the model."""
+    Raises CheckpointError if names or shapes are not the model's."""
     saved, info = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True, output_loading_info=True)
     own, found = dict(model.named_parameters()), dict(saved.named_parameters())
     unlike = {name for name in own.keys() & found.keys() if own[name].shape != found[name].shape}

@@ -30,7 +30,7 @@ MAX_BATCH_ROWS = 32
 
 @dataclass(slots=True)
 class LocalModel:
-    """A loaded model and how its answers are sampled; an `AnsweringModel` for judges."""
+    """A loaded model and the sampling of its answers; an `AnsweringModel` for judges."""
 
     name: str
     engine: LocalEngine
@@ -91,7 +91,7 @@ def open_model(options: JudgeOptions, paths: FastPaths | None = None) -> LocalMo
 
 
 def _check_template(options: JudgeOptions, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write what a repair needs: a question, an answer, and a second question."""
+    """Render the turns that a repair needs: a question, an answer, and a second question."""
     roles = [*([] if options.system == "" else ["system"]), "user", "assistant", "user"]
     turns = tuple(Message(role, f"The {role} says {number}.") for number, role in enumerate(roles))
     try:

@@ -1,11 +1,11 @@
 """Conversations: the policy speaks, tools or an environment answer, and the policy goes on.
 
-An engine samples one turn of many conversations at a time. What it is given is the prompt and everything since, token
-by token as it was sampled or appended, so a conversation is trained on exactly as it was seen. Whoever has an answer
-goes on; nobody waits for a slow tool, unless `in_rounds`.
+An engine samples one turn of many conversations at a time. Its input is the prompt and all tokens since, exactly as
+they were sampled or appended, so a conversation is trained on exactly as it was seen. Each conversation goes on as soon
+as it has its answer; none waits for a slow tool, unless `in_rounds`.
 
 A turn is a request of its own to the engine, so every engine can hold conversations. Its noise is a function of (seed,
-step, prompt id and turn, sample index, position in the turn), so it does not matter what is sampled together.
+step, prompt id and turn, sample index, position in the turn), so it does not depend on what is sampled together.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What follows a turn of the policy. Without tokens the conversation ends, for the reason that `ends` names.
+    """The continuation after a turn of the policy. Without tokens the conversation ends, for the reason in `ends`.
 
-    message: the policy's turn, as tools and rewards understand it. tokens: what is appended, which says `messages`; or,
-    if `is_whole`, the whole conversation so far, whose history is written anew. messages: the last words, if it ends.
-    reward: of the policy's turn. failed: why the environment is of no use any more.
+    message: the policy's turn, parsed for tools and rewards. tokens: the tokens of `messages`, to be appended; or, if
+    `is_whole`, of the whole conversation so far, whose history was rewritten. messages: the last words, if it ends.
+    reward: of the policy's turn. failed: why the environment cannot go on.
     """
 
     message: Message
@@ -75,7 +75,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A conversation is over. reward: what its environment pays for all of it. failed: why it says nothing."""
+    """A conversation is over. reward: its environment's, for all of it. failed: why there is none."""
 
     reward: float | None = None
     failed: str = ""
@@ -102,36 +102,36 @@ class Answerer(Protocol):
         ...
 
     def events(self, *, wait_for_all: bool) -> Mapping[ConversationKey, Event]:
-        """What has happened, at least one thing; or all that was begun."""
+        """Wait for events: at least one, or, with `wait_for_all`, one for everything begun."""
         ...
 
     def check(self) -> None:
-        """OutageError if a tool has failed whenever it was called, in too many of the conversations."""
+        """Raise OutageError if in too many of the conversations a tool has failed at every call."""
         ...
 
     def close(self) -> None:
-        """Let go of all conversations."""
+        """Drop all conversations."""
         ...
 
 
 class Partner(Protocol):
-    """Whom conversations are held with."""
+    """The other side of conversations: tools, or an environment."""
 
     def answering(self, *, seed: int, step: int) -> Answerer:
-        """For one call. May be asked from several threads."""
+        """The answerer for one call. May be requested from several threads."""
         ...
 
     def take_metrics(self) -> Mapping[str, Metric]:
-        """Metrics since the last call, by name."""
+        """Return the metrics since the last call, by name."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """How conversations are held.
+    """Partner and limits of conversations.
 
-    turns: of the policy, at most. turn_tokens: of one of its turns; all turns and answers together have the limit of a
-    response. in_rounds: the next turns are sampled when all answers are there. open: how many at a time.
+    turns: most turns of the policy. turn_tokens: most tokens of one; all turns and answers together have the limit of a
+    response. in_rounds: the next turns are sampled when all answers are there. open: conversations at a time.
     """
 
     partner: Partner
@@ -145,9 +145,9 @@ class Talk:
 class Conversation:
     """One conversation. Turns alternate; the policy has the first and the last one.
 
-    version: of the weights that sample. num_spoken: turns that the policy has had. most_tokens: that may follow the
-    prompt. earlier: the rows that were left behind when the history was written anew, each with the turns since then.
-    history: what was said in them. reason: why it ended. failed: what was wrong with its environment.
+    version: of the weights that sample. num_spoken: turns that the policy has had. most_tokens: limit after the prompt.
+    earlier: the finished rows from before the history was last rewritten, each with the turns since the rewrite before.
+    history: their messages. reason: why the conversation ended. failed: what was wrong with its environment.
     """
 
     request: RolloutRequest
@@ -174,7 +174,7 @@ class Conversation:
         return self.request.group_id, self.sample_index
 
     def next_request(self) -> RolloutRequest:
-        """For the next turn of the policy. Its noise is another one than that of the turns before."""
+        """The request for the policy's next turn, with noise of its own."""
         name = self.request.prompt_id
         name += f", turn {self.num_spoken + 1}" if self.num_spoken else ""
         return replace(
@@ -185,7 +185,7 @@ class Conversation:
         )
 
     def take(self, event: Event, talk: Talk) -> None:
-        """Note what has happened."""
+        """Record an event."""
         match event:
             case Opened():
                 if event.prompt_tokens is not None:
@@ -204,7 +204,7 @@ class Conversation:
         is_cut = len(turn.response_tokens) > left
         self.tokens += turn.response_tokens[:left]
         self.logprobs += turn.rollout_logprobs[:left]
-        # A reward must not see what is not trained on.
+        # A reward must not see text that is not trained on.
         self.response = self.decode(turn.response_tokens[:left]) if is_cut else turn.response
         self.num_spoken += 1
         self.turns.append(Turn("policy", start, len(self.tokens), (Message("assistant", self.response),)))
@@ -214,7 +214,7 @@ class Conversation:
             self.reason = FinishReason.LENGTH
 
     def _measure(self) -> None:
-        """Note how much may follow the prompt."""
+        """Record how many tokens may follow the prompt."""
         prompt_tokens = len(self.request.prompt_tokens)
         self.most_tokens = min(self.most_tokens, self.context_length - prompt_tokens)
         if self.most_tokens <= 0:
@@ -222,7 +222,7 @@ class Conversation:
             self.failed = f"the prompt has {prompt_tokens:,} tokens, the whole context only {self.context_length:,}"
 
     def _hear(self, answer: Answer, talk: Talk) -> None:
-        """Note how the last turn was understood, and append what follows it, if there is room for that and more."""
+        """Record the parsed turn, and append the answer if there is room for it and for another turn."""
         last_words = () if answer.ends is None else answer.messages
         self.turns[-1] = replace(self.turns[-1], messages=(answer.message, *last_words), reward=answer.reward)
         if answer.is_whole:
@@ -242,7 +242,7 @@ class Conversation:
             self.logprobs += [0.0] * len(answer.tokens)
 
     def _appended(self, answer: Answer) -> Answer:
-        """A whole conversation as what it appends, if nothing was written differently this time."""
+        """The answer as tokens to append, if the whole conversation repeats its history unchanged."""
         seen = (*self.request.prompt_tokens, *self.tokens)
         if answer.tokens[: len(seen)] != seen:
             return answer
@@ -253,12 +253,12 @@ class Conversation:
         self.earlier.append(self._row(FinishReason.STOP))
         said = (message for turn in self.turns for message in turn.messages)
         self.history = (*self.history, *said, *answer.messages)
-        self.most_tokens += len(self.request.prompt_tokens) - len(answer.tokens)  # all in all there is the same room
+        self.most_tokens += len(self.request.prompt_tokens) - len(answer.tokens)  # the total length stays the same
         self.request = replace(self.request, prompt_tokens=answer.tokens)
         self.tokens, self.logprobs, self.turns, self.versions = [], [], [], []
 
     def rollouts(self, *, only_last: bool) -> list[Rollout]:
-        """Its rows, the last of which has the index of the sample. Usually there is no other."""
+        """Return the rows of the conversation, usually one. The last one has the index of the sample."""
         assert self.reason is not None
         earlier = [
             replace(row, sample_index=self.sample_index + BRANCH_STRIDE * branch, ends_in=self.sample_index)
@@ -270,7 +270,7 @@ class Conversation:
         return [replace(row, environment_reward=self.reward, status_detail=self.failed) for row in rows]
 
     def _row(self, reason: FinishReason) -> Rollout:
-        """What has followed the prompt, as one response."""
+        """Make a row of all tokens after the prompt, as one response."""
         versions: Versions = tuple(self.versions)
         return Rollout(
             prompt_id=self.request.prompt_id,
@@ -290,7 +290,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What `generate` was called with. version: of the weights."""
+    """Arguments of a call of `generate`. version: of the weights."""
 
     sampling: Sampling
     seed: int
@@ -300,7 +300,7 @@ class Call:
 
     @property
     def only_last(self) -> bool:
-        """Whether a sample has one row: greedy responses and evaluations (steps below 0) are only scored."""
+        """True if a sample has only one row: greedy responses and evaluations (steps below 0) are only scored."""
         return self.step < 0 or self.sampling.greedy
 
 
@@ -308,10 +308,10 @@ T = TypeVar("T")
 
 
 class TalkingEngine(RestingEngine, Generic[T]):
-    """An engine that holds the responses to some prompts in another form; all others come from `others`."""
+    """An engine whose responses to some prompts are conversations; all other responses come from `others`."""
 
     def __init__(self, engine: RolloutEngine, others: RolloutEngine, talks: Mapping[str, tuple[T, Prompt]]) -> None:
-        """`engine` samples turns. `talks`: by the id of the prompt."""
+        """engine: samples turns. talks: by the id of the prompt."""
         self._engine = engine
         self._others = others
         self._talks = talks
@@ -359,8 +359,8 @@ class TalkingEngine(RestingEngine, Generic[T]):
 class ConversingEngine(TalkingEngine[Talk]):
     """An engine whose responses are conversations, for the prompts that hold them; others go to the engine itself.
 
-    A conversation is one row, unless its history was written anew (`Answer.is_whole`): then it has a row for each time,
-    except for greedy responses and in evaluations, which have the last one.
+    A conversation is one row, unless its history was rewritten (`Answer.is_whole`): then it has one more row for each
+    time, except for greedy responses and in evaluations, which keep only the last row.
     """
 
     def __init__(
@@ -404,7 +404,7 @@ class _RoundTable:
     held: dict[ConversationKey, Conversation] = field(default_factory=dict)
 
     def hold(self, conversations: Sequence[Conversation]) -> list[Rollout]:
-        """Until all of them have ended."""
+        """Hold the conversations until all of them have ended; return their rows."""
         waiting, ended = deque(conversations), list[Rollout]()
         ready: list[Conversation] = []
         while waiting or self.held:
@@ -423,13 +423,13 @@ class _RoundTable:
         return ended
 
     def _speak(self, ready: Sequence[Conversation]) -> None:
-        """Sample the next turn of these, and begin to answer it, as early as the engine says that it has ended."""
+        """Sample the next turn of each, and begin to answer it as soon as the engine reports its end."""
         by_key = {one.key: one for one in ready}
 
         def say(turns: Sequence[Rollout]) -> None:
             for turn in turns:
                 one = by_key.pop((turn.group_id, turn.sample_index), None)
-                if one is None:  # an engine may tell of a response, and then return it
+                if one is None:  # an engine may report a response early, and then return it
                     continue
                 one.say(turn)
                 if one.reason is None:
@@ -439,7 +439,7 @@ class _RoundTable:
 
         if ready:
             say(self.draw([one.next_request() for one in ready], on_finished=say))
-        if by_key:  # they would wait for ever
+        if by_key:  # these conversations would wait for ever
             group, sample = next(iter(by_key))
             raise RolloutError(
                 f"the engine returned no turn for {len(by_key)} of {len(ready)} conversations, such as sample {sample} "
@@ -448,7 +448,8 @@ class _RoundTable:
             )
 
     def _listen(self) -> tuple[list[Conversation], list[Conversation]]:
-        """Who has the next turn, and who is over, both in one order, whoever was faster."""
+        """Take the events; return the conversations with the next turn and the finished ones, in an order that does not
+        depend on timing."""
         happened = self.answerer.events(wait_for_all=self.talk.in_rounds)
         ready, over = list[Conversation](), list[Conversation]()
         for key, one in self.held.items():

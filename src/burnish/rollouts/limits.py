@@ -1,4 +1,4 @@
-"""How long a response may be. The same for every engine."""
+"""Limits on the length of a response, the same for every engine."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 8.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long an outage is waited for, and who is told of each wait."""
+    """Limit on waiting for the end of an outage, and the function that reports each wait."""
 
     seconds: float = 0.0
     say: Callable[[str], None] = lambda line: None
 
     def through(self, attempt: Callable[[], T]) -> T:
-        """What `attempt` returns. While it raises OutageError it is made again, after pauses that grow, until so many
-        seconds after the first error; then that error is raised."""
+        """Return the result of `attempt`. While it raises OutageError it is repeated, after growing pauses, until
+        `seconds` after the first error; then the error is raised."""
         pause, end = FIRST_PAUSE_SECONDS, None
         while True:
             try:
@@ -39,7 +39,7 @@ class Patience:
 
 
 def check_scores(sampled: Sequence[RolloutGroup], step: int) -> None:
-    """OutageError if responses were sampled and none of them has a score: nothing could be learned from the step."""
+    """Raise OutageError if no sampled response has a score: nothing could be learned from the step."""
     responses = [rollout for group in sampled for rollout in group.rollouts]
     if responses and all(rollout.reward is None for rollout in responses):
         first = responses[0]

@@ -18,9 +18,9 @@ _PROTOCOL = "see burnish.rollouts.engine.RolloutEngine for what an engine must r
 
 
 class OutsideEngine:
-    """A `RolloutEngine` around a user's class. Raises RolloutError for whatever it raises, for rollouts other than
-    those asked for, and for tokens that are not among the first `vocabulary` ids. Enters and leaves the engine if that
-    is a context manager."""
+    """A `RolloutEngine` around a user's class. Raises RolloutError for whatever it raises, for rollouts other than the
+    requested ones, and for tokens that are not among the first `vocabulary` ids. Enters and leaves the engine if it is
+    a context manager."""
 
     def __init__(self, engine: RolloutEngine, name: str, vocabulary: int) -> None:
         self._engine = engine
@@ -76,7 +76,7 @@ class OutsideEngine:
 
 
 class OutsideStoppableEngine(OutsideEngine, StoppableEngine):
-    """The same around a `StoppableEngine`."""
+    """An `OutsideEngine` around a `StoppableEngine`."""
 
     def __init__(self, engine: StoppableEngine, name: str, vocabulary: int) -> None:
         super().__init__(engine, name, vocabulary)
@@ -114,7 +114,7 @@ def outside_engine(engine: RolloutEngine, name: str, vocabulary: int) -> Outside
 
 
 def _problem_of_both(found: object, requests: Sequence[RolloutRequest], vocabulary: int) -> str:
-    """What is wrong with finished rollouts and the requests for the others, or an empty text."""
+    """Describe what is wrong with finished rollouts and the requests for the others; "" if nothing is."""
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(part, list) for part in found):
         return f"{found!r:.80}, not a list of rollouts and a list of requests"
     rollouts, rest = found
@@ -131,7 +131,7 @@ def _problem_of_both(found: object, requests: Sequence[RolloutRequest], vocabula
 
 
 def _problem(found: object, requests: Sequence[RolloutRequest], vocabulary: int) -> str:
-    """What is wrong with the rollouts, or an empty text."""
+    """Describe what is wrong with the rollouts; "" if nothing is."""
     if not isinstance(found, (list, tuple)):
         return f"a {type(found).__name__}, not a list of rollouts"
     odd = [item for item in found if not isinstance(item, Rollout)]

@@ -1,7 +1,7 @@
-"""Requests in portions: which rows are sampled together, whoever samples them.
+"""Requests in portions: fixed groups of rows that are sampled together, on any worker.
 
-A response has the same tokens whatever is sampled next to it, but the last bits of its log-probabilities depend on
-how many rows a matrix product has. Portions that follow from the requests alone make them the same on any number of
+A response has the same tokens whatever is sampled next to it, but the last bits of its log-probabilities depend on the
+number of rows of a matrix product. Portions that follow from the requests alone make them the same on any number of
 workers.
 """
 
@@ -21,9 +21,9 @@ from burnish.types import Metric, Rollout, RolloutRequest, sample_of
 
 @dataclass(slots=True)
 class Portion:
-    """Requests that are sampled in one go, and how many workers were lost over them.
+    """Requests that are sampled in one call, and the number of workers lost over them.
 
-    If sampling was stopped in between, `requests` are what is left, and `rollouts` and `metrics` what there is already.
+    If sampling was stopped in between, `requests` are the remaining ones, `rollouts` and `metrics` the results so far.
     """
 
     index: int
@@ -34,8 +34,8 @@ class Portion:
 
 
 def cut(requests: Sequence[RolloutRequest], lanes: int, max_response_tokens: int) -> list[Portion]:
-    """The requests in at most `lanes` portions of about equal work: a prompt is read once, and each of its samples may
-    become as long as it may."""
+    """The requests in at most `lanes` portions of about equal work: a prompt is read once, and each of its samples
+    counts with its maximum length."""
     costs = [len(r.prompt_tokens) + len(r.sample_indices) * max_response_tokens for r in requests]
     dealt = [indices for indices in deal(costs, lanes) if indices]
     return [Portion(index, [requests[i] for i in indices]) for index, indices in enumerate(dealt)]

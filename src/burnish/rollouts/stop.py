@@ -1,4 +1,4 @@
-"""When a response ends, and what its text is."""
+"""The end of a response, and its text."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class StopConditions:
     def response_text(self, response_tokens: Sequence[int]) -> str:
         """The response without the token that ended it. Stop texts and special tokens stay in it.
 
-        A reward must be able to see what was produced. Otherwise a policy that samples padding or the start of a turn
-        in the middle of its answer would look as if it had not.
+        A reward must see everything that was sampled. Otherwise a policy that samples padding or the start of a turn in
+        the middle of its answer would look as if it had not.
         """
         tokens = list(response_tokens)
         if tokens and tokens[-1] in self.token_ids:

@@ -1,8 +1,8 @@
-"""The calls of tools, each with a clock of its own that starts when the call does.
+"""The calls of tools, each with its own deadline, which starts with the call.
 
-A function of the user's runs in a process that is lent for this one call, so what hangs is ended alone. Tools that are
-served (the sandbox, MCP servers) are asked in threads. A tool has a number of places. Calls beyond it wait, each as
-long as those before it may take, and no call of another tool waits for them.
+A user's function runs in a process that is reserved for this one call, so one that hangs is killed alone. Tools that
+are served (the sandbox, MCP servers) are called in threads. A tool has a number of places. Calls beyond it wait, each
+as long as the calls before it may take, and no call of another tool waits for them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from burnish.tools.calls import ServedTools, ToolCall
 from burnish.tools.results import ToolResult, error_of, result_of
 
 LATE_SECONDS = 5.0
-"""How late a served tool may be. It keeps the time of a call itself, and says better what has become of it."""
+"""How late a served tool may be. It enforces the time limit itself, and its report of a timeout is the better one."""
 
 _MOST_ABREAST = 16
 """Calls of one tool that a turn has at a time. To start more processes or threads would take longer than to wait."""
@@ -37,8 +37,8 @@ _MOST_ABREAST = 16
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """seconds: of a call. at_once: calls of the tool that run at a time. in_order: those of a turn run one after the
-    other, because they share what is kept for the conversation."""
+    """Limits on the calls of a tool. seconds: of a call. at_once: calls that run at a time. in_order: calls of a turn
+    run one after the other, because they share the conversation's state."""
 
     seconds: float = 30.0
     at_once: int = 256
@@ -47,8 +47,8 @@ class CallLimits:
 
 @dataclass(slots=True, eq=False)
 class Tool:
-    """A tool, and who has its places, in all threads. A thread that does not return keeps its place, so a tool never
-    has more threads than places. served: None for a function, which runs in a process of the host."""
+    """A tool, and the calls that have its places, in all threads. A thread that does not return keeps its place, so a
+    tool never has more threads than places. served: None for a function, which runs in a process of the host."""
 
     name: str
     limits: CallLimits
@@ -57,7 +57,7 @@ class Tool:
     _running: set[CallUnderWay] = field(default_factory=set)
 
     def take(self, call: CallUnderWay) -> bool:
-        """Whether there was a place for this call, which has it now."""
+        """Take a place for this call; return whether there was one."""
         with self._lock:
             has_place = len(self._running) < self.limits.at_once
             self._running |= {call} if has_place else set()
@@ -69,7 +69,7 @@ class Tool:
             self._running.discard(call)
 
     def is_stuck(self) -> bool:
-        """Whether all places have calls whose time is over."""
+        """Return whether all places have calls whose time is over."""
         now = time.monotonic()
         with self._lock:
             return len(self._running) >= self.limits.at_once and all(now >= call.deadline for call in self._running)
@@ -77,7 +77,7 @@ class Tool:
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """A conversation, as its calls know it. key: what served tools call it."""
+    """A conversation as the caller of tools. key: its name for served tools."""
 
     key: tuple[object, ConversationKey]
     over: bool = False
@@ -85,8 +85,8 @@ class Caller:
 
 @dataclass(slots=True, eq=False)
 class CallUnderWay:
-    """A call that waits or runs. index: among those of its turn. seed: of a function. after: what is to be called next.
-    done: nobody waits for its result any more."""
+    """A call that waits or runs. index: among the calls of its turn. seed: of a function. after: the calls to make
+    next. done: nobody waits for its result any more."""
 
     caller: Caller
     tool: Tool
@@ -121,7 +121,7 @@ class ToolCalls:
         self.poller.register(self._wakes[0], select.POLLIN)
 
     def begin(self, calls: Sequence[CallUnderWay]) -> None:
-        """Make the calls of a turn, as soon as their tools have places."""
+        """Begin the calls of a turn; each starts as soon as its tool has a place."""
         of_tool: dict[Tool, list[CallUnderWay]] = defaultdict(list)
         for call in calls:
             of_tool[call.tool].append(call)
@@ -133,7 +133,7 @@ class ToolCalls:
         self._start_waiting()
 
     def hear(self, descriptor: int, what: int) -> bool:
-        """Take what can be read from, or written to, a descriptor; whether it is one of these calls'."""
+        """Read from, or write to, a descriptor that is ready; return whether it belongs to one of these calls."""
         if descriptor == self._wakes[0].fileno():
             self._wakes[0].recv(4096)
             return True
@@ -149,7 +149,7 @@ class ToolCalls:
         return True
 
     def results(self) -> list[tuple[CallUnderWay, ToolResult]]:
-        """Those that have come since the last time, with an error for each call whose time is over."""
+        """Return the results since the last call, with an error for each call whose time is over."""
         while not self._returned.empty():
             self._finish(*self._returned.get())
         now = time.monotonic()
@@ -162,7 +162,7 @@ class ToolCalls:
         return found
 
     def drop(self, caller: Caller) -> None:
-        """Wait for no call of this conversation any more, which is over."""
+        """Drop the calls of this conversation, which is over."""
         for waiting in self._waiting.values():
             for call in [call for call in waiting if call.caller is caller]:
                 waiting.remove(call)
@@ -172,13 +172,14 @@ class ToolCalls:
         self._found = [(call, result) for call, result in self._found if call.caller is not caller]
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """Drop all calls."""
         self._waiting.clear()
         for end in self._wakes:
             end.close()
 
     def _start_waiting(self) -> None:
-        """Start what has a place. A tool all of whose places are stuck answers nobody until one of them returns."""
+        """Start waiting calls for which there is a place. A tool whose places are all stuck answers with errors until
+        one of its calls returns."""
         for tool, waiting in list(self._waiting.items()):
             while waiting and tool.take(waiting[0]):
                 self._start(waiting.popleft())
@@ -217,7 +218,7 @@ class ToolCalls:
         except BaseException as error:  # noqa: BLE001  boundary: a tool may raise anything
             result = replace(error_of(error, self.limit), timed_out=isinstance(error, TimeoutError))
         try:
-            if call.caller.over:  # it ended meanwhile, perhaps before the call had opened what is kept for it
+            if call.caller.over:  # it ended meanwhile, perhaps before the call had opened its state
                 served.end(key)
         finally:
             call.tool.free(call)
@@ -226,7 +227,7 @@ class ToolCalls:
                 self._wakes[1].send(b"1")
 
     def _hear_process(self, call: CallUnderWay, process: ConversationProcess) -> None:
-        """Take the result of a function from its process, which others may have then."""
+        """Take the result of a function from its process, which other calls may use then."""
         result, clean = None, False
         try:
             for message in process.receive():
@@ -242,7 +243,7 @@ class ToolCalls:
             self._finish(call, result, is_clean=clean)
 
     def _finish(self, call: CallUnderWay, result: ToolResult, *, is_clean: bool = False) -> None:
-        """Note the result of a call, if there is none yet. is_clean: others may have its process."""
+        """Record the result of a call, if there is none yet. is_clean: other calls may use its process."""
         self._running.discard(call)
         if call.process is not None:
             assert self.host is not None
@@ -265,6 +266,6 @@ class ToolCalls:
 
 
 def result_in(message: Mapping[str, Any]) -> ToolResult:
-    """What a process says of a call. GarbledError for a message that is no result."""
+    """Read the result of a call from a process's message. GarbledError if it is not a result."""
     failed, told = flag(message, "failed_call"), flag(message, "told")
     return ToolResult(text(message, "text"), failed, count(message, "cut"), told=told)

@@ -1,7 +1,8 @@
 """Models that a run file takes from other runs: each path that names a run becomes the folder of its checkpoint.
 
 This happens before anything is loaded or written, so config.yaml names exactly the weights that the run began with.
-If the other run has trained further since, a resume is refused (the error gives both steps) instead of taking those.
+If the other run has trained further since, a resume is refused (the error gives both steps) instead of taking its newer
+weights.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def pinned(config: Config) -> tuple[Config, list[str]]:
 
 
 def measured(config: Config, weights: Path | None, console: Console) -> Config:
-    """The configuration with the weights to measure as its model; says which paths that name a run were replaced."""
+    """The configuration with the weights to measure as its model; reports the paths of runs that were replaced."""
     if weights is not None:
         config = config.model_copy(update={"model": with_weights(config.model, str(weights))})
     config, chained = pinned(config)
@@ -59,7 +60,7 @@ def measured(config: Config, weights: Path | None, console: Console) -> Config:
 
 def with_weights(model: ModelConfig, weights: str) -> ModelConfig:
     """The model of a run file with saved weights instead of its own. They are complete: adapters are merged on saving,
-    into the weights as they were in few bits, and nothing is initialised from scratch."""
+    into the quantized weights if there are any, and nothing is initialised from scratch."""
     whole = {"lora": None, "quantization": None, "from_scratch": False, "revision": None}
     return model.model_copy(update={"path": weights, **whole})
 
@@ -83,8 +84,8 @@ def _reward(reward: RewardConfig, field: str, said: Found) -> RewardConfig:
 
 
 def _is_before_normalization(chosen: Chosen) -> bool:
-    """Whether this is a checkpoint from before the end of a run that normalises scores after its last step, as far as
-    its folder tells: of a run without `steps`, the newest may be the last."""
+    """Return whether this checkpoint precedes the final normalisation of its run, as far as its folder tells: of a run
+    without `steps`, the newest may be the last."""
     config = RunDirectory(chosen.run).read_config()
     settings = config.get("normalization")
     if not isinstance(settings, dict) or settings.get("kind") == "none" or not settings.get("after"):
@@ -97,7 +98,7 @@ def _is_before_normalization(chosen: Chosen) -> bool:
 
 
 def _critic(critic: CriticConfig, said: Found) -> CriticConfig:
-    """A run with a separate critic gives that critic, a run of `burnish rm` its reward model."""
+    """Resolve `critic.init`: a run with a separate critic gives that critic, a run of `burnish rm` its reward model."""
     if critic.init in ("policy", "reward_model"):
         return critic
     chosen = find_checkpoint(critic.init, field="critic.init")

@@ -1,8 +1,8 @@
-"""A run of `burnish rl` on several processes: who is started, and who asks whom.
+"""A run of `burnish rl` on several processes: which ones are started, and which of them call which.
 
 The command's own process is the controller: it holds the loop, the data, the rewards and the run's folder. The others
 (trainers, models with a process of their own, rollout workers) are processes of this machine or actors of a Ray
-cluster, which it starts, asks, and ends, or processes that torchrun has started.
+cluster, which it starts, calls and ends, or processes that torchrun has started.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ RunOfSeveral = RlConfig | SftConfig | RmConfig
 CUT = (LocalPolicy, FrozenReference, SeparateCritic, RewardLearner)
 """Roles that keep slices of their weights with `cluster.sharding: full`."""
 OpenRoles = Callable[..., AbstractContextManager[Mapping[str, object]]]
-"""(config, paths, lanes) to the roles of a trainer, in its process; `ways` is one of them. `paths`: None chooses."""
+"""From (config, paths, lanes) to the roles of a trainer, in its process, among them `ways`. `paths`: None chooses."""
 
 
 def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
@@ -88,8 +88,8 @@ def with_restarts(train: Callable[[], RunResult], config: RunOfSeveral, console:
 
 @contextmanager
 def shared_work(config: RunOfSeveral, console: Console) -> Iterator[Site]:
-    """Around a run: where its other processes are to be. This process, too, has the threads that the run file asks for,
-    or an equal share of this machine's.
+    """Open the place for the other processes of a run. This process, too, gets the threads that the run file sets, or
+    an equal share of this machine's.
 
     ConfigError for several processes on a system on which they cannot work or a machine that cannot have them, for Ray
     where it is not installed, and for another number of processes than torchrun has started.
@@ -185,7 +185,7 @@ def open_processes(
 
 
 def _crew(config: RlConfig, console: Console) -> Crew:
-    """The processes that the run file asks for."""
+    """The processes that the run file requests."""
     named = (config.algorithm.estimator, config.algorithm.loss, config.rollout.engine)
     return crew_of(
         config,
@@ -210,7 +210,7 @@ def crew_of(
     workers_log: bool = False,
     worker_gpus: int = 1,
 ) -> Crew:
-    """So many trainers, these models with a process of their own, these rollout workers."""
+    """A crew of this many trainers, these models with a process of their own, and these rollout workers."""
     output = Path(config.output).absolute()
     stacks = output / "stacks"
     stacks.mkdir(exist_ok=True)
@@ -225,8 +225,8 @@ def crew_of(
 
 @contextmanager
 def trainer_seat(open_roles: OpenRoles, config: RunOfSeveral, meeting: Meeting) -> Iterator[Mapping[str, object]]:
-    """The roles of one trainer. The first one chooses the fast paths, and the others take the same. One that is alone
-    adds up gradients like the command's own process, without an exchange, which would take several copies."""
+    """The roles of one trainer. The first trainer chooses the fast paths, and the others take the same. A single
+    trainer adds up gradients like the command's own process, without an exchange, which would take several copies."""
     on_gpu = torch.cuda.is_available() and config.model.device != "cpu"
     with joined(meeting, on_gpu=on_gpu) if meeting.size > 1 else nullcontext() as team:
         # With `full`, too: before weights are cut, none has more masters than it will have.
@@ -247,8 +247,8 @@ def trainer_seat(open_roles: OpenRoles, config: RunOfSeveral, meeting: Meeting) 
 
 
 class PathsInTurn:
-    """The fast paths of processes that start side by side: each kind takes those that the kinds before it have chosen,
-    and the run's folder keeps them all."""
+    """The fast paths of processes that start side by side: each kind of process takes the choices of the kinds before
+    it, and the run's folder keeps them all."""
 
     def __init__(self, crew: Crew, console: Console) -> None:
         self._output, self._console = crew.output, console
@@ -258,8 +258,8 @@ class PathsInTurn:
             self._found.set_result(recorded_ways(crew.output))
 
     def seat(self, name: str, build: BuildRoles, *arguments: object, chooses: bool = True) -> Seat:
-        """Of a process that is told, as its last argument, what those before it take. chooses: it chooses for those
-        after it."""
+        """The seat of a process that gets the choices of the ones before it as its last argument. chooses: its own
+        choices hold for the ones after it."""
         before, built = self._found, None
         if chooses:
             self._found = Future()
@@ -283,8 +283,8 @@ def open_team(
     turns: PathsInTurn,
     others: Iterable[Seat] = (),
 ) -> Iterator[Mapping[str, Peer]]:
-    """All processes by their names. Trainers have met and loaded their models; all of them have the roles of
-    `open_roles`, and end with the block. Whoever asks for `others`, which start beside them, ends those."""
+    """Start the processes; yield them by name. Trainers have met and loaded their models; all of them have the roles of
+    `open_roles`, and end with the block. The caller ends `others`, which start at the same time."""
     there = placed(config).model_copy(update={"output": str(crew.output)})  # their current folder may be another one
     # They first wait for the one that loads its model and tries the fast paths, as long as any of them may for itself.
     seconds = max(config.cluster.stall_seconds, START_SECONDS)
@@ -299,7 +299,7 @@ def open_team(
         try:
             yield {process.name: process for process in started}
         except RoleLostError:
-            for process in team:  # nothing is left to release in peace, and whoever starts the run again waits
+            for process in team:  # an orderly end would release nothing, and a restart of the run waits for it
                 process.kill()
             raise
         finally:
@@ -308,7 +308,7 @@ def open_team(
 
 
 def _remote_roles(config: RlConfig, team: tuple[Peer, ...]) -> Roles:
-    """Handles to the models that all trainers have."""
+    """Make handles to the models that all trainers have."""
     cuts = config.cluster.sharding == "full"
     there = {name: TeamRole(team, name, config.cluster.stall_seconds, cuts) for name in team[0].roles}
     return Roles(
@@ -319,12 +319,12 @@ def _remote_roles(config: RlConfig, team: tuple[Peer, ...]) -> Roles:
 
 
 StartAgain = Callable[[str, threading.Event], Peer]
-"""Makes a process anew, by its name; given up when the event is set."""
+"""Function that restarts a process by name, and gives up when the event is set."""
 
 
 def _seats_of_others(config: RlConfig, crew: Crew, turns: PathsInTurn) -> list[Seat]:
-    """Of all but trainers: models with a process of their own, then rollout workers, the first of which chooses how to
-    decode for all."""
+    """The seats of all processes but trainers: models with a process of their own, then rollout workers, of which the
+    first chooses the decoder for all."""
     there = config.model_copy(update={"output": str(crew.output)})  # as in `open_team`
     seats = [
         turns.seat(name, reward_role, there) if model == ROLE else turns.seat(name, own_role, there, model)
@@ -337,13 +337,13 @@ def _seats_of_others(config: RlConfig, crew: Crew, turns: PathsInTurn) -> list[S
 def _start_again(
     crew: Crew, launcher: Launcher, seats: Mapping[str, Seat], name: str, given_up: threading.Event
 ) -> Peer:
-    """A process anew that is not a trainer, with the paths that the run's folder keeps."""
+    """Restart a process that is not a trainer, with the fast paths that the run's folder keeps."""
     known = (*seats[name].arguments, recorded_ways(crew.output))
     return launcher.start(Seat(name, seats[name].build, known, given_up=given_up))
 
 
 def _workers(config: RlConfig, crew: Crew, processes: Mapping[str, Peer], again: StartAgain) -> list[Worker]:
-    """The rollout workers or, where there are none, the trainers, which sample with their own weights."""
+    """The rollout workers or, if there are none, the trainers, which sample with their own weights."""
     seconds = config.cluster.stall_seconds
 
     def engine_again(name: str, given_up: threading.Event) -> ProcessRole:
@@ -371,7 +371,7 @@ class OwnProcesses:
     seconds: float
 
     def added_to(self, roles: Roles) -> Roles:
-        """The roles, with handles to those that have a process of their own."""
+        """The roles, with handles to the ones that have a process of their own."""
         there = {name: process.role(name, seconds=self.seconds) for name, process in self.roles.items()}
         return Roles(
             roles.policy,
@@ -380,7 +380,7 @@ class OwnProcesses:
         )
 
     def standing(self) -> list[tuple[str, str]]:
-        """Their names, and what each is doing."""
+        """The names of the processes, and what each is doing."""
         judges = [] if self.reward_models is None else [self.reward_models.standing]
         return [*((process.name, process.standing) for process in self.roles.values()), *judges]
 
@@ -389,7 +389,7 @@ class OwnProcesses:
 def own_processes(
     config: RlConfig, crew: Crew, processes: Mapping[str, Peer], again: StartAgain
 ) -> Iterator[OwnProcesses]:
-    """Those of the models that have one, which end with the block."""
+    """Open the models that have a process of their own; the processes end with the block."""
     seconds = config.cluster.stall_seconds
     with ExitStack() as stack:
         roles: dict[str, Peer] = {}

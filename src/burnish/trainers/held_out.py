@@ -75,8 +75,8 @@ def evaluate_sft_run(config: SftConfig, *, console: Console, weights: Path | Non
 
 
 def evaluate_rm_run(config: RmConfig, *, console: Console, weights: Path | None = None) -> EvalReport:
-    """Accuracy of a saved reward model with its interval, calibration, and what length alone explains, on data.eval or
-    on the comparisons set aside by `held_out_fraction`.
+    """Accuracy of a saved reward model with its interval, calibration, and the accuracy of length alone, on data.eval
+    or on the comparisons set aside by `held_out_fraction`.
 
     Writes `metrics.json`, `config.yaml` and `score_histogram.json` to a new folder `eval/NNN` in the run's folder.
     Raises ConfigError if nothing is held out, ModelError if the model is not a reward model.

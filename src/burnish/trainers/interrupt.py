@@ -33,7 +33,7 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Who is called, and how they can stop the run."""
+    """Functions that a run calls after each step, and their means to stop it."""
 
     watchers: tuple[Watcher, ...] = ()
     stop: StopRequest = field(default_factory=StopRequest)
@@ -44,7 +44,7 @@ _WATCH: ContextVar[Watch | None] = ContextVar("burnish_watch", default=None)
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Trainings within this context are watched."""
+    """Let `watch` observe the trainings within this context."""
     before = _WATCH.set(watch)
     try:
         yield

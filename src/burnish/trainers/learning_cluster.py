@@ -43,7 +43,7 @@ def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = Fal
 
 
 def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
-    """The same for a reward model; see `burnish.trainers.reward_model.loop.train_reward_model`."""
+    """Train a reward model likewise; see `burnish.trainers.reward_model.loop.train_reward_model`."""
     with shared_work(config, console) as site:
         trainers = _opening(config, site, open_reward, "score", RemoteRewardLearner)
         train = partial(
@@ -59,7 +59,7 @@ def _opening(
     head: Head,
     handle: Callable[[RoleHandle], LearnerT],
 ) -> OpenLearner[ConfigT, LearnerT]:
-    """What opens the learner of this run: `open_here` in this process, or in each trainer behind a `handle`."""
+    """Choose how the learner is opened: `open_here` in this process, or in each trainer behind a `handle`."""
     return partial(_open_elsewhere, site, open_here, head, handle) if config.cluster.uses_processes else open_here
 
 
@@ -74,8 +74,8 @@ def _open_elsewhere(
     console: Console,
     lanes: Lanes,
 ) -> Iterator[Opened[LearnerT]]:
-    """`OpenLearner` with the model in trainers, which have the `lanes`. They start when the learner is asked for, so
-    that data that cannot be read costs no start."""
+    """`OpenLearner` with the model in trainers, which have the `lanes`. They start when the learner is requested, so
+    that unreadable data costs no start."""
     team: list[Peer] = []
     with ExitStack() as stack:
 
@@ -102,8 +102,8 @@ def learner_role(
     chosen: FastPaths | None,
     lanes: Lanes,
 ) -> Iterator[dict[str, object]]:
-    """`learner` and `ways`, in the process of a trainer. `chosen`: by another trainer; None takes the fast paths that
-    the run has recorded, and chooses where it has none."""
+    """The roles `learner` and `ways`, in the process of a trainer. `chosen`: by another trainer; None takes the fast
+    paths that the run has recorded, and chooses the rest."""
     without_progress_bars()
     paths = recorded_paths(Path(config.output)) if chosen is None else chosen
     with open_here(config, paths, Console(quiet=True), lanes) as opened:

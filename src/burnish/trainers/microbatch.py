@@ -1,4 +1,5 @@
-"""Tries how many tokens of a micro-batch a GPU has memory for, when a run begins (`tokens_per_microbatch: auto`)."""
+"""Find the tokens of a micro-batch for which a GPU has memory, at the start of a run (`tokens_per_microbatch:
+auto`)."""
 
 from __future__ import annotations
 
@@ -27,13 +28,13 @@ from burnish.planning.seats import ConfigT
 from burnish.trainers.placement import model_facts, reward_facts, this_machine
 
 PATH, PLACE = "passes", "tokens_per_microbatch auto"
-"""As a fast path, with which the run's folder keeps the number."""
+"""Names under which the run's folder keeps the number, as if it were a fast path."""
 _TOKENS = " tokens at a time"
 
 
 def settle_microbatch(config: ConfigT, paths: FastPaths, loaded: LoadedModel | None = None) -> ConfigT:
-    """The run file with the tokens that `auto` stands for: those that the run began with, else those planned for this
-    machine, and tried with the `loaded` model. Without a model unchanged, if this process is to load one."""
+    """The run file with a number of tokens for `auto`: the one that the run began with, else the one planned for this
+    machine, and tried with the `loaded` model. Unchanged without a model, if this process is to load one."""
     if config.optimization.tokens_per_microbatch != "auto" or (loaded is None and config.cluster.trains_here):
         return config
     found = paths.settled(PATH, PLACE, lambda: f"{_tokens(config, loaded):,}{_TOKENS}")
@@ -59,8 +60,7 @@ def _tokens(config: Trained, loaded: LoadedModel | None) -> int:
 
 
 def most_that_fit(tokens: int, room: int, needed: Callable[[int], int]) -> int:
-    """Halve until a trial of so many tokens needs no more bytes than there is room for, or does not run out of memory;
-    never below FEWEST."""
+    """Halve the tokens until a trial does not run out of memory and needs at most `room` bytes; never below FEWEST."""
     while tokens > FEWEST:
         with suppress(torch.OutOfMemoryError):
             if needed(tokens) <= room:
@@ -70,8 +70,8 @@ def most_that_fit(tokens: int, room: int, needed: Callable[[int], int]) -> int:
 
 
 def bytes_of_pass(loaded: LoadedModel, longest: int, tokens: int) -> int:
-    """Bytes of the GPU that a forward and backward pass over so many tokens takes, without the gradients that it
-    leaves; these are dropped."""
+    """Measure the GPU's bytes for a forward and backward pass over this many tokens, without the resulting gradients,
+    which are dropped."""
     model, device = loaded.model, loaded.model.device
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -85,7 +85,8 @@ def bytes_of_pass(loaded: LoadedModel, longest: int, tokens: int) -> int:
 
 
 def run_pass(loaded: LoadedModel, longest: int, tokens: int) -> None:
-    """Forwards and backwards over rows of the longest texts, which share no prompt, so that all tokens count."""
+    """Run a forward and backward pass over rows of the longest texts, which share no prompt, so that all tokens
+    count."""
     scorer = ResponseScorer(loaded.model, plain=loaded.plain, vocabulary=loaded.vocabulary)
     width = min(longest, tokens)
     rows = max(1, tokens // width)

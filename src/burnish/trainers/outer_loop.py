@@ -1,7 +1,7 @@
-"""The loop around every kind of training; how its state is saved, restored, and kept when an error ends the loop.
+"""The loop around every kind of training; its state is saved, restored, and kept when an error ends the loop.
 
-Supervised fine-tuning, reward models and reinforcement learning differ in what a step and an evaluation are. When they
-evaluate, write, save and stop is decided only here.
+Supervised fine-tuning, reward models and reinforcement learning differ in their steps and evaluations. This loop alone
+decides when they evaluate, write, save and stop.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ STATE_NAME = "training_state"
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run has come. Everything random follows from the seed and these numbers."""
+    """Progress of a run. Everything random follows from the seed and these numbers."""
 
     step: int = 0
     """The last step whose updates are done."""
     position: int = 0
     """Prompts, examples or comparisons drawn so far."""
     positions: Mapping[str, int] = field(default_factory=dict)
-    """How many of the prompts were of each domain, in a run of `burnish rl`."""
+    """Prompts drawn from each domain, in a run of `burnish rl`."""
     saved_step: int | None = None
     """Step of the newest checkpoint; None before the first."""
     pending: Pending | None = None
-    """What is left to do for `step`: its updates are done, but its evaluation and its line of metrics are not."""
+    """Work left to do for `step`: its updates are done, but its evaluation and its line of metrics are not."""
     versions: tuple[int, ...] = ()
     """Optimizer steps of each learner when the current step began; empty between steps."""
 
     def advance(self, position: int | Mapping[str, int], row: dict[str, float]) -> None:
-        """Call it when the updates of a step are done: whatever ends the run after this, its metrics are saved too.
+        """Record that the updates of a step are done: whatever ends the run after this, its metrics are saved too.
         `position`: items drawn, or prompts of each domain."""
         if isinstance(position, Mapping):
             self.positions, position = position, sum(position.values())
@@ -63,7 +63,7 @@ class Progress:
 
 
 def check_warmup(warmup: int, total_steps: int) -> None:
-    """ConfigError if the learning rate would never reach its peak. Run files that name their steps are checked before
+    """Raise ConfigError if the learning rate would never reach its peak. Run files that set `steps` are checked before
     any data are read."""
     if warmup > total_steps:
         raise ConfigError(
@@ -73,7 +73,7 @@ def check_warmup(warmup: int, total_steps: int) -> None:
 
 
 class Controller(Protocol):
-    """What else changes during a run and is saved in checkpoints, such as an adaptive KL coefficient."""
+    """Further state of a run that changes and is saved in checkpoints, such as an adaptive KL coefficient."""
 
     def state_dict(self) -> Mapping[str, object]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
@@ -81,14 +81,14 @@ class Controller(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Training(ABC):
-    """An open run of one kind: what a step is, what an evaluation is, and which models it trains."""
+    """An open run of one kind: its step, its evaluation, and the models that it trains."""
 
     journal: Journal
     store: CheckpointStore
     total_steps: int
     progress: Progress = field(default_factory=Progress)
     saved: SavedPolicy | None = None
-    """How the policy in a checkpoint is finished for other programs, and tried; None in runs without a policy."""
+    """Completes the policy in a checkpoint for other programs, and tries it; None in runs without a policy."""
 
     @property
     @abstractmethod
@@ -109,17 +109,17 @@ class Training(ABC):
 
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
-        """Metrics on held-out data, `eval/...`; empty if the run holds nothing out."""
+        """Compute metrics on held-out data, `eval/...`; empty if the run holds nothing out."""
 
     def before_first_step(self) -> None:  # noqa: B027  most kinds do nothing here
-        """What a new run does once, before it evaluates or trains."""
+        """Do the work of a new run that precedes its first evaluation and step, once."""
 
     def after_last_step(self, pending: Pending) -> None:  # noqa: B027
-        """What a run does once, after its last update. It notes in `pending` that this is done."""
+        """Do the work of a run that follows its last update, once; record in `pending` that it is done."""
 
 
 def train_to_end(opened: AbstractContextManager[Training], console: Console) -> RunResult:
-    """Open a run, train it, and return where it is. The first Ctrl-C finishes the current step and saves."""
+    """Open a run, train it, and return its folder and step. The first Ctrl-C finishes the current step and saves."""
     with (
         naming_shortages(),
         graceful_stop(lambda text: console.print(f"[yellow]{text}[/]")) as stop,
@@ -150,7 +150,7 @@ def run_loop(training: Training, stop: StopRequest) -> None:
 
 
 def close_step(training: Training) -> None:
-    """What follows the updates of a step: evaluation, the line of metrics, a checkpoint. Nothing if that is done."""
+    """Finish a step after its updates: evaluation, the line of metrics, a checkpoint. Nothing if that is done."""
     settings, progress, pending = training.settings, training.progress, training.progress.pending
     if pending is None:
         return
@@ -206,7 +206,7 @@ def save(training: Training) -> Checkpoint:
 
 
 def restore(training: Training, checkpoint: Checkpoint) -> None:
-    """Put a newly opened run where the checkpoint left off."""
+    """Restore the state of the checkpoint in a newly opened run."""
     progress = training.progress
     with restoring(checkpoint.folder):
         state = read_state(checkpoint.folder, STATE_NAME)
@@ -239,7 +239,7 @@ LearnerT = TypeVar("LearnerT", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Opened(Generic[LearnerT]):
-    """A model, and what gives it an optimizer once the data is read and the number of optimizer steps is known.
+    """A model, and the function that gives it an optimizer once the number of optimizer steps is known from the data.
 
     `loaded` has no weights if the model is in other processes; `standing` says what these are doing.
     """
@@ -250,13 +250,13 @@ class Opened(Generic[LearnerT]):
 
 
 OpenLearner = Callable[[ConfigT, FastPaths, Console, Lanes], AbstractContextManager[Opened[LearnerT]]]
-"""Opens the model in this process, and tells the user what was found out about it. Closed with the run."""
+"""Function that opens the model in this process, and reports its notes to the user. Closed with the run."""
 
 
 @contextmanager
 def saving_finished_steps(training: Training) -> Iterator[None]:
-    """Around the loop of a run: if anything except Ctrl-C ends it, save its last finished step, say so, and re-raise.
-    If that save fails too, this is reported, but the first error is still the one raised.
+    """Save the last finished step, report it and re-raise, if anything except Ctrl-C ends the loop inside. If that save
+    fails too, this is reported, but the first error is still the one raised.
 
     After a CheckpointError nothing is saved: the folder is no longer ours, or has just refused a checkpoint.
     """
@@ -273,7 +273,7 @@ def saving_finished_steps(training: Training) -> Iterator[None]:
 
 
 def _keep(training: Training, *, diverged: bool) -> str:
-    """Save what can be saved, and return what to say about it. diverged: a number that is not finite ended the run."""
+    """Save what can be saved, and return a sentence about it. diverged: a number that is not finite ended the run."""
     progress = training.progress
     step, saved, pending = progress.step, progress.saved_step, progress.pending
     newest = "there is no checkpoint" if saved is None else f"the newest checkpoint is of step {saved}"
@@ -299,6 +299,6 @@ def _keep(training: Training, *, diverged: bool) -> str:
 
 
 def _free_memory(error: BaseException) -> None:
-    """The frames of the failed call hold its tensors, and saving needs memory too."""
+    """Clear the frames of the failed call, which hold its tensors: saving needs memory, too."""
     traceback.clear_frames(error.__traceback__)
     gc.collect()

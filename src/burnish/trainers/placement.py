@@ -1,4 +1,4 @@
-"""What this machine has, and whether the processes of a run fit on it: checked before any of them starts."""
+"""The resources of this machine, and a check before the start of a run that its processes fit on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIMED = ("training passes", "decoding")
 
 
 def this_machine() -> Machine:
-    """Cores, threads, memory and GPUs that this process may use."""
+    """Describe the cores, threads, memory and GPUs that this process may use."""
     gpus = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
     return Machine(allowed_cores(container_limits()), torch.get_num_threads(), host_memory(), tuple(gpus))
 
@@ -36,8 +36,8 @@ def host_memory() -> int:
 
 
 def with_kept_speed(machine: Machine, config: Trained, facts: ModelFacts) -> Machine:
-    """This machine with the speed that earlier runs, or `burnish doctor`, have timed on its processor; as it was if it
-    has GPUs, the run is for one, or nothing was timed."""
+    """Add the speed that earlier runs, or `burnish doctor`, have timed on this machine's processor. Unchanged if it has
+    GPUs, the run is for one, or nothing was timed."""
     if machine.gpu_bytes or config.model.device not in ("auto", "cpu"):
         return machine
     trials = [trial for trial in map(Trial.of, own_cache().kept_here(threads_of(config))) if trial is not None]
@@ -51,15 +51,15 @@ def with_kept_speed(machine: Machine, config: Trained, facts: ModelFacts) -> Mac
 
 
 def threads_of(config: Trained) -> int:
-    """Threads of PyTorch in each process of the run."""
+    """Number of threads of PyTorch in each process of the run."""
     shares = config.cluster.runs_on != "ray"  # whose processes may be on other machines
     return config.cluster.threads or (threads_each(config, this_machine()) if shares else torch.get_num_threads())
 
 
 def check_placement(config: Trained, machine: Machine | None = None) -> list[str]:
-    """Warnings about the processes of the run on this machine, and what `cluster.sharding: auto` is if not `whole`.
-    ConfigError if this machine cannot have them; CheckpointError for a model path that names a run without a
-    checkpoint. Reads no weights: of each model its config.json, and the sizes in its files."""
+    """Return warnings about the run's processes on this machine, and the choice of `cluster.sharding: auto` if it is
+    not `whole`. ConfigError if they cannot run here; CheckpointError for a model path that names a run without a
+    checkpoint. Reads no weights, only the config.json of each model and the sizes in its files."""
     machine = machine or this_machine()
     config, _ = pinned(config)
     facts, rewards = model_facts(config), reward_facts(config)
@@ -72,7 +72,7 @@ def check_placement(config: Trained, machine: Machine | None = None) -> list[str
 
 
 def placed(config: ConfigT) -> ConfigT:
-    """The run file as its trainers get it: with the `cluster.sharding` that `auto` stands for on this machine."""
+    """The run file for its trainers, with `cluster.sharding: auto` resolved for this machine."""
     choice = sharding_of(config, model_facts(config), this_machine(), reward_facts(config))
     return with_sharding(config, choice.sharding)
 
@@ -90,7 +90,7 @@ def model_facts(config: RunConfig) -> ModelFacts | None:
 
 
 def _facts_of(path: str) -> ModelFacts | None:
-    """The sizes of a model in a folder, or of one on the hub that is known without a download."""
+    """The sizes of a model in a folder, or of a model on the hub that is known without a download."""
     folder = Path(path).expanduser()
     return read_model_facts(folder) if folder.exists() else facts_by_name(path)
 

@@ -1,4 +1,4 @@
-"""What `burnish plan` finds out about a run of `sft` or `rm`. It refuses what the run would refuse before loading a
+"""Preview of a run of `sft` or `rm` for `burnish plan`. It raises the errors that the run would raise before loading a
 model, as `preflight` does for `rl`."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
-    """Raises what a run would raise about its settings, model folder and local data (BurnishError). Loads no weights
-    and downloads nothing. `context_tokens`: the model's, if known."""
+    """Count the examples of a run, and raise its errors about settings, model folder and local data (BurnishError).
+    Loads no weights and downloads nothing. `context_tokens`: the model's, if known."""
     _check_settings(config)
     notes = notes_on(config)
     sources = (*config.data.train, *config.data.eval)
@@ -42,7 +42,7 @@ def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
 
 
 def count_examples(config: SftConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
-    """Of local data; without a tokenizer only rows are counted."""
+    """Count the examples of local data; without a tokenizer only rows are counted."""
     if tokenizer is None:
         tables = [len(loaded.table.rows) for loaded in load_sources((*config.data.train, *config.data.eval), "sft")]
         return Preview(rows=sum(tables[: len(config.data.train)]))
@@ -57,7 +57,7 @@ def count_examples(config: SftConfig, context_tokens: int | None, tokenizer: Pre
 
 
 def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
-    """The same for `burnish rm`; also reads the data that scores are normalised on."""
+    """Like `preview_sft`, for `burnish rm`; also reads the data on which scores are normalised."""
     _check_settings(config)
     settings = config.normalization
     if settings.policy is not None:
@@ -72,7 +72,7 @@ def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
 
 
 def compared_rows(config: RmConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
-    """The same of comparisons."""
+    """Count the comparisons of local data; without a tokenizer only rows are counted."""
     if tokenizer is None:
         train_rows, _ = (_count(config, sources) for sources in (config.data.train, config.data.eval))
         return Preview(rows=train_rows)

@@ -1,4 +1,4 @@
-"""What a finished command returns."""
+"""Results of finished commands."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from burnish.observability.atomic import write_text_atomically
 WEIGHTS_FOLDER = "policy"
 """Name of the folder inside a checkpoint that `from_pretrained` loads."""
 CRITIC_FOLDER = "critic"
-"""Name of the folder inside a checkpoint with the critic's value head, and its backbone if it is a separate one."""
+"""Name of the folder inside a checkpoint with the critic's value head, and the backbone of a separate critic."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Where a run is, the step it has reached, and the folder that `from_pretrained` loads."""
+    """The folder of a run, the step it has reached, and the folder that `from_pretrained` loads."""
 
     folder: Path
     step: int
@@ -58,8 +58,8 @@ def new_eval_folder(run_dir: Path, kind: str = "eval") -> Path:
 
 
 def write_eval_metrics(folder: Path, config: RunConfig, metrics: Mapping[str, float]) -> Path:
-    """Write `metrics.json`, and next to it the configuration of the evaluation (its `model.path` is what was measured).
-    Returns the path of the metrics."""
+    """Write `metrics.json`, and next to it the configuration of the evaluation (its `model.path` is the measured
+    model). Returns the path of the metrics."""
     write_text_atomically(folder / CONFIG_FILE, dump_config(config))
     file = folder / "metrics.json"
     write_text_atomically(file, json.dumps(metrics, indent=2, sort_keys=True) + "\n")

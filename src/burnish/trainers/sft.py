@@ -59,21 +59,22 @@ if TYPE_CHECKING:
 EVALUATION_ROWS = 64
 """Held-out examples scored at once."""
 RARE_END = 50
-"""A token that ends fewer than one in so many examples is no end of responses."""
+"""A token that ends fewer than one in this many examples does not count as an end of responses."""
 LARGEST_EXPONENT = 700.0
 """Above this loss the perplexity overflows a float."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which examples each optimizer step trains on: a pure function of the number of examples drawn before it."""
+    """Assignment of examples to optimizer steps: a pure function of the number of examples drawn before a step."""
 
     lengths: Sequence[int]
     tokens_per_batch: int
     sampler: PromptSampler
 
     def batch_at(self, position: int, end: int | None = None) -> tuple[list[int], int]:
-        """Examples of the step that begins after `position` draws, and the position after it, at most `end`."""
+        """Return the examples of the step that begins after `position` draws, and the position after it, at most
+        `end`."""
         examples, after = next_batch(self.lengths, self.tokens_per_batch, self.sampler, position)
         return (examples, after) if end is None else (examples[: end - position], min(after, end))
 
@@ -166,7 +167,7 @@ def train_sft(
     open_learner: OpenLearner[SftConfig, Policy] = open_policy,
 ) -> RunResult:
     """Fine-tune, and return where the run and its last checkpoint are. `accept_changes`: continue even if files or
-    versions that the run depends on have changed. `open_learner`: who trains, this process or others."""
+    versions that the run depends on have changed. `open_learner`: opens the model, in this process or in others."""
     opening = open_sft_run(config, console, accept_changes=accept_changes, open_learner=open_learner)
     return train_to_end(opening, console)
 
@@ -174,10 +175,10 @@ def train_sft(
 def held_out_loss(
     score: Callable[[Batch], TokenScores], examples: Sequence[SftExample], *, pad_token_id: int
 ) -> dict[str, float]:
-    """Loss in nats per trained token, its exponential (perplexity), and the fraction of these tokens that are the
-    model's most likely ones; also by domain, if there are several.
+    """Compute the loss in nats per trained token, its exponential (perplexity), and the fraction of these tokens that
+    are the model's most likely ones; also by domain, if there are several.
 
-    `score` gives the log-probabilities of a batch's response tokens, and which of them are the most likely ones.
+    `score` gives the log-probabilities of a batch's response tokens, and whether each is the most likely one.
     """
     metrics = MetricStore()
     domains = {example.domain for example in examples}
@@ -209,8 +210,8 @@ def heldout_examples(heldout: SftSet, limit: int | None, *, seed: int) -> list[S
 
 
 def build_sft_batch(examples: Sequence[SftExample], *, pad_token_id: int) -> Batch:
-    """Examples as rows: the prompt is what comes before the first trained token, the response is from there to the last
-    one. The loss mask picks the trained tokens of the response."""
+    """Make rows of examples: the prompt ends before the first trained token, and the response goes from there to the
+    last one. The loss mask picks the trained tokens of the response."""
     spans = [_trained_span(example) for example in examples]
     prompts = [example.tokens[:first] for example, (first, _) in zip(examples, spans, strict=True)]
     responses = [example.tokens[first:end] for example, (first, end) in zip(examples, spans, strict=True)]
@@ -310,7 +311,7 @@ def load_examples(
 
 
 def response_ends(examples: Sequence[SftExample], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Control tokens with which responses end in training. One that ends few of them is where those were cut."""
+    """Control tokens with which responses end in training. A token that ends only a few comes from truncation."""
     control = set(tokenizer.added_tokens_decoder)
     last = Counter(example.tokens[_trained_span(example)[1] - 1] for example in examples)
     return [token for token, count in last.most_common() if token in control and count * RARE_END >= len(examples)]

@@ -1,8 +1,8 @@
-"""The speed of a processor, from what trials of fast paths took and how much work they were.
+"""The speed of a processor, from the time and the amount of work of fast-path trials.
 
-The trials are those of `burnish.forward.probe` (a forward and backward pass through the first layers) and
+The trials come from `burnish.forward.probe` (a forward and backward pass through the first layers) and
 `burnish.rollouts.local.decoding_ways` (a step of some rows with the first layers and the head). Their best rounds are
-kept (`burnish.forward.verdicts`), so rates are those of a machine that does nothing else.
+kept (`burnish.forward.verdicts`), so rates hold for a machine that is otherwise idle.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Trial:
 
     @staticmethod
     def of(kept: tuple[Key, RaceResult]) -> Trial | None:
-        """None for a trial of something else than a model's training passes or decoding steps."""
+        """Read a kept trial; None if it is not of a model's training passes or decoding steps."""
         key, outcome = kept
         path, shape = str(key.get("path")), str(key.get("shape"))
         facts = facts_of({name: int(number) for name, number in _SIZE.findall(shape)})
@@ -46,12 +46,12 @@ class Trial:
         return Trial(path, facts, _WORK[path](facts) / outcome.seconds[outcome.winner])
 
     def likeness(self, facts: ModelFacts) -> str:
-        """Which model it was, in words."""
+        """Describe the model of the trial in words."""
         same = self._distance(facts) == 0
         return "a model of these sizes" if same else f"a model of hidden size {self.facts.hidden_size:,}"
 
     def _distance(self, facts: ModelFacts) -> float:
-        """How far the sizes of a layer are apart, in powers."""
+        """Distance between the sizes of a layer, as the absolute log of their ratio."""
         one, other = (found.body / found.num_layers for found in (self.facts, facts))
         return abs(math.log(one / other))
 
@@ -62,7 +62,7 @@ def nearest_trial(trials: Sequence[Trial], facts: ModelFacts) -> Trial | None:
 
 
 def _operations_of_pass(facts: ModelFacts) -> float:
-    """Of a forward and backward pass through one or two layers, as `keep_faster_layers` makes it."""
+    """Operations of a forward and backward pass through one or two layers, as in `keep_faster_layers`."""
     layer = facts.body // facts.num_layers
     layers = 1 if layer > _WIDE else 2
     size = tokens_for(layers * layer, wanted=_TRAINED_TOKENS, fewest=_FEWEST_TOKENS) // 32
@@ -70,7 +70,7 @@ def _operations_of_pass(facts: ModelFacts) -> float:
 
 
 def _operations_of_step(facts: ModelFacts) -> float:
-    """Of a decoding step, as `decoding_ways` makes it."""
+    """Operations of a decoding step, as in `decoding_ways`."""
     layer, head = facts.body / facts.num_layers, facts.vocabulary_size * facts.hidden_size
     layers = max(2, min(facts.num_layers, -(-head // layer)))
     width = facts.num_attention_heads * facts.head_size

@@ -1,4 +1,4 @@
-"""The folder of a run while the run writes to it: locked, compared with what the run began with, and still there.
+"""The folder of a run while the run writes to it: locked, compared with the run's beginning, checked to be still there.
 
 The fast paths that a run began with are recorded in it, so that a resume takes the same ones.
 """
@@ -57,19 +57,19 @@ class Workplace:
         return self.checkpoint.step - (read_pending(self.checkpoint.folder) is not None)
 
     def has_steps_to_make(self, total_steps: int) -> bool:
-        """Whether anything is left to do: a step, or the rest of one that an error interrupted."""
+        """Return whether anything is left to do: a step, or the rest of one that an error interrupted."""
         checkpoint = self.checkpoint
         return checkpoint is None or checkpoint.step < total_steps or read_pending(checkpoint.folder) is not None
 
     def check(self) -> None:
-        """Call it before writing. Raises CheckpointError if the folder is not the one that was locked. Removed files
-        that can be written again are written again, and this is reported."""
+        """Raise CheckpointError if the folder is not the one that was locked. To be called before writing. Removed
+        files that can be written again are, and this is reported."""
         self.lock.check()
         for line in RunDirectory(self.path).restore(self.config):
             self.say(line)
 
     def lacks_checkpoint(self, saved_step: int | None) -> bool:
-        """Whether the newest checkpoint was removed, so that a new one is due. Reports it."""
+        """Return whether the newest checkpoint was removed, so that a new one is due. Reports it."""
         if saved_step is None or saved_step in self.store.steps():
             return False
         self.say(
@@ -82,7 +82,7 @@ class Workplace:
 def open_workplace(config: RunConfig, console: Console, *, accept_changes: bool = False) -> Iterator[Workplace]:
     """Lock the run's folder, refuse a run of a different configuration, and find the newest complete checkpoint.
 
-    Raises CheckpointError if the files or versions that the run depends on differ from those of that checkpoint;
+    Raises CheckpointError if the files or versions that the run depends on differ from that checkpoint's;
     `accept_changes` accepts them, and later checkpoints hold the new ones.
     """
 
@@ -142,12 +142,12 @@ PATHS_FILE = "paths.json"
 
 
 def recorded_paths(folder: Path) -> FastPaths:
-    """Choices bound by those of the run in this folder, if any. Raises CheckpointError for a broken file."""
+    """Fast paths bound by the choices of the run in this folder, if any. Raises CheckpointError for a broken file."""
     return FastPaths(recorded_ways(folder))
 
 
 def recorded_ways(folder: Path) -> dict[str, str]:
-    """The ways of the run in this folder; none where it has recorded none. Raises as `recorded_paths` does."""
+    """The ways that the run in this folder has recorded; empty if there are none. Raises as `recorded_paths` does."""
     file = folder / PATHS_FILE
     if not os.path.lexists(file):
         return {}
@@ -165,7 +165,7 @@ def recorded_ways(folder: Path) -> dict[str, str]:
 
 
 def record_paths(folder: Path, paths: FastPaths) -> None:
-    """Write what was chosen. Raises CheckpointError if the folder cannot be written to."""
+    """Write the choices. Raises CheckpointError if the folder cannot be written to."""
     text = json.dumps({"ways": paths.record()}, indent=2) + "\n"
     try:
         write_text_atomically(folder / PATHS_FILE, text)

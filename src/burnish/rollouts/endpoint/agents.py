@@ -1,7 +1,7 @@
 """Agents in a training run: programs that hold their conversations with the policy through the endpoint.
 
-Each runs in a process of its own (`burnish.environments.host`), with a URL of its own. The thread that calls `generate`
-starts them, samples the turns that they ask for, and collects what they return: the reward.
+Each runs in its own process (`burnish.environments.host`), with its own URL. The thread that calls `generate` starts
+them, samples the turns that they request, and collects the rewards that they return.
 """
 
 from __future__ import annotations
@@ -34,22 +34,21 @@ from burnish.rollouts.partner import start_seed
 from burnish.types import Metric, Prompt, Reduction, Rollout, RolloutRequest
 
 MODEL_NAME = "policy"
-"""What agents call the policy."""
+"""Name of the policy for agents."""
 GIVEN = ("base_url", "api_key", "model", "messages")
-"""What an agent is given besides the columns of its row; `messages` is the prompt as a conversation."""
+"""Arguments of an agent besides the columns of its row; `messages` is the prompt as a conversation."""
 _GATHER_SECONDS = 0.005
-"""Once somebody wants a turn: how long nothing may happen until it is sampled."""
+"""Once a turn is requested, seconds without another event until it is sampled."""
 _MAX_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class AgentTalk:
-    """How the agents of a domain are run.
+    """Settings of a domain's agents.
 
-    turns: of the policy, at most, in all branches of a trajectory. turn_tokens: of one of them. call_seconds: for what
-    an agent does between two requests. open_seconds: until its first one. open: how many at a time. in_rounds: turns
-    are sampled when every agent wants one.
-    """
+    turns: most turns of the policy in all branches of a trajectory. turn_tokens: most tokens of one. call_seconds: for
+    an agent's work between two requests. open_seconds: until its first one. open: agents at a time. in_rounds: turns
+    are sampled when every agent has requested one."""
 
     host: ConversationHost
     speech: Speech
@@ -66,8 +65,8 @@ class AgentTalk:
 
 @dataclass(slots=True, eq=False)
 class _Agent:
-    """An agent that runs. asks: its requests that wait. deadline: None while any does. clean: nothing is left of what
-    it has started in its process."""
+    """A running agent. asks: its waiting requests. deadline: None while any waits. clean: nothing is left in its
+    process of what it has started there."""
 
     trajectory: Trajectory
     process: ConversationProcess
@@ -88,7 +87,7 @@ class AgentServer:
         self._server = ServerThread(self.desk, Service(key=self.key))
 
     def open(self, terms: Terms) -> str:
-        """Let a trajectory begin. Returns its name, which nobody can guess."""
+        """Begin a trajectory; return its name, which nobody can guess."""
         name = secrets.token_hex(16)
         self._terms[name] = terms
         return name
@@ -97,20 +96,20 @@ class AgentServer:
         return f"{self._server.url}/t/{name}/v1"
 
     def end(self, name: str) -> None:
-        """Let nobody ask for this trajectory any more."""
+        """Refuse further requests for this trajectory."""
         self._terms.pop(name, None)
 
     def close(self) -> None:
-        """Refuse what waits, and end. Idempotent."""
+        """Refuse waiting requests, and end. Idempotent."""
         self._server.close()
 
 
 class AgentEngine(TalkingEngine[AgentTalk]):
-    """An engine whose responses are what agents and the policy have said, for the prompts that have agents; others go
-    to `others`.
+    """An engine whose responses are the conversations of agents with the policy, for prompts that have agents; other
+    prompts go to `others`.
 
-    A sample has a row for each branch of its trajectory, and so several, except for greedy responses and in
-    evaluations, which have the one that was continued last.
+    A sample has a row for each branch of its trajectory, except for greedy responses and in evaluations, which keep
+    only the branch that was continued last.
     """
 
     def __init__(
@@ -174,7 +173,7 @@ class _Hall:
         self._open: dict[str, _Agent] = {}
 
     def hold(self, requests: Sequence[tuple[RolloutRequest, Prompt]]) -> list[Rollout]:
-        """Until all agents have ended: the rows of their trajectories."""
+        """Run the agents until all have ended; return the rows of their trajectories."""
         waiting = deque((request, prompt, i) for request, prompt in requests for i in request.sample_indices)
         rows: list[Rollout] = []
         quiet = False
@@ -199,7 +198,7 @@ class _Hall:
     def _draw(
         self, requests: Sequence[RolloutRequest], sampling: Sampling, *, stopped: object, **given: Any
     ) -> tuple[list[Rollout], list[RolloutRequest]]:
-        """All of them: what is sampled in a run does not depend on when a client gives up."""
+        """Sample all requests, none stopped early: a run's samples do not depend on when a client gives up."""
         self._counts["turns"] += len(requests)
         return self._engine.generate(requests, sampling, step=self._call.step, **given), []
 
@@ -219,7 +218,7 @@ class _Hall:
         process.send({"do": "open", "row": {**prompt.columns, **given}, "seed": seed})
 
     def _listen(self, *, patient: bool) -> bool:
-        """Take what happens until a deadline; not `patient`, only within a moment. Returns whether anything has."""
+        """Take events until a deadline or, if not `patient`, for a moment; return whether there were any."""
         now = time.monotonic()
         deadlines = [agent.deadline for agent in self._open.values() if agent.deadline is not None]
         left = max(min(deadlines, default=now + _MAX_POLL_SECONDS) - now, 0.0)
@@ -229,7 +228,7 @@ class _Hall:
         for descriptor, agent in by_number.items():
             poller.register(descriptor, select.POLLIN | (select.POLLOUT if agent.process.has_unsent else 0))
         ready = poller.poll(1000 * min(left, _MAX_POLL_SECONDS if patient else _GATHER_SECONDS))
-        # Orders first: what an agent has asked before it ended is a part of its trajectory.
+        # Orders first: a request that an agent sent before it ended is part of its trajectory.
         for order in self._server.desk.take():
             self._take(order)
         for descriptor, what in ready:
@@ -260,7 +259,7 @@ class _Hall:
             agent.deadline = None
 
     def _hear(self, agent: _Agent) -> None:
-        """Take what an agent's process says: that it has begun, and what it returns."""
+        """Take a message of an agent's process: that it has begun, or its result."""
         try:
             for message in agent.process.receive():
                 if "failed" in message:
@@ -289,7 +288,7 @@ class _Hall:
         self._counts["timed_out"] += timed_out
 
     def _speak(self) -> None:
-        """Sample the turns that are wanted, in the order in which the agents were started."""
+        """Sample the requested turns, in the order in which the agents were started."""
         orders = [(order, agent.trajectory) for agent in self._open.values() for order in agent.asks]
         if not orders:
             return
@@ -322,7 +321,7 @@ class _Hall:
         return found
 
     def _forget(self, name: str) -> _Agent:
-        """Take the agent out, and refuse what it still waits for."""
+        """Remove the agent, and refuse its waiting requests."""
         agent = self._open.pop(name)
         self._server.end(name)
         for order in agent.asks:

@@ -19,8 +19,8 @@ _NO_CHARACTER = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A turn that was sampled. prompt: the tokens that it follows. texts: of the sampled tokens, one by one, where they
-    were asked for. number: of the turn among all of this server, for ids. created: seconds since 1970."""
+    """A turn that was sampled. prompt: the tokens that it follows. texts: of each sampled token, if requested. number:
+    of the turn among all of this server, for ids. created: seconds since 1970."""
 
     asked: TurnRequest
     said: Said
@@ -32,7 +32,7 @@ class Reply:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Names the fields of the request that had no effect."""
+        """Headers, with the fields of the request that had no effect."""
         ignored = self.asked.wish.ignored
         return {_IGNORED_HEADER: ", ".join(ignored)} if ignored else {}
 
@@ -69,7 +69,7 @@ class Reply:
         return {"prompt_tokens": before, "completion_tokens": after, "total_tokens": before + after}
 
     def chat_logprobs(self) -> Body | None:
-        """Of each sampled token, where they were asked for."""
+        """Log-probability of each sampled token, if requested."""
         if not self.asked.wish.logprobs:
             return None
         return {"content": [_entry(*one) for one in zip(self.texts, self.said.logprobs, strict=True)], "refusal": None}
@@ -85,7 +85,7 @@ class Reply:
         return {"tokens": list(self.texts), "token_logprobs": logprobs, "top_logprobs": None, "text_offset": offsets}
 
     def _of_tokens(self) -> Body:
-        """As vLLM's `/inference/v1/generate`: tokens are named by their ids."""
+        """The choice in the form of vLLM's `/inference/v1/generate`: tokens are named by their ids."""
         entries = [_entry(*one) for one in zip(map(_name_of, self.said.tokens), self.said.logprobs, strict=True)]
         choice = {
             "index": 0,
@@ -113,7 +113,8 @@ def whole_body(replies: Sequence[Reply]) -> Body:
 
 
 def events(replies: Sequence[Reply]) -> Iterator[str]:
-    """The same as a stream of events (`stream: true`). A turn is sampled as a whole, so its text comes as a whole."""
+    """The answers as a stream of events (`stream: true`). A turn is sampled as a whole, so its text is sent as a
+    whole."""
     is_chat = isinstance(replies[0].asked, ChatRequest)
     body = whole_body(replies)
     choices, usage = body.pop("choices"), body.pop("usage")
@@ -134,8 +135,8 @@ def events(replies: Sequence[Reply]) -> Iterator[str]:
 
 
 def token_texts(asked: TurnRequest, said: Said, text: Callable[[int], str]) -> tuple[str, ...]:
-    """The name of each sampled token, if log-probabilities by name are asked for: its text, or as vLLM writes its
-    id."""
+    """The name of each sampled token, if log-probabilities by name are requested: its text, or its id in vLLM's
+    form."""
     if not asked.wish.logprobs or (isinstance(asked, TokenRequest) and not asked.as_text):
         return ()
     if asked.wish.names_ids:

@@ -1,8 +1,8 @@
-"""What a client demands of an answer: that it calls a tool, makes one call at most, or is JSON.
+"""Demands of a client on an answer: that it calls a tool, makes at most one call, or is JSON.
 
-Nothing is forced on the policy and nothing is said to it, because what is trained on has to be what it samples. So an
-answer is checked, and one that does not fit is refused; it is a turn of its trajectory all the same. One that was cut
-is returned as it is, with `finish_reason: length`.
+Nothing is forced on the policy or added to its prompt, because training data has to be what the policy samples. So an
+answer is checked and refused if it does not meet the demands; it is a turn of its trajectory all the same. A truncated
+answer is returned as it is, with `finish_reason: length`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from burnish.types import Json, Message
 
 DEMANDS = ("tool_choice", "parallel_tool_calls", "response_format")
 _STATUS = 422
-"""Of an answer that does not fit. Clients do not ask again by themselves, as they do after 5xx."""
+"""Status for an answer that does not meet the demands. Clients do not retry by themselves, as they do after 5xx."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """What an answer has to be.
+    """Conditions that an answer must meet.
 
-    calls: whether calls are read at all. tool: the one that has to be called, "" for any. one_call: at most one. form:
-    the type of a response format, with the validator of its schema, if it has one.
+    calls: whether calls are read at all. tool: the one that must be called, "" for any. one_call: at most one call.
+    form: the type of a response format, with the validator of its schema, if it has one.
     """
 
     calls: bool = True
@@ -39,12 +39,12 @@ class Demands:
 
     @property
     def fields(self) -> list[str]:
-        """Those that an answer may fail."""
+        """The request fields whose demands an answer may fail."""
         may_fail = (self.tool is not None, self.one_call, self.form != "text")
         return [*itertools.compress(DEMANDS, may_fail)]
 
     def check(self, message: Message) -> None:
-        """RefusedError for an answer that does not fit."""
+        """Raise RefusedError for an answer that does not meet the demands."""
         names = message.called()
         if self.tool is not None and not (self.tool in names if self.tool else names):
             called = f"does not call {self.tool!r}" if self.tool else "calls no tool"
@@ -70,7 +70,7 @@ class Demands:
 
 
 def read_demands(asked: Mapping[str, Any], tools: Sequence[Mapping[str, Json]]) -> Demands:
-    """The demands of a request. RefusedError for what is none."""
+    """The demands of a request. RefusedError for an invalid one."""
     choice, one_call = asked.get("tool_choice"), asked.get("parallel_tool_calls")
     if not isinstance(one_call, (bool, type(None))):
         raise wrong("parallel_tool_calls", "parallel_tool_calls has to be true or false")
@@ -79,7 +79,7 @@ def read_demands(asked: Mapping[str, Any], tools: Sequence[Mapping[str, Json]]) 
 
 
 def _tool(choice: Any, tools: Sequence[Mapping[str, Json]]) -> str | None:
-    """The tool that has to be called, "" for any, None if nothing has to."""
+    """The tool that must be called, "" for any, None if a call is optional."""
     if choice in (None, "none", "auto"):
         return None
     function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None

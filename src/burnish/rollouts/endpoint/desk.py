@@ -1,4 +1,4 @@
-"""Where requests wait for the thread that owns the engine."""
+"""The queue of requests for the thread that owns the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from burnish.rollouts.endpoint.requests import RewardCall, Terms, TurnRequest
 
 @dataclass(slots=True, eq=False)
 class Order:
-    """A request of a trajectory, and where its answer goes. sample: number of the answer among those of the request.
+    """A request of a trajectory, and the future of its answer. sample: number of this answer to the request.
     is_withdrawn: nobody waits for it any more."""
 
     trajectory: str
@@ -26,12 +26,12 @@ class Order:
     is_withdrawn: bool = False
 
     def withdraw(self) -> None:
-        """Say that its client has gone."""
+        """Mark that its client has gone."""
         self.answer.cancel()
-        self.is_withdrawn = True  # what is being sampled cannot be cancelled
+        self.is_withdrawn = True  # a turn being sampled cannot be cancelled
 
     def refuse(self, error: RefusedError) -> None:
-        """Answer that there is no turn."""
+        """Answer with an error instead of a turn."""
         with contextlib.suppress(InvalidStateError):  # the client has gone
             self.answer.set_exception(error)
 
@@ -42,9 +42,9 @@ class Order:
 
 
 class Desk:
-    """Takes orders from the server's thread to the engine's. `fileno` is readable when there are any.
+    """Queue of orders from the server's thread to the engine's. `fileno` is readable when there are any.
 
-    find: the terms of a trajectory, None for one that does not exist. Asked from the server's thread.
+    find: the terms of a trajectory, None for one that does not exist. Called from the server's thread.
     """
 
     def __init__(self, find: Callable[[str], Terms | None]) -> None:
@@ -56,20 +56,20 @@ class Desk:
         self.is_closed = False
 
     def fileno(self) -> int:
-        """For polling."""
+        """The descriptor for polling."""
         return self._woken.fileno()
 
     def place(self, *orders: Order) -> None:
-        """Let orders wait. They are refused if nobody will take them any more."""
+        """Queue orders. They are refused if nobody will take them any more."""
         for order in orders:
             self._orders.put(order)
         if self.is_closed:
             self._refuse_all()
-        with contextlib.suppress(BlockingIOError, OSError):  # full of words that nobody has heard yet: one will do
+        with contextlib.suppress(BlockingIOError, OSError):  # full of signals not yet read: one is enough
             self._wakes.send(b"1")
 
     def take(self) -> list[Order]:
-        """The orders that wait, in the order in which they came."""
+        """Take the waiting orders, in the order in which they came."""
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(1 << 16)
         orders = []
@@ -79,7 +79,7 @@ class Desk:
         return orders
 
     def close(self) -> None:
-        """Refuse what waits and what is still to come."""
+        """Refuse all waiting and later orders."""
         self.is_closed = True
         self._refuse_all()
         with contextlib.suppress(OSError):

@@ -1,7 +1,6 @@
-"""What clients ask: OpenAI's chat completions and completions, and tokens in and out as vLLM has them.
+"""Requests of clients: OpenAI's chat completions and completions, and tokens in and out as in vLLM.
 
-Everything here comes from outside. What is not understood is refused with the name of the field; nothing is left out in
-silence.
+All of this is untrusted input. A field that is not understood is refused by name; nothing is silently ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from burnish.rollouts.sampling import check_sampling
 from burnish.types import Json, Message
 
 Others = Literal["refuse", "ignore", "follow"]
-"""What happens to a request that wants other sampling settings than those of the run."""
+"""Treatment of requests for other sampling settings than the run's."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
@@ -36,9 +35,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "verbosity": ("medium",),
 }
-"""Fields that would change what is sampled, with the values that change nothing."""
+"""Fields that would change the samples, with the values that change nothing."""
 _CHOSEN: Mapping[str, float] = {"temperature": 0.0, "top_p": 0.0, "min_p": 0.0, "top_k": -1.0}
-"""Sampling settings of the run, with the least value of each."""
+"""Sampling settings of the run, with the lowest value of each."""
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
@@ -51,31 +50,31 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     **{f"guided_{form}": () for form in ("json", "regex", "choice", "grammar")},
     "structured_outputs": (),
 }
-"""Fields that this server does not have, with the values that ask for nothing."""
+"""Fields that this server does not support, with the values that have no effect."""
 _CHAT = frozenset({"messages", "tools", "chat_template_kwargs", "reasoning_effort", *DEMANDS})
 _MOST_SAMPLES = 128
 _MOST_STOP_TOKENS = 256
 _TOKEN_CHARACTERS = 32
-"""Characters per token that no text has on average. What is longer than a context of such tokens is not even read."""
+"""More characters per token than any text has on average. A text longer than a context of such tokens is not read."""
 _WITHOUT_EFFECT = frozenset(
     {"user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
     | {"stream_options", "skip_special_tokens", "spaces_between_special_tokens", "cache_salt", "priority"}
     | {"request_id", "detokenize", "output_kind", "routed_experts_prompt_start"}
 )
-"""Fields that change nothing in what is sampled, and that clients send as a matter of course."""
+"""Fields that do not change the samples, and that clients send routinely."""
 _READ = frozenset(
     {"model", "stream", "max_tokens", "max_completion_tokens", "stop", "stop_token_ids", "logprobs", "seed", "n"}
     | {"return_token_ids", "return_tokens_as_token_ids"}
 )
-"""What every route reads, next to its own fields."""
+"""Fields that every route reads, besides its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What clients of a trajectory may ask.
+    """Limits and settings for the clients of a trajectory.
 
     sampling: of the run. model: the name that clients give. context: tokens of prompt and answer. others: see `Others`.
-    options: arguments of the chat template; reads: those that it takes. message_tokens: that a message has at least.
+    options: arguments of the chat template; reads: names of all that it takes. message_tokens: fewest of a message.
     """
 
     sampling: Sampling
@@ -89,12 +88,12 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """How a client wants its turn.
+    """A client's settings for its turn.
 
     max_tokens: fewer than the run allows, if any. stop, stop_token_ids: further ends; the texts are left out of the
-    answer. chosen, seed: in place of the server's own settings, where clients may choose. samples: answers. logprobs,
-    token_ids: whether to return them. names_ids: log-probabilities name tokens by their ids. ignored: fields that have
-    no effect here. demands: what an answer has to be.
+    answer. chosen, seed: in place of the server's own settings, where clients may choose. samples: number of answers.
+    logprobs, token_ids: whether to return them. names_ids: log-probabilities name tokens by their ids. ignored: fields
+    without effect here. demands: conditions on the answer.
     """
 
     max_tokens: int | None = None
@@ -142,7 +141,7 @@ class TokenRequest:
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """What the trajectory is worth."""
+    """The reward of the trajectory."""
 
     reward: float
 
@@ -151,7 +150,7 @@ TurnRequest = ChatRequest | TextRequest | TokenRequest
 
 
 def read_chat(asked: Mapping[str, Any], terms: Terms) -> ChatRequest:
-    """`POST /v1/chat/completions`. RefusedError for what cannot be answered."""
+    """Read `POST /v1/chat/completions`. RefusedError for a request that cannot be answered."""
     _check_model(asked, terms)
     tools = _tools(asked.get("tools"))
     options, others, ignored = _template_options(asked, terms)
@@ -182,7 +181,7 @@ def _messages(messages: Any, tools: Any, terms: Terms) -> tuple[Message, ...]:
 
 
 def read_completion(asked: Mapping[str, Any], terms: Terms) -> TextRequest | TokenRequest:
-    """`POST /v1/completions`, with a text or with tokens."""
+    """Read `POST /v1/completions`, with a text or with tokens."""
     _check_model(asked, terms)
     logprobs = asked.get("logprobs")
     if logprobs is not None and (isinstance(logprobs, bool) or logprobs not in (0, 1)):
@@ -198,7 +197,7 @@ def read_completion(asked: Mapping[str, Any], terms: Terms) -> TextRequest | Tok
 
 
 def read_tokens(asked: Mapping[str, Any], terms: Terms) -> TokenRequest:
-    """`POST /inference/v1/generate`: tokens in and out, with `sampling_params`, as vLLM and its clients have it."""
+    """Read `POST /inference/v1/generate`: tokens in and out, with `sampling_params`, as in vLLM and its clients."""
     if asked.get("model") is not None:
         _check_model(asked, terms)
     sampling = asked.get("sampling_params", {})
@@ -212,7 +211,7 @@ def read_tokens(asked: Mapping[str, Any], terms: Terms) -> TokenRequest:
 
 
 def read_reward(asked: Mapping[str, Any]) -> RewardCall:
-    """`POST .../reward`: `{"reward": 1.0}`."""
+    """Read `POST .../reward`: `{"reward": 1.0}`."""
     reward = asked.get("reward")
     try:
         value = float(reward) if isinstance(reward, (int, float)) and not isinstance(reward, bool) else math.nan
@@ -242,8 +241,8 @@ def _wish(
     others: Sequence[str] = (),
     ignored: Sequence[str] = (),
 ) -> Wish:
-    """own: fields that only this route has. texts: whether stop texts make sense. others: fields of its own that would
-    change what is sampled. ignored: those that have no effect."""
+    """Read the settings of a request. own: fields that only this route has. texts: whether stop texts make sense.
+    others: its own fields that would change the samples. ignored: its own fields without effect."""
     given = {name: value for name, value in asked.items() if value is not None}
     chosen = _chosen(given)
     others = [*_others(given, own, chosen, terms), *others]
@@ -269,7 +268,7 @@ def _wish(
 
 
 def _others(given: Mapping[str, Any], own: Set[str], chosen: Mapping[str, Any], terms: Terms) -> list[str]:
-    """Fields that would change what is sampled, or that do not exist. RefusedError for what no rule allows."""
+    """List the fields that would change the samples, or do not exist. RefusedError for fields that no rule allows."""
     for name, harmless in _REFUSED.items():
         if name in given and not among(given[name], harmless):
             raise wrong(name, f"{name} {given[name]!r:.60} is not supported by this server")
@@ -290,8 +289,8 @@ def _is_neutral(value: Any, values: tuple[Any, ...]) -> bool:
 
 
 def _template_options(asked: Mapping[str, Any], terms: Terms) -> tuple[dict[str, Json], list[str], list[str]]:
-    """Arguments of the chat template that differ from the server's own, where clients may choose; fields that would
-    change what is sampled, where they may not; and fields that have no effect."""
+    """Return the arguments of the chat template that differ from the server's own, if clients may choose; the fields
+    that would change the samples, if they may not; and the fields without effect."""
     given = {} if asked.get("chat_template_kwargs") is None else asked["chat_template_kwargs"]
     if not isinstance(given, dict):
         raise wrong("chat_template_kwargs", "chat_template_kwargs has to be an object")
@@ -312,7 +311,7 @@ def _template_options(asked: Mapping[str, Any], terms: Terms) -> tuple[dict[str,
 
 
 def _check_size(count: int, characters: int, terms: Terms, name: str) -> None:
-    """RefusedError, before anything is done with them, for messages or a text that cannot fit."""
+    """Raise RefusedError for messages or a text that cannot fit, before any work is done on them."""
     if count * terms.message_tokens > terms.context or characters > _TOKEN_CHARACTERS * terms.context:
         raise RefusedError(
             400,
@@ -324,7 +323,7 @@ def _check_size(count: int, characters: int, terms: Terms, name: str) -> None:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """All texts in a value of JSON."""
+    """Yield all texts in a JSON value."""
     todo = [value]
     while todo:
         match todo.pop():
@@ -370,7 +369,7 @@ def _why(others: list[str], given: Mapping[str, Any], terms: Terms) -> str:
 
 
 def _ours(name: str, sampling: Sampling) -> float:
-    """A setting of the run in the words of a request, where temperature 0 takes the likeliest token."""
+    """A setting of the run in the form of a request, in which temperature 0 means greedy."""
     return 0.0 if name == "temperature" and sampling.greedy else float(getattr(sampling, name))
 
 
@@ -438,10 +437,10 @@ def _tools(value: Any) -> tuple[Mapping[str, Json], ...]:
 
 
 def among(value: Any, values: tuple[Any, ...]) -> bool:
-    """Whether a value is one of these, where True is not 1."""
+    """Return whether the value is one of these; True is not 1."""
     return any(_same(value, one) for one in values)
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Equal, where True is not 1."""
+    """Return whether the two are equal; True is not 1."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/responses` as another way to write chat completions. Nothing is kept: a request brings its history."""
+"""OpenAI's `/v1/responses`, translated to chat completions. Nothing is stored: a request brings its history."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     **dict.fromkeys(("messages", "max_tokens", "logprobs"), ((), "it is a field of chat completions")),
     **dict.fromkeys(("response_format", "reasoning_effort", "verbosity"), ((), "it is a field of chat completions")),
 }
-"""Fields that are refused, with the values that are not, and why."""
+"""Fields that are refused, with the values that are accepted, and why."""
 _INCLUDED = {"message.output_text.logprobs": True, "reasoning.encrypted_content": False}
-"""What may be asked for in `include`, and whether it asks for log-probabilities."""
+"""Accepted values of `include`, and whether each requests log-probabilities."""
 
 
 def read_response(asked: Mapping[str, object], terms: Terms) -> ChatRequest:
-    """`POST /v1/responses`. RefusedError for what cannot be answered."""
+    """Read `POST /v1/responses`. RefusedError for a request that cannot be answered."""
     given = {name: value for name, value in asked.items() if value is not None}
     for name, (harmless, why) in _REFUSED.items():
         if name in given and not among(given.pop(name), harmless):
@@ -63,12 +63,12 @@ def _included(names: object) -> bool:
 
 
 def _format(form: object) -> object:
-    """A format as chat completions have it, whose schema is one level deeper."""
+    """A format in the form of chat completions, whose schema is one level deeper."""
     return {"type": "json_schema", "json_schema": form} if _type_of(form) == "json_schema" else form
 
 
 def _nested(function: object) -> object:
-    """A function as chat completions have it: `{"type": "function", "function": {...}}`."""
+    """A function in the form of chat completions: `{"type": "function", "function": {...}}`."""
     if not isinstance(function, dict) or function.get("type") != "function" or "function" in function:
         return function
     return {"type": "function", "function": {name: value for name, value in function.items() if name != "type"}}
@@ -83,7 +83,7 @@ def _type_of(value: object) -> object:
 
 
 def _messages(given: Mapping[str, object]) -> list[Body]:
-    """The input as messages. What the model has said in one turn, a text and calls, is one message."""
+    """The input as messages. Text and calls of one turn of the model are one message."""
     items = given.get("input", [])
     items = [{"role": "user", "content": items}] if isinstance(items, str) else items
     if not isinstance(items, list):
@@ -114,7 +114,7 @@ def _message(given: object, number: int) -> Body:
 
 
 def _content(value: object) -> object:
-    """A content in the form of chat completions. What is no text stays, and is refused there."""
+    """A content in the form of chat completions. Parts that are not text stay, and are refused there."""
     if not isinstance(value, list):
         return value
     return [{**part, "type": "text"} if _type_of(part) in ("input_text", "output_text") else part for part in value]
@@ -127,7 +127,7 @@ class Response:
     reply: Reply
 
     def body(self, *, output: bool = True) -> Body:
-        """The response. output: whether it has ended; without, as it is when it begins."""
+        """The response as JSON. output: True for the finished response, False for its state at the beginning."""
         is_cut, reply = self.reply.finish_reason == "length", self.reply
         body: Body = {"id": f"resp-{reply.number}", "object": "response", "created_at": reply.created}
         body |= {"model": reply.model, "status": "in_progress", "output": [], "error": None, "incomplete_details": None}
@@ -141,7 +141,7 @@ class Response:
         return body
 
     def events(self) -> Iterator[str]:
-        """The same as a stream of events."""
+        """The response as a stream of events."""
         numbers = itertools.count()
 
         def say(kind: str, **more: object) -> str:

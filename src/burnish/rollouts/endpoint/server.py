@@ -1,8 +1,8 @@
 """The endpoint over HTTP. The only file here that imports starlette and uvicorn.
 
-What comes in is not trusted: the size of a request, the time for it and the number of those that wait are bounded. Only
-`application/json` is read, and without a key only under a name of this machine, so that a page in a browser cannot ask
-for anything.
+Clients are not trusted: the size of a request, the time for it and the number of waiting requests are bounded. Only
+`application/json` is read and, without a key, only under a name of this machine, so that a page in a browser cannot
+send requests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _START_SECONDS = 30.0
 _END_SECONDS = 10.0
 _MISSING = "pip install 'burnish[serve]'"
 _BODY_BYTES, _TOKEN_BYTES = 1 << 20, 64
-"""Of a request at most: so many, and for each token of the context so many more."""
+"""Limit on the size of a request: a fixed part, and a part for each token of the context."""
 
 Read = Callable[[Mapping[str, Any], Terms], TurnRequest | RewardCall]
 Write = Callable[[Sequence[Reply]], tuple[Body, Iterator[str]]]
@@ -53,8 +53,9 @@ Write = Callable[[Sequence[Reply]], tuple[Body, Iterator[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a server allows. key: of its clients, None if everyone on this machine may ask. waiting: requests that may
-    wait at a time. body_bytes, body_seconds: of a request. answer_seconds: for a turn, waiting included."""
+    """Access and limits of a server. key: of its clients, None if everyone on this machine may send requests. waiting:
+    requests that may wait at a time. body_bytes, body_seconds: of a request. answer_seconds: for a turn, waiting
+    included."""
 
     key: str | None = None
     waiting: int = 4_096
@@ -64,7 +65,7 @@ class Service:
 
 
 def application(desk: Desk, service: Service) -> Starlette:
-    """The server as an ASGI application. RolloutError where starlette is not installed."""
+    """The server as an ASGI application. RolloutError if starlette is not installed."""
     try:
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
@@ -108,10 +109,10 @@ def application(desk: Desk, service: Service) -> Starlette:
 
 
 class ServerThread:
-    """The server in a thread of its own. `url` is where it listens.
+    """The server in its own thread, at the address `url`.
 
     host: the name under which `listener` was opened. Without a listener it takes a free port.
-    RolloutError for another address than this machine's own without a key.
+    RolloutError for an address of other machines without a key.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class ServerThread:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Refuse what waits, and end. Idempotent."""
+        """Refuse waiting requests, and end. Idempotent."""
         self._desk.close()
         self._server.should_exit = True
         self._thread.join(_END_SECONDS)
@@ -148,7 +149,7 @@ class ServerThread:
 
 
 def check_address(host: str, key: str | None) -> None:
-    """RolloutError for another address than this machine's own without a key."""
+    """Raise RolloutError for an address that other machines can reach without a key."""
     if host not in LOOPBACK and key is None:
         raise RolloutError(
             f"a model on {host} would answer everyone who can reach this machine",
@@ -157,7 +158,7 @@ def check_address(host: str, key: str | None) -> None:
 
 
 class _Counter:
-    """Takes requests, and brings their answers."""
+    """Handler of requests: queues them as orders, and returns their answers."""
 
     def __init__(self, desk: Desk, service: Service) -> None:
         self._desk = desk
@@ -207,7 +208,7 @@ class _Counter:
         return terms
 
     async def _answered(self, orders: Sequence[Order], request: Request) -> list[Reply | None]:
-        """What the engine's thread answers. A client that goes away takes its orders with it."""
+        """Wait for the answers of the engine's thread. If the client disconnects, its orders are withdrawn."""
         if self._waiting + len(orders) > self._service.waiting:
             raise RefusedError(503, f"{self._service.waiting:,} requests are waiting already")
         self._waiting += len(orders)
@@ -234,14 +235,14 @@ class _Counter:
 
 
 def _json(body: Body, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """In ASCII: a client may have sent half a character, which is repeated to it."""
+    """Make a response in ASCII, because it may repeat half a character that the client has sent."""
     from starlette.responses import Response
 
     return Response(json.dumps(body), status, headers, "application/json")
 
 
 def _check_fit(reply: Reply | None) -> None:
-    """RefusedError for an answer that is not what its request demands. One that was cut says so by itself."""
+    """Raise RefusedError for an answer that does not meet its request's demands. A truncated one says so by itself."""
     if reply is not None and isinstance(reply.asked, ChatRequest) and reply.finish_reason != "length":
         reply.asked.wish.demands.check(reply.said.message)
 

@@ -1,4 +1,4 @@
-"""Messages as tokens, and what the policy said as a message."""
+"""Messages as tokens, and turns of the policy as messages."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _KEPT_FORMATS = 64
 class Speech:
     """A model's tokenizer and chat template, as a server uses them. Only one thread may: encoding changes a tokenizer.
 
-    options: arguments of the chat template. stop_token_ids: with which of them sampled, a turn has ended. parser: reads
-    calls of tools. without_parser: why there is no parser, for those who offer tools. plain: encodes what clients say;
-    None makes one, with a copy of the tokenizer.
+    options: arguments of the chat template. stop_token_ids: tokens that end a turn. parser: reads calls of tools.
+    without_parser: why there is no parser, for clients that offer tools. plain: encodes texts of clients; None makes
+    one, with a copy of the tokenizer.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -61,8 +61,8 @@ class Speech:
         *,
         parser: str = AUTO,
     ) -> Speech:
-        """With the parser of this name, `auto` for the one that reads what the chat template writes. If there is none,
-        tools are refused, and nothing else. ConfigError for a name that names no parser."""
+        """Make one with the parser of this name, `auto` for the format of the chat template. If there is none for it,
+        only tools are refused. ConfigError for an unknown name."""
         stop = frozenset(stop_token_ids)
         if parser != AUTO:
             return Speech(tokenizer, stop, options, find_parser(parser))
@@ -72,13 +72,13 @@ class Speech:
             return Speech(tokenizer, stop, options, None, without_parser=error.message)
 
     def terms(self, sampling: Sampling, model: str, context: int, others: Others) -> Terms:
-        """What clients may ask who speak with this template."""
+        """The terms for clients that use this template."""
         reads = readable_options(self.tokenizer) or frozenset()
         return Terms(sampling, model, context, others, self.options, reads, self._message_tokens)
 
     @cached_property
     def _message_tokens(self) -> int:
-        """Tokens that a message has at the very least: half of those that the template writes around a short one."""
+        """Lower bound of a message's tokens: half of what the template adds for a short one."""
         question, answer = Message("user", "1"), Message("assistant", "1")
         try:
             one, three = (self.encode(some, ()) for some in ([question], [question, answer, question]))
@@ -87,7 +87,7 @@ class Speech:
         return max((len(three) - len(one)) // 4, 1)
 
     def under(self, options: Mapping[str, Json]) -> Speech:
-        """The same with other arguments of the chat template."""
+        """A copy with other arguments of the chat template."""
         key = json.dumps(options, sort_keys=True)
         if options and key not in self._others:
             if len(self._others) == _KEPT_FORMATS:
@@ -96,8 +96,8 @@ class Speech:
         return self._others[key] if options else self
 
     def encode(self, messages: Sequence[Message], tools: Schemas) -> tuple[int, ...]:
-        """The whole history as the chat template writes it, with the beginning of the policy's turn. What others than
-        the policy have said is text. RefusedError if it cannot be written."""
+        """The whole history in the chat template's form, with the generation prompt. Messages of others than the policy
+        are encoded as text, without special tokens. RefusedError if the template cannot write it."""
         try:
             heard = {number: 0 for number, message in enumerate(messages) if self._is_heard(message)}
             tokens = self._histories.encode(_named(messages), heard, tools, where=_WHERE)
@@ -110,8 +110,8 @@ class Speech:
     def following(
         self, messages: Sequence[Message], calls: Sequence[Mapping[str, Json]], last_token: int, tools: Schemas
     ) -> tuple[int, ...] | None:
-        """What is appended after a turn that ended with `last_token` and made these calls. None if the template has no
-        way to append it, because it writes earlier turns anew."""
+        """Encode messages that follow a turn which ended with `last_token` and made these calls. None if they cannot be
+        appended, because the template rewrites earlier turns."""
         if not self._appends(messages, tools):
             return None
         said = Message("assistant", "", tool_calls=tuple(calls))
@@ -121,7 +121,7 @@ class Speech:
             return None  # written as a whole it may do; if not, that is where the reason is given
 
     def encode_text(self, text: str, *, begins: bool) -> tuple[int, ...]:
-        """A text without template: a prompt (`begins`), or what is appended."""
+        """A text without template: a prompt (`begins`), or an addition to one."""
         try:
             tokens = encode_text(text, self.tokenizer) if begins else encode_bare(text, self.tokenizer)
         except DataError as error:
@@ -135,7 +135,7 @@ class Speech:
         return self.decode_raw(tokens[:-1] if tokens and tokens[-1] in self.stop_token_ids else tokens)
 
     def decode_raw(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, whatever they are."""
+        """The text of any tokens, special ones included."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     @cached_property
@@ -144,8 +144,8 @@ class Speech:
 
     @cached_property
     def _special(self) -> Sequence[str]:
-        """Texts of the tokens that nothing of a client becomes. Of the user's and system's, tags that a tokenizer has
-        as tokens without calling them special (`<think>`) are no such: they write to the model about them."""
+        """Texts of the special tokens, which no text of a client may become. Tags that are tokens but not special
+        (`<think>`) are allowed from user and system, who may write about them."""
         added = (str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special)
         return sorted({*added, *self.tokenizer.all_special_tokens})
 
@@ -155,12 +155,12 @@ class Speech:
         return text_of_tokens(self.tokenizer)
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
-        """RefusedError for a token that the model does not have."""
+        """Raise RefusedError for a token that the model does not have."""
         if max(tokens) >= len(self.tokenizer):
             raise RefusedError(400, f"there is no token {max(tokens)}: the vocabulary has {len(self.tokenizer):,}")
 
     def read(self, text: str, tools: Schemas, number: int) -> Message:
-        """What the policy said, as its agent is told. number: of the turn, for the ids of calls.
+        """Parse the policy's turn into the message for its agent. number: of the turn, for the ids of calls.
 
         A call that cannot be read is part of the content, as it was written.
         """
@@ -175,7 +175,7 @@ class Speech:
         return Message("assistant", "\n".join(part for part in (parsed.content, *unread) if part), tool_calls=written)
 
     def _appends(self, messages: Sequence[Message], tools: Schemas) -> bool:
-        """Whether the template leaves earlier turns as they are when such messages follow."""
+        """Return whether the template leaves earlier turns unchanged when such messages follow."""
         observers: set[Observer] = {"tool" if message.role == "tool" else "user" for message in messages}
         return all(self._keeps(observer, tools) for observer in observers)
 
@@ -199,7 +199,7 @@ class Speech:
         return self._formats[key]
 
     def check(self, messages: Sequence[Message], tools: Schemas) -> None:
-        """RefusedError for tools that cannot be called, and for special tokens where templates write names."""
+        """Raise RefusedError for tools that cannot be called, and for special tokens where templates write names."""
         if tools and self.parser is None:
             raise wrong("tools", self.without_parser)
         others = [message for message in messages if message.role != "assistant"]
@@ -209,7 +209,7 @@ class Speech:
                 raise wrong(param, f"{param} hold a special token besides their contents")
 
     def _is_heard(self, message: Message) -> bool:
-        """Whether a content is encoded apart from what the template writes."""
+        """Return whether a content is encoded separately from the template's text."""
         return message.role == "tool" or (message.role != "assistant" and self._is_special(message.content))
 
     def _is_special(self, text: str) -> bool:
@@ -217,7 +217,7 @@ class Speech:
 
 
 def id_of_calls(number: int) -> str:
-    """How the ids of a turn's calls begin. Some templates take nine characters at most."""
+    """Prefix of the ids of a turn's calls. Some templates take nine characters at most."""
     return f"call{number % 1000:03d}"
 
 
@@ -235,7 +235,7 @@ def _key(tools: Schemas) -> str:
 
 
 def _named(messages: Sequence[Message]) -> list[Message]:
-    """Results of tools with the names of the tools, which some templates write and OpenAI's form leaves out."""
+    """Add the names of tools to their results: some templates need them, and OpenAI's form leaves them out."""
     names: dict[Json, Json] = {}
     found = []
     for message in messages:

@@ -1,7 +1,7 @@
-"""A model served on its own: whoever asks gets turns, and what was said may be recorded.
+"""A model served on its own, without training: it answers any client, and trajectories may be recorded.
 
-`/v1` answers each request for itself. Under `/t/NAME/v1`, with any name, requests are one trajectory, which ends with
-its reward or when nothing has been asked for a while.
+`/v1` answers each request by itself. Under `/t/NAME/v1`, with any name, requests are one trajectory, which ends with
+its reward or after some time without requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from burnish.rollouts.engine import RolloutEngine, Sampling, StoppableEngine
 from burnish.types import Rollout, RolloutRequest
 
 Record = Callable[[str], None]
-"""Writes one line of JSON."""
+"""Function that writes one line of JSON."""
 _GATHER_SECONDS = 0.005
 _POLL_SECONDS = 1.0
 _NAME_CHARACTERS = 128
@@ -32,7 +32,8 @@ _NAME_CHARACTERS = 128
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is served. idle_seconds: after which a trajectory without a reward ends. open: trajectories at a time."""
+    """Engine, template and limits of a server. idle_seconds: after which a trajectory without a reward ends. open:
+    trajectories at a time."""
 
     engine: RolloutEngine
     speech: Speech
@@ -51,7 +52,7 @@ class _Held:
 
 @dataclass(slots=True)
 class StandingLoop:
-    """Answers the orders of a desk in the thread that calls `run`."""
+    """Loop that answers the orders of a desk, in the thread that calls `run`."""
 
     standing: Standing
     record: Record | None = None
@@ -66,7 +67,7 @@ class StandingLoop:
         self._turns = TurnSampler(self._draw, terms.model, self.standing.seed)
 
     def run(self) -> None:
-        """Until the desk is closed. Raises what the engine raises; whoever waits is refused then."""
+        """Answer orders until the desk is closed. Raises what the engine raises; waiting clients are refused then."""
         poller = select.poll()
         poller.register(self.desk, select.POLLIN)
         try:
@@ -119,14 +120,14 @@ class StandingLoop:
         if len(self._held) >= self.standing.open:
             raise RefusedError(503, f"{self.standing.open:,} trajectories are open: end some with their rewards")
         request = RolloutRequest(name or self._own_name(seed), 0, (), (0,))
-        sample = 0 if name else order.sample  # those of one trajectory are its branches
+        sample = 0 if name else order.sample  # samples of a named trajectory are its branches
         trajectory = Trajectory(request, sample, self.standing.speech, self.standing.room)
         if name:
             self._held[name] = _Held(trajectory, time.monotonic())
         return trajectory
 
     def _own_name(self, seed: int | None) -> str:
-        """Requests of their own have noise of their own, unless they bring a seed to have the same again."""
+        """Name a request outside of named trajectories; its noise is its own, or the same again for the same seed."""
         return f"request {next(self._numbers)}" if seed is None else f"request with seed {seed}"
 
     def _reward(self, order: Order, asked: RewardCall) -> None:

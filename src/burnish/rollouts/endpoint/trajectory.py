@@ -1,4 +1,4 @@
-"""One trajectory: the branches of what an agent and the policy have said to each other, token by token."""
+"""One trajectory: the branches of a conversation between an agent and the policy, token by token."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from burnish.types import (
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How long trajectories may become.
+    """Limits on the length of trajectories.
 
-    turns: of the policy, in all branches together. turn_tokens: of one turn. response_tokens: of all that follows the
-    prompt of a branch. context: of a branch with its prompt.
+    turns: of the policy, in all branches together. turn_tokens: of one turn. response_tokens: of a branch after its
+    prompt. context: of a branch with its prompt.
     """
 
     turns: int
@@ -39,7 +39,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """Where a turn of the policy has ended: after so many messages and tokens. calls: that it made."""
+    """The end of a turn of the policy: numbers of messages and tokens up to there, and the calls that it made."""
 
     messages: int
     tokens: int
@@ -48,10 +48,10 @@ class _Point:
 
 @dataclass(slots=True)
 class Branch:
-    """A row: a prompt, and what followed it.
+    """A row: a prompt, and the tokens after it.
 
-    messages: what a request has to begin with to go on from here; None if it was asked for without messages. text: the
-    same of texts. speaks: a turn is being sampled.
+    messages: the history with which a request must begin to go on from here; None if its requests had no messages.
+    text: the same for texts. speaks: a turn is being sampled.
     """
 
     number: int
@@ -74,11 +74,11 @@ class Branch:
 
     @property
     def seen(self) -> tuple[int, ...]:
-        """All tokens so far."""
+        """The tokens so far, prompt included."""
         return (*self.prompt_tokens, *self.tokens)
 
     def hear(self, tokens: Sequence[int], author: Author, messages: Sequence[Message]) -> None:
-        """Append what nobody sampled."""
+        """Append tokens that were not sampled."""
         start = len(self.tokens)
         self.tokens += tokens
         self.logprobs += [0.0] * len(tokens)
@@ -87,8 +87,8 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class NextTurn:
-    """What is to be sampled: after `prompt`, at most `most_tokens`. stop, stop_token_ids: texts and tokens that end it,
-    and that the agent is not told. calls: whether calls of tools are read."""
+    """The next turn to sample: after `prompt`, at most `most_tokens`. stop, stop_token_ids: texts and tokens that end
+    it, and that the agent does not see. calls: whether calls of tools are read."""
 
     branch: Branch
     prompt: tuple[int, ...]
@@ -100,7 +100,7 @@ class NextTurn:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A turn of the policy, as its agent is told. text: all of it, for those who asked for no message."""
+    """A turn of the policy in the form for its agent. text: all of it, for requests without messages."""
 
     message: Message
     text: str
@@ -111,10 +111,10 @@ class Said:
 
 @dataclass(slots=True)
 class Trajectory:
-    """Everything that was asked under one URL. Used by one thread.
+    """The requests under one URL, and their turns. Used by one thread.
 
     request: the prompt and sample that it answers, whose prompt tokens are not used. limited: the limit that refused a
-    request, if one has.
+    request, if one did.
     """
 
     request: RolloutRequest
@@ -155,13 +155,13 @@ class Trajectory:
             branch.messages = None
             branch.text = asked.prompt if isinstance(asked, TextRequest) else None
         branch.speaks = True
-        self._last, self.limited = branch, None  # one that had no room has made itself some
+        self._last, self.limited = branch, None  # there is room again
         wish = asked.wish
         length = most if wish.max_tokens is None else min(most, wish.max_tokens)
         return NextTurn(branch, branch.seen, length, wish.stop, wish.stop_token_ids, wish.demands.calls)
 
     def engine_request(self, turn: NextTurn, place: int) -> RolloutRequest:
-        """For the engine. Its noise is that of this turn of this branch; `place` tells the requests of a call apart."""
+        """The request for the engine, with the noise of this turn of this branch. place: its index in the call."""
         branch, name = turn.branch, self.request.prompt_id
         name += f", branch {branch.number + 1}" if branch.number else ""
         name += f", turn {branch.num_spoken + 1}" if branch.turns else ""
@@ -174,7 +174,7 @@ class Trajectory:
         )
 
     def say(self, turn: NextTurn, rollout: Rollout) -> Said:
-        """Append what was sampled, up to the length that was asked for."""
+        """Append the sampled turn, up to the requested length."""
         branch, start = turn.branch, len(turn.branch.tokens)
         tokens, logprobs = rollout.response_tokens[: turn.most_tokens], rollout.rollout_logprobs[: turn.most_tokens]
         is_shortened = len(tokens) < len(rollout.response_tokens)
@@ -199,8 +199,8 @@ class Trajectory:
         return Said(message, text, tokens, logprobs, FinishReason.LENGTH if is_cut else FinishReason.STOP)
 
     def _number_of_turn(self, branch: Branch) -> int:
-        """For the ids of calls, which differ within a history: a client may bring one from another trajectory, also
-        without its beginning."""
+        """The number for the ids of calls, which must differ within a history: a client may bring one from another
+        trajectory, also without its beginning."""
         told = {str(call.get("id")) for message in branch.messages or () for call in message.tool_calls}
         used = {one[: len(id_of_calls(0))] for one in told}
         first = self.num_spoken + 1
@@ -218,7 +218,7 @@ class Trajectory:
         return [replace(row, sample_index=self.sample_index) for row in rows] if only_last else rows
 
     def _row(self, branch: Branch, failed: str, version: int) -> Rollout:
-        """Without what was heard after the last turn of the policy, which teaches nothing."""
+        """The branch as a row, without the tokens after the policy's last turn, which teach nothing."""
         turns = list(branch.turns)
         while turns and turns[-1].author != "policy":
             turns.pop()
@@ -246,7 +246,7 @@ class Trajectory:
         return room - len(branch.tokens)
 
     def _room_for(self, branch: Branch, num_heard: int) -> int:
-        """Tokens that the next turn may have. RefusedError, in words that agents know, if there are none."""
+        """Return how many tokens the next turn may have. RefusedError, in OpenAI's words, if there are none."""
         left = self._left(branch) - num_heard
         if left < 1:
             if branch in self.branches:
@@ -291,7 +291,7 @@ class Trajectory:
         return self._new((*branch.prompt_tokens, *branch.tokens[: point.tokens], *tokens), asked), None
 
     def _points(self, branch: Branch, messages: Sequence[Message], keys: Sequence[str]) -> Iterator[_Point]:
-        """Turns of a branch after which these messages go on."""
+        """Yield the ends of turns of a branch from which these messages go on."""
         assert branch.messages is not None
         said = [number for number, message in enumerate(messages, start=1) if message.role == "assistant"]
         least = max(said, default=0)  # what goes on is not the policy's
@@ -300,7 +300,7 @@ class Trajectory:
         return (point for point in branch.points if least <= point.messages <= most)
 
     def _text(self, asked: TextRequest) -> tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]:
-        """Go on with a text that was only prolonged. Not after a token that ended a turn: it is in no text."""
+        """Go on with a text that was only extended. Not after a token that ended a turn: it is in no text."""
         for branch in reversed(self.branches):
             text = branch.text
             if branch.speaks or text is None or branch.tokens[-1] in self.speech.stop_token_ids:
@@ -331,8 +331,8 @@ def _author(messages: Sequence[Message]) -> Author:
 
 
 def _key(message: Message) -> str:
-    """Equal for messages that say the same, however a client wrote them. Of the assistant's, white space at both ends
-    and fields that clients add do not count: its tokens are those that were sampled."""
+    """Key that is equal for messages with the same content, however a client wrote them. For the assistant's messages,
+    outer white space and fields that clients add do not count: their tokens are the sampled ones."""
     if message.role != "assistant":
         return json.dumps([message.role, message.content, dict(message.extra)], sort_keys=True, default=str)
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.tool_calls]  # type: ignore[index, call-overload]

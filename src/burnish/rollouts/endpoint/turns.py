@@ -1,4 +1,4 @@
-"""Samples the turns that wait, in as few calls of the engine as their settings allow."""
+"""Sampling of the waiting turns, in as few calls of the engine as their settings allow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from burnish.rollouts.engine import Sampling
 from burnish.types import Rollout, RolloutRequest
 
 Draw = Callable[..., tuple[list[Rollout], list[RolloutRequest]]]
-"""An engine's `generate_until` for a step: the finished rollouts, and requests for those that were stopped."""
+"""An engine's `generate_until` for a step: the finished rollouts, and requests for the stopped ones."""
 Heard = Callable[[Order], None]
 """Called when an order has its answer."""
 
@@ -33,7 +33,7 @@ class _Begun:
 
 @dataclass(slots=True)
 class TurnSampler:
-    """Answers orders. Used by the thread that owns the engine.
+    """Sampler of the turns of orders. Used by the thread that owns the engine.
 
     draw: of the engine, for a seed (a request may bring its own). model: name in the answers.
     """
@@ -47,7 +47,7 @@ class TurnSampler:
     def speak(
         self, orders: Sequence[tuple[Order, Trajectory]], sampling: Sampling, heard: Heard = lambda order: None
     ) -> None:
-        """Answer all of them. Each gets its answer as early as the engine tells of it; `heard` is then called.
+        """Answer all orders, each as soon as the engine reports its turn; `heard` is then called.
 
         sampling: of the run, whose ends and lengths a wish narrows. Raises what the engine raises; orders without an
         answer are then left to the caller.
@@ -59,7 +59,7 @@ class TurnSampler:
                 heard(order)
                 continue
             wish = _wish(order)
-            # Turns of one length are sampled together: what a long one needs, a short one would only throw away.
+            # Turns of one length are sampled together: a short one would discard the tokens that a long one needs.
             length = trajectory.room.turn_tokens if wish.max_tokens is None else begun.turn.most_tokens
             settings = _settings(sampling, wish, length)
             together.setdefault((settings, self.seed if wish.seed is None else wish.seed), []).append(begun)
@@ -67,7 +67,7 @@ class TurnSampler:
             self._sample(some, settings, seed, heard)
 
     def _begin(self, order: Order, trajectory: Trajectory) -> _Begun | None:
-        """None if the order needs no turn any more, or gets none."""
+        """Find the next turn of an order; None if it is withdrawn, or refused here."""
         if not order.answer.set_running_or_notify_cancel():
             return None
         assert not isinstance(order.asked, RewardCall)
@@ -89,7 +89,7 @@ class TurnSampler:
         def say(rollouts: Sequence[Rollout]) -> None:
             for rollout in rollouts:
                 begun = waiting.pop(rollout.group_id, None)
-                if begun is None:  # an engine may tell of a response, and then return it
+                if begun is None:  # an engine may report a response early, and then return it
                     continue
                 begun.order.reply(self._reply(begun, rollout))
                 heard(begun.order)
@@ -126,7 +126,7 @@ def _wish(order: Order) -> Wish:
 
 
 def _settings(sampling: Sampling, wish: Wish, length: int) -> Sampling:
-    """Settings of the call with the ends and the length that a client asks for, and those that it may choose."""
+    """Settings of the call, with the client's ends and length, and the settings that it may choose."""
     chosen: dict[str, Any] = dict(wish.chosen)
     if "temperature" in chosen:
         chosen["greedy"] = chosen["temperature"] == 0

@@ -55,7 +55,7 @@ class PrefilledPrompts:
 
     @staticmethod
     def of(rows: Sequence[Columns]) -> PrefilledPrompts:
-        """Several prompts, in this order."""
+        """Join several prompts, in this order."""
         return PrefilledPrompts(
             [_padded(layers) for layers in zip(*(row.keys for row in rows), strict=True)],
             [_padded(layers) for layers in zip(*(row.values for row in rows), strict=True)],
@@ -76,7 +76,7 @@ class RowCache(Cache):
     """
 
     def __init__(self, max_rows: int, *, columns: int = _FIRST_COLUMNS) -> None:
-        """columns: those that there is room for at first."""
+        """columns: initial capacity."""
         super().__init__(layers=[])
         self.num_rows = 0
         self._max_rows = max_rows
@@ -118,8 +118,8 @@ class RowCache(Cache):
         sources: Sequence[int],
         own: Sequence[Columns] | None = None,
     ) -> None:
-        """Add rows. Row i starts with the cache of prompt `sources[i]` (empty if prompts is None). What it has of its
-        own follows, and ends before the last of its `lengths[i]` tokens."""
+        """Add rows. Row i starts with the cache of prompt `sources[i]` (empty if prompts is None). Its own columns
+        follow, up to the last but one of its `lengths[i]` tokens."""
         first, self.num_rows = self.num_rows, self.num_rows + len(lengths)
         self._reserve(max(max(lengths), prompts.width if prompts else 0))
         if prompts is not None:
@@ -136,12 +136,12 @@ class RowCache(Cache):
                 self._values[layer][row, :, place] = values
 
     def tensors(self) -> Iterator[Tensor]:
-        """All keys and values."""
+        """Yield all keys and values."""
         yield from self._keys
         yield from self._values
 
     def columns(self, row: int, start: int, stop: int) -> Columns:
-        """What a row has in these columns. Not a copy: valid until the next call of any method."""
+        """Return views of a row's keys and values in these columns, valid until the next call of any method."""
         return Columns(
             [tensor[row, :, start:stop] for tensor in self._keys],
             [tensor[row, :, start:stop] for tensor in self._values],
@@ -185,5 +185,5 @@ def _padded(prompts: Sequence[Tensor]) -> Tensor:
 
 
 def as_argument(cache: Cache, model: PreTrainedModel) -> dict[str, Cache]:
-    """The cache under the name that the model's forward pass has for it (`burnish.forward.versions`)."""
+    """The cache as a keyword argument, under its name in the model's forward pass (`burnish.forward.versions`)."""
     return {"cache" if takes(model, "cache") else "past_key_values": cache}

@@ -1,4 +1,4 @@
-"""How a model can be decoded: the first method whose logits equal the model's over each sequence alone."""
+"""Choice of a decoder for a model: the first whose logits equal the model's over each sequence alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MakeAnyDecoder = Callable[["PreTrainedModel", int], Decoder | TextDecoder]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """make: makes a decoder for a model. note: what the user should know about it."""
+    """A way to decode. make: makes a decoder for a model. note: for the user."""
 
     make: MakeAnyDecoder
     note: str | None = None
@@ -103,7 +103,7 @@ class Trial:
 
     @torch.no_grad()
     def passes(self, make: MakeAnyDecoder) -> bool:
-        """Whether in each row the decoder's logits differ from the model's own by no more than rounding."""
+        """Return whether the decoder's logits equal the model's own in each row, up to rounding."""
         try:
             found_RSV = self._decoded(make(self.model, len(self.texts)))
         except Exception:  # noqa: BLE001  boundary to a foreign model: if this way fails, another one is tried
@@ -137,7 +137,7 @@ def join(decoder: Decoder | TextDecoder, prompts: Sequence[Tokens], prefiller: P
 
 @torch.no_grad()
 def goes_on_alike(model: PreTrainedModel, make: MakeAnyDecoder) -> bool:
-    """Whether two rows of one prompt that leave a decoder, and go on with what was said since, have the model's own
+    """Return whether two rows of one prompt that leave a decoder, and go on with further tokens, have the model's own
     logits. The model is in evaluation mode. False for decoders that read texts, and if weights are not finite."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     random = torch.randint(0, vocabulary, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -171,8 +171,8 @@ def _own_logits(model: PreTrainedModel, text: Tokens, continued: int) -> Tensor:
 
 
 def _trial_lengths(boundaries: Boundaries, reach: int, continued: int) -> list[int]:
-    """Tokens of each sequence: short ones, one beyond every tested boundary, and some that cross one while being
-    decoded."""
+    """Choose the lengths of the trial's sequences: short ones, one beyond every tested boundary, and some that cross a
+    boundary while being decoded."""
     near = [boundary for boundary in boundaries.crossed_by(reach) if boundary <= TRIED_UP_TO]
     over = [boundary + continued // 2 for boundary in near] + ([max(near) + _PAST + continued] if near else [])
     limits = [limit for limit in (boundaries.context, boundaries.rotation, boundaries.stretch) if limit is not None]

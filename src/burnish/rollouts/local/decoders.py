@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Decoder(Protocol):
-    """Holds keys and values of the R rows being decoded, numbered from 0."""
+    """A decoder, with the keys and values of the R rows being decoded, numbered from 0."""
 
     def join(self, lengths: Sequence[int], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
         """Add rows after the existing ones. Row i has a text of `lengths[i]` tokens, all of which except the last are
@@ -35,13 +35,13 @@ class Decoder(Protocol):
         ...
 
     def kept(self, row: int, text: Tokens) -> KeptRow:
-        """What is cached of a row, which has read `text` and leaves next."""
+        """Return the cache of a row, which has read `text` and leaves next."""
         ...
 
     def go_on(self, kept: Sequence[KeptRow], texts: Sequence[Tokens]) -> list[int]:
-        """Add rows that go on from kept ones of decoders of this kind, with the same weights. Each text begins with
-        what is kept of it and has at least one token more. What is new, except the last token, is read. A kept row
-        must not be used again. Returns the rows (indices) in the order in which they were added."""
+        """Add rows that go on from kept ones of decoders of this kind, with the same weights. Each text begins with the
+        kept tokens and has at least one more. New tokens, except the last, are read. A kept row must not be used again.
+        Returns the rows (indices) in the order in which they were added."""
         ...
 
 
@@ -70,7 +70,7 @@ class PromptedRows(Protocol):
         """See `RowCache.append`."""
 
     def columns(self, row: int, start: int, stop: int) -> Columns:
-        """See `RowCache.columns`; these are all of a row's prompt, or all that follows it."""
+        """Like `RowCache.columns`, for all of a row's prompt, or all columns after it."""
         ...
 
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
@@ -80,7 +80,7 @@ class PromptedRows(Protocol):
 class CachingDecoder(ABC):
     """A `Decoder` with the model's own keys and values.
 
-    It copies what is kept from its cache, each prompt once for its rows, and reads on with the model's own pass.
+    It copies kept rows from its cache, each prompt once for its rows, and reads on with the model's own pass.
     """
 
     def __init__(self, model: PreTrainedModel, cache: PromptedRows) -> None:
@@ -141,7 +141,7 @@ class ModelDecoder(CachingDecoder):
 
 
 class MaskedPass:
-    """A model's pass over the newest tokens of rows, with masks over what is cached of them."""
+    """A model's pass over the newest tokens of rows, with masks over their cache."""
 
     def __init__(self, model: PreTrainedModel, cache: RowCache, attention: str) -> None:
         self._model = model

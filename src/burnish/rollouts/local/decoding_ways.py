@@ -1,6 +1,6 @@
-"""Whether the kernels decode a model: if they give the model's own logits, and are faster than its own pass.
+"""Decide whether the kernels decode a model: they must give its own logits, and be faster than its own pass.
 
-Before that, the layout of weights with which matrix products are fastest is found.
+Before that, find the layout of weights with which matrix products are fastest.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 _ROWS = (8, 64)
 """Rows of the timed products: a step begins with many and ends with few."""
 _COLD_WEIGHTS = 16_000_000
-"""Of the timed products, if the model has them: more than caches hold, as in a step, which reads all of a model."""
+"""Weights of the timed products, if the model has so many: more than caches hold, as in a step, which reads all."""
 _PROMPTS, _SAMPLES, _PROMPT_TOKENS = 2, 16, 128
-"""Of the timed step."""
+"""Sizes of the timed step."""
 
 
 def choose_decoder(model: PreTrainedModel, own: MakeDecoder, kernels: UseKernels, paths: FastPaths) -> MakeDecoder:
@@ -74,12 +74,12 @@ def no_kernels() -> RolloutError:
 
 
 def can_decode(model: PreTrainedModel) -> bool:
-    """Whether the model looks as `KernelDecoder` expects. `decodes_alike` then tests it."""
+    """Return whether the model looks as `KernelDecoder` expects. `decodes_alike` then tests it."""
     return isinstance(model, PreTrainedModel) and has_known_layers(model)
 
 
 def _are_built(model: PreTrainedModel, kernels: UseKernels) -> bool:
-    """Whether the kernels are there. Loading the model has reported why they are not."""
+    """Return whether the kernels are built. If not, loading the model has reported why."""
     try:
         decode_kernels(model.get_input_embeddings().weight.dtype)
     except KernelError:
@@ -90,7 +90,7 @@ def _are_built(model: PreTrainedModel, kernels: UseKernels) -> bool:
 
 
 def _decodes(model: PreTrainedModel, make: MakeDecoder, paths: FastPaths) -> bool:
-    """Whether this decoder gives the model's logits. If the trial itself fails, `paths.notes` says so."""
+    """Return whether this decoder gives the model's logits. If the trial itself fails, `paths.notes` says so."""
     try:
         return decodes_alike(model, make)
     except Exception as error:  # noqa: BLE001 boundary: a model built differently may raise anything
@@ -100,8 +100,8 @@ def _decodes(model: PreTrainedModel, make: MakeDecoder, paths: FastPaths) -> boo
 
 @torch.no_grad()
 def decodes_alike(model: PreTrainedModel, make: MakeDecoder) -> bool:
-    """Whether three rows on two prompts, decoded for a few tokens, have the model's own logits, with as many of its
-    layers as it takes to tell (`telling_layers`).
+    """Return whether three rows on two prompts, decoded for a few tokens, have the model's own logits. Uses only as
+    many layers as it takes to tell (`telling_layers`).
 
     False if any of their weights is not finite.
     """
@@ -156,8 +156,8 @@ def _layout(model: PreTrainedModel, kernels: UseKernels, paths: FastPaths) -> La
 
 
 def _products_of(model: PreTrainedModel, layout: Layout) -> Callable[[], None]:
-    """Gate and up projections of the first layers, or the head if layers have weights in few bits, which no layout
-    changes; for each of the numbers of rows."""
+    """Products to time, for each of the numbers of rows: gate and up projections of the first layers, or the head if
+    layers are quantized, which no layout changes."""
     products: list[Product] = []
     weights = 0
     mlps = [layer.mlp for layer in model.base_model.layers]
@@ -200,7 +200,7 @@ class TimedStep:
         return self.run(make, step)
 
     def run(self, make: MakeDecoder, step: Callable[[Decoder], None]) -> Callable[[], None]:
-        """Anything with this decoder and all rows."""
+        """Return a function that runs `step` with this decoder and all rows, on the first layers only."""
         made: list[Decoder] = []
 
         @torch.no_grad()
@@ -224,8 +224,8 @@ class TimedStep:
 
 
 def _num_layers(model: PreTrainedModel) -> int | None:
-    """Two, or enough to have as many weights as the head, whose time would otherwise hide their differences. None for
-    a model without such a list, which computes with all it has."""
+    """Number of layers to time: two, or enough to have as many weights as the head, whose time would otherwise hide
+    their differences. None for a model without a list of layers, which computes with all of them."""
     layers, head = getattr(model.base_model, "layers", None), model.get_output_embeddings()
     if not isinstance(layers, nn.ModuleList) or head is None:
         return None

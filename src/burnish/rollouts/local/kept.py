@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 KEEP_BYTES = 1 << 30
-"""Most that an engine keeps of finished rows, without being told otherwise."""
+"""Default limit on the finished rows that an engine keeps."""
 
 Tokens = tuple[int, ...]
 Key = TypeVar("Key")
@@ -23,9 +23,9 @@ class Held(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptRow:
-    """What is cached of a row: the tokens of `text`, first those that it shares with other rows, then its own.
+    """The cache of a row: the tokens of `text`, first the ones that it shares with other rows, then its own.
 
-    The last token that was sampled is not among them, because it was never an input of the model.
+    The last sampled token is not among them, because it was never an input of the model.
     """
 
     text: Tokens
@@ -34,7 +34,7 @@ class KeptRow:
 
 
 class KeptRows:
-    """Rows by their texts. The oldest leave when there are more than `max_bytes`.
+    """Rows by their texts. The oldest are dropped when there are more than `max_bytes`.
 
     Keys that several rows share are counted once, and stay as long as one of these rows does.
     """
@@ -63,8 +63,8 @@ class KeptRows:
             self._drop(next(iter(self._rows.values())))
 
     def take(self, texts: Sequence[Tokens]) -> list[KeptRow | None]:
-        """The longest row with which each text begins, if one is kept. A text is longer than what it goes on from.
-        These rows are no longer kept: they are kept again, with what follows, when they have finished again."""
+        """Take the longest kept row with which each text begins, if there is one. A text is longer than its kept row.
+        These rows are no longer kept; they are added again, with the new tokens, when they have finished again."""
         found = [self._longest(text) for text in texts]
         for row in {id(row): row for row in found if row is not None}.values():
             self._drop(row)

@@ -56,16 +56,16 @@ class CachedRow:
 
     @property
     def num_bytes(self) -> int:
-        """Without the prompt's."""
+        """Bytes of the row, without the prompt's."""
         return self.store.nbytes
 
     def copy(self) -> CachedRow:
-        """A row of its own with the same prompt."""
+        """An independent row with the same prompt."""
         return CachedRow(self.prompt, self.first, self.store.clone())
 
 
 class KernelCache:
-    """Everything is float32, whatever the model's dtype."""
+    """The cache of prompts and rows, in float32 whatever the model's dtype."""
 
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
@@ -96,7 +96,7 @@ class KernelCache:
         self._regroup()
 
     def row(self, number: int) -> CachedRow:
-        """Once it has left, it may come back with `add`, here or in another cache."""
+        """The cache of a row. Once the row has left, `add` can bring it back, here or in another cache."""
         return self._rows[number]
 
     def add(self, rows: Sequence[CachedRow]) -> None:
@@ -108,7 +108,7 @@ class KernelCache:
         """A cache for one step in which each of these rows has `counts[i]` new tokens, in the order of their positions.
 
         To the kernels they are rows with one store. They are one tile, which writes all its keys before it reads any,
-        and so every token sees those before it.
+        so every token sees the tokens before it.
         """
         cache = KernelCache(self._shape)
         for row, count in zip(rows, counts, strict=True):
@@ -126,7 +126,7 @@ class KernelCache:
 
     def begin(self, positions_R: Tensor, cosine_RD: Tensor, sine_RD: Tensor, epsilon: float) -> Step:
         """Make room for each row's token at these positions in its sequence. Positions are rotated by these float32
-        cosines and sines. `epsilon` is that of the head norms, if any.
+        cosines and sines. `epsilon`: of the head norms, if any.
 
         The result is valid until the next call of any method.
         """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _TOKENS_PER_ROW, _ROWS_PER_PASS = 32, 64
-"""How much a pass reads: of a row, and how many rows. Scores of a row's tokens are in a thread's memory at a time."""
+"""Limits of a reading pass. A thread keeps the attention scores of all the tokens that it reads of a row."""
 
 
 class KernelDecoder:
@@ -40,7 +40,7 @@ class KernelDecoder:
         return self._parts.head(self._states(self._cache, tokens_R, positions_R))
 
     def _states(self, cache: KernelCache, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
-        """What the head gets."""
+        """Run the layers; return the inputs of the head."""
         parts, kernels = self._parts, self._kernels
         states_RX = parts.embedding(tokens_R)
         cosine_1RD, sine_1RD = parts.rotary(states_RX, positions_R[None])
@@ -79,7 +79,7 @@ class KernelDecoder:
 
 
 def _separate(entries: Sequence[Held]) -> list[CachedRow]:
-    """Rows that each go on for themselves, also those that go on from the same one."""
+    """Make the rows independent: a row from which several go on is copied."""
     rows: list[CachedRow] = []
     seen: set[int] = set()
     for entry in entries:
@@ -90,7 +90,8 @@ def _separate(entries: Sequence[Held]) -> list[CachedRow]:
 
 
 def _passes(starts: Sequence[int], ends: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
-    """(row, start, stop): what each pass reads of each row, some of whose tokens may have to wait for a later pass."""
+    """(row, start, stop): the tokens of each row that each pass reads; the rest of a long row waits for a later
+    pass."""
     at = list(starts)
     while waiting := [i for i, (start, end) in enumerate(zip(at, ends, strict=True)) if start < end]:
         for first in range(0, len(waiting), _ROWS_PER_PASS):

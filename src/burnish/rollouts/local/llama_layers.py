@@ -29,7 +29,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """The norms and products of a layer. `head_norms` are those of queries and keys, if the family has them."""
+    """The norms and products of a layer. `head_norms`: norms of queries and keys, if the family has them."""
 
     input_norm: Norm
     query_key_value: Product

@@ -1,4 +1,4 @@
-"""Which columns of a `RowCache` a token sees."""
+"""Masks over the columns of a `RowCache` that a token sees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Masks:
-    """Which columns of a `RowCache` each new token sees, in the form that a model takes."""
+    """Masks over the columns of a `RowCache` that each new token sees, in the form that a model takes."""
 
     def __init__(self, model: PreTrainedModel, attention: str) -> None:
         self._attention = attention
@@ -43,8 +43,8 @@ class Masks:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """How far back layers look, by kind: the last `window` tokens, or those in the same `chunk`. None is everything.
-    This follows the masks of `transformers`; `burnish.rollouts.local.choice` tests whether it is true of a model."""
+    """Reach of attention by kind of layer: the last `window` tokens, or tokens of the same `chunk`. None is no limit.
+    This follows the masks of `transformers`; `burnish.rollouts.local.choice` tests whether it holds for a model."""
 
     kinds: tuple[str, ...]
     window: int | None
@@ -58,7 +58,7 @@ class Sight:
         return Sight(tuple(sorted(kinds)), window, settings.get("attention_chunk_size"))
 
     def sees_all(self, width: int) -> bool:
-        """Whether every layer sees all of this many columns."""
+        """Return whether every layer sees all of this many columns."""
         limits = {"sliding_attention": self.window, "chunked_attention": self.chunk}
         return all(width <= (limits.get(kind) or width) for kind in self.kinds)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _CACHES = ("cache", "past_key_values", "cache_params", "state")
-"""Names that models use for what they keep of the tokens read so far."""
+"""Names that models use for their cache of the tokens read so far."""
 
 Tokens = tuple[int, ...]
 
@@ -94,7 +94,7 @@ class EqualLengthDecoder(TextDecoder):
         del self._places[num_rows:]
 
     def _step(self, cohort: _Cohort, newest_N: Tensor) -> Tensor:
-        """(N, vocabulary) after one more token. What the model keeps of the sequence is passed to the next call."""
+        """(N, vocabulary) after one more token. The model's cache is passed to the next call."""
         cohort.text_NS = torch.cat([cohort.text_NS, newest_N[:, None]], dim=1)
         begins = not cohort.kept
         inputs = self._model.prepare_inputs_for_generation(

@@ -2,7 +2,7 @@
 
 A decoding step multiplies a few rows by large matrices. From an ordinary tensor such a product runs at a fraction of
 the processor's rate. oneDNN is faster if it may store the matrix in its own blocks, and so are our kernels if they may
-store it in panels: they read memory while they multiply. By how much depends on the processor, so
+store it in panels: they read memory while they multiply. The gain depends on the processor, so
 `burnish.rollouts.local.decoding_ways` tests and times it.
 """
 
@@ -26,14 +26,14 @@ Product = Callable[[Tensor], Tensor]
 """(R, inputs) -> (R, outputs)."""
 
 Layout = Literal["panels", "blocks", "ordinary"]
-"""Of weights in memory: for our kernels, for oneDNN, or as the model has them."""
+"""Layout of weights in memory: for our kernels, for oneDNN, or the model's own."""
 
 _ROWS = 64
 """Rows that blocks are optimised for. Other numbers of rows also work."""
 
 
 def has_blocks(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN supports products with such weights in blocks on this processor."""
+    """Return whether oneDNN supports products with weights of this type in blocks on this processor."""
     if device.type != "cpu":
         return False
     if dtype == torch.bfloat16:
@@ -46,7 +46,7 @@ def joined_product(*linears: nn.Module, layout: Layout) -> Product:
     in. Blocks need `has_blocks`.
 
     The weights are copied except for a single layer in the ordinary layout, so later training may not show in the
-    product. Weights in few bits are not copied but used as they are, adapters beside them. Raises RolloutError if
+    product. Quantized weights are not copied but used as they are, next to adapters. Raises RolloutError if
     weights cannot be put into blocks, KernelError if the kernels cannot be built.
     """
     if is_quantized(*linears):

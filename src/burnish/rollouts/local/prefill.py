@@ -26,7 +26,7 @@ Tokens = tuple[int, ...]
 
 
 def tokens_per_forward(device: torch.device) -> int:
-    """Tokens (with padding) that one pass reads on this device."""
+    """Number of tokens (with padding) that one pass reads on this device."""
     return _TOKENS_PER_FORWARD.get(device.type, _TOKENS_PER_FORWARD_ELSEWHERE)
 
 
@@ -43,7 +43,7 @@ def attention_kind(config: PreTrainedConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PrefilledRows:
-    """Some of the requested rows (indices), and which of these prompts each of them continues."""
+    """Some of the requested rows (indices), and the prompt that each of them continues."""
 
     rows: list[int]
     prompts: PrefilledPrompts | None
@@ -51,7 +51,7 @@ class PrefilledRows:
 
 
 class Prefiller:
-    """Computes keys and values of all tokens of a prompt except the last, which is the first input of decoding.
+    """Computation of keys and values of all tokens of a prompt except the last, which is the first input of decoding.
 
     Rows arrive in the order of their prompts. If the rows of a prompt are split over two calls, its cache is kept
     between them.
@@ -70,7 +70,7 @@ class Prefiller:
         return count
 
     def prefill(self, prompts: Sequence[Tokens], *, keep: Tokens | None) -> Iterator[PrefilledRows]:
-        """Yield caches for rows with these prompts. That of `keep`, if it is one of them, is kept for the next call."""
+        """Yield caches for rows with these prompts. The cache of `keep`, if among them, is kept for the next call."""
         rows_of: dict[Tokens, list[int]] = {}
         for row, prompt in enumerate(prompts):
             rows_of.setdefault(prompt, []).append(row)

@@ -1,7 +1,7 @@
-"""Reading on: rows that were kept get what was said since, several at a time.
+"""Reading on: the new tokens of kept rows go through the model, several rows at a time.
 
-A row's new tokens go through the model in one pass, over keys and values that are kept of its earlier ones. Each token
-is written to the column of its position, as in decoding, so the same masks hide what a row has not got.
+A row's new tokens are read in one pass, over the kept keys and values of its earlier ones. Each token is written to the
+column of its position, as in decoding, so the same masks hide columns that a row does not have.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PADDING = 0
-"""Any token: nothing sees it."""
+"""Token for padding; any would do, because nothing sees it."""
 _CACHED_PER_NEW = 8
 """A pass may copy this many times as many cached tokens as it may read new ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRows:
-    """Some of the rows (indices): which of these prompts each of them shares, and what follows of its own."""
+    """Some of the rows (indices): the prompt that each of them shares, and the row's own columns after it."""
 
     rows: list[int]
     prompts: PrefilledPrompts | None
@@ -39,7 +39,7 @@ class ReadRows:
 
 
 class RowReader:
-    """Computes keys and values of what follows a kept row, except the last token, which is the first input of
+    """Computation of keys and values of the tokens after a kept row, except the last, which is the first input of
     decoding."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -48,8 +48,8 @@ class RowReader:
         self._masks = Masks(model, attention_kind(model.config))
 
     def read_on(self, kept: Sequence[KeptRow], texts: Sequence[Tokens]) -> Iterator[ReadRows]:
-        """Each text begins with what is kept of it and has at least one token more. What is yielded refers to memory
-        that all rows of a pass share, so copy what is to stay."""
+        """Yield the rows with their new tokens read. Each text begins with the kept tokens and has at least one more.
+        Results refer to memory that all rows of a pass share: copy them to keep them."""
         new = [len(text) - 1 - len(row.text) for row, text in zip(kept, texts, strict=True)]
         alike: dict[tuple[bool, bool], list[int]] = {}  # decoders take rows with and without a prompt separately
         for i, row in enumerate(kept):
@@ -60,7 +60,7 @@ class RowReader:
                 yield self._read(chunk, [kept[i] for i in chunk], [texts[i] for i in chunk])
 
     def _chunks(self, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int]) -> Iterator[list[int]]:
-        """As many rows as fit in a pass, at least one. Those with the most new tokens come first."""
+        """Yield as many rows as fit in a pass, at least one. Rows with the most new tokens come first."""
         budget = tokens_per_forward(self._device)
         chunk: list[int] = []
         for row in rows:
@@ -88,7 +88,7 @@ class RowReader:
         return replace(read, own=more)
 
     def _forward(self, begun: ReadRows, lengths: Sequence[int], texts: Sequence[Tokens]) -> RowCache:
-        """One pass over what follows `lengths` tokens, right-padded. Padding is written to the columns that follow a
+        """One pass over the tokens after the first `lengths`, right-padded. Padding is written to the columns after a
         row's last one."""
         new = [text[length:-1] for length, text in zip(lengths, texts, strict=True)]
         most = max(len(tokens) for tokens in new)
@@ -117,6 +117,6 @@ class RowReader:
 
 
 def as_columns(held: Held | None) -> Columns | None:
-    """What a decoder that keeps copies has kept. None if nothing is shared."""
+    """Narrow the type of a cache that a copying decoder has kept. None if nothing is shared."""
     assert held is None or isinstance(held, Columns)
     return held

@@ -1,4 +1,4 @@
-"""The rows that are decoded at a time: where each of them is, and what of it stays when it has finished."""
+"""The rows being decoded: their order in the decoder, their state, and the cache that is kept of finished ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Row:
     key: int
     limit: int
     text: tuple[int, ...]
-    """What is read before the first token is sampled: the prompt, and what there is of the response."""
+    """Tokens that are read before the first one is sampled: the prompt, and any beginning of the response."""
     tokens: list[int]
     logprobs: list[float]
     versions: Versions
@@ -44,7 +44,7 @@ class Row:
 class RowsInProgress:
     """The rows being decoded and their numbers on the device (`static_steps`): newest token, its position and so on.
 
-    kept: where finished rows are kept, if they are. vocabulary: see `LocalEngine`.
+    kept: store of finished rows, None to keep none. vocabulary: see `LocalEngine`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RowsInProgress:
 
     @property
     def reads_texts(self) -> bool:
-        """Whether rows enter with `join_texts`."""
+        """True if rows enter with `join_texts`."""
         return isinstance(self._decoder, TextDecoder)
 
     def join(self, rows: list[Row], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
@@ -86,8 +86,8 @@ class RowsInProgress:
         self._numbers_5R = torch.cat([self._numbers_5R, new_R5.T], dim=1)
 
     def advance(self, sampling: Sampling, stop: StopConditions) -> list[Row]:
-        """Decode one token for every row, or as many as its decoder draws at a time. Finished rows leave and are
-        returned."""
+        """Decode one token for every row, or a block of them if the decoder draws several at a time; remove and return
+        the finished rows."""
         tokens_BR, logprobs_BR = self._drawn(sampling, stop)
         self._numbers_5R[TOKEN] = tokens_BR[-1]
         self._numbers_5R[POSITION] += len(tokens_BR)

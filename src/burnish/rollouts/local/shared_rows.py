@@ -4,9 +4,9 @@ Slots (S) hold rows, prompts (P) the texts that they begin with; number 0 is the
 after its prompt are its own. A query attends to its prompt and to its own part separately; the two are joined by their
 log-sum-exps, as in training (`burnish.forward.merged_attention`). All of a prompt's queries read its keys together.
 
-Nothing here depends on a number on the device, so that a pass can be captured as a CUDA graph: how much of a store is
-seen is a tensor, and `Shape` says how much of it a pass reads at most. H heads, K key heads, G heads for each of these,
-D head size, W columns.
+Nothing here depends on a number on the device, so that a pass can be captured as a CUDA graph: the visible length of a
+store is a tensor, and `Shape` says how much of it a pass reads at most. H heads, K key heads, G heads for each of
+these, D head size, W columns.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _FIRST_COLUMNS = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sight:
-    """What N sequences of queries see: the first columns of N stores of equal room.
+    """Columns that N sequences of queries see: the first ones of N stores of equal capacity.
 
-    lengths_N int32, at least 1: how many columns. query_ends, key_ends (N + 1,) int32: where sequences and stores begin
-    if they are laid end to end. hidden_N11W: -inf in the columns that are not seen; None where a kernel takes lengths.
+    lengths_N int32, at least 1: numbers of columns. query_ends, key_ends (N + 1,) int32: starts of sequences and stores
+    laid end to end. hidden_N11W: -inf in the columns that are not seen; None for a kernel that takes lengths.
     """
 
     lengths_N: Tensor
@@ -52,7 +52,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Sight, float | None], tuple[Tensor, T
 def flash(
     query_QKD: Tensor, keys: Tensor, values: Tensor, sight: Sight, scaling: float | None
 ) -> tuple[Tensor, Tensor]:
-    """By FlashAttention's kernel for sequences of any length: bfloat16 and float16 on a GPU."""
+    """Attend with FlashAttention's kernel for sequences of any length: bfloat16 and float16 on a GPU."""
     output_QKD, sums_KQ, *_ = torch.ops.aten._flash_attention_forward(
         query_QKD,
         keys.flatten(0, 1),
@@ -74,7 +74,7 @@ def flash(
 def fused(
     query_QKD: Tensor, keys: Tensor, values: Tensor, sight: Sight, scaling: float | None
 ) -> tuple[Tensor, Tensor]:
-    """By PyTorch's fused attention with a mask; every sequence has the same number of queries."""
+    """Attend with PyTorch's fused attention and a mask; every sequence has the same number of queries."""
     assert sight.hidden_N11W is not None
     query_NKMD = query_QKD.unflatten(0, (len(keys), -1)).transpose(1, 2)
     key_NKWD, value_NKWD = (store[:, : sight.columns].transpose(1, 2) for store in (keys, values))
@@ -105,8 +105,8 @@ class _Row:
 
 
 class SharedRows(Cache):
-    """Rows 0 .. `num_rows` - 1 are in use. The model must have been set to packed attention: its pass reads the newest
-    tokens of all slots as one packed row, and this object is how they attend (`forward.attention.PackedAttention`)."""
+    """Cache of rows, of which 0 .. `num_rows` - 1 are in use. The model must have been set to packed attention: its
+    pass reads the newest tokens of all slots as one packed row, with this object as its `PackedAttention`."""
 
     def __init__(self, model: PreTrainedModel, places: int, kernel: Kernel) -> None:
         super().__init__(layers=[])
@@ -123,11 +123,11 @@ class SharedRows(Cache):
 
     @property
     def cache(self) -> SharedRows:
-        """See `SlottedPass`: both in one."""
+        """The cache of the `SlottedPass`: this object is both."""
         return self
 
     def tensors(self) -> Iterator[Tensor]:
-        """Everything that a pass reads or writes, besides the model."""
+        """Yield all tensors that a pass reads or writes, besides the model's."""
         for keys, values in (*self._own, *self._prompts):
             yield from (keys, values)
         yield from self._numbers.values()
@@ -154,7 +154,7 @@ class SharedRows(Cache):
         self._arranged = None
 
     def columns(self, row: int, start: int, stop: int) -> Columns:
-        """What a row has at these positions, which are all of its prompt or all its own. Valid until the next call."""
+        """Return views of a row at these positions: all of its prompt, or all its own. Valid until the next call."""
         entry = self._rows[row]
         if stop <= entry.first:
             stores, place, at = self._prompts, entry.prompt.number, slice(start, stop)
@@ -176,7 +176,7 @@ class SharedRows(Cache):
         self._arranged = None
 
     def fit(self, slots: int, positions: Sequence[int], steps: int) -> Shape:
-        """Make room for the tokens of so many steps, the first of them at these positions."""
+        """Make room for the tokens of this many steps, the first of them at these positions."""
         columns = bucket(max(at - row.first for at, row in zip(positions, self._rows, strict=True)) + steps)
         self._reserve_own(columns)
         if self._arranged is None or self._arranged[0] != slots:
@@ -226,7 +226,7 @@ class SharedRows(Cache):
         return own.to(query_SHD.dtype).unflatten(0, (-1, group)).transpose(1, 2).flatten(1, 2)
 
     def _begin(self, shape: Shape, positions_S: Tensor) -> None:
-        """Everything that all layers share."""
+        """Prepare the tensors that all layers share."""
         self._shape, slots, prompts = shape, shape.slots, shape.prompts
         room, prompt_room = self._own[0][0].shape[1], self._prompts[0][0].shape[1]
         column_S = positions_S - self._numbers["first"][:slots]
@@ -251,7 +251,8 @@ class SharedRows(Cache):
         return Sight(lengths_N.int(), (ends * group).int(), key_ends, hidden, columns, longest * group)
 
     def _arrange(self, slots: int) -> None:
-        """Lay the rows out by prompt: a prompt's next to each other; for `fused`, with as many places for each."""
+        """Lay the rows out by prompt: rows of a prompt next to each other; for `fused`, equally many places for
+        each."""
         prompt_of = [row.prompt.number for row in self._rows] + [0] * (slots - len(self._rows))
         members: dict[int, list[int]] = {}
         for slot, number in enumerate(prompt_of):
@@ -262,7 +263,7 @@ class SharedRows(Cache):
         ends = [0, *accumulate(rows or len(members.get(number, ())) for number in range(prompts))]
         order, place = [0] * ends[-1], [0] * slots
         for number, some in members.items():
-            if number or not rows:  # what a row without a prompt gets from here does not count
+            if number or not rows:  # the result for a row without a prompt is not used
                 for at, slot in enumerate(some, start=ends[number]):
                     order[at], place[slot] = slot, at
         lengths = {row.prompt.number: row.prompt.length for row in self._rows}
@@ -273,7 +274,7 @@ class SharedRows(Cache):
         self._arranged = (slots, prompts, rows)
 
     def _put(self, name: str, numbers: Sequence[int]) -> None:
-        """In the same place on the device as before, if there is room."""
+        """Write numbers to the same memory on the device as before, if there is room."""
         if name not in self._numbers or len(self._numbers[name]) < len(numbers):
             room = max(power_of_two(len(numbers)), self._places + 1)
             self._numbers[name] = torch.zeros(room, dtype=torch.int64, device=self._own[0][0].device)
@@ -301,7 +302,7 @@ class SharedRows(Cache):
             return
         for keys, values in zip(like.keys, like.values, strict=True):
             shapes = [(states.shape[1], states.shape[3]) for states in (keys, values)]
-            # Zeros: what is hidden has weight 0, but 0 times a stray NaN would still be NaN.
+            # Zeros: a hidden column has weight 0, but 0 times a stray NaN would still be NaN.
             own, prompts = (
                 tuple(keys.new_zeros(rows, _FIRST_COLUMNS, *shape) for shape in shapes) for rows in (self._places, 2)
             )
@@ -318,7 +319,7 @@ class SharedRows(Cache):
 
 
 def _grown(stores: tuple[Tensor, Tensor], rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """The same, with room for at least that much."""
+    """The stores, with capacity for at least this much."""
     more = max(0, rows - stores[0].shape[0]), max(0, columns - stores[0].shape[1])
     if not any(more):
         return stores

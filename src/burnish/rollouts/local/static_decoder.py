@@ -1,8 +1,8 @@
 """A decoder of fixed shapes, which draws several tokens of every row before the host looks at them.
 
-Its steps are those of `static_steps`. What a row has cached is in `shared_rows`, each prompt once, for models that take
-packed rows, and otherwise in the cache of `ModelDecoder`, with masks, so that models with windows can use it, too. It
-reads the model's own weights: an update needs nothing but that they stay where they are.
+Its steps are in `static_steps`. The cache is `shared_rows`, with each prompt once, for models that take packed rows,
+and otherwise the cache of `ModelDecoder`, with masks, so that models with windows can use it, too. It reads the model's
+own weights: after an update nothing is to be done, as long as their addresses stay the same.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Attention = Literal["flash", "fused", "masked"]
-"""By FlashAttention's kernel, or PyTorch's fused one, with each prompt once; or by the model's own, with masks over
-whole texts."""
+"""FlashAttention's kernel or PyTorch's fused one, with each prompt once; or the model's own, with masks over whole
+texts."""
 HELD_BYTES = 1 << 30
-"""Most that is held of a decoder between two calls."""
+"""Largest decoder that is held between two calls."""
 _COPIES = 8
-"""Of a step's float32 logits while it draws: a bound for the memory that graphs hold."""
+"""Copies of a step's float32 logits while it draws: a bound for the memory that graphs hold."""
 
 
 class MaskedRows:
@@ -82,22 +82,22 @@ class StaticDecoder(CachingDecoder):
 
     @property
     def num_bytes(self) -> int:
-        """About what it holds, the memory of its graphs included."""
+        """Approximate memory in bytes, its graphs included."""
         vocabulary = self._model.get_input_embeddings().weight.shape[0]
         return sum(tensor.nbytes for tensor in self._rows.tensors()) + 4 * _COPIES * self.places * vocabulary
 
     def _make_layers(self) -> None:
-        """Let a row of two tokens come and go, so that the cache has the sizes of all layers before the first step."""
+        """Add and remove a row of two tokens, so that the cache has the sizes of all layers before the first step."""
         for chunk in Prefiller(self._model, pad_token_id=0).prefill([(0, 0)], keep=None):
             self.join([2], chunk.prompts, chunk.sources)
         self.clear()
 
 
 class StaticDecoders:
-    """Makes a static decoder, and hands the same one out again, with its graphs, while it has the places.
+    """Factory of a static decoder, which is reused with its graphs as long as it has enough places.
 
-    Shapes follow from the rows of a call alone, so its numbers do not depend on the calls before, for which the decoder
-    may have grown. At most one of them is in use. captures: whether it captures its steps as CUDA graphs.
+    Shapes follow from the rows of a call alone, so its numbers do not depend on earlier calls, for which the decoder
+    may have grown. At most one decoder is in use. captures: whether it captures its steps as CUDA graphs.
     """
 
     def __init__(self, attention: Attention, *, captures: bool, must_capture: bool = False) -> None:
@@ -117,7 +117,7 @@ class StaticDecoders:
         return self._held
 
     def let_go(self) -> None:
-        """Let go of a decoder that is too large to be held until the next call."""
+        """Free a decoder that is too large to be held until the next call."""
         if self._held is not None and self._held.num_bytes > HELD_BYTES:
             self._held = None
 

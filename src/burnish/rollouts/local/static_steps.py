@@ -1,10 +1,10 @@
-"""Decoding steps of fixed shapes, several without a look at their tokens, captured as CUDA graphs where there are any.
+"""Decoding steps of fixed shapes, several per look at their tokens, captured as CUDA graphs where possible.
 
-Everything that a step depends on lies on the device, at addresses that stay: each slot's newest token, its position,
-noise key, token count and limit, and whether it is done. A step computes the logits, draws a token for every slot,
-writes it down and moves on. A slot that is done feeds its token again, so that its cache stays as it was. The host
-reads the tokens once per block. It may find that a row had ended before (by a text, which only the host can see), and
-drops what came after.
+Everything that a step depends on lies on the device, at fixed addresses: each slot's newest token, its position, noise
+key, token count and limit, and whether it is done. A step computes the logits, draws a token for every slot, records it
+and moves on. A slot that is done feeds its token again, so that its cache stays as it was. The host reads the tokens
+once per block. It may find that a row had ended before (by a stop text, which only the host can see), and drops the
+tokens after that.
 
 On a GPU such a step is some hundred kernels of a few microseconds, and launching them one by one takes longer than
 running them. A captured step is one launch. It holds for one `Shape` and one kind of sampling, and as long as weights
@@ -30,22 +30,22 @@ from burnish.rollouts.noise import uniforms
 from burnish.rollouts.sampling import sample
 
 TOKEN, POSITION, KEY, COUNT, LIMIT = range(5)
-"""Numbers of a row, in this order: its newest token and where it is, its noise key, how many tokens it has sampled, and
-how many it may have."""
+"""Numbers of a row, in this order: its newest token and that token's position, its noise key, the number of tokens
+sampled, and their limit."""
 BLOCK = 8
-"""Steps without a look: a row that has ended wastes half of them on average, and a look makes the device wait."""
+"""Steps between looks at the tokens: a row that has ended wastes half of them on average, a look stalls the device."""
 _FIRST_BUCKET, _LARGEST_STEP = 64, 1024
 _MOST_GRAPHS = 64
 
 Step = Callable[[], None]
 Capture = Callable[[Step], Step]
-"""Runs a step, captures it, and returns what runs it again."""
+"""Function that runs a step, captures it, and returns a function that replays it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a pass: slots and the columns of each that it reads; where prompts are kept once, how many of them,
-    places for how many rows of each (0: any), and how many columns."""
+    """Sizes of a pass: slots and the columns that it reads of each; if prompts are kept once, their number, the rows
+    per prompt (0: any), and their columns."""
 
     slots: int
     prompts: int
@@ -61,20 +61,20 @@ class SlottedPass(Protocol):
     def cache(self) -> PromptedRows: ...
 
     def fit(self, slots: int, positions: Sequence[int], steps: int) -> Shape:
-        """Make room for the tokens of so many steps, the first of them at these positions."""
+        """Make room for the tokens of this many steps, the first of them at these positions."""
         ...
 
     def logits(self, shape: Shape, tokens_S: Tensor, positions_S: Tensor) -> Tensor:
-        """(S, vocabulary) after these tokens. It needs no number from the device."""
+        """(S, vocabulary) after these tokens. The host reads nothing from the device."""
         ...
 
     def tensors(self) -> Iterator[Tensor]:
-        """Everything that a pass reads or writes, besides the model."""
+        """Yield all tensors that a pass reads or writes, besides the model's."""
         ...
 
 
 class CudaGraphs:
-    """Captures steps as CUDA graphs. They never run at the same time, and so share a pool of memory."""
+    """Capture of steps as CUDA graphs, which never run at the same time and so share a pool of memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -97,7 +97,7 @@ class CudaGraphs:
 
 
 class Slots:
-    """The state of all slots, and what a block has drawn."""
+    """The state of all slots, and the tokens that a block has drawn."""
 
     def __init__(self, places: int, device: torch.device) -> None:
         self.numbers_5S = torch.zeros(5, places, dtype=torch.int64, device=device)
@@ -116,7 +116,7 @@ class Slots:
         self.step_1.zero_()
 
     def draw(self, logits_SV: Tensor, sampling: Sampling, stop_ids_N: Tensor) -> None:
-        """Draw a token for each slot, and move those on that are not done."""
+        """Draw a token for each slot, and advance the slots that are not done."""
         tokens_S, positions_S, keys_S, counts_S, limits_S = self.numbers_5S[:, : len(logits_SV)]
         is_done_S = self.is_done_S[: len(logits_SV)]
         drawn_S, logprobs_S = sample(logits_SV, uniforms(keys_S, counts_S), sampling)
@@ -130,9 +130,9 @@ class Slots:
 
 
 class StaticSteps:
-    """Runs blocks of steps for up to `places` rows, a power of two. `capture` None runs every step by itself.
+    """Blocks of steps for up to `places` rows, a power of two. `capture` None runs every step uncaptured.
 
-    must_capture: an exception while capturing is raised, otherwise steps of that shape then run by themselves.
+    must_capture: an exception while capturing is raised; otherwise steps of that shape then run uncaptured.
     """
 
     def __init__(
@@ -164,8 +164,8 @@ class StaticSteps:
     def block(
         self, numbers_5R: Tensor, steps: int, sampling: Sampling, stop_ids: frozenset[int], vocabulary: int | None
     ) -> tuple[Tensor, Tensor]:
-        """The tokens (steps, R) of so many steps, and their log-probabilities. What a row has after one of `stop_ids`
-        or its limit does not count."""
+        """The tokens (steps, R) of this many steps, and their log-probabilities. Tokens of a row after one of
+        `stop_ids` or its limit do not count."""
         rows = numbers_5R.shape[1]
         shape = self._slotted.fit(power_of_two(rows), numbers_5R[POSITION].tolist(), steps)
         same = replace(sampling, max_response_tokens=1, stop=(), stop_token_ids=())
@@ -190,7 +190,7 @@ class StaticSteps:
         return self._stop_ids[stop_ids]
 
     def _repeatable(self, key: object, step: Step, numbers_5R: Tensor) -> Step:
-        """The step as it was captured, if everything is still where it was then."""
+        """The step as it was captured, if all addresses are still the same."""
         addresses = self._current_addresses()
         if addresses != self._addresses:
             self._captured.clear()
@@ -213,7 +213,7 @@ class StaticSteps:
             return None
 
     def _checked(self, step: Step, numbers_5R: Tensor) -> Step:
-        """The captured step, if it draws the same tokens. All this writes only what the block's first step writes."""
+        """The captured step, if it draws the same tokens. The check writes only what the block's first step writes."""
         assert self._capture is not None
         rows = numbers_5R.shape[1]
         self._slots.load(numbers_5R)
@@ -234,14 +234,14 @@ class StaticSteps:
         return replay
 
     def _current_addresses(self) -> tuple[int, ...]:
-        """Also sizes of the cache: another one may lie where an earlier one was."""
+        """Addresses and sizes of the tensors: a new cache may lie where an earlier one was."""
         weights = (*self._model.parameters(), *self._model.buffers())
         cached = list(self._slotted.tensors())
         return (*(tensor.data_ptr() for tensor in (*weights, *cached)), *(tensor.numel() for tensor in cached))
 
 
 def bucket(columns: int) -> int:
-    """Columns of a pass that needs so many: few different numbers, so that few shapes are captured."""
+    """Round the columns of a pass up to one of a few numbers, so that few shapes are captured."""
     if columns > _LARGEST_STEP:
         return -(-columns // _LARGEST_STEP) * _LARGEST_STEP
     return max(_FIRST_BUCKET, power_of_two(columns))

@@ -1,4 +1,4 @@
-"""Whether a model is decoded in steps of fixed shapes: if they give its own logits, faster than its own pass."""
+"""Decide whether a model is decoded in steps of fixed shapes: they must give its own logits, and be faster."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 GRAPHS, STEPS = "CUDA graphs", "fixed shapes"
 _DEVICES = ("cuda",)
-"""Types of device on which static steps are tried. A CPU only loses by computing what nobody sees (docs/gpu.md)."""
+"""Types of device on which static steps are tried. On a CPU the padding of fixed shapes only costs time
+(docs/gpu.md)."""
 _CONTINUED = 4
 """Tokens that the trial decodes after each prompt."""
 
 
 def takes_static(device: torch.device) -> bool:
-    """Whether static decoders are worth a trial on this device."""
+    """Return whether static decoders are worth a trial on this device."""
     return device.type in _DEVICES and processor.allows("static_decoder")
 
 
@@ -64,7 +65,7 @@ def choose_attention(model: PreTrainedModel, reach: int) -> Attention | None:
 
 
 def _block(step: TimedStep, make: MakeDecoder) -> Callable[[], None]:
-    """As many tokens for all rows as a static decoder draws at a time, up to their numbers on the host."""
+    """Draw a static decoder's block of tokens for all rows, until they have arrived on the host."""
     sampling = Sampling(BLOCK)
     none = torch.zeros_like(step.positions)
     numbers_5R = torch.stack([none, step.positions, none, none, none + min(BLOCK, step.length)])

@@ -1,7 +1,7 @@
-"""Pushes only the adapters of a policy that trains with LoRA, where vLLM computes what the merged weights compute.
+"""Push only the adapters of a policy that trains with LoRA, if vLLM computes the same with them as with merged weights.
 
 vLLM takes an adapter as a folder in peft's layout. Its weights are in memory that the folder only links to, so that
-they do not touch the disk. Whether vLLM applies it as it should (all of its layers, at the right scale) is tried once,
+they never touch the disk. Whether vLLM applies it correctly (to all of its layers, at the right scale) is tried once,
 with a random adapter, because one that has not been trained yet changes nothing.
 """
 
@@ -28,16 +28,15 @@ if TYPE_CHECKING:
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks that vLLM can be set up for."""
 TRIAL_SIZE = 0.2
-"""Norm of what the random adapter adds to each layer, relative to the layer's weights."""
+"""Norm of the random adapter's addition to each layer, relative to the layer's weights."""
 _TRIAL_TEXTS, _TRIAL_TOKENS = 8, 32
 _TOLERANCE, _TOLERANCE_OF_FEW_BITS = 0.02, 0.15
-"""Mean distance of log-probabilities that should be equal, relative to what the adapter changes: in float32, and in
+"""Mean distance of log-probabilities that should be equal, relative to the change by the adapter: in float32, and in
 types of 16 bits."""
 
 
 class AdapterPushes:
-    """The adapters of this model on their way to a worker. dtype: what vLLM computes in. seconds: time limit for each
-    request."""
+    """Pushes of this model's adapters to a worker. dtype: vLLM's. seconds: time limit for each request."""
 
     def __init__(self, model: PreTrainedModel, dtype: str, *, seconds: float) -> None:
         self._model = model
@@ -48,7 +47,7 @@ class AdapterPushes:
 
     @staticmethod
     def of(model: PreTrainedModel, dtype: str, *, seconds: float) -> AdapterPushes | None:
-        """None for a model without adapters, or with larger ones than vLLM takes."""
+        """Make the pushes of a model; None if it has no adapters, or larger ones than vLLM takes."""
         pushes = AdapterPushes(model, dtype, seconds=seconds)
         return pushes if 0 < pushes._rank <= RANKS[-1] else None
 
@@ -63,17 +62,17 @@ class AdapterPushes:
         return max((layer.r[ADAPTER] for layer in self._layers.values()), default=0)
 
     def push_base(self, worker: WorkerProcess, version: int) -> int:
-        """Push the weights without adapters. Returns their number of bytes."""
+        """Push the weights without adapters; return their number of bytes."""
         weights = checkpoint_layout(self._model, named_tensors(self._model, adapters=False))
         return worker.push(weights, version, seconds=self._seconds)
 
     def push(self, worker: WorkerProcess, version: int, *, base: int) -> int:
-        """Push the adapter to a worker with version `base`. Returns its number of bytes."""
+        """Push the adapter to a worker with version `base`; return its number of bytes."""
         return self._push(worker, version, base, saved_adapter(self._model))
 
     def try_out(self, worker: WorkerProcess, vocabulary: int | None, context_length: int) -> str | None:
-        """Why this worker's log-probabilities with an adapter are not those with merged weights; None if they are, or
-        were the last time. Leaves it with the weights of the trial."""
+        """Why this worker's log-probabilities with an adapter differ from those with merged weights; None if they
+        agree, or did the last time. Leaves the worker with the weights of the trial."""
         if self._is_tried:
             return None
         size = vocabulary or self._model.config.vocab_size
@@ -118,7 +117,7 @@ class AdapterPushes:
 
     @torch.no_grad()
     def _random_values(self) -> dict[int, Tensor]:
-        """Numbers for the adapters' parameters, by their ids, with which they change each layer by `TRIAL_SIZE`."""
+        """Draw numbers for the adapters' parameters, by id, that change each layer by `TRIAL_SIZE`."""
         generator, values = torch.Generator().manual_seed(0), {}
         for layer in self._layers.values():
             own = [part for name, part in layer.named_parameters() if name.startswith("lora_")]

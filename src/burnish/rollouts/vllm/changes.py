@@ -1,4 +1,4 @@
-"""Which weights a worker lacks: all of them, or those that have changed since they were last pushed."""
+"""The weights that a worker lacks: all, or the ones that have changed since the last push."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 LARGEST_PART = 1 / 3
-"""Of the bytes: if more has changed, everything is pushed."""
+"""Share of the bytes: if more has changed, everything is pushed."""
 _SLICE_BYTES = 16 << 20
 _MOST_THREADS = 8
 
 
 def group_of(name: str) -> str:
-    """The module whose weights travel together, because vLLM joins some of them: `model.layers.3.mlp` for those of an
-    expert, `lm_head` for the head."""
+    """The module whose weights are pushed together, because vLLM joins some of them: `model.layers.3.mlp` for the
+    weights of an expert, `lm_head` for the head."""
     parts = name.split(".")
     layer = next((place for place, part in enumerate(parts) if part.isdigit()), None)
     return name.rpartition(".")[0] if layer is None else ".".join(parts[: layer + 2])
@@ -30,11 +30,11 @@ def group_of(name: str) -> str:
 class PushedWeights:
     """The version that a worker has, and digests of its weights by group.
 
-    Digests cost about as much as a push, so they are not taken any more once a push did not gain from them.
+    Digests cost about as much as a push, so they are no longer taken once a push has gained nothing from them.
     """
 
     version: int | None = None
-    """None before the first push."""
+    """Version of the worker's weights; None before the first push."""
     _digests: Mapping[str, bytes] = field(default_factory=dict)
     _pays: bool = True
 
@@ -43,7 +43,7 @@ class PushedWeights:
         self.version, self._digests = None, {}
 
     def changed(self, weights: Iterable[tuple[str, Tensor]]) -> frozenset[str] | None:
-        """Groups that differ from what the worker has; None if everything is to be pushed."""
+        """Return the groups that differ from the worker's; None if everything is to be pushed."""
         if not self._pays:
             return None
         sizes: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Pads attention heads with zeros to a size that vLLM's CPU build supports, which changes no result.
+"""Pad attention heads with zeros to a size that vLLM's CPU build supports, which changes no result.
 
 Its CPU attention supports head sizes from 32 up, and the smallest models have smaller heads. A head of D dimensions
 computes the same with D' > D dimensions if
@@ -89,7 +89,7 @@ def choose_padding(config: ConfigJson, head_sizes: Sequence[int] | None) -> Head
 
 
 def _head_size(config: ConfigJson) -> int | None:
-    """None if config.json uses other names for it."""
+    """Size of an attention head; None if config.json uses other names for it."""
     if config.get("head_dim"):
         return int(config["head_dim"])
     if "hidden_size" in config and "num_attention_heads" in config:

@@ -43,10 +43,10 @@ class WorkerFault(Exception):
 
 
 class WorkerProcess:
-    """A worker in its own session. Everything that it prints goes to `log`, nothing to our output."""
+    """A worker in its own session. All of its output goes to `log`, none to ours."""
 
     def __init__(self, python: str, log: Path, *, script: Path = SCRIPT) -> None:
-        """Raises RolloutError if the interpreter cannot be started or the log cannot be opened."""
+        """Start the worker. Raises RolloutError if its interpreter cannot be started or the log cannot be opened."""
         self._log = log
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             try:
@@ -83,8 +83,8 @@ class WorkerProcess:
         return self._process.pid
 
     def ask(self, message: Message, *, seconds: float) -> Message:
-        """The answer. WorkerLost if there is none within this many seconds, WorkerFault if it is an error,
-        RolloutError if the worker refuses."""
+        """Send a message and return the answer. WorkerLost if there is none within this many seconds, WorkerFault if it
+        is an error, RolloutError if the worker refuses."""
         deadline = time.monotonic() + seconds
         try:
             self._socket.settimeout(seconds)
@@ -110,7 +110,7 @@ class WorkerProcess:
     def push(
         self, weights: Iterable[tuple[str, Tensor]], version: int, *, seconds: float, base: int | None = None
     ) -> int:
-        """Send the weights through the shared memory: all of them, or what differs from version `base`. Returns their
+        """Send the weights through the shared memory: all of them, or the changes since version `base`. Returns their
         number of bytes. Raises as `ask` does."""
         self._send_only({"kind": "push", "version": version, "base": base})
         total, waiting = 0, 0
@@ -169,7 +169,7 @@ class WorkerProcess:
             raise WorkerLost(self._epitaph()) from error
 
     def _epitaph(self) -> str:
-        """How it ended. It has closed its end of the socket, so it should be ending."""
+        """Describe how the worker ended. It has closed its end of the socket, so it should be ending."""
         try:
             return f"ended ({describe_exit(self._process.wait(timeout=5.0))})"
         except subprocess.TimeoutExpired:
@@ -177,8 +177,8 @@ class WorkerProcess:
 
 
 def worker_environment(python: str) -> dict[str, str]:
-    """This process's environment, without its module path if the interpreter differs. vLLM runs in one process, logs
-    only warnings and stays off the network: all it needs is in the folder that it gets. Variables that are already set
+    """Return this process's environment, without its module path if the interpreter differs. vLLM runs in one process,
+    logs only warnings and stays off the network: all its files are in the given folder. Variables that are already set
     keep their values, except the one for a single process."""
     inherited = dict(os.environ)
     if python != sys.executable:
@@ -194,7 +194,7 @@ def worker_environment(python: str) -> dict[str, str]:
 
 
 def has_vllm(python: str) -> bool:
-    """Whether this interpreter finds the vllm package. OSError if it cannot be started or does not end."""
+    """Return whether this interpreter finds the vllm package. OSError if it cannot be started or does not end."""
     # The current folder is left out, because it may contain another `vllm` and the worker does not look there either.
     program = (
         "import sys; del sys.path[0]; from importlib.util import find_spec; "

@@ -2,8 +2,8 @@
 
     python worker.py SOCKET MEMORY PARENT
 
-SOCKET is the descriptor of a stream socket to the engine, MEMORY that of an anonymous file that both sides map, PARENT
-the engine's process id. Messages are JSON objects, preceded by their length (4 bytes, big endian). Only the standard
+SOCKET is the descriptor of a stream socket to the engine, MEMORY of an anonymous file that both sides map, PARENT the
+engine's process id. Messages are JSON objects, preceded by their length (4 bytes, big endian). Only the standard
 library, torch and vllm are imported, never burnish: the two environments share nothing but this protocol.
 
     ->  hello                                    <-  vllm (its version), cpu (whether it computes on a CPU),
@@ -70,7 +70,7 @@ class Channel:
         self._stream.flush()
 
     def receive(self) -> Message:
-        """Raises EOFError if the engine is gone."""
+        """Read one message. Raises EOFError if the engine is gone."""
         length = int.from_bytes(self._read(_LENGTH_BYTES), "big")
         message: Message = json.loads(self._read(length))
         return message
@@ -175,7 +175,7 @@ class Server:
         return {"version": version}
 
     def _refusal(self, version: int) -> Message | None:
-        """The answer to who asks for what cannot be computed now."""
+        """The answer to a request for a version that the worker does not have, or cannot use now; None if it can."""
         if version != self._version:
             return {"refused": f"asked for version {version}, but the weights are version {self._version}"}
         return {"refused": f"{' and '.join(self._asleep)} are asleep"} if self._asleep else None
@@ -206,8 +206,8 @@ class Server:
         return {"samples": samples, "cached_tokens": sum(output.num_cached_tokens or 0 for output in outputs)}
 
     def _sleep(self) -> Message:
-        """Weights go to the host's memory, keys and values are forgotten. vLLM ignores `sleep` while any part sleeps,
-        and `wake_up` of a part that does not."""
+        """Move weights to the host's memory, and drop keys and values. vLLM ignores `sleep` while any part sleeps, and
+        `wake_up` of a part that does not."""
         self._wake(list(self._asleep))
         self._llm.sleep(level=1)
         self._asleep = ["weights", "kv_cache"]
@@ -225,7 +225,7 @@ def begin_reload(worker: Any) -> None:
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-    # It warns about every layer without weights (rotary tables, a tied head, what has not changed) at every push.
+    # It warns about every layer without weights (rotary tables, a tied head, unchanged layers) at every push.
     logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
     with set_current_vllm_config(worker.vllm_config):
         initialize_layerwise_reload(worker.get_model())
@@ -240,7 +240,7 @@ def load_chunk(worker: Any, memory: str, chunk: Message) -> None:
 
 
 def finish_reload(worker: Any) -> None:
-    """Let the model compute with what it has taken."""
+    """Let the model compute with the weights that it has taken."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
@@ -250,8 +250,8 @@ def finish_reload(worker: Any) -> None:
 
 
 def tensors_in(memory: str, chunk: Message) -> Iterator[tuple[str, Any]]:
-    """Copies of the tensors of a chunk. Copies, because vLLM collects a layer's tensors before it loads them, and the
-    next chunk overwrites the memory."""
+    """Yield copies of the tensors of a chunk: vLLM collects a layer's tensors before it loads them, and the next chunk
+    overwrites the memory."""
     import torch
 
     with open(memory, "r+b") as file, mmap.mmap(file.fileno(), chunk["bytes"]) as shared:
@@ -277,7 +277,7 @@ def repack_embeddings(model: Any) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """The class `SampledDistribution`, made when it is asked for: here, and by its name in vLLM's own processes."""
+    """The class `SampledDistribution`, made on first access: here, and by its name in vLLM's own processes."""
     if name != "SampledDistribution":
         raise AttributeError(name)
     made = globals()[name] = sampled_distribution(os.environ.get(_VOCABULARY))
@@ -288,7 +288,7 @@ def sampled_distribution(vocabulary: str | None) -> Any:
     """A logits processor class that divides the logits of greedy requests by their own temperature, and rules out all
     ids from `vocabulary` on.
 
-    vLLM's greedy requests have temperature 0, and their log-probabilities are those of the undivided logits.
+    vLLM's greedy requests have temperature 0, and their log-probabilities are computed from the undivided logits.
     """
     from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 

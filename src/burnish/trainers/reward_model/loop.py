@@ -74,7 +74,7 @@ class PreferenceLoss:
         return ObjectiveValue(per_comparison.sum() / num_comparisons, _metrics(compared, per_comparison))
 
     def per_comparison(self, compared: ComparedScores) -> Tensor:
-        """Loss of each comparison, `[B]`."""
+        """Compute the loss of each comparison, `[B]`."""
         scores, best = compared.scores_BK, compared.best_B
         if self.loss == "best_of":
             return best_of(scores, best, mask_BK=compared.mask_BK)
@@ -154,13 +154,13 @@ class RmRun(Training):
         pending.normalised = True
 
     def normalise(self, measure: Measure) -> None:
-        """Shift (and with `gain_bias` scale) the scores by those of the pairs that the run file names."""
+        """Shift (and with `gain_bias` scale) the scores by the scores of the pairs that the run file names."""
         measured = self.learner.score(measure.pairs())
         self.learner.normalise(measured, scale=measure.settings.kind == "gain_bias", measured_on=measure.name)
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracy with its interval, calibration, and what length alone explains, on the held-out comparisons. Writes
-        the histogram of their scores to `score_histogram.json` in the run's folder."""
+        """Accuracy with its interval, calibration, and the accuracy of length alone, on the held-out comparisons.
+        Writes the histogram of their scores to `score_histogram.json` in the run's folder."""
         if not self.heldout:
             return {}
         stopwatch = Stopwatch()
@@ -216,8 +216,8 @@ def train_reward_model(
 ) -> RunResult:
     """Train, and return where the run and its last checkpoint are. Continues from the newest checkpoint.
 
-    `accept_changes`: continue even if files or versions that the run depends on have changed. `open_learner`: who
-    trains, this process or others. Raises BurnishError for everything that a user can fix.
+    `accept_changes`: continue even if files or versions that the run depends on have changed. `open_learner`: opens the
+    model, in this process or in others. Raises BurnishError for everything that a user can fix.
     """
     opening = open_rm_run(config, console, accept_changes=accept_changes, open_learner=open_learner)
     return train_to_end(opening, console)
@@ -226,7 +226,7 @@ def train_reward_model(
 def scored_comparisons(
     examples: Sequence[PreferenceExample], scores: Sequence[Sequence[float]]
 ) -> list[ScoredComparison]:
-    """Examples with the scores of their candidates, as evaluations need them."""
+    """Join examples with the scores of their candidates, for evaluations."""
     return [
         ScoredComparison(tuple(row), tuple(len(tokens) for tokens in e.responses_tokens), e.best, e.margin)
         for e, row in zip(examples, scores, strict=True)
@@ -284,7 +284,7 @@ def open_rm_run(
 def load_comparisons(
     config: RmConfig, tokenizer: PreTrainedTokenizerBase, max_tokens: int, console: Console
 ) -> tuple[PreferenceSet, PreferenceSet | None]:
-    """Training and held-out comparisons: two data sets, or one split by conversation."""
+    """Load training and held-out comparisons: two data sets, or one split by conversation."""
     if not config.data.train:
         raise ConfigError("data.train is empty", remedy="name at least one data set in data.train")
     train = load_set(config, config.data.train, tokenizer, max_tokens, console)
@@ -302,7 +302,7 @@ def load_comparisons(
 def load_set(
     config: RmConfig, sources: Sources, tokenizer: PreTrainedTokenizerBase, max_tokens: int, console: Console
 ) -> PreferenceSet:
-    """The comparisons of some sources, read as the run file says. DataError or ConfigError if one does not fit."""
+    """Load the comparisons of some sources as the run file says. DataError or ConfigError if one does not fit."""
     found = load_preferences(sources, config, tokenizer=tokenizer, max_tokens=max_tokens)
     say(console, found.lines())
     _check_fits_loss(config, found)
@@ -325,7 +325,7 @@ def _check_fits_loss(config: RmConfig, found: PreferenceSet) -> None:
 
 
 def comparisons_of(examples: tuple[PreferenceExample, ...]) -> tuple[Comparison, ...]:
-    """Examples as the learner takes them."""
+    """Convert examples to the learner's form."""
     return tuple(Comparison(e.prompt_tokens, e.responses_tokens, e.best, e.margin, e.tie) for e in examples)
 
 
@@ -343,7 +343,7 @@ def evaluated_comparisons(config: RmConfig, heldout: PreferenceSet | None) -> tu
 
 
 def length_rule(train: PreferenceSet) -> LengthRule:
-    """Whether longer or shorter responses are better in the training comparisons."""
+    """Learn whether longer or shorter responses are better in the training comparisons."""
     return LengthRule.learned(
         [([len(response) for response in e.responses_tokens], e.best) for e in train.examples if not e.tie]
     )
@@ -356,7 +356,7 @@ def _measure(
         return None
 
     def pairs() -> list[PromptResponse]:
-        # A policy samples in this process even if trainers hold the model, so it takes the products that they take.
+        # A policy samples in this process even if trainers hold the model, so it uses the same float32 products.
         with fast_float32(loaded.model, paths=paths):
             return measured_pairs(config, loaded, train, console)
 

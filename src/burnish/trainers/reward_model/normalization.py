@@ -38,7 +38,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """How scores are normalised: on which responses (made when first needed), and what these are called."""
+    """Settings of the normalisation of scores, with its responses (made when first needed) and a name for them."""
 
     settings: NormalizationConfig
     pairs: Callable[[], list[PromptResponse]]
@@ -53,7 +53,7 @@ class Measure:
 def measured_pairs(
     config: RmConfig, loaded: LoadedModel, train: PreferenceSet, console: Console
 ) -> list[PromptResponse]:
-    """Prompts with the responses that scores are normalised on. They depend only on the run file, so they are the same
+    """Prompts with the responses on which scores are normalised. They depend only on the run file, so they are the same
     before training, after it and in a resumed run."""
     if config.normalization.on == "policy":
         return _policy_responses(config, loaded, train, console)
@@ -63,7 +63,7 @@ def measured_pairs(
 def check_measured(
     config: RmConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, train: PreferenceSet
 ) -> None:
-    """Raises now what would end a run when it normalises, which may be after its last step; samples nothing."""
+    """Raise errors of the normalisation now, instead of after the last step of the run; samples nothing."""
     if config.normalization.kind == "none":
         return
     if config.normalization.on != "policy":
@@ -73,7 +73,7 @@ def check_measured(
     if policy is not None:
         folder = resolve_source(policy, field="normalization.policy")
         check_model_folder(folder, needs_weights=True)
-        if Path(folder).is_dir():  # what a name on the hub stands for is found out when it is loaded
+        if Path(folder).is_dir():  # a model on the hub is checked when it is loaded
             _check_vocabulary(policy, load_tokenizer(_policy_model(config)), tokenizer)
     _prompts(config, tokenizer, context_length, train)
 
@@ -97,7 +97,7 @@ def _check_vocabulary(policy: str, its: PreTrainedTokenizerBase, ours: PreTraine
 def _references(
     config: RmConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, train: PreferenceSet
 ) -> list[PromptResponse]:
-    """Completions from `normalization.references`, or else the best responses of the training comparisons."""
+    """Read completions from `normalization.references`, or else take the best responses of the training comparisons."""
     settings = config.normalization
     if settings.references:
         examples = load_sft_examples(
@@ -143,7 +143,7 @@ def _policy_responses(
 def _prompts(
     config: RmConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, train: PreferenceSet
 ) -> Sequence[Tokens]:
-    """Prompts that leave room for a response."""
+    """Load the prompts that leave room for a response. ConfigError if there are none."""
     settings = config.normalization
     room = min(config.max_tokens, context_length) - settings.max_response_tokens
     if settings.prompts:

@@ -1,4 +1,5 @@
-"""How good a reward model is on held-out comparisons, and whether it only counts tokens. Plain numbers in and out."""
+"""Metrics of a reward model on held-out comparisons, and of a judge that only counts tokens. Plain numbers in and
+out."""
 
 from __future__ import annotations
 
@@ -137,7 +138,7 @@ def margin_buckets(comparisons: Sequence[ScoredComparison]) -> dict[str, float]:
 
 
 def describe(comparisons: Sequence[ScoredComparison], rule: LengthRule | None) -> dict[str, float]:
-    """All metrics of an evaluation, named `eval/...`; without a rule its accuracy is left out."""
+    """Compute the metrics of an evaluation, named `eval/...`; without a rule its accuracy is left out."""
     share = accuracy(comparisons)
     low, high = wilson_interval(share, len(comparisons))
     scores = np.array([score for c in comparisons for score in c.scores])
@@ -163,7 +164,7 @@ def describe(comparisons: Sequence[ScoredComparison], rule: LengthRule | None) -
 
 
 def histogram(comparisons: Sequence[ScoredComparison], bins: int = HISTOGRAM_BINS) -> dict[str, Any]:
-    """Counts of scores between `edges`, separately for the best candidates and the others."""
+    """Count the scores between `edges`, separately for the best candidates and the others."""
     best = [c.scores[c.best] for c in comparisons]
     others = [score for c in comparisons for number, score in enumerate(c.scores) if number != c.best]
     edges = np.histogram_bin_edges([*best, *others], bins=bins)

@@ -1,4 +1,4 @@
-"""What a run keeps for inspection when a loss or gradient is not finite: the minibatch that caused it."""
+"""Keep the minibatch whose loss or gradient is not finite, for inspection."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ DIVERGED_FOLDER = "diverged"
 
 @contextmanager
 def keeping_batch(run_dir: Path, step: int, batch: Batch) -> Iterator[None]:
-    """Around an optimizer step: on DivergenceError write the minibatch to `diverged/` and name the file in the error.
+    """On DivergenceError in the optimizer step inside, write the minibatch to `diverged/` and name the file in the
+    error.
 
     `step-000123.safetensors` holds the fields of the batch by name. `step-000123.json` holds the message and, for each
-    row, its group, its tokens, how many of them are trained, and which fields are not finite.
+    row, its group, its tokens, the number of trained ones, and the fields that are not finite.
     """
     try:
         yield
@@ -34,7 +35,8 @@ def keeping_batch(run_dir: Path, step: int, batch: Batch) -> Iterator[None]:
 
 
 def _keep(folder: Path, step: int, batch: Batch, message: str) -> str:
-    """Where the batch is now, or why it could not be saved: a full disk must not hide the divergence."""
+    """Save the batch; return a sentence with its file, or why it was not saved: a full disk must not hide the
+    divergence."""
     path = folder / f"step-{step:06d}.safetensors"
     host = batch.to("cpu")
     values = ((f.name, getattr(host, f.name)) for f in dataclasses.fields(host))

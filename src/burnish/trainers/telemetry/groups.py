@@ -15,7 +15,7 @@ def scores_of(group: RolloutGroup) -> list[float]:
 
 
 def constant_fraction(groups: Sequence[RolloutGroup]) -> Metric:
-    """Of the groups with at least two scored responses, those in which all have the same reward."""
+    """Fraction of the groups with at least two scored responses in which all have the same reward."""
     scores = [scores for scores in map(scores_of, groups) if len(scores) > 1]
     return mean_of([min(rewards) == max(rewards) for rewards in scores])
 
@@ -23,10 +23,10 @@ def constant_fraction(groups: Sequence[RolloutGroup]) -> Metric:
 def describe_groups(
     groups: Sequence[RolloutGroup], missing: int = 0, turn_limit: int | None = None, *, fixed_length: bool = False
 ) -> dict[str, Metric]:
-    """Rewards, lengths and finish reasons of everything that was sampled, before any filter or penalty.
+    """Measure rewards, lengths and finish reasons of everything that was sampled, before any filter or penalty.
 
-    Lengths count what the policy sampled in a row, not what tools and environments said. missing: groups that the step
-    lacks. fixed_length: no response ended by itself, so none counts as cut. turn_limit: on the tokens of a turn.
+    Lengths count the policy's sampled tokens in a row, not text of tools and environments. missing: groups that the
+    step lacks. fixed_length: no response ended by itself, so none counts as cut. turn_limit: on the tokens of a turn.
     """
     rollouts = [r for group in groups for r in group.rollouts]
     samples = [r for group in groups for r in group.samples()]
@@ -51,7 +51,7 @@ def describe_groups(
         ),
     }
     domains = sorted({group.prompt.domain for group in groups})
-    by_domain = _rewards_of(groups, domains) if len(domains) > 1 else {}  # those of the rows, where there are several
+    by_domain = _rewards_of(groups, domains) if len(domains) > 1 else {}  # domains of the rows, if there are several
     turns = describe_conversations(rollouts) | _cut_turns(rollouts, turn_limit)
     return metrics | mean_parts(samples, "reward/part") | by_domain | turns
 
@@ -62,8 +62,8 @@ def describe_domains(
     wanted: Mapping[str, int],
     solved: Mapping[int, Sequence[bool]],
 ) -> dict[str, Metric]:
-    """Metrics of each domain of a run with `domains`. wanted: groups of each that the step was to have; a small share
-    has places in some steps only, and the others say nothing about it. solved: by group id, whether each response that
+    """Measure each domain of a run with `domains`. wanted: groups of each that the step was to have; a domain with a
+    small share is in some steps only, and has no metrics in the others. solved: by group id, whether each response that
     can be judged is solved."""
     metrics: dict[str, Metric] = {}
     for name, count in wanted.items():
@@ -85,13 +85,13 @@ def describe_domains(
 
 
 def describe_audits(sampled: Sequence[RolloutGroup], labels: Sequence[str]) -> dict[str, Metric]:
-    """Means of the rewards that are only watched."""
+    """Average the rewards that are only watched."""
     parts = [rollout.reward_parts for group in sampled for rollout in group.samples()]
     return {f"reward/audit/{label}": mean_of([part[label] for part in parts if label in part]) for label in labels}
 
 
 def describe_penalties(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
-    """The mean soft over-long penalty of what the step trains on."""
+    """The mean soft over-long penalty of the groups that the step trains on."""
     parts = [rollout.reward_parts for group in groups for rollout in group.rollouts]
     return {"reward/overlong_penalty": mean_of([part["overlong"] for part in parts if "overlong" in part])}
 
@@ -116,7 +116,7 @@ def _rewards_of(groups: Sequence[RolloutGroup], domains: Iterable[str]) -> dict[
 
 
 def describe_conversations(rollouts: Sequence[Rollout], prefix: str = "") -> dict[str, Metric]:
-    """Of the responses that have turns, or whose environment has failed; nothing if there is none.
+    """Metrics of the responses that have turns, or whose environment has failed; empty if there is none.
 
     prefix: in front of the names, for an evaluation.
     """
@@ -143,7 +143,7 @@ def describe_conversations(rollouts: Sequence[Rollout], prefix: str = "") -> dic
 
 
 def _cut_turns(rollouts: Sequence[Rollout], limit: int | None) -> dict[str, Metric]:
-    """How many of the responses the `limit` on the tokens of a turn has cut; nothing without one."""
+    """Fraction of the responses that the `limit` on the tokens of a turn has cut; empty without a limit."""
     ends = [(rollout.finish_reason is FinishReason.LENGTH, rollout.turns[-1]) for rollout in rollouts if rollout.turns]
     if limit is None or not ends:
         return {}
@@ -152,8 +152,8 @@ def _cut_turns(rollouts: Sequence[Rollout], limit: int | None) -> dict[str, Metr
 
 
 def describe_staleness(groups: Sequence[RolloutGroup], steps: Mapping[int, int], step: int) -> dict[str, Metric]:
-    """By how many steps the tokens of the batch of `step` lag. `steps`: after which the policy had each version that
-    may have sampled them. RolloutError for other versions."""
+    """Mean lag, in steps, of the tokens of the batch of `step`. `steps`: by version that may have sampled them, the
+    step after which the policy had it. RolloutError for other versions."""
     tokens: Counter[int] = Counter()
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         tokens.update(rollout.tokens_by_version())
@@ -168,6 +168,6 @@ def describe_staleness(groups: Sequence[RolloutGroup], steps: Mapping[int, int],
 
 
 def describe_renewal(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
-    """In how many responses the weights changed."""
+    """Fraction of the responses within which the weights changed."""
     renewed = [bool(rollout.versions) for group in groups for rollout in group.rollouts]
     return {"rollout/renewed_fraction": mean(sum(renewed), len(renewed))}

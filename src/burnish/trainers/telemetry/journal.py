@@ -1,4 +1,4 @@
-"""What a run records and shows: rollout files, metrics, alarms, the live display."""
+"""Records and output of a run: rollout files, metrics, alarms, the live display."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from burnish.types import RolloutGroup
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Where the loop reports to. `recorder` is None if the run records no rollouts."""
+    """The destinations of the loop's reports. `recorder` is None if the run records no rollouts."""
 
     recorder: RolloutRecorder | None
     sinks: Sinks
     alarms: AlarmBell
     display: Display
     place: Workplace | None = None
-    """The folder that all of this is in; None if nothing is written to a run's folder."""
+    """The run's folder, which all of this is written to; None if nothing is."""
     watchers: tuple[Watcher, ...] = ()
     """Functions of the program that trains, called with each line of metrics."""
 
     def check_place(self) -> None:
-        """Call it before writing to the folder: CheckpointError if it is no longer ours."""
+        """Raise CheckpointError if the folder is no longer this run's. To be called before writing to it."""
         if self.place is not None:
             self.place.check()
 
     def lacks_checkpoint(self, saved_step: int | None) -> bool:
-        """Whether the newest checkpoint was removed, so that a new one is due."""
+        """Return whether the newest checkpoint was removed, so that a new one is due."""
         return self.place is not None and self.place.lacks_checkpoint(saved_step)
 
     def record(self, step: int, groups: Sequence[RolloutGroup], notes: Mapping[tuple[int, int], RolloutNote]) -> None:
-        """Record every rollout of the step, with what the trainer knows about it by (group, sample)."""
+        """Record every rollout of the step, with the trainer's notes by (group, sample)."""
         self.check_place()
         if self.recorder is not None:
             self.recorder.record(step, groups, notes)
@@ -57,7 +57,7 @@ class Journal:
             self.recorder.record_evaluation(step, groups, values)
 
     def write(self, step: int, row: dict[str, float]) -> None:
-        """Write one line of metrics; an alarm that it sets off is shown once. Raises what a watcher raises."""
+        """Write one line of metrics; an alarm that it triggers is shown once. Raises what a watcher raises."""
         self.check_place()
         broken = self.sinks.write(step, row)
         for watch in self.watchers:  # before the alarms: a run that a watcher ends writes this line again on resuming

@@ -1,7 +1,7 @@
 """Moments of a step's advantages, values and returns, and the metrics that follow from the finished row.
 
-Moments are means, so they merge exactly over micro-batches; spreads do not. So the moments are passed around, and only
-the finished row gets what people read. Rows in, rows out: the row given is never changed.
+Moments are means, so they merge exactly over micro-batches; spreads do not. So the moments are passed around, and the
+readable metrics are derived only for the finished row. Rows in, rows out: the row given is never changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from burnish.types import Metric, Reduction
 
 
 def describe_advantages(raw_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> dict[str, Metric]:
-    """Advantages (B, T) as the estimator gave them, and as they are trained on."""
+    """Measure advantages (B, T) as the estimator gave them, and as they are trained on."""
     # float64: the spread comes from the second moment, which would lose most digits if it is small against the mean
     raw, final, count = raw_BT[mask_BT].double(), advantages_BT[mask_BT].double(), mask_BT.sum()
     return {
@@ -32,7 +32,7 @@ def describe_advantages(raw_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) 
 
 
 def describe_values(batch: Batch) -> dict[str, Metric]:
-    """Values and returns of a step; empty without a critic."""
+    """Measure values and returns of a step; empty without a critic."""
     if batch.values is None or batch.returns is None:
         return {}
     mask = batch.loss_mask

@@ -1,4 +1,4 @@
-"""What the trainer knows about each rollout of a step, for the recorded files."""
+"""Notes of the trainer on each rollout of a step, for the recorded files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from burnish.types import RolloutGroup
 def rollout_notes(
     collected: Collected, batch: Batch | None, why_left_out: Callable[[RolloutGroup], str]
 ) -> dict[tuple[int, int], RolloutNote]:
-    """What the trainer knows about each rollout, by (group, sample). Groups that a filter left out are marked."""
+    """Collect the trainer's notes on each rollout, by (group, sample). Groups that a filter left out are marked."""
     kept_ids = {group.group_id for group in collected.groups}
     left_out = [(group, why_left_out(group)) for group in collected.sampled if group.group_id not in kept_ids]
     notes = {

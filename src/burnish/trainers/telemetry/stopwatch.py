@@ -1,4 +1,4 @@
-"""Where the time of a step goes, by phase."""
+"""Time of a step, by phase."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from burnish.types import Metric, Reduction
 
 
 class Stopwatch:
-    """Adds up wall-clock seconds per phase of one step; `announce` gets the name of each phase as it begins, "" after
-    it."""
+    """Wall-clock seconds per phase of one step; `announce` gets the name of each phase as it begins, "" after it."""
 
     def __init__(self, announce: Callable[[str], None] = lambda name: None) -> None:
         self._seconds: dict[str, float] = {}
@@ -32,13 +31,13 @@ class Stopwatch:
         return self._seconds.get(name, 0.0)
 
     def elapsed(self) -> float:
-        """Seconds since the stopwatch was made."""
+        """Return the seconds since the stopwatch was made."""
         return time.perf_counter() - self._started
 
     def phases(self) -> dict[str, Metric]:
-        """Seconds of each phase."""
+        """Return the seconds of each phase."""
         return {f"time/{name}_seconds": Metric(Reduction.SUM, value) for name, value in self._seconds.items()}
 
     def metrics(self) -> dict[str, Metric]:
-        """Seconds of each phase, and since the stopwatch was made."""
+        """Return the seconds of each phase, and since the stopwatch was made."""
         return self.phases() | {"time/step_seconds": Metric(Reduction.SUM, self.elapsed())}
