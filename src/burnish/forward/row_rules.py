@@ -113,8 +113,11 @@ def padded_inputs(model: PreTrainedModel, tokens_BS: Tensor, mask_BS: Tensor) ->
 
 
 def takes(model: PreTrainedModel, argument: str) -> bool:
-    """Return whether the model's forward pass has an argument of this name."""
-    return argument in inspect.signature(model.forward).parameters
+    """Return whether the model's forward pass names this argument. A wrapper (peft's) hands on what it does not name."""
+    from transformers import PreTrainedModel
+
+    wrapped = next(part for part in model.modules() if isinstance(part, PreTrainedModel))
+    return argument in inspect.signature(wrapped.forward).parameters
 
 
 def is_near(found: Tensor, wanted: Tensor) -> bool:

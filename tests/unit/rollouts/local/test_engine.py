@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from burnish.errors import RolloutError
+from burnish.forward.row_rules import takes
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.noise import sample_key, uniforms
@@ -267,6 +268,7 @@ def test_a_peft_model_samples_with_its_adapter(llama: Any, make_engine: Make) ->
     requests = requests_for(random_prompts([4, 9]), samples=2)
     plain = make_engine(llama, eos=()).generate(requests, Sampling(8), seed=0, step=0)
     wrapped = get_peft_model(llama, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    assert takes(wrapped, "position_ids")  # which the pass of peft's wrapper does not name
     rollouts = make_engine(wrapped, eos=()).generate(requests, Sampling(8), seed=0, step=0)
     assert [r.response_tokens for r in rollouts] != [r.response_tokens for r in plain]
     for rollout in rollouts:
