@@ -106,7 +106,7 @@ class EqualLengthDecoder(TextDecoder):
             **cohort.kept,
         )
         outputs = self._model(**inputs | quiet_outputs(self._model))
-        cohort.kept = {name: outputs[name] for name in _CACHES if outputs.get(name) is not None}
+        cohort.kept = {name: kept for name, kept in outputs.items() if name in _CACHES}  # each under one name only
         logits_NV: Tensor = outputs.logits[:, -1]
         return logits_NV
 
