@@ -106,14 +106,12 @@ def plain_inputs(model: PreTrainedModel, tokens_BS: Tensor) -> dict[str, object]
 
 def padded_inputs(model: PreTrainedModel, tokens_BS: Tensor, mask_BS: Tensor) -> dict[str, object]:
     """Arguments for a pass over rows padded on the right (mask_BS is 0 there), nothing cached."""
-    inputs = plain_inputs(model, tokens_BS) | {"attention_mask": mask_BS}
-    if takes(model, "position_ids"):
-        inputs["position_ids"] = position_ids(mask_BS)
-    return inputs
+    positions = {"position_ids": position_ids(mask_BS)} if takes(model, "position_ids") else {}
+    return plain_inputs(model, tokens_BS) | {"attention_mask": mask_BS} | positions
 
 
 def takes(model: PreTrainedModel, argument: str) -> bool:
-    """Return whether the model's forward pass names this argument. A wrapper (peft's) hands on what it does not name."""
+    """Return whether the model's forward pass names this argument. A wrapper such as peft's hands on all others."""
     from transformers import PreTrainedModel
 
     wrapped = next(part for part in model.modules() if isinstance(part, PreTrainedModel))
