@@ -242,8 +242,9 @@ def test_no_number_of_trainers_changes_a_bit_of_given_data(
     for trainers in (2, 4) if case in ("sft", "rm") else (2,):
         found = trace(learn(f"trainers-{trainers}", case, "cluster.lanes=4", f"cluster.trainers={trainers}"))
         assert found == expected, trainers
-    sliced = ("cluster.lanes=4", "cluster.trainers=2", "cluster.sharding=optimizer")
-    assert trace(learn("sliced", case, *sliced)) == expected
+    if "cluster.sharding=optimizer" not in LEARNED[case]:  # which the two trainers have been, then
+        sliced = ("cluster.lanes=4", "cluster.trainers=2", "cluster.sharding=optimizer")
+        assert trace(learn("sliced", case, *sliced)) == expected
 
 
 @pytest.mark.slow

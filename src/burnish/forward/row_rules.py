@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from burnish.errors import ModelError
 from burnish.forward.boundaries import Boundaries
@@ -111,11 +111,13 @@ def padded_inputs(model: PreTrainedModel, tokens_BS: Tensor, mask_BS: Tensor) ->
 
 
 def takes(model: PreTrainedModel, argument: str) -> bool:
-    """Return whether the model's forward pass names this argument. A wrapper such as peft's hands on all others."""
-    from transformers import PreTrainedModel
+    """Return whether the model's forward pass names this argument."""
+    return argument in inspect.signature(_unwrapped(model).forward).parameters
 
-    wrapped = next(part for part in model.modules() if isinstance(part, PreTrainedModel))
-    return argument in inspect.signature(wrapped.forward).parameters
+
+def _unwrapped(model: PreTrainedModel) -> nn.Module:
+    """The model inside a wrapper, such as peft's, whose own forward pass names no arguments."""
+    return next(part for part in model.modules() if "input_ids" in inspect.signature(part.forward).parameters)
 
 
 def is_near(found: Tensor, wanted: Tensor) -> bool:
