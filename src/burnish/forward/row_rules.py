@@ -116,8 +116,8 @@ def takes(model: PreTrainedModel, argument: str) -> bool:
 
 
 def _unwrapped(model: PreTrainedModel) -> nn.Module:
-    """The model inside a wrapper, such as peft's, whose own forward pass names no arguments."""
-    return next(part for part in model.modules() if "input_ids" in inspect.signature(part.forward).parameters)
+    """The model inside a wrapper, such as peft's, whose own forward pass names no arguments; else the model itself."""
+    return next((part for part in model.modules() if "input_ids" in inspect.signature(part.forward).parameters), model)
 
 
 def is_near(found: Tensor, wanted: Tensor) -> bool:

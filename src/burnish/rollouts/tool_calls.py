@@ -29,7 +29,7 @@ from burnish.tools.calls import ServedTools, ToolCall
 from burnish.tools.results import ToolResult, error_of, result_of
 
 LATE_SECONDS = 5.0
-"""How late a served tool may be. It enforces the time limit itself, and its report of a timeout is the better one."""
+"""Seconds that a served tool may be late: it enforces the time limit itself, and its report of a timeout is better."""
 
 _MOST_ABREAST = 16
 """Calls of one tool that a turn has at a time. To start more processes or threads would take longer than to wait."""
