@@ -131,11 +131,13 @@ _ORDER = re.compile(r"(\\leq|\\geq|<|>)")
 _FLIPPED = {">": "<", "\\geq": "\\leq"}
 _REFUSED = re.compile(r"\\approx|\\neq|\\sim\b|\?|\\to\b|\\implies|\\dots|\\ldots|\\cdots")
 _LABELLED = re.compile(
-    r"\\(?:text|textbf|mathrm)\s*\{\s*\(([A-J])\)\s*~?\s*\}(?:\\[ ,;]|~|\\q?quad\b|\s)*([-\\\d$].*)", re.DOTALL
+    r"(?:\\(?:text|textbf|mathrm)\s*\{\s*)?\(([A-J])\)\s*~?\s*\}?(?:\\[ ,;]|~|\\q?quad\b|\s)*"
+    r"(-?\s*(?:[\d$]|\\(?!cup|cap|in\b|times)).*)",
+    re.DOTALL,
 )
 _MODULUS = re.compile(r'(.+?)\s*\(?\s*(?:\\p?mod\b|"mod"|(?<=[( ])mod )\s*\{?\s*(\d+)\s*\}?\s*\)?$')
 _NEXT_UNIT = re.compile(r'(?<=[A-Za-z"])\s+(?=\d)')
-_NOTHING = frozenset(("no solution", "no solutions", "no real solution", "no real solutions", "empty set"))
+_NOTHING = frozenset(("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "empty"))
 
 
 def equal(gold: str, answer: str) -> bool:
@@ -238,6 +240,8 @@ def _of_brackets(text: str) -> Value | None:
     if text.startswith("\\{") and _closes(text, 2):
         items = _split(text[2:-2], _JOINED)
         return Several(_read_all(items), "set")
+    if re.fullmatch(r"[\[\](][^\[\]]*[,;][^\[\]]*[\[\])]", text):  # `]1, 2[`, as in French
+        text = f"{text[0].replace(']', '(')}{text[1:-1]}{text[-1].replace('[', ')')}"
     if text.startswith(("(", "[")) and text[-1] in ")]" and _closes(text, 1):
         items = _split(text[1:-1], re.compile(r"\s*[,;]\s*"))
         if len(items) > 1:
@@ -247,6 +251,9 @@ def _of_brackets(text: str) -> Value | None:
 
 def _matrix(text: str) -> Value | None:
     """A matrix, or a number times a matrix; None for a matrix within something else."""
+    before, _, after = text.rpartition("=")
+    if "\\begin" in before and "\\begin" in after:  # the last side
+        text = after.strip()
     match = _MATRIX.fullmatch(text)
     if match is None:
         return None
@@ -299,10 +306,10 @@ def _sum_of_units(values: Sequence[Value]) -> Quantity | None:
 def _stated(text: str) -> Value | None:
     """A relation (as an interval where it is one), an equation, or `name = value`; None without such a sign."""
     if _REFUSED.search(text):
-        named = re.fullmatch(r"(\\?[A-Za-z](?:_\w)?)\s*\\approx\s*([^\\]*)", text)
-        if named is None:
+        exact, sign, near = text.rpartition("\\approx")
+        if not sign or _REFUSED.search(exact + near):
             raise UnreadableError("it says no value")
-        return read_value(named[2])
+        return read_value(near if _NAME.match(exact.strip()) else _exact(exact, near))
     sides = _ORDER.split(text)
     if len(sides) > 1:
         return _relation(sides)
@@ -321,6 +328,15 @@ def _stated(text: str) -> Value | None:
     if found is None:
         raise UnreadableError("an equation that cannot be read")
     return found
+
+
+def _exact(exact: str, near: str) -> str:
+    """The exact side of `5/6 \\approx 0.83`, of which the other one is the rounded value."""
+    exact, near = exact.rpartition("=")[2], near.strip()
+    decimals = len(near.partition(".")[2])
+    if not abs(read_expression(f"({exact})-({near})").constant()) <= 0.5 * 10.0**-decimals:
+        raise UnreadableError("it says two values")
+    return exact
 
 
 def _equation(parts: Sequence[str]) -> Equation | None:
@@ -468,6 +484,8 @@ def _same(gold: Value, answer: Value) -> bool:
             return len(column) == len(gold.rows) and answer.opening == "(" and _all_same(column, answer.values, _same)
         case Ordered(), Matrix():
             return _same(answer, gold)
+        case _, Several(kind="list") if not isinstance(gold, (Several, Ordered)):  # `0.5 (or 1/2)`
+            return all(_same(gold, value) for value in answer.values)
         case (Several(), Ordered()) | (Ordered(), Several()):
             return _same_point(gold, answer)
         case Several(values=(only,)), _:

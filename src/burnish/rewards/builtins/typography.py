@@ -13,7 +13,7 @@ _SIGNS = {
     **{"×": r"\times ", "✕": r"\times ", "·": r"\cdot ", "∙": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "∗": "*"},
     **{"√": r"\sqrt ", "∞": r"\infty ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in "},
     **{"≤": r"\leq ", "≥": r"\geq ", "≠": r"\neq ", "≈": r"\approx ", "∅": r"\emptyset ", "°": r"^\circ "},
-    **{"⟨": "(", "⟩": ")", "′": "'", "“": '"', "”": '"', "，": ",", "：": ":", "；": ";", "。": ".", "\u2044": "/"},
+    **{"⟨": "(", "⟩": ")", "′": "'", "“": '"', "”": '"', "，": ",", "：": ":", "；": ";", "。": ".", "∛": r"\sqrt[3]"},
 }
 _GREEK_NAMES = """
     alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega
@@ -52,6 +52,7 @@ _UNIT_FRACTION = re.compile(r'\\frac\s*\{\s*("[^"]*")\s*\}\s*\{\s*("[^"]*")\s*\}
 _COUNTED = re.compile(r"(\\?\$?[-+]?\d[\d.,]*%?)\s+(\D+)")
 _ASCII_SIGNS = {">=": r"\geq ", "<=": r"\leq ", "!=": r"\neq ", "=>": r"\implies "}
 _CHOICE = re.compile(r'\s*"?\s*\(?\s*"?\s*\(?([A-Z])\)?\s*"?\s*\)?\s*"?\s*')
+_SPELT = {"infinity": r"\infty", "negative infinity": r"-\infty", "all real numbers": r"(-\infty,\infty)"}
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
 
@@ -67,6 +68,7 @@ def tidy(text: str) -> str:
     text = re.sub(r"[<>!]=|=>", lambda found: _ASCII_SIGNS[found[0]], text)
     text = re.sub(r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}", "", text)
     text = re.sub(rf"\\(?:{_INVISIBLE})(?![A-Za-z])\.?", "", text)
+    text = re.sub(r"\\mathbb\s*(?:\{\s*R\s*\}|R(?![A-Za-z]))|ℝ", r"(-\\infty,\\infty)", text)
     text = re.sub(rf"\\(?:{_BOXES})\s*(?=\{{)", "", text)
     text = _WORDS.sub(_quoted, text)
     text = _SPACES.sub(lambda found: found[0] if found[0] == r"\\" else " ", text)
@@ -78,9 +80,9 @@ def tidy(text: str) -> str:
     text = re.sub(r"[(\[]\s*(\\begin\{(?:array|matrix)\}.*\\end\{(?:array|matrix)\})\s*[)\]]", r"\1", text)
     text = _UNIT_FRACTION.sub(r"\1/\2", text).replace('\\mu "', '"µ').replace('\\mu  "', '"µ')
     text = re.sub(r"(?<=\d) ?x ?(?=10\b)", r"\\times ", text)
-    text = re.sub(r"\s+", " ", text).strip().lstrip("=").rstrip(".").strip()
+    text = re.sub(r"\s+", " ", text).strip().lstrip("=").rstrip(". \\")
     choice = _CHOICE.fullmatch(text)
-    return text if choice is None else choice[1]
+    return _SPELT.get(text.replace('"', "").strip().casefold(), text) if choice is None else choice[1]
 
 
 def without_delimiters(text: str) -> str:
