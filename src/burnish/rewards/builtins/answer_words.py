@@ -26,7 +26,7 @@ def pattern(phrases: str, behind: str = "") -> re.Pattern[str]:
 
 _SET_BY = {  # nouns, and what may follow them: verbs and signs
     "en": (
-        r"\b(?:answers?|solutions(?=\s[^.\n]{0,60}\bare\b)|roots(?=\s[^.\n]{0,60}\bare\b))",
+        r"\b(?:answers?|solution\ssets?|(?:correct|right)\s(?:option|choice)|(?:solutions|roots)(?=\s[^.\n]{0,60}\bare\b))",
         r"is|are|equals|was|(?:would|must|should)\sbe|(?:comes|comes\sout|turns\sout)\sto(?:\sbe)?",
     ),
     "zh": ("答案|解答|结果|結果|答", r"应该是|應該是|应为|應為|等于|等於|[是为為]|(?=[\s\d$\\-]|[不并至大小介在])"),
@@ -36,10 +36,10 @@ _SET_BY = {  # nouns, and what may follow them: verbs and signs
     "ar": ("الإجابة|الجواب|الاجابة", "هي|هو|تساوي|(?=ليس)"),
     "hi": ("उत्तर", "है|(?=\\s)"),
     "ru": (r"\bответ(?:ом)?\b", r"[—–-](?=\s)|равен|это|будет|является|(?=не\s)"),
-    "es": (r"\b(?:respuesta|soluci[oó]n)", "es|ser[ií]a"),
-    "fr": (r"\br[ée]ponse", "est"),
-    "de": (r"\b(?:Antwort|Lösung)", "lautet|ist|beträgt"),
-    "pt": (r"\b(?:resposta|risposta)", "[ée]|è|ser[ií]a"),
+    "es": (r"\b(?:respuestas?|soluci[oó]n(?:es)?)\b", "es|son|ser[ií]a"),
+    "fr": (r"\b(?:r[ée]ponses?|solutions?(?=\s(?:est|sont)))\b", "est|sont"),
+    "de": (r"\b(?:Antwort|Lösung|Ergebnis)(?:en)?", "lautet|ist|beträgt|sind|lauten"),
+    "pt": (r"\b(?:respostas?|rispost[ae])\b", "[ée]|è|s[ãa]o|sono|ser[ií]a"),
     "vi": (r"\b(?:đáp\sán|câu\strả\slời)", "là"),
     "tr": (r"\bcevap", r"(?=\s)"),
 }
@@ -57,13 +57,15 @@ ANSWER_IS = re.compile(
 )
 DENIED = pattern(
     r"""not, never, neither, cannot, no longer, \w*n['’]t, doubt, (?:wrong|incorrect|false)\s(?:to|that), no es,
-    n['’]est, pas, nicht, keine?, não, не, ليست?, 不是, 并非, 不等于, ではな, ではあり, じゃな, 아니, 아닙"""
+    n['’]est, pas, nicht, keine?, não, non, không, niet, nie, bukan, не, ليست?, 不是, 并非, 不等于, ではな, ではあり,
+    じゃな, 아니, 아닙, ไม่(?:ใช่)?"""
 )
 DENIED_BEHIND = re.compile(
-    r"\s*(?:[이가]?\s?(?:ではな|ではあり|じゃな|아니|아닙)|(?:is|was)\s(?:wrong|incorrect|not)\b)"
+    r"\s*(?:[이가]?\s?(?:ではな|ではあり|じゃな|아니|아닙|değil|नहीं)|(?:is|was)\s(?:wrong|incorrect|not)\b)"
 )
 SUPPOSED = pattern(
-    """if, suppose, supposing, assume, assuming, whether, imagine, (?:might|may|would|could) think, thought, si, wenn,
+    r"""if, suppose, supposing, assume, assuming, whether, imagine, (?:might|may|would|could) think, thought,
+    (?:some|many|most|people|others|students)(?:\s\w+)? (?:say|claim|believe|think|guess|get)(?: that)?, si, wenn,
     falls, angenommen, se, если, إذا, 如果, 假设, 若, もし, 만약""",
     behind=r"(?:\sthat)?(?:\s(?:the|my|our|this|final|correct|die|la|a))*[\s,]*$",
 )
@@ -72,20 +74,32 @@ CORRECTED = pattern(
     behind=r"[\s,:、]*|[,;:.—–]\s*it(?:['’]s|\sis)\s+",
 )
 OPEN = pattern(
-    r"""between, at least, at most, (?:more|less|fewer|greater|smaller|larger|higher|lower) than, up to,
-    under, over, above, below, maybe, perhaps, possibly, either, somewhere, (?:could|might|may) be, unknown,
-    unclear, anything, any of, one of, almost, nearly, entre, al menos, como máximo, tal vez, quizás?, au moins,
-    au plus, peut-être, mindestens, höchstens, zwischen, vielleicht, pelo menos, no máximo, talvez, tra, almeno,
-    al massimo, forse, не (?:менее|более|меньше|больше), между, возможно, بين, ربما, على الأ(?:قل|كثر), 介于, 至少,
-    至多, 大于, 小于, 或许, 可能, 在(?=\S*之间), 少なくとも, 多分, 최소, 적어도, 아마"""
+    r"""between, at least, at most, (?:more|less|fewer|greater|smaller|larger|higher|lower) than, up to, under, over,
+    above, below, maybe, perhaps, possibly, either, somewhere, (?:could|might|may) be, unknown, unclear, anything,
+    everything, any of, one of, almost, nearly, different, unequal, exceed(?:s|ing)?, bounded, except, other than,
+    entre, al menos, como máximo, tal vez, quizás?, (?:mayor|menor) que, más de, menos de,
+    au moins, au plus, peut-être, (?:supérieure?|inférieure?) à, plus de, moins de,
+    mindestens, höchstens, zwischen, vielleicht, (?:größer|kleiner|mehr|weniger) als,
+    pelo menos, no máximo, talvez, (?:maior|menor) (?:do )?que, mais de,
+    tra, almeno, al massimo, forse, (?:maggiore|minore|più|meno) di,
+    (?:не )?(?:менее|более|меньше|больше), между, возможно, بين, ربما, على الأ(?:قل|كثر), (?:أكبر|أصغر|أكثر|أقل) من,
+    介于, 至少, 至多, 大于, 小于, 或许, 可能, 在(?=\S*之间), 少なくとも, 多分, 최소, 적어도, 아마,
+    lớn hơn, nhỏ hơn, ít nhất, nhiều nhất, en az, en fazla, कम से कम"""
 )
 OPEN_BEHIND = re.compile(
-    r"(?:\s+[^\W\d_]+){0,3}?[\s,]*(?:\b(?:(?:or|and)\s(?:maybe|perhaps|possibly|more|less|fewer)|unless|except|otherwise)\b"
-    r"|≈|\?|[^\W\d_]{0,2}(?:以上|以下|之间|未満|이상|이하|미만|초과))",
+    r"(?:\s+[^\W\d_]+){0,3}?[\s,(]*(?:\b(?:alternatively|sorry|remainder|(?:or|and)\s(?:maybe|perhaps|possibly|more|less|fewer)"
+    r"|unless|except|otherwise)\b|≈|\?|\.\s+Or\s|['’]?[dt][ae]n\s(?:büyük|küçük|fazla|az)|से\s(?:अधिक|कम)|[^\W\d_]{0,2}(?:以上|以下|より|보다|之间|未満|이상|이하|미만|초과))",
     re.IGNORECASE,
 )
 AND_WORDS = any_of(
-    "and, or, и, или, y, o, e(?= (?:não|non)), et, und, oder, ou, أو, 和, 或, または, もしくは, 또는, 혹은"
+    "and, or, и, или, y, o, e(?= (?:não|non)), et, und, oder, ou, أو, 和, 或者?, または, もしくは, 또는, 혹은"
 )
-AND = rf"\\text\s*\{{\s*(?:and|or)\s*\}}|,\s*(?:and|or)\b|[,;、]|{AND_WORDS}"
+CONTRAST = r",?\s*\b(?:rather\sthan|instead\sof)"
+MINUS = any_of("minus, negative, минус, (?<!al )menos, (?<!au )moins, 负, 負, マイナス, 마이너스")
+TAKEN_BACK = re.compile(
+    r"(?:^|(?<=[.!?}$*\n]))\s*(?:(?:actually|hmm|wait|no|oh|sorry|but)[,.!…\s]+){0,3}(?:that|this|it)(?:['’]s|\sis|\swas)"
+    r"\s(?:wrong|incorrect|false|not\s(?:right|correct)|a\smistake)\b(?!\s(?:that|to))|(?<=[.!?}$*\n])\s*no,?\swait\b",
+    re.IGNORECASE,
+)
+AND = rf"\(\s*or\b|\\text\s*\{{\s*(?:and|or)\s*\}}|,\s*(?:and|or)\b|[,;、]|{AND_WORDS}"
 TO = rf"{any_of('and, or, to, and/or, 和, bis, до, 到, 至, から')}|-"

@@ -26,8 +26,21 @@ class Statement:
 
 
 SHORT_ANSWER = 200
+_PLAIN = str.maketrans({"\u2044": "/", "٫": ".", "٬": ","})
+_EMPHASIS = re.compile(r"<(b|strong|em|i|u)>([^<>]*)</\1>")
+_SEVERAL = re.compile(r", | or ")
 _BOXED = re.compile(r"\\(?:boxed|fbox|framebox)\s*(\{|[^\s{])")
 _BETWEEN_BOXES = re.compile(r"[\s$\\()]*(?:,|and|or|,\s*(?:and|or))[\s$\\()]*(?:[a-z]\s*=\s*)?")
+# What changes the value of a box within a formula: `-\boxed{3}`, `\frac{1}{\boxed{3}}`, `\boxed{3}\frac12`.
+_GLUED_BEFORE = re.compile(
+    r"(?:[-+*/^\d]|\\(?:times|cdot|div|pm|mp|sqrt)|(?:\\(?:sqrt|[dt]?frac(?:\s*\{[^{}]*\})?)\s*|\^)\{)\s*$"
+)
+_GLUED_BEHIND = re.compile(
+    r"\s*(?:\^|!|[-+*/](?=\s*[\w\\({])|[.,]?\d|[a-zA-Z](?![A-Za-z])"
+    r"|\\(?:[dt]?frac|sqrt|pi|times|cdot|div|pm|mp)(?![A-Za-z]))"
+)
+_SCALE_BEHIND = re.compile(rf"[ $\\)\]]*(?:\\text\{{\s*)?({'|'.join(SCALES)})(?![A-Za-z])")
+_DENIED_BOX = re.compile(rf"(?:{words.DENIED.pattern}|{words.CONTRAST})[ \t$\\(]*$", re.IGNORECASE)
 _HASH = re.compile(r"####[ \t]*([^\n]+)")
 # A formula may not contain its own opening sign: finding the end of many would take quadratic time.
 _FORMULA = re.compile(
@@ -38,9 +51,10 @@ _GOES_ON = re.compile(r"(?<![\\$])\$(?![\s$])([^$\n]+?)(?<![\s\\])\$(?=\s*[=+*/^
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 # Three digits behind a comma would be thousands elsewhere: they are left as they stand.
 _DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d,])")
+_LIST_LETTER = re.compile(r"(?<=[\d$}]) [yoeи] (?=[-\d$\\])")
 _NUMBER_IN_TEXT = re.compile(
-    rf"(?<![A-Za-z0-9_.:\\])(?P<sign>(?<![\w)\]}}])[-−–]\s?)?(?P<money>\\?[$€£¥₹])?(?P<body>\\[dt]?frac\{{-?\d+\}}\{{\d+\}}|"
-    rf"\d+(?::\d+)+|(?:{DECIMAL})(?:\s*/\s*\d+(?![\d/]))?)(?P<percent>\s?\\?%)?"
+    rf"(?<![A-Za-z0-9_.:\\])(?P<sign>(?<![\w)\]}}])[-−–]\s?|(?<![\d)]\s)\b(?:{words.MINUS})\s)?"
+    rf"(?P<money>\\?[$€£¥₹])?(?P<body>\\[dt]?frac\{{-?\d+\}}\{{\d+\}}|\d+(?::\d+)+|(?:{DECIMAL})(?:\s*/\s*\d+(?![\d/]))?)(?P<percent>\s?\\?%)?"
 )
 _PROSE = re.compile(
     rf"(?<![\\A-Za-z{{])(?!(?:{'|'.join(sorted(MATH_WORDS))})\b)[A-Za-z]{{2,}}|[^\x00-\x7fα-ωΑ-Ω\W\d_°²³¹⁰-⁹½¼¾]"
@@ -51,7 +65,8 @@ _SENTENCE_END = re.compile(
 )
 _CLAUSE_END = re.compile(rf"[,;:—，；：、]|\b(?:so|then|therefore|thus|hence|and|but)\b|{_SENTENCE_END.pattern}")
 _NOT_LAST = re.compile(
-    rf"(?:{words.DENIED.pattern}|{words.OPEN.pattern})(?:\s+(?!{words.CORRECTED.pattern})\w+){{0,2}}\s*[$\\(]*$",
+    rf"(?:{words.DENIED.pattern}|{words.OPEN.pattern})(?:\s+(?!{words.CORRECTED.pattern})\w+){{0,2}}\s*[$\\(]*$"
+    r"|[^=+*/\s-]\s\d+[-–]$",
     re.IGNORECASE,
 )
 _LEAD = re.compile(
@@ -61,6 +76,11 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _LIST_SIGN = re.compile(rf"\s*(?:{words.AND})\s*", re.IGNORECASE)
+_MINUS = re.compile(rf"(?:{words.MINUS})\s*(?=[\d.$\\(])", re.IGNORECASE)
+_CONTRAST = re.compile(rf"(?:,\s*(?:and\s)?not|{words.CONTRAST})\s[$\\(]*[-−]?\d[\d.,]*\b[$\\)]*", re.IGNORECASE)
+_RANGE = re.compile(r"\s*\d[\d.,]*\s?–\s?\d[\d.,]*\s*\D*")
+_POINT = re.compile(r"(?<![A-Za-z\d])([(\[{](?=[^()\[\]{}]*,)[-−\d\s.,/]*[)\]}])")
+_SAYS = re.compile(r"(?:\b(?:is|are|equals?|get|obtain|have)|:)\s*$")
 _LIST_BEHIND = re.compile(rf"[\d.,\s]*(?:{words.AND_WORDS})\s*", re.IGNORECASE)
 _SECOND_VALUE = re.compile(
     rf"(?:\s*[^\W\d_]+){{0,3}}?\s*(?:,\s*)?(?:{words.TO})\s*(?:{words.OPEN.pattern}|\w+\s)?\s*(?:[$€£]\s?)?\\?[\d$]",
@@ -73,7 +93,7 @@ _TOKEN = re.compile(
     | \d+(?:\s?:\s?\d+)+ | \d{{1,3}}(?:[ \u00a0\u202f]\d{{3}})+(?!\d) | (?:{DECIMAL})(?:[eE][-+]?\d+)? | [½⅓⅔¼¾⅛⅜⅝⅞]
     | \\(?:text|mbox|mathrm|textbf)\s*\{{[^{{}}]*\}} | \\[A-Za-z]+ | \\[%${{}},;!: \\]
     | (?:{"|".join(sorted(MATH_WORDS))})(?![A-Za-z])
-    | [-+*/^_=!%()\[\]{{}}|<>≤≥±×÷·√π∞°⁻²³⁰¹⁴⁵⁶⁷⁸⁹−–&'] | [$€£¥₹](?=\s*[-\d.(\\])
+    | [-+*/^_=!%()\[\]{{}}|<>≤≥±×÷·√π∞°⁻²³⁰¹⁴⁵⁶⁷⁸⁹−–&∈∛] | (?<!\d)' | [$€£¥₹](?=\s*[-\d.(\\])
     | [x](?=\s*\d) | [A-Za-zα-ω](?![A-Za-z])
     )""",
     re.VERBOSE | re.DOTALL,
@@ -85,7 +105,7 @@ _FACTOR = re.compile(rf"(?<=[\d)}}]){_PRODUCT.pattern[3:]}(?=[\^(])")
 _UPPER = re.compile(r"\s*(?:[A-Z]{2,4}|[b-df-hj-np-tv-z]{2,3})(?![A-Za-z])")
 # A single letter is a unit only behind a space: `5 m`, but not `5m`.
 _UNIT_WORD = re.compile(
-    r"\s*(?:/(?=\s?[A-Za-z])|per\b|%|°)|(?P<word>\s+[^\W\d_]+|[^\W\d_]{2,}|[^\W\d_a-zA-Z])(?:\^\{?\d\}?|[²³])?"
+    r"\s*(?:per\b|%|°)|(?P<word>\s*/\s?[A-Za-z]+|\s+[^\W\d_]+|[^\W\d_]{2,}|[^\W\d_a-zA-Z])(?:\^\{?\d\}?|[²³])?"
 )
 _OF_UNITS = ("square", "cubic")
 _ASKED = re.compile(r"[^.!\n]{0,60}[?？]\s*")
@@ -96,19 +116,37 @@ _CLOCK_WORD = re.compile(r"\s*[ap]\.?\s?m\b\.?", re.IGNORECASE)
 
 
 def boxed(text: str) -> Statement | None:
-    """The content of the last `\\boxed{...}` that is closed (or of `\\boxed 5`); of several in a row all of them."""
+    """The content of the last `\\boxed{...}` that is closed (or of `\\boxed 5`), with what is written around it in a
+    formula; of several in a row all of them."""
     ends = _ends_of_braces(text)
     boxes = [box for found in _BOXED.finditer(text) if (box := _in_box(text, found, ends)) is not None and box[1]]
-    if not boxes:
-        return None
-    begins, content, _ = boxes[-1]
-    said = [content]
-    for start, content, end in reversed(boxes[:-1]):
+    stated = [box for box in boxes if not _DENIED_BOX.search(text, max(0, box[0] - 30), box[0])]
+    if not stated:
+        return Statement(None) if boxes else None
+    begins, content, end = stated.pop()
+    said = [_in_formula(text, begins, content, end)]
+    for start, content, end in reversed(stated):
         if end > begins or not _BETWEEN_BOXES.fullmatch(text, end, begins):
             break
         said.insert(0, content)
         begins = start
     return Statement(", ".join(said))
+
+
+def _in_formula(text: str, begins: int, content: str, end: int) -> str:
+    """What a box says in its formula: `-\\boxed{3}` is -3, `\\boxed{3}` million is 3 million."""
+    formula = next((found for found in _FORMULA.finditer(text) if found.start() < begins < found.end()), None)
+    if formula is None:
+        before = re.split(r"[\s=:$]", text[max(0, begins - 40) : begins])[-1].strip("*_")
+        behind = re.split(r"[\s=;$]", text[end : end + 40])[0].strip("*_").rstrip(".,!?)")
+    else:
+        opened, closed = formula.span(formula.lastindex or 0)
+        before = re.split(r"\\\\|&", text[opened:begins])[-1]
+        behind = re.split(r"\\\\|&", text[end:closed])[0]
+    if _GLUED_BEFORE.search(before) or _GLUED_BEHIND.match(behind):
+        return f"{before}{content if content.isdigit() and not before[-1:].isdigit() else f'({content})'}{behind}"
+    scale = _SCALE_BEHIND.match(text, end)
+    return content if scale is None else f"{content} {scale[1]}"
 
 
 def _in_box(text: str, match: re.Match[str], ends: Mapping[int, int]) -> tuple[int, str, int] | None:
@@ -147,6 +185,7 @@ def phrased(text: str) -> Statement | None:
             continue
         if match.lastgroup in words.WITH_DECIMAL_COMMA:
             rest = _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", rest)
+            rest = _LIST_LETTER.sub(" and ", rest)
         before = _CLAUSE_END.split(text[max(0, match.start() - 120) : match.start()])[-1]
         told = _told(before, match[0], rest)
         if told is not None:
@@ -170,33 +209,32 @@ def _told(before: str, phrase: str, rest: str) -> Statement | None:
 
 def in_sentence(rest: str) -> Statement | None:
     """What a text says up to the end of its sentence: an answer, or that it is open; None if it denies one."""
-    rest = _GOES_ON.sub(r"\1", _without_lead(rest))
+    rest = _MINUS.sub("-", _GOES_ON.sub(r"\1", _without_lead(rest)), count=1)
     sentence = _sentence(rest)
     if words.DENIED.match(rest):
         return None
     answers, end = _values(rest, len(sentence))
     if not answers:
         return _in_words(sentence)
-    behind = rest[end : len(sentence)]
+    behind = rest[end : max(end, len(sentence)) + len(". Or ")]
     if words.DENIED_BEHIND.match(behind):
         return None
-    is_open = words.OPEN_BEHIND.match(behind) or (len(answers) == 1 and _SECOND_VALUE.match(behind))
-    return Statement(None if is_open else ", ".join(answers))
+    is_open = words.OPEN_BEHIND.match(behind) or _RANGE.fullmatch(answers)
+    is_open = is_open or (not _SEVERAL.search(answers) and _SECOND_VALUE.match(rest[end : len(sentence)]))
+    return Statement(None if is_open else answers)
 
 
-def _values(text: str, limit: int) -> tuple[list[str], int]:
+def _values(text: str, limit: int) -> tuple[str, int]:
     """The values that a text begins with, with signs of a list between them, and where they end."""
-    answers: list[str] = []
+    answers = joined = ""
     position = end = 0
     while (found := _one(text, position, limit)) is not None:
-        answer, end = found
-        answers.append(answer)
+        answers, end = f"{answers}{joined}{found[0]}", found[1]
         sign = _LIST_SIGN.match(text, end, max(end, limit))
-        if sign is None:
+        if sign is None or words.DENIED.match(text, sign.end()):
             break
+        joined = " or " if "or" in sign[0] else ", "
         position = sign.end()
-        if words.DENIED.match(text, position):
-            break
     return answers, end
 
 
@@ -267,7 +305,7 @@ def _unit_end(text: str, position: int) -> int:
     if clock is not None:
         return clock.end()
     while (match := _UNIT_WORD.match(text, position)) is not None:
-        word = (match["word"] or "square").strip()
+        word = (match["word"] or "square").strip(" /")
         if not any(known in table for known in (word, word.casefold()) for table in (SCALES, UNITS, _OF_UNITS)):
             break
         position = match.end()
@@ -309,6 +347,10 @@ def whole(text: str) -> Statement | None:
 
 def last(text: str) -> Statement | None:
     """The last number in a text, or the formula that contains it; all of `3 or 4`."""
+    text = _CONTRAST.sub("", text)  # `7, not 8`
+    formulas = list(_FORMULA.finditer(text))
+    if formulas and not text[formulas[-1].end() :].strip(" .*") and _SAYS.search(text, 0, formulas[-1].start()):
+        return Statement(_content(formulas[-1]))
     final = next(reversed(list(_NUMBER_IN_TEXT.finditer(text))), None)
     if final is None:
         return None
@@ -321,7 +363,7 @@ def last(text: str) -> Statement | None:
         or _ASKED.fullmatch(text, final.end())
     ):
         return Statement(None)
-    for formula in _FORMULA.finditer(text):
+    for formula in (*formulas, *_POINT.finditer(text)):
         if formula.start() <= final.start("body") < formula.end() and not _PROSE.search(_content(formula)):
             return Statement(_content(formula))
     unit = text[final.end() : _unit_end(text, final.end())]
@@ -330,8 +372,10 @@ def last(text: str) -> Statement | None:
 
 
 def said(response: str) -> str:
-    """What a response says after its thoughts: what is in its last `<answer>` tags, or all of it."""
-    text = after_thoughts(response)
+    """What a response says after its thoughts, and after the last thing that it takes back: what is in its last
+    `<answer>` tags, or all of it."""
+    text = words.TAKEN_BACK.split(after_thoughts(response).translate(_PLAIN))[-1]
+    text = _EMPHASIS.sub(r"\2", text)
     before, closed, _ = text.rpartition("</answer>")
     _, tag, tagged = before.rpartition("<answer>")
     return tagged.strip() if closed and tag else text

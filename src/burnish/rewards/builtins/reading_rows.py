@@ -10,9 +10,10 @@ from typing import Any
 from burnish.errors import ConfigError
 from burnish.words import did_you_mean
 
-_END_OF_THOUGHTS = "</think>"
+_TAGS = "think|thinking|thought|reasoning"
+_END_OF_THOUGHTS = re.compile(rf"</(?:{_TAGS})>|\[/THINK\]|◁/think▷|<\|channel\|>final<\|message\|>")
 # At the beginning of a line: a program or a text may mention the tag.
-_OPEN_THOUGHTS = re.compile(r"^[ \t]*+<think>", re.MULTILINE)
+_OPEN_THOUGHTS = re.compile(rf"^[ \t]*+(?:<(?:{_TAGS})>|\[THINK\]|◁think▷|<\|channel\|>analysis)", re.MULTILINE)
 # The closing fence is not indented deeper than the opening one, so that a fence inside a docstring does not end the
 # block, and no word touches it. Repeats are possessive, so that a long line does not take quadratic time.
 _FENCE = re.compile(
@@ -59,9 +60,9 @@ def parsed(value: Any, column: str) -> Any:
 
 
 def after_thoughts(response: str) -> str:
-    """Return the response after its last `</think>`; empty if another thought begins there and does not end, because
-    the response was then cut off before it said anything."""
-    said = response.rpartition(_END_OF_THOUGHTS)[2]
+    """Return the response after its last `</think>` (or another template's tag); empty if another thought begins there
+    and does not end, because the response was then cut off before it said anything."""
+    said = _END_OF_THOUGHTS.split(response)[-1]
     return "" if _OPEN_THOUGHTS.search(said) else said
 
 
