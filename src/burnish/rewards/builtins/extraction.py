@@ -219,8 +219,8 @@ def in_sentence(rest: str) -> Statement | None:
     behind = rest[end : max(end, len(sentence)) + len(". Or ")]
     if words.DENIED_BEHIND.match(behind):
         return None
-    is_open = words.OPEN_BEHIND.match(behind) or _RANGE.fullmatch(answers)
-    is_open = is_open or (not _SEVERAL.search(answers) and _SECOND_VALUE.match(rest[end : len(sentence)]))
+    second = None if _SEVERAL.search(answers) else _SECOND_VALUE.match(rest[end : len(sentence)])
+    is_open = words.OPEN_BEHIND.match(behind) or _RANGE.fullmatch(answers) or second
     return Statement(None if is_open else answers)
 
 
