@@ -78,11 +78,11 @@ class RlRun(Training):
 
     def controllers(self) -> dict[str, Controller]:
         kl: dict[str, Controller] = {"kl": self.kl}
-        supply: dict[str, Controller] = {"supply": self.supply} if self.config.max_staleness else {}
         if self.domain_credit is None:
-            return kl | supply
+            return {**kl, **self.supply.controllers()}
         # Of the steps that were trained on; what the supply holds beyond them is counted again (see `difficulty`).
-        return kl | {"rates": self.domain_credit.domains.rates, "scores": self.domain_credit} | supply
+        domains: dict[str, Controller] = {"rates": self.domain_credit.domains.rates, "scores": self.domain_credit}
+        return {**kl, **domains, **self.supply.controllers()}
 
     def train_step(self) -> dict[str, float]:
         """One step: sample, score, assign credit, update."""

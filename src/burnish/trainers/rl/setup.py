@@ -140,9 +140,10 @@ def open_supply(
 ) -> Iterator[Supply]:
     """Batches as `max_staleness` says. `aside`: the collector's engine, if it can sample while the policy learns."""
     timing = {"max_staleness": config.max_staleness, "last_step": config.steps}
-    if aside is None or config.max_staleness == 0:
-        inline = SupplyAhead if config.max_staleness else Supply
-        yield inline(collector, progress, beginning, **timing)
+    if config.max_staleness == 0:
+        yield Supply(collector, progress, beginning)
+    elif aside is None:
+        yield SupplyAhead(collector, progress, beginning, **timing)
     else:
         ahead = SupplyPartial if config.partial else SupplyAside
         with ahead(collector, progress, beginning, aside, **timing) as supply:

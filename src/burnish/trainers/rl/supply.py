@@ -13,53 +13,108 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from burnish.data.feeds import Positions
 from burnish.errors import BurnishError
 from burnish.models.weights import Weights
 from burnish.rollouts.engine import let_rest
-from burnish.trainers.outer_loop import Progress
+from burnish.trainers.outer_loop import Controller, Progress
 from burnish.trainers.rl.collection import Collected, Collector, penalised
-from burnish.trainers.telemetry.groups import describe_staleness
+from burnish.trainers.telemetry.groups import check_versions, describe_staleness
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Reduction, Rollout, RolloutGroup
 
 
 class Supply:
-    """The batches of the steps. This one samples in the loop's own thread when a step begins: nothing overlaps, and the
-    numbers are those of `burnish.trainers.rl.supply_aside`."""
+    """The batches of the steps. This one is on policy: it samples when a step begins, in the loop's own thread."""
 
-    def __init__(
-        self, collector: Collector, progress: Progress, beginning: Weights, *, max_staleness: int, last_step: int
-    ) -> None:
+    def __init__(self, collector: Collector, progress: Progress, beginning: Weights) -> None:
         """`beginning`: the weights that the collector's engine has already."""
         self.collector = collector
         self._progress = progress
-        self._newest = beginning, 0  # and the step after which the policy has had them
-        self._in_engine = beginning
-        self._max_staleness = max_staleness
-        self._last_step = last_step
-        self._asked = 0  # the last step whose batch was asked for
-        self._collected: dict[int, Collected] = {}  # by step: of the present one and of later ones
+        self._newest = self._in_engine = beginning
 
     def publish(self, weights: Weights, step: int) -> None:
         """What is asked for from now on is sampled with these weights, which the policy has after this step."""
-        self._newest = weights, step
+        self._newest = weights
 
     def take(self, step: int, stopwatch: Stopwatch) -> Collected:
-        """The batch of the step. Asks first for every batch that the newest weights have to sample. Raises what
-        sampling and scoring raise, and RolloutError if the engine has used other weights."""
-        self._collected.pop(step - 1, None)
-        for due in self._due(step):
-            self._collected[due] = self._collect(due, *self._newest, stopwatch)
-            self._asked = due
+        """The batch of the step. Raises what sampling and scoring raise, and RolloutError if the engine has used other
+        weights."""
+        collected = self._collect(step, self._newest, self._progress.positions, stopwatch)
+        check_versions(collected.sampled, {self._newest.version})
         let_rest(self.collector.engine)  # until the policy has trained
-        return self._collected[step]
+        return collected
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """While this lasts, the engine has the newest weights and nothing else to do."""
-        self._load(self._newest[0])
+        self._load(self._newest)
         yield
         let_rest(self.collector.engine)
+
+    def controllers(self) -> Mapping[str, Controller]:
+        """What of it is saved in checkpoints."""
+        return {}
+
+    def lines(self) -> tuple[str, ...]:
+        """What to tell the user when a run goes on."""
+        return ()
+
+    def _load(self, weights: Weights) -> None:
+        """Let the engine sample with these weights, unless it does."""
+        if weights is not self._in_engine:
+            self.collector.engine.sync(weights)
+            self._in_engine = weights
+
+    def _collect(self, step: int, weights: Weights, positions: Positions, stopwatch: Stopwatch) -> Collected:
+        with stopwatch.phase("sync"):
+            self._load(weights)
+        attempt = partial(self.collector.collect, step, positions, stopwatch)
+        # What fails from the first step on is no outage.
+        return attempt() if step == 1 else self.collector.patience.through(attempt)
+
+
+class SupplyAhead(Supply):
+    """Batches of later steps, too. This one samples them in the loop's own thread when a step begins: nothing overlaps,
+    and the numbers are those of `burnish.trainers.rl.supply_aside`."""
+
+    def __init__(
+        self, collector: Collector, progress: Progress, beginning: Weights, *, max_staleness: int, last_step: int
+    ) -> None:
+        """See `Supply`."""
+        super().__init__(collector, progress, beginning)
+        self._newest_step = 0  # the step after which the policy has had the newest weights
+        self._max_staleness = max_staleness
+        self._last_step = last_step
+        self._asked = 0  # the last step whose batch was asked for
+        self._collected: dict[int, Collected] = {}  # by step: of the present one and of later ones
+        self._failure: BaseException | None = None
+
+    def publish(self, weights: Weights, step: int) -> None:
+        """See `Supply`."""
+        self._newest, self._newest_step = weights, step
+
+    def take(self, step: int, stopwatch: Stopwatch) -> Collected:
+        """See `Supply`. Asks first for every batch that the newest weights have to sample. What fails of a later step
+        is raised when that step begins: those before it are trained and saved first."""
+        if self._failure is not None and step > self._asked:
+            raise self._failure
+        self._collected.pop(step - 1, None)
+        for due in self._due(step) if self._failure is None else ():
+            try:
+                self._collected[due] = self._collect_ahead(due, self._newest, self._newest_step, stopwatch)
+            except BurnishError as error:
+                if due == step:
+                    raise
+                self._failure = error
+                break
+            self._asked = due
+        let_rest(self.collector.engine)
+        return self._collected[step]
+
+    def controllers(self) -> Mapping[str, Controller]:
+        """See `Supply`."""
+        return {"supply": self}
 
     def state_dict(self) -> dict[str, object]:
         """The batches of steps that have not been trained on yet, for a checkpoint. Waits for those that are asked for,
@@ -77,8 +132,8 @@ class Supply:
             self._asked = int(number)
 
     def lines(self) -> tuple[str, ...]:
-        """What to tell the user after `load_state_dict`: batches that a run did not sample, because it failed or had
-        fewer `steps`, are sampled with newer weights than they would have been."""
+        """See `Supply`. Batches that a run did not sample, because it failed or had fewer `steps`, are sampled with
+        newer weights than they would have been."""
         first = max(self._asked, self._progress.step) + 1
         end = min(self._progress.step + self._max_staleness, self._last_step) + 1
         if not self._progress.step or first >= end:
@@ -94,46 +149,17 @@ class Supply:
     def _settle(self) -> None:
         """Wait for what is being sampled."""
 
-    def _load(self, weights: Weights) -> None:
-        """Let the engine sample with these weights, unless it does."""
-        if weights is not self._in_engine:
-            self.collector.engine.sync(weights)
-            self._in_engine = weights
-
-    def _collect(self, due: int, weights: Weights, weights_step: int, stopwatch: Stopwatch) -> Collected:
+    def _collect_ahead(self, due: int, weights: Weights, weights_step: int, stopwatch: Stopwatch) -> Collected:
         """The batch of the step `due`, sampled with the weights that the policy had after `weights_step`."""
-        with stopwatch.phase("sync"):
-            self._load(weights)
         before = self._collected.get(due - 1, self._progress)
-        attempt = partial(self.collector.collect, due, before.positions, stopwatch)
-        # What fails from the first step on is no outage.
-        collected = attempt() if due == 1 else self.collector.patience.through(attempt)
-        staleness = describe_staleness(collected.sampled, self._steps_of(weights, weights_step), due)
-        collected.metrics.update(staleness if self._max_staleness else {})
+        collected = self._collect(due, weights, before.positions, stopwatch)
+        steps = self._steps_of(weights, weights_step)
+        collected.metrics.update(describe_staleness(collected.sampled, steps, due))
         return collected
 
     def _steps_of(self, weights: Weights, weights_step: int) -> Mapping[int, int]:
         """The versions that may have sampled a batch of these weights, and after which step the policy had each."""
         return {weights.version: weights_step}
-
-
-class SupplyAhead(Supply):
-    """Batches of later steps, too, in the loop's own thread. What fails of one is raised by the step that needs it:
-    those before it are trained and saved first."""
-
-    _failure: BaseException | None = None
-
-    def take(self, step: int, stopwatch: Stopwatch) -> Collected:
-        """See `Supply`."""
-        if self._failure is not None and step > self._asked:
-            raise self._failure
-        try:
-            return super().take(step, stopwatch)
-        except BurnishError as error:
-            if step not in self._collected:
-                raise
-            self._failure, self._last_step = error, self._asked  # nothing more is asked for
-            return super().take(step, stopwatch)
 
 
 def to_text(collected: Collected) -> str:

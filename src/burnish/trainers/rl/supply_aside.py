@@ -19,7 +19,7 @@ from burnish.models.weights import Weights
 from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.collection import Collected, Collector
-from burnish.trainers.rl.supply import Supply
+from burnish.trainers.rl.supply import SupplyAhead
 from burnish.trainers.telemetry.groups import describe_renewal
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 
@@ -43,7 +43,7 @@ class AsideEngine(RolloutEngine, Protocol):
         ...
 
 
-class SupplyAside(Supply):
+class SupplyAside(SupplyAhead):
     """Batches that a thread collects while the loop trains on earlier ones. Used as a context manager, which ends it.
 
     The engine belongs to whoever has the lock: the thread for a whole batch, the loop for an evaluation.
@@ -59,14 +59,13 @@ class SupplyAside(Supply):
         max_staleness: int,
         last_step: int,
     ) -> None:
-        """See `Supply`. `engine` is the collector's."""
+        """See `SupplyAhead`. `engine` is the collector's."""
         kept = engine.keep(beginning)
         super().__init__(collector, progress, kept, max_staleness=max_staleness, last_step=last_step)
         self._aside = engine
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[tuple[int, Weights, int] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="sampling ahead", daemon=True)
         self._thread.start()
 
@@ -81,7 +80,7 @@ class SupplyAside(Supply):
 
     def publish(self, weights: Weights, step: int) -> None:
         """See `Supply`."""
-        self._newest = self._aside.keep(weights), step
+        self._newest, self._newest_step = self._aside.keep(weights), step
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -90,10 +89,10 @@ class SupplyAside(Supply):
             yield
 
     def take(self, step: int, stopwatch: Stopwatch) -> Collected:
-        """See `Supply`."""
+        """See `SupplyAhead`."""
         self._collected.pop(step - 1, None)
         for due in self._due(step):
-            self._orders.put((due, *self._newest))
+            self._orders.put((due, self._newest, self._newest_step))
             self._asked = due
         with stopwatch.phase("wait"):
             self._until(lambda: step in self._collected)
@@ -120,7 +119,7 @@ class SupplyAside(Supply):
                 due, weights, weights_step = order
                 stopwatch = Stopwatch()
                 with self._lock:
-                    collected = self._collect(due, weights, weights_step, stopwatch)
+                    collected = self._collect_ahead(due, weights, weights_step, stopwatch)
                 collected.metrics.update(stopwatch.phases())
                 with self._changed:
                     self._collected[due] = collected
@@ -154,21 +153,21 @@ class SupplyPartial(SupplyAside):
             # Of older versions there is nothing left: the batches that they began are trained.
             oldest = step - self._max_staleness - 1
             self._steps = {v: s for v, s in self._steps.items() if s >= oldest} | {kept.version: step}
-            self._newest = kept, step
+            self._newest, self._newest_step = kept, step
             self._aside.renew(kept)
             self._in_engine = kept
 
     def _load(self, weights: Weights) -> None:
         """Let the engine sample with the newest weights, whichever were the newest when the batch was ordered."""
         with self._renewing:
-            super()._load(self._newest[0])
+            super()._load(self._newest)
 
-    def _collect(self, due: int, weights: Weights, weights_step: int, stopwatch: Stopwatch) -> Collected:
-        """See `Supply`. Not only `weights` sample the batch, but all that follow while that takes."""
-        collected = super()._collect(due, weights, weights_step, stopwatch)
+    def _collect_ahead(self, due: int, weights: Weights, weights_step: int, stopwatch: Stopwatch) -> Collected:
+        """See `SupplyAhead`. Not only `weights` sample the batch, but all that follow while that takes."""
+        collected = super()._collect_ahead(due, weights, weights_step, stopwatch)
         collected.metrics.update(describe_renewal(collected.sampled))
         return collected
 
     def _steps_of(self, weights: Weights, weights_step: int) -> Mapping[int, int]:
-        """See `Supply`."""
+        """See `SupplyAhead`."""
         return self._steps

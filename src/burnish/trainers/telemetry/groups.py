@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from burnish.errors import RolloutError
 from burnish.observability.metrics import mean, mean_of
@@ -151,18 +151,24 @@ def _cut_turns(rollouts: Sequence[Rollout], limit: int | None) -> dict[str, Metr
     return {"conversation/cut_turn_fraction": mean_of(cut)}
 
 
-def describe_staleness(groups: Sequence[RolloutGroup], steps: Mapping[int, int], step: int) -> dict[str, Metric]:
-    """Mean lag, in steps, of the tokens of the batch of `step`. `steps`: by version that may have sampled them, the
-    step after which the policy had it. RolloutError for other versions."""
+def check_versions(groups: Sequence[RolloutGroup], allowed: Collection[int]) -> Counter[int]:
+    """Count the tokens that each version of the weights sampled. RolloutError for a version that is not allowed."""
     tokens: Counter[int] = Counter()
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         tokens.update(rollout.tokens_by_version())
-    if others := tokens.keys() - steps.keys():
-        allowed = " or ".join(str(version) for version in sorted(steps))
+    if others := tokens.keys() - set(allowed):
+        wanted = " or ".join(str(version) for version in sorted(allowed))
         raise RolloutError(
-            f"the engine sampled with version {min(others)} of the policy instead of version {allowed}",
+            f"the engine sampled with version {min(others)} of the policy instead of version {wanted}",
             remedy="an engine must take over the policy's weights and version in sync()",
         )
+    return tokens
+
+
+def describe_staleness(groups: Sequence[RolloutGroup], steps: Mapping[int, int], step: int) -> dict[str, Metric]:
+    """By how many steps the tokens of the batch of `step` lag. `steps`: after which the policy had each version that
+    may have sampled them. RolloutError for other versions."""
+    tokens = check_versions(groups, steps)
     lag = sum((step - 1 - steps[version]) * count for version, count in tokens.items())
     return {"rollout/staleness": mean(lag, sum(tokens.values()))}
 

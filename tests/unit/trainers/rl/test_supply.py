@@ -105,9 +105,10 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def supply_of(kind: str, collector: Any, progress: Progress, staleness: int) -> Any:
+    if kind == "inline" and staleness == 0:
+        return Supply(collector, progress, weights(0))
     if kind == "inline":
-        inline = SupplyAhead if staleness else Supply
-        return inline(collector, progress, weights(0), max_staleness=staleness, last_step=LAST)
+        return SupplyAhead(collector, progress, weights(0), max_staleness=staleness, last_step=LAST)
     return SupplyAside(collector, progress, weights(0), collector.engine, max_staleness=staleness, last_step=LAST)
 
 
