@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,6 @@ from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import ConfigError
 from burnish.forward.batch import Batch, present
 from burnish.forward.scoring import response_mask
-from burnish.observability.metrics import MetricStore
 from burnish.outside.plugins import calling_outside, is_outside
 from burnish.trainers.rl.batching import BatchRewards, build_rewards, with_states
 from burnish.trainers.rl.domain_credit import DomainCredit, Row
@@ -51,7 +51,7 @@ def assign_advantages(
     metrics: dict[str, Metric] = {}
     if algorithm.reward_clip is not None:
         rewards, metrics = _clip(rewards, algorithm.reward_clip)
-    rewarded_BT, kl_BT, scores_B = _rewarded(batch, estimator), None, rewards.scores_B
+    scores_B, kl_BT, rewarded_BT = rewards.scores_B, None, _rewarded(batch, estimator)
     if algorithm.kl_in == "reward":
         # Under the weights that sampled, without gradient: as a part of the reward the KL is a number, not a loss.
         kl_BT = resolve_kl(algorithm.kl_function).function(batch.old_logprobs, batch.ref_logprobs, mask=rewarded_BT)
@@ -66,9 +66,22 @@ def assign_advantages(
     if algorithm.whiten_rewards and whiten:
         rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch, rewards, estimator)
         metrics |= reward_metrics
-    # Outcome estimators read scores_B and the others rewards_BT. Both have been through the same steps.
-    rewards = dataclasses.replace(rewards, scores_B=scores_B)
-    raw_BT, returns_BT = _estimate(batch, rewards, rewards_BT, estimator, algorithm)
+    by_turns = algorithm.discount != "token" or estimator.compares_turns
+    tensors = {
+        "scores_B": scores_B,  # outcome estimators read these and the others token_rewards_BT: both are shaped alike
+        "group_ids_B": batch.group_ids,
+        "lengths_B": rewarded_BT.sum(dim=1),
+        "greedy_scores_B": rewards.greedy_scores_B,
+        "parts_BC": rewards.parts_BC,
+        "weights_C": rewards.weights_C,
+        "token_rewards_BT": rewards_BT,
+        "values_BT": batch.values,
+        "mask_BT": batch.loss_mask,
+        "turn_index_BT": _turns(batch, estimator, rewards.counted_B) if by_turns else None,
+        "observation_ids_BT": rewards.observation_ids_BT,
+        "history_ids_BT": rewards.history_ids_BT,
+    }
+    raw_BT, returns_BT = _estimate(estimator, tensors, algorithm, rewards.counted_B)
     batch = batch.replace(token_rewards=rewards_BT, advantages=raw_BT, returns=returns_BT)
     if not whiten:
         return batch, metrics
@@ -88,13 +101,14 @@ def whiten_minibatch(
     metrics: dict[str, Metric] = {}
     if algorithm.whiten_rewards:
         rewards_BT, metrics = _whiten_tokens(present(minibatch.token_rewards, "token_rewards"), minibatch.loss_mask)
+        by_turns = algorithm.discount != "token" or estimator.compares_turns
         tensors = {
             "token_rewards_BT": rewards_BT,
             "values_BT": minibatch.values,
             "mask_BT": minibatch.loss_mask,
-            "turn_index_BT": _turns(minibatch, algorithm.discount, estimator, None),  # they were checked before
+            "turn_index_BT": _turns(minibatch, estimator, None) if by_turns else None,  # they were checked before
         }
-        advantages_BT, returns_BT = _asked(estimator, tensors, estimator_numbers(estimator, algorithm))
+        advantages_BT, returns_BT = _estimate(estimator, tensors, algorithm, None)
         minibatch = minibatch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
     minibatch, advantage_metrics = _shape(minibatch, algorithm)
     return minibatch, metrics | advantage_metrics
@@ -170,16 +184,9 @@ def _sampled(batch: Batch) -> Tensor:
     return response_mask(batch) if batch.turn_index is None else batch.turn_index >= 0
 
 
-def _turns(batch: Batch, discount: str, estimator: Estimator, counted_B: Tensor | None) -> Tensor | None:
-    """The turn of each token, for an estimator that compares turns or is to discount by turn. Rows without turns are
-    one each."""
-    if discount == "token" and not estimator.compares_turns:
-        return None
-    return _turns_in_one_row(batch, estimator, counted_B)
-
-
-def _turns_in_one_row(batch: Batch, estimator: Estimator, counted_B: Tensor | None) -> Tensor:
-    """The turn of each token. ConfigError if turns of one conversation are in several rows."""
+def _turns(batch: Batch, estimator: Estimator, counted_B: Tensor | None) -> Tensor:
+    """The turn of each token; rows without turns are one each. ConfigError if turns of one conversation are in several
+    rows."""
     if counted_B is not None:
         raise ConfigError(
             f"the estimator {estimator.name!r} gives credit by turns, but some conversations of this step are several "
@@ -191,30 +198,26 @@ def _turns_in_one_row(batch: Batch, estimator: Estimator, counted_B: Tensor | No
 
 
 def _estimate(
-    batch: Batch,
-    rewards: BatchRewards,
-    rewards_BT: Tensor,
     estimator: Estimator,
+    tensors: Mapping[str, Tensor | None],
     algorithm: AlgorithmConfig,
+    counted_B: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Give the estimator what its parameter names ask for; an advantage per response is spread over trained tokens."""
-    available = {field.name: getattr(rewards, field.name) for field in dataclasses.fields(rewards)} | {
-        "group_ids_B": batch.group_ids,
-        "lengths_B": _rewarded(batch, estimator).sum(dim=1),
-        "token_rewards_BT": rewards_BT,
-        "values_BT": batch.values,
-        "mask_BT": batch.loss_mask,
-        "turn_index_BT": _turns(batch, algorithm.discount, estimator, rewards.counted_B),
-    }
-    numbers, counted_B = estimator_numbers(estimator, algorithm), rewards.counted_B
+    """Ask the estimator for advantages and, if it is token-level, returns. It gets the tensors that its parameters name
+    and that are there. An advantage of a response is spread over its trained tokens.
+
+    ConfigError if a user's estimator fails, or returns something that is not advantages.
+    """
+    whole = tensors if counted_B is None or estimator.token_level else _once(tensors, counted_B)
+    given = {name: tensor for name, tensor in whole.items() if tensor is not None}
+    numbers = estimator_numbers(estimator, algorithm)
+    outside = is_outside(estimator.name)
+    result = _ask_outside(estimator, given, numbers) if outside else estimator(given, numbers)
     if estimator.token_level:
-        return _asked(estimator, available, numbers)
-    if counted_B is None:
-        advantages_B, _ = _asked(estimator, available, numbers)
-    else:
-        advantages_C, _ = _asked(estimator, _once(available, counted_B), numbers)
-        advantages_B = advantages_C[counted_B.unique(return_inverse=True)[1]]
-    return shaping.spread(advantages_B, batch.loss_mask), None
+        advantages_BT, returns_BT = result
+        return advantages_BT, returns_BT
+    advantages_B = result if counted_B is None else result[counted_B.unique(return_inverse=True)[1]]
+    return shaping.spread(advantages_B, present(tensors["mask_BT"], "mask_BT")), None
 
 
 def _once(tensors: Mapping[str, Tensor | None], counted_B: Tensor) -> dict[str, Tensor | None]:
@@ -229,18 +232,13 @@ def _summed(numbers_B: Tensor, counted_B: Tensor) -> Tensor:
     return torch.zeros_like(numbers_B).index_add(0, counted_B, numbers_B)[counted_B]
 
 
-def _asked(
-    estimator: Estimator, tensors: Mapping[str, Tensor | None], numbers: Mapping[str, object]
-) -> tuple[Tensor, Tensor | None]:
-    """What the estimator returns for the tensors that are not None (`mask_BT` never is). ConfigError if a user's
-    estimator fails, or returns something that is not advantages."""
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    if not is_outside(estimator.name):
-        result = estimator(given, numbers)
-        return result if estimator.token_level else (result, None)
+def _ask_outside(estimator: Estimator, given: Mapping[str, Tensor], numbers: Mapping[str, object]) -> Any:
+    """Call a user's estimator, and check what it returns."""
     with calling_outside(f"algorithm.estimator {estimator.name!r}", ConfigError):
         result = estimator(given, numbers)
-    return checked_advantages(result, given["mask_BT"], name=estimator.name, token_level=estimator.token_level)
+    token_level = estimator.token_level
+    advantages, returns_BT = checked_advantages(result, given["mask_BT"], name=estimator.name, token_level=token_level)
+    return (advantages, returns_BT) if token_level else advantages
 
 
 def credit_rows(
@@ -258,13 +256,12 @@ def credit_rows(
     rows: of the batch, in its order. The batch has what the algorithm needs: values, log-probabilities. reward_weights:
     by label. domain_credit: None for a run without domains.
     """
-    metrics = MetricStore()
     rewards = build_rewards(rows, dict(reward_weights))
     if estimator.needs_states:
         rewards = with_states(rewards, [rollout for _, rollout in rows])
     if domain_credit is not None:
         rewards = domain_credit.normalized(rewards, batch, rows)
-    batch, credit_metrics = assign_advantages(
+    batch, metrics = assign_advantages(
         batch,
         rewards,
         algorithm=config.algorithm,
@@ -272,8 +269,6 @@ def credit_rows(
         kl_coef=kl_coef,
         whiten=not config.whitens_minibatches,
     )
-    metrics.merge(credit_metrics)
     if not config.whitens_minibatches:
-        metrics.merge(describe_values(batch))
-    weighted = batch if domain_credit is None else domain_credit.weighted(batch, rows)
-    return weighted, metrics.merged()
+        metrics |= describe_values(batch)
+    return batch if domain_credit is None else domain_credit.weighted(batch, rows), metrics
