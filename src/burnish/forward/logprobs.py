@@ -278,9 +278,11 @@ class _ChunkedTokenScores(torch.autograd.Function):
         raw_KV = plan.kept_logits(hidden_NH[:kept_rows], weight_VH, bias_V)
         logprobs_K, entropy_K = _score_rows(raw_KV, targets_N[:kept_rows], plan)
         ctx.raw_KV = raw_KV
-        rest = (hidden_NH[kept_rows:], weight_VH, bias_V, targets_N[kept_rows:], plan)
-        logprobs_R, log_normalizer_R, entropy_R = _score_by_rows(*rest) if plan.by_rows else _stream(*rest)
-        logprobs_N, entropy_N = torch.cat((logprobs_K, logprobs_R)), torch.cat((entropy_K, entropy_R))
+        logprobs_N, entropy_N, log_normalizer_R = logprobs_K, entropy_K, logprobs_K.new_zeros(0)
+        if kept_rows < hidden_NH.shape[0]:
+            rest = (hidden_NH[kept_rows:], weight_VH, bias_V, targets_N[kept_rows:], plan)
+            logprobs_R, log_normalizer_R, entropy_R = _score_by_rows(*rest) if plan.by_rows else _stream(*rest)
+            logprobs_N, entropy_N = torch.cat((logprobs_K, logprobs_R)), torch.cat((entropy_K, entropy_R))
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         ctx.weight = weight_VH  # the very leaf: its .grad is written when accumulate_in_place
@@ -310,7 +312,7 @@ class _ChunkedTokenScores(torch.autograd.Function):
         if plan.by_rows:
             for rows in plan.whole_rows(slice(kept_rows, hidden_NH.shape[0]), ctx.weight.shape[0]):
                 _add_whole_rows(gradients, rows, plan.logits(hidden_NH[rows], ctx.weight, bias_V), outer, plan)
-        else:
+        elif kept_rows < hidden_NH.shape[0]:
             _add_streamed(gradients, hidden_NH, ctx.weight, bias_V, log_normalizer_R, outer, plan)
         return *gradients.finish(), None, None
 
@@ -379,7 +381,7 @@ def _add_streamed(
             return _raw_gradient(log_p.exp_(), None, slope, part).to(raw.dtype)
         return _raw_gradient(log_p.exp(), log_p.clamp_(min=LEAST_LOGPROB), slope, part).to(raw.dtype)
 
-    for columns in plan.vocabulary_chunks(log_normalizer_R.shape[0], weight_VH) if token_chunks else ():
+    for columns in plan.vocabulary_chunks(log_normalizer_R.shape[0], weight_VH):
         gradients.add(columns, ((rows, gradient(rows, columns)) for rows in token_chunks))
 
 
@@ -405,14 +407,11 @@ def _stream(
     hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, plan: _Plan
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(logprobs, log normaliser, entropy or zeros), in walks over the vocabulary."""
-    empty = hidden_NH.new_zeros(0, dtype=_reduction_dtype(hidden_NH))
     parts = [
         _stream_chunk(hidden_NH[rows], weight_VH, bias_V, targets_N[rows], plan)
         for rows in plan.token_chunks(hidden_NH.shape[0])
     ]
-    logprobs_N, log_normalizer_N, entropy_N = (
-        torch.cat(tensors) for tensors in zip(*(parts or [(empty, empty, empty)]), strict=True)
-    )
+    logprobs_N, log_normalizer_N, entropy_N = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return logprobs_N, log_normalizer_N, entropy_N
 
 
