@@ -8,8 +8,8 @@ norms and gate are not kept for the backward pass but computed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +116,7 @@ def _packed_forward(layer: Any, states_SX: Tensor, packed: MergedAttention, rota
     return states_SX[None] + down_SX[None]  # not a view of the sum: hooks on a layer's output would be lost with one
 
 
-def _kept(*_: object) -> AbstractContextManager[None]:
+def _kept(*_: object) -> AbstractContextManager[object]:
     """Do nothing, in place of `remade_in_backward`."""
     return nullcontext()
 
@@ -125,24 +125,17 @@ def _normed(kernels: TrainKernels, states_SHD: Tensor, norm: Any) -> Tensor:
     return kernels.normalise(states_SHD, None, norm.weight, norm.variance_epsilon)[1]
 
 
-@contextmanager
-def remade_in_backward(tensor: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
+def remade_in_backward(tensor: Tensor, make: Callable[[], Tensor]) -> AbstractContextManager[object]:
     """Keep `tensor` out of what operations inside save for backward: the first to need it calls `make`, whose result
     the others share. It must have the same bits. For passes without gradient nothing changes.
 
     Not inside checkpointed layers, which must see all that is kept.
     """
-    remade, which = _Remade(make), _identity(tensor)
-    del tensor  # the graph keeps the function below, which must not keep the tensor
+    return torch.autograd.graph.saved_tensors_hooks(_Remade(_identity(tensor), make).keep, _given)
 
-    def keep(saved: Tensor) -> Tensor | _Remade:
-        return remade.kept_once_more() if _identity(saved) == which else saved
 
-    def give(kept: Tensor | _Remade) -> Tensor:
-        return kept.given() if isinstance(kept, _Remade) else kept
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, give):
-        yield
+def _given(kept: Tensor | _Remade) -> Tensor:
+    return kept.given() if isinstance(kept, _Remade) else kept
 
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:
@@ -151,14 +144,18 @@ def _identity(tensor: Tensor) -> tuple[object, ...]:
 
 
 class _Remade:
-    """A tensor made when first asked for, and freed when all operations that would have kept it have had it."""
+    """A tensor made when first asked for, and freed when all operations that would have kept it have had it. The graph
+    keeps this object, which must not keep the tensor: it knows it by its `_identity`."""
 
-    def __init__(self, make: Callable[[], Tensor]) -> None:
+    def __init__(self, which: tuple[object, ...], make: Callable[[], Tensor]) -> None:
+        self._which = which
         self._make = make
         self._made: Tensor | None = None
         self._keepers = self._waiting = 0
 
-    def kept_once_more(self) -> _Remade:
+    def keep(self, saved: Tensor) -> Tensor | _Remade:
+        if _identity(saved) != self._which:
+            return saved
         self._keepers += 1
         return self
 

@@ -8,7 +8,7 @@ lanes, so processes that share the lanes get the same bits as one process that h
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -110,10 +110,9 @@ class Lanes:
         dealt = deal(costs, self.count)
         return [index for lane in range(*self.own) for index in dealt[lane]]
 
-    @contextmanager
     def adding(
         self, parts: Sequence[Part], costs: Sequence[int], parameters: Sequence[nn.Parameter], values: list[Result]
-    ) -> Iterator[Iterable[Part]]:
+    ) -> AbstractContextManager[Iterable[Part]]:
         """Yield the parts over which this process has to make forward and backward passes, lane by lane. Every pass
         appends one entry to `values`. At the end of the block the gradients of all parts, in all processes, are added
         to the gradients that the parameters had, and `values` has the entries of all parts. With `slices` the
@@ -122,8 +121,13 @@ class Lanes:
         Every process of a team enters it. Raises PeerFailedError where another one has raised in its block.
         """
         if self.count == 1 and self.team is None:
-            yield parts
-            return
+            return nullcontext(parts)
+        return self._adding_in_tree(parts, costs, parameters, values)
+
+    @contextmanager
+    def _adding_in_tree(
+        self, parts: Sequence[Part], costs: Sequence[int], parameters: Sequence[nn.Parameter], values: list[Result]
+    ) -> Iterator[Iterable[Part]]:
         summed = parameters if self.slices is None else [self.slices[parameter] for parameter in parameters]
         before, entries = take_gradients(summed), len(values)
         sums = _LaneSums(parts, deal(costs, self.count), parameters, values)

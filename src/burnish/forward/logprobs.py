@@ -465,17 +465,15 @@ class _HeadGradients:
         self.weight_VH = weight_VH
         self.in_place = plan.accumulate_in_place and weight_VH.is_leaf and not weight_VH._backward_hooks
         self.grad_hidden_NH = torch.zeros_like(hidden_NH, dtype=_reduction_dtype(hidden_NH)) if needs[0] else None
-        self.grad_weight_VH = self._weight_buffer() if needs[1] else None
-        self.grad_bias_V = None
+        self.grad_weight_VH = self.grad_bias_V = None
+        if needs[1] and not self.in_place:
+            self.grad_weight_VH = torch.zeros_like(weight_VH, dtype=_reduction_dtype(weight_VH))
+        elif needs[1]:
+            if weight_VH.grad is None:
+                weight_VH.grad = torch.zeros_like(weight_VH, dtype=weight_VH.grad_dtype)
+            self.grad_weight_VH = weight_VH.grad
         if needs[2] and bias_V is not None:
             self.grad_bias_V = torch.zeros_like(bias_V, dtype=_reduction_dtype(bias_V))
-
-    def _weight_buffer(self) -> Tensor:
-        if not self.in_place:
-            return torch.zeros_like(self.weight_VH, dtype=_reduction_dtype(self.weight_VH))
-        if self.weight_VH.grad is None:
-            self.weight_VH.grad = torch.zeros_like(self.weight_VH, dtype=self.weight_VH.grad_dtype)
-        return self.weight_VH.grad
 
     def add(self, columns: slice, rows_and_gradients: Iterable[tuple[slice, Tensor]]) -> None:
         """Add the products with the raw-logit gradients of one vocabulary chunk, given token chunk by token chunk."""

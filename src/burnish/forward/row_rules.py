@@ -68,16 +68,13 @@ class RowRules:
             )
         groups: dict[Hashable, list[int]] = {}
         for row, length in enumerate(lengths):
-            groups.setdefault(self._company(row, length), []).append(row)
+            company: Hashable = "beyond", self.rotation is not None and length > self.rotation
+            if self.beside == "alone":
+                company = "row", row
+            elif self.beside == "equal" or (self.tried_up_to is not None and length > self.tried_up_to):
+                company = "length", length
+            groups.setdefault(company, []).append(row)
         return list(groups.values())
-
-    def _company(self, row: int, length: int) -> Hashable:
-        """Key of a row; rows with equal keys may share a pass."""
-        if self.beside == "alone":
-            return "row", row
-        if self.beside == "equal" or (self.tried_up_to is not None and length > self.tried_up_to):
-            return "length", length
-        return "beyond", self.rotation is not None and length > self.rotation
 
 
 def row_rules(model: PreTrainedModel) -> RowRules:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.forward.attention import WAYS, packing_way, packs_rows
-from burnish.forward.batch import Batch, Bools, HostRows, Ints, TokenScores, upload
+from burnish.forward.batch import Batch, Bools, Ints, TokenScores, upload
 from burnish.forward.few_layers import telling_layers
 from burnish.forward.gathering import embedding_gradient_in_place, gather_rows
 from burnish.forward.lanes import ONE_LANE, Lanes
@@ -165,15 +165,17 @@ class TrunkRunner:
         """(row numbers, those rows) of each micro-batch: rows of one prompt stay together where each distinct prompt of
         a micro-batch is read once."""
         for company in self._rules.groups(batch.sequence_lengths()):
-            for cut in self._microbatches(batch.host.select(np.array(company)), tokens_per_microbatch):
+            own = batch.host.select(np.array(company))
+            prompts, responses = own.prompt_lengths.tolist(), own.response_lengths.tolist()
+            if self.packs:
+                cuts = self._by_groups(prompts, responses, own.groups(), tokens_per_microbatch)
+            else:
+                cuts = microbatches_by_tokens(
+                    list(map(sum, zip(prompts, responses, strict=True))), tokens_per_microbatch
+                )
+            for cut in cuts:
                 rows = [company[row] for row in cut]
                 yield rows, batch.select(rows)
-
-    def _microbatches(self, rows: HostRows, tokens_per_microbatch: int) -> list[list[int]]:
-        prompts, lengths = rows.prompt_lengths.tolist(), rows.response_lengths.tolist()
-        if not self.packs:
-            return microbatches_by_tokens((rows.prompt_lengths + rows.response_lengths).tolist(), tokens_per_microbatch)
-        return self._by_groups(prompts, lengths, rows.groups(), tokens_per_microbatch)
 
     def hidden(self, batch: Batch, positions: ResponsePositions) -> Tensor:
         """First output at these positions (the state *before* each token): hidden states (N, H) of a trunk, logits

@@ -75,36 +75,24 @@ class OptimizerSettings:
         return made if planned_step is None else planned_step - self.first_step
 
     def learning_rate_at(self, step: int) -> float:
-        """Learning rate of optimizer step `step`, counted from 0."""
-        return learning_rate(
-            step // self.steps_per_rate,
-            total_steps=self.total_steps // self.steps_per_rate,
-            warmup_steps=self.warmup_steps,
-            peak=self.learning_rate,
-            schedule=self.schedule,
-            final_fraction=self.final_learning_rate_fraction,
-        )
+        """Learning rate of optimizer step `step`, counted from 0.
 
-
-def learning_rate(
-    step: int, *, total_steps: int, warmup_steps: int, peak: float, schedule: str, final_fraction: float
-) -> float:
-    """Learning rate of optimizer step `step`, counted from 0.
-
-    Warm-up: peak (step + 1) / warmup_steps, so that no step is wasted at 0. After that, (step - warmup_steps) /
-    (total_steps - warmup_steps) runs from 0 to just below 1, and the rate falls from the peak towards peak x
-    final_fraction in a straight line (`linear`) or along half a cosine. Past total_steps it keeps its final value.
-    Raises ValueError for an unknown schedule.
-    """
-    if schedule not in SCHEDULES:
-        raise ValueError(f"unknown schedule {schedule!r}, expected one of {', '.join(SCHEDULES)}")
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    if schedule == "constant":
-        return peak
-    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
-    remaining = 1.0 - progress if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return peak * (final_fraction + (1.0 - final_fraction) * remaining)
+        Warm-up: peak (n + 1) / warmup_steps in the n-th change of the rate, so that none is wasted at 0. After that,
+        (n - warmup_steps) / (changes - warmup_steps) runs from 0 to just below 1, and the rate falls from the peak
+        towards its final fraction in a straight line (`linear`) or along half a cosine. Past total_steps it keeps its
+        final value. Raises ValueError for an unknown schedule.
+        """
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"unknown schedule {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
+        change, changes = step // self.steps_per_rate, self.total_steps // self.steps_per_rate
+        if change < self.warmup_steps:
+            return self.learning_rate * (change + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return self.learning_rate
+        progress = min(1.0, (change - self.warmup_steps) / max(1, changes - self.warmup_steps))
+        remaining = 1.0 - progress if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+        final = self.final_learning_rate_fraction
+        return self.learning_rate * (final + (1.0 - final) * remaining)
 
 
 @torch.no_grad()

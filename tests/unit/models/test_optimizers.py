@@ -15,22 +15,12 @@ from burnish.models.optimizers import (
     WeightOptimizer,
     _in_one_pass,
     euclidean_norm,
-    learning_rate,
 )
 
 
 def _rates(schedule, *, warmup_steps=0, total_steps=4, final_fraction=0.0):
-    return [
-        learning_rate(
-            step,
-            total_steps=total_steps,
-            warmup_steps=warmup_steps,
-            peak=8.0,
-            schedule=schedule,
-            final_fraction=final_fraction,
-        )
-        for step in range(total_steps + 1)
-    ]
+    settings = OptimizerSettings(8.0, total_steps, schedule, warmup_steps, final_fraction)
+    return [settings.learning_rate_at(step) for step in range(total_steps + 1)]
 
 
 def test_schedules_by_hand():
@@ -42,8 +32,7 @@ def test_schedules_by_hand():
 
 
 def test_linear_matches_the_published_last_rate():
-    last = learning_rate(155, total_steps=156, warmup_steps=0, peak=5e-5, schedule="linear", final_fraction=0.0)
-    assert last == pytest.approx(5e-5 * 32 / 4992)
+    assert OptimizerSettings(5e-5, 156, "linear").learning_rate_at(155) == pytest.approx(5e-5 * 32 / 4992)
 
 
 def test_unknown_schedule():

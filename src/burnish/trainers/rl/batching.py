@@ -96,7 +96,7 @@ def with_states(rewards: BatchRewards, rollouts: Sequence[Rollout]) -> BatchRewa
     return replace(rewards, observation_ids_BT=observation_ids_BT, history_ids_BT=history_ids_BT)
 
 
-def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: dict[str, float]) -> BatchRewards:
+def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: Mapping[str, float]) -> BatchRewards:
     """Rewards of the rows. `weights` are the weights of the run's rewards by label, for estimators that treat each
     reward separately."""
     rollouts = [rollout for _, rollout in rows]

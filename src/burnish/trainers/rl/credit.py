@@ -256,7 +256,8 @@ def credit_rows(
     rows: of the batch, in its order. The batch has what the algorithm needs: values, log-probabilities. reward_weights:
     by label. domain_credit: None for a run without domains.
     """
-    rewards = build_rewards(rows, dict(reward_weights))
+    reads_parts = not {"parts_BC", "weights_C"}.isdisjoint(estimator.inputs)
+    rewards = build_rewards(rows, reward_weights if reads_parts else {})
     if estimator.needs_states:
         rewards = with_states(rewards, [rollout for _, rollout in rows])
     if domain_credit is not None:

@@ -175,9 +175,15 @@ class RlRun(Training):
                 epoch=epoch,
             )
             for planned, rows in enumerate(order, start=first):
-                minibatch = self.prepare_minibatch(batch.select(rows), metrics, trains_policy=not warming_up)
+                minibatch = batch.select(rows)
+                if config.whitens_minibatches:
+                    minibatch = self.whiten(minibatch, metrics)
+                if self.select_tokens is not None and not warming_up:
+                    minibatch = minibatch.replace(selection=self.chosen_tokens(minibatch, self.select_tokens))
                 with keeping_batch(Path(config.output), step, minibatch):
-                    critic_update = self.begin_critic(minibatch, planned, warming_up=warming_up)
+                    critic_update = None
+                    if self.critic is not None:
+                        critic_update = self.begin_critic(self.critic, minibatch, planned, warming_up=warming_up)
                     if not warming_up:
                         # Counted before rows without gradient are left out, which must not change the others' weight.
                         part, denominators = minibatch, count_denominators(minibatch)
@@ -193,8 +199,8 @@ class RlRun(Training):
                         )
                         metrics.add("policy/optimizer_steps", total(1))
                         moved = moved.merge(done.signals)
-                    metrics.merge(critic_update().metrics)
-                    if self.critic is not None:
+                    if critic_update is not None:
+                        metrics.merge(critic_update().metrics)
                         metrics.add("critic/optimizer_steps", total(1))
             metrics.add("policy/epochs", total(1))
             bound = config.algorithm.max_epoch_kl
@@ -202,30 +208,29 @@ class RlRun(Training):
             if bound is not None and approx_kl is not None and approx_kl > bound:
                 break
 
-    def prepare_minibatch(self, minibatch: Batch, metrics: MetricStore, *, trains_policy: bool) -> Batch:
-        """The minibatch as it is trained on: whitened by itself if `algorithm.whiten_over` says so, and with the tokens
-        that the loss treats specially."""
-        if self.config.whitens_minibatches:
-            minibatch, credit_metrics = whiten_minibatch(
-                minibatch, algorithm=self.config.algorithm, estimator=self.estimator
-            )
-            metrics.merge(credit_metrics)
-            metrics.merge(describe_values(minibatch))
-        if self.select_tokens is None or not trains_policy:
-            return minibatch
-        # Chosen over the whole minibatch with the weights of this moment, before micro-batches see only parts of it.
+    def whiten(self, minibatch: Batch, metrics: MetricStore) -> Batch:
+        """The minibatch whitened by itself (`algorithm.whiten_over`)."""
+        algorithm = self.config.algorithm
+        minibatch, credit_metrics = whiten_minibatch(minibatch, algorithm=algorithm, estimator=self.estimator)
+        metrics.merge(credit_metrics)
+        metrics.merge(describe_values(minibatch))
+        return minibatch
+
+    def chosen_tokens(self, minibatch: Batch, select: TokenSelection) -> Tensor | None:
+        """The tokens that the loss treats specially: chosen over the whole minibatch with the weights of this moment,
+        before micro-batches see only parts of it."""
         fresh = self.policy.logprobs(minibatch).logprobs_BT
         old = fresh if minibatch.old_logprobs is None else minibatch.old_logprobs
-        chosen = self.select_tokens(fresh, old, present(minibatch.advantages, "advantages"), minibatch.loss_mask)
-        return minibatch.replace(selection=chosen)
+        return select(fresh, old, present(minibatch.advantages, "advantages"), minibatch.loss_mask)
 
-    def begin_critic(self, minibatch: Batch, planned: int, *, warming_up: bool) -> Callable[[], Update]:
-        """One optimizer step of the critic, if any, to be waited for. A head on the policy's backbone is trained by the
+    def begin_critic(self, critic: Critic, minibatch: Batch, planned: int, *, warming_up: bool) -> Callable[[], Update]:
+        """One optimizer step of the critic, to be waited for. A head on the policy's backbone is trained by the
         policy's update, except while the critic warms up alone."""
-        if self.critic is None or self.value_objective is None or (self.critic.shares_trunk and not warming_up):
+        if self.value_objective is None or (critic.shares_trunk and not warming_up):
             return partial(Update, {})
-        call = partial(self.critic.update, minibatch, self.value_objective, planned_step=planned)
-        return self.beside.begin("critic", call)
+        return self.beside.begin(
+            "critic", partial(critic.update, minibatch, self.value_objective, planned_step=planned)
+        )
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the current policy on the held-out prompts; records their rollouts."""

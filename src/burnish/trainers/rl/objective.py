@@ -52,8 +52,18 @@ class PolicyObjective:
         mask, logprobs = batch.loss_mask, scores.logprobs_BT
         # Detached, so that the ratio is exactly 1 and still has the gradient of the log-probability.
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-        result = self.policy_loss(logprobs, old, batch.advantages, mask, **self._numbers(batch))
-        per_token = self._weighted(result.per_token_BT, old, batch)
+        numbers = dict(self.numbers)
+        if self.takes_selection:
+            numbers["selection_BT"] = batch.selection
+        if self.takes_turns:
+            numbers["turn_index_BT"] = batch.turn_index
+        result = self.policy_loss(logprobs, old, batch.advantages, mask, **numbers)
+        per_token = result.per_token_BT
+        if self.correction is not None:
+            sampled_with = present(batch.rollout_logprobs, "rollout_logprobs")
+            per_token = per_token * self.correction(old, sampled_with, mask, turn_index_BT=batch.turn_index)
+        if batch.weights is not None:
+            per_token = per_token * batch.weights
         policy_term = self._aggregate(per_token, batch, denominators)
         loss, metrics = policy_term, dict(result.metrics)
         if self.kl_coef > 0:
@@ -85,19 +95,6 @@ class PolicyObjective:
             mismatch = mismatch_metrics(trainers, batch.rollout_logprobs, mask)
             named |= {f"rollout/{name}": metric for name, metric in mismatch.items()}
         return ObjectiveValue(loss, named, signals)
-
-    def _numbers(self, batch: Batch) -> dict[str, object]:
-        tensors = {"selection_BT": batch.selection} if self.takes_selection else {}
-        if self.takes_turns:
-            tensors["turn_index_BT"] = batch.turn_index
-        return {**self.numbers, **tensors}
-
-    def _weighted(self, per_token: Tensor, old: Tensor, batch: Batch) -> Tensor:
-        if self.correction is not None:
-            sampled_with = present(batch.rollout_logprobs, "rollout_logprobs")
-            weights_BT = self.correction(old, sampled_with, batch.loss_mask, turn_index_BT=batch.turn_index)
-            per_token = per_token * weights_BT
-        return per_token if batch.weights is None else per_token * batch.weights
 
     def _aggregate(self, per_token: Tensor, batch: Batch, denominators: Denominators) -> Tensor:
         return aggregate_step(per_token, batch, self.aggregation, self.length, denominators)
