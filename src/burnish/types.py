@@ -165,10 +165,11 @@ NOTHING_BEGUN = Begun()
 class RolloutRequest:
     """One prompt to be continued `len(sample_indices)` times.
 
-    `sample_indices` number the samples of this prompt in this step. Seed, step, `prompt_id`, sample index and token
-    position determine the sampling noise, so a sample that is drawn again needs a new index. `begun` is the beginning
-    of each sample; it is empty if no sample has one. Only engines that can stop get such requests
-    (`burnish.rollouts.engine.StoppableEngine`).
+    `sample_indices` number the samples of this prompt in this step. Seed, step, `name`, sample index and token position
+    determine the sampling noise, so a sample that is drawn again needs a new index. `begun` is what there is of each
+    sample; it is empty if there is nothing of any. Only engines that can stop are given such requests
+    (`burnish.rollouts.engine.StoppableEngine`). `turn`: which one of a conversation is asked for, from 1. `branch`: of
+    which of an agent's histories, from 0.
     """
 
     prompt_id: str
@@ -176,6 +177,15 @@ class RolloutRequest:
     prompt_tokens: tuple[int, ...]
     sample_indices: tuple[int, ...]
     begun: tuple[Begun, ...] = ()
+    turn: int = 1
+    branch: int = 0
+
+    @property
+    def name(self) -> str:
+        """The prompt, and which branch and turn after the first ones: for noise, which differs from turn to turn, and
+        messages."""
+        branch = f", branch {self.branch + 1}" if self.branch else ""
+        return f"{self.prompt_id}{branch}" + (f", turn {self.turn}" if self.turn > 1 else "")
 
     def samples(self) -> list[tuple[int, Begun]]:
         """Each sample index with the beginning of its response."""
@@ -183,28 +193,27 @@ class RolloutRequest:
         return list(zip(self.sample_indices, begun, strict=True))
 
 
-BRANCH_STRIDE = 1_000_000
-"""Stride for samples of several rows: row b of sample i has the sample index i + b * BRANCH_STRIDE."""
-
-
-def sample_of(rollout: Rollout) -> tuple[int, int]:
-    """Group and sample that a row belongs to. Rows of greedy responses have negative indices, and are alone."""
-    index = rollout.sample_index
-    return rollout.group_id, index if index < 0 else index % BRANCH_STRIDE
+Sample = tuple[int, int]
+"""Group and index of a sample."""
+RowKey = tuple[int, int, int]
+"""Group, sample and branch: one row of a step."""
+_RECORDED_STRIDE = 1_000_000
+"""In records of earlier versions, row b of sample i has the sample index i + b * this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """One sampled response, with the sampler's own token ids and log-probabilities (text is never re-tokenised).
 
-    A response in `turns` also holds the tokens of tools and environments in between, which were not sampled and have
-    the log-probability 0. Its first and last turns are the policy's, and `response` is the text of the last one.
-    `environment_reward` is the environment's reward for the whole conversation; None if it gives none.
-    `ends_in` is set if the conversation goes on in another row, because its history was rewritten: the sample index of
-    the row in which it ends. A reward scores that row, and the score counts for all of them. `history` holds the
-    messages of earlier rows, which this one's prompt contains.
-    `policy_version` is the version of the weights that sampled it. If these changed within the response (`partial`), it
-    is the first one, and `versions` has all of them; otherwise `versions` is empty.
+    A response in `turns` also holds what tools and environments said in between: tokens that nobody sampled and whose
+    log-probability is 0. Its first and last turns are the policy's, and `response` is the text of the last one.
+    `environment_reward` is what the environment paid for the whole conversation; None if it pays nothing.
+    A sample that is several rows has them in `branch`es: 0 is the one in which a conversation ends, or an agent began.
+    `ends_in` is set if the conversation goes on in another row, because its history was written anew: the sample index
+    of the row in which it ends. A reward scores that row, and the score counts for all of them. `history` is what was
+    said in earlier rows, which this one's prompt contains.
+    `policy_version` is that of the weights that sampled it. If these changed within the response (`partial`), it is the
+    first one, and `versions` has all of them; otherwise `versions` is empty.
     """
 
     prompt_id: str
@@ -226,6 +235,17 @@ class Rollout:
     environment_reward: float | None = None
     ends_in: int | None = None
     history: tuple[Message, ...] = ()
+    branch: int = 0
+
+    @property
+    def sample(self) -> Sample:
+        """What all rows of a sample have in common."""
+        return self.group_id, self.sample_index
+
+    @property
+    def key(self) -> RowKey:
+        """What tells this row from the others of its step."""
+        return self.group_id, self.sample_index, self.branch
 
     def policy_turns(self) -> list[Turn]:
         """The policy's turns that have tokens, in order. A response without `turns` is one."""
@@ -289,15 +309,21 @@ class Rollout:
             **({} if self.environment_reward is None else {"environment_reward": self.environment_reward}),
             **({} if self.ends_in is None else {"ends_in": self.ends_in}),
             **({"history": [message.to_dict() for message in self.history]} if self.history else {}),
+            "branch": self.branch,
         }
 
     @staticmethod
     def from_dict(row: Mapping[str, Any]) -> Rollout:
         """Restore a rollout from `to_dict`. Raises KeyError, TypeError or ValueError for another dictionary."""
         dense = row["token_rewards"]
+        index, branch = row["sample_index"], row.get("branch")
+        if branch is None:
+            branch, index = divmod(index, _RECORDED_STRIDE) if index >= 0 else (0, index)
         lists = {name: tuple(row[name]) for name in ("prompt_tokens", "response_tokens", "rollout_logprobs")}
         typed = {
             **lists,
+            "sample_index": index,
+            "branch": branch,
             "finish_reason": FinishReason(row["finish_reason"]),
             "status": RewardStatus(row["status"]),
             "token_rewards": None if dense is None else tuple(dense),
@@ -319,10 +345,10 @@ class RolloutGroup:
 
     def samples(self) -> list[Rollout]:
         """Each response once: the last row of a conversation, and of an agent's branches one for each reward."""
-        found: dict[tuple[tuple[int, int], float | None], Rollout] = {}
+        found: dict[tuple[Sample, float | None], Rollout] = {}
         for rollout in self.rollouts:
             if rollout.ends_in is None:
-                found.setdefault((sample_of(rollout), rollout.reward), rollout)
+                found.setdefault((rollout.sample, rollout.reward), rollout)
         return list(found.values())
 
 

@@ -20,7 +20,6 @@ from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.tokenizers import load_tokenizer
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.run import evaluate_run
-from burnish.types import BRANCH_STRIDE
 
 QUIET = Console(quiet=True)
 
@@ -261,7 +260,7 @@ def test_a_template_that_writes_earlier_turns_anew(
     lines = [line for line in rollouts(folder) if line["sample_index"] >= 0]
     conversations: dict[tuple[int, ...], list[dict[str, Any]]] = {}
     for line in lines:
-        key = line["step"], line["group_id"], line["sample_index"] % BRANCH_STRIDE
+        key = line["step"], line["group_id"], line["sample_index"]
         conversations.setdefault(key, []).append(line)
     assert max(map(len, conversations.values())) == 3
     for found in conversations.values():

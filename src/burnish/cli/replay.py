@@ -110,7 +110,7 @@ def changes_table(rows: Sequence[Replayed]) -> Table:
         table.add_row(
             str(row.step),
             Text(row.prompt_id),
-            str(row.sample_index),
+            f"{row.sample_index}, branch {row.branch + 1}" if row.branch else str(row.sample_index),
             f"{_number(before.reward)} → {_number(after.reward)}",
             Text(advantage),
             Text(" ".join(row.response.split())[:80]),

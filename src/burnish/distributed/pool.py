@@ -385,7 +385,7 @@ class _Call:
         """Let another worker have it, unless it has cost too many."""
         portion.losses += 1
         if portion.losses >= MAX_LOSSES:
-            prompts = ", ".join(request.prompt_id for request in portion.requests[:5])
+            prompts = ", ".join(request.name for request in portion.requests[:5])
             self.fail(
                 RolloutError(
                     f"{portion.losses} workers were lost over the same prompts ({prompts}), the last one so: {lost}",

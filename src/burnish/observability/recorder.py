@@ -12,7 +12,7 @@ from typing import Any
 
 from burnish.errors import BurnishError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
-from burnish.types import Json, Prompt, RewardStatus, Rollout, RolloutGroup
+from burnish.types import Json, Prompt, RewardStatus, Rollout, RolloutGroup, RowKey
 
 RecordedLine = dict[str, Any]
 """A line of a rollout file as it was read. Its fields are not checked."""
@@ -39,10 +39,9 @@ class RolloutNote:
 
 _NAME = re.compile(r"(step|eval)-\d{6,}\.jsonl")
 
-Notes = Mapping[tuple[int, int], RolloutNote]
-"""(group_id, sample_index) -> note."""
-TokenValues = Mapping[tuple[int, int], Sequence[float]]
-"""(group_id, sample_index) -> the critic's values before each response token."""
+Notes = Mapping[RowKey, RolloutNote]
+TokenValues = Mapping[RowKey, Sequence[float]]
+"""The critic's values before each response token."""
 
 
 class RolloutRecorder:
@@ -102,7 +101,7 @@ class RolloutRecorder:
             entry["token_texts"] = list(self._decode_tokens(rollout.response_tokens))
             if rollout.turns:  # an environment may have added to the prompt of the row
                 entry["prompt_text"] = "".join(self._decode_tokens(rollout.prompt_tokens))
-        key = rollout.group_id, rollout.sample_index
+        key = rollout.key
         if notes is not None and not greedy:
             entry |= _note_fields(notes.get(key), rollout)
         if key in values:

@@ -46,7 +46,7 @@ class Response(TypedDict):
     its environment's additions, if it differs from the group's.
     """
 
-    sample: int
+    sample: int | str
     tokens: list[str]
     count: int
     reward: float | str | None
@@ -147,8 +147,9 @@ def reading_recorded(path: Path) -> Iterator[None]:
 
 def _compact(line: RecordedLine) -> Response:
     """Keep only the fields that the page shows, with numbers rounded to a few digits."""
+    branch = line.get("branch")
     entry: Response = {
-        "sample": line["sample_index"],
+        "sample": f"{line['sample_index']}, branch {branch + 1}" if branch else line["sample_index"],
         "tokens": line["token_texts"] if "token_texts" in line else [line["response"]],
         "count": num_sampled(line),
         "reward": _short(line["reward"]),

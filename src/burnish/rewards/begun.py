@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from burnish.rewards.inputs import Item
-from burnish.types import Rollout
+from burnish.types import Rollout, RowKey
 
 Numbered = tuple[int, Item]
 """A response and its number in the tasks of the worker pool, which it keeps until it is scored."""
@@ -17,18 +17,18 @@ class BegunResponses:
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._begun: dict[tuple[int, int], tuple[int, Rollout]] = {}
+        self._begun: dict[RowKey, tuple[int, Rollout]] = {}
         self._given: set[tuple[int, int]] = set()  # (reward, number)
 
     def begin(self, items: Sequence[Item]) -> list[int]:
         """Register responses that were not begun before, and return their numbers."""
         numbers = [next(self._numbers) for _ in items]
-        self._begun.update({_sample(rollout): (n, rollout) for n, (_, rollout) in zip(numbers, items, strict=True)})
+        self._begun.update({rollout.key: (n, rollout) for n, (_, rollout) in zip(numbers, items, strict=True)})
         return numbers
 
     def has(self, rollout: Rollout) -> bool:
         """Return whether a response of this group and sample number was begun."""
-        return _sample(rollout) in self._begun
+        return rollout.key in self._begun
 
     def to_give(self, reward: int, numbered: Iterable[Numbered]) -> list[Numbered]:
         """Return the responses that the reward has not been given yet, and record them as given."""
@@ -41,11 +41,6 @@ class BegunResponses:
         response under the same key is scored anew: the earlier one came from a step that was interrupted."""
         numbers = []
         for _, rollout in items:
-            number, response = self._begun.pop(_sample(rollout), (-1, None))
+            number, response = self._begun.pop(rollout.key, (-1, None))
             numbers.append(number if response == rollout else next(self._numbers))
         return numbers
-
-
-def _sample(rollout: Rollout) -> tuple[int, int]:
-    """Key that identifies a response within its step, in every process."""
-    return rollout.group_id, rollout.sample_index

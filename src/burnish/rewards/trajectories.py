@@ -25,11 +25,9 @@ def with_scores(items: Sequence[Item], scored: Iterable[Rollout]) -> list[Rollou
     score of its last row, but no token rewards."""
     results = iter(scored)
     own = [rollout if is_lost(rollout) or rollout.ends_in is not None else next(results) for _, rollout in items]
-    ends = {(rollout.group_id, rollout.sample_index): rollout for rollout in own if rollout.ends_in is None}
+    ends = {rollout.sample: rollout for rollout in own if rollout.ends_in is None and not rollout.branch}
     return [
-        rollout
-        if is_lost(rollout) or rollout.ends_in is None
-        else _as_end(rollout, ends[rollout.group_id, rollout.ends_in])
+        rollout if is_lost(rollout) or rollout.ends_in is None else _as_end(rollout, ends[rollout.sample])
         for rollout in own
     ]
 

@@ -25,7 +25,6 @@ from burnish.observability.metrics import MetricStore
 from burnish.rollouts.engine import OnFinished, RestingEngine, RolloutEngine, Sampling, keeping, let_rest
 from burnish.rollouts.portions import in_order
 from burnish.types import (
-    BRANCH_STRIDE,
     Author,
     FinishReason,
     Message,
@@ -175,11 +174,9 @@ class Conversation:
 
     def next_request(self) -> RolloutRequest:
         """The request for the policy's next turn, with noise of its own."""
-        name = self.request.prompt_id
-        name += f", turn {self.num_spoken + 1}" if self.num_spoken else ""
         return replace(
             self.request,
-            prompt_id=name,
+            turn=self.num_spoken + 1,
             prompt_tokens=self.request.prompt_tokens + tuple(self.tokens),
             sample_indices=(self.sample_index,),
         )
@@ -258,11 +255,10 @@ class Conversation:
         self.tokens, self.logprobs, self.turns, self.versions = [], [], [], []
 
     def rollouts(self, *, only_last: bool) -> list[Rollout]:
-        """Return the rows of the conversation, usually one. The last one has the index of the sample."""
+        """Its rows, the last of which is branch 0. Usually there is no other."""
         assert self.reason is not None
         earlier = [
-            replace(row, sample_index=self.sample_index + BRANCH_STRIDE * branch, ends_in=self.sample_index)
-            for branch, row in enumerate(self.earlier, start=1)
+            replace(row, branch=branch, ends_in=self.sample_index) for branch, row in enumerate(self.earlier, start=1)
         ]
         rows = [*([] if only_last else earlier), self._row(self.reason)]
         if self.failed:
@@ -300,8 +296,8 @@ class Call:
 
     @property
     def only_last(self) -> bool:
-        """True if a sample has only one row: greedy responses and evaluations (steps below 0) are only scored."""
-        return self.step < 0 or self.sampling.greedy
+        """Whether a sample has one row. A greedy response is never trained on."""
+        return self.sampling.only_scored or self.sampling.greedy
 
 
 T = TypeVar("T")

@@ -22,7 +22,8 @@ class Sampling:
 
     stop_token_ids end a response and stay in it. Stop texts end it with the token that completes them. With
     `ignore_eos` the model's own end-of-sequence ids are ordinary tokens, so a response that nothing else stops has
-    exactly max_response_tokens tokens. A prompt that leaves no room for them raises RolloutError.
+    exactly max_response_tokens tokens. A prompt that leaves no room for them raises RolloutError. `only_scored`:
+    nothing is trained on the responses, so of a conversation of several rows only the one in which it ends is wanted.
     """
 
     max_response_tokens: int
@@ -34,11 +35,12 @@ class Sampling:
     stop: tuple[str, ...] = ()
     greedy: bool = False
     ignore_eos: bool = False
+    only_scored: bool = False
 
 
 class RolloutEngine(Protocol):
-    """Samples responses. The result depends only on (seed, step, prompt id, sample index) and the weights, never on how
-    requests were batched.
+    """Samples responses. The result depends only on (seed, step, name of the request, sample index) and the weights,
+    never on how requests were batched.
 
     An engine with resources (a process, a connection) is also a context manager: the run enters it before the first
     call and leaves it when the run ends, even after an error.

@@ -26,9 +26,10 @@ _MULTIPLIER_1 = _signed(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = _signed(0x94D049BB133111EB)
 
 
-def sample_key(seed: int, step: int, prompt_id: str, sample_index: int) -> int:
-    """The signed 64-bit key of one sample. The prompt id comes last, so that no two lists of fields give one text."""
-    text = f"{seed}\x1f{step}\x1f{sample_index}\x1f{prompt_id}"
+def sample_key(seed: int, step: int, name: str, sample_index: int) -> int:
+    """The signed 64-bit key of one sample of a request, by its `RolloutRequest.name`. The name comes last, so that no
+    two lists of fields give one text."""
+    text = f"{seed}\x1f{step}\x1f{sample_index}\x1f{name}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 

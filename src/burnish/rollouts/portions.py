@@ -16,7 +16,7 @@ from burnish.algorithms.dealing import deal
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore
 from burnish.rollouts.engine import OnFinished, RestingEngine, RolloutEngine, Sampling, let_rest
-from burnish.types import Metric, Rollout, RolloutRequest, sample_of
+from burnish.types import Metric, Rollout, RolloutRequest
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ def in_order(requests: Sequence[RolloutRequest], rollouts: Sequence[Rollout]) ->
     of a conversation, which stay in their order. KeyError if there is none."""
     by_sample: dict[tuple[int, int], list[Rollout]] = {}
     for rollout in rollouts:
-        by_sample.setdefault(sample_of(rollout), []).append(rollout)
+        by_sample.setdefault(rollout.sample, []).append(rollout)
     samples = [(request.group_id, index) for request in requests for index in request.sample_indices]
     return [rollout for sample in samples for rollout in by_sample[sample]]
 

@@ -30,7 +30,7 @@ def group(*rollouts: Rollout, greedy: Rollout | None = None, **prompt: Any) -> R
 
 def test_a_line_has_prompt_tokens_and_fate(tmp_path: Path) -> None:
     recorder = RolloutRecorder(tmp_path, lambda ids: [f"<{i}>" for i in ids])
-    notes = {(7, 0): RolloutNote(advantage=0.5, token_advantages=(0.5, 0.25), old_logprobs=(-0.6, -1.1))}
+    notes = {(7, 0, 0): RolloutNote(advantage=0.5, token_advantages=(0.5, 0.25), old_logprobs=(-0.6, -1.1))}
     path = recorder.record(12, [group(rollout(0), rollout(1), rollout(2, None), greedy=rollout(-1))], notes)
     assert path.name == "step-000012.jsonl"
     first, second, failed, greedy = read_rollouts(path)
@@ -45,7 +45,7 @@ def test_a_line_has_prompt_tokens_and_fate(tmp_path: Path) -> None:
 
 
 def test_evaluations_carry_values_also_of_greedy_responses(tmp_path: Path) -> None:
-    values = {(7, -1): (0.25, 0.5), (7, 0): (0.125, 1.0)}
+    values = {(7, -1, 0): (0.25, 0.5), (7, 0, 0): (0.125, 1.0)}
     made = [group(rollout(0), rollout(1), greedy=rollout(-1))]
     lines = read_rollouts(RolloutRecorder(tmp_path).record_evaluation(1, made, values))
     assert [line.get("token_values") for line in lines] == [[0.125, 1.0], None, [0.25, 0.5]]
@@ -72,7 +72,7 @@ def test_files_past_the_resumed_step_go(tmp_path: Path) -> None:
 
 
 def test_per_token_values_must_fit_the_response(tmp_path: Path) -> None:
-    notes = {(7, 0): RolloutNote(token_advantages=(1.0,))}
+    notes = {(7, 0, 0): RolloutNote(token_advantages=(1.0,))}
     with pytest.raises(ValueError, match="sample 0: token_advantages has 1 entries, but the response has 2 tokens"):
         RolloutRecorder(tmp_path).record(1, [group(rollout(0))], notes)
 

@@ -39,7 +39,7 @@ def make_run(folder: Path, steps: int = 3, text: str = "q", **size: int) -> None
     for step in range(1, steps + 1):
         sinks.write(step, {"reward/mean": step / steps, "time/generate_seconds": 1.0, "custom/one": 2.0})
         made = groups(**({"count": 2, "samples": 2, "tokens": 3} | size), text=text)
-        notes = {(r.group_id, r.sample_index): RolloutNote(advantage=0.5) for g in made for r in g.rollouts}
+        notes = {r.key: RolloutNote(advantage=0.5) for g in made for r in g.rollouts}
         recorder.record(step, made, notes)
     sinks.close()
 

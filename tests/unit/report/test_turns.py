@@ -19,7 +19,6 @@ from burnish.report.turns import MOST_CHARACTERS
 from burnish.rollouts.partner import ToolsAndEnvironment
 from burnish.trainers.telemetry.groups import describe_conversations, describe_groups
 from burnish.types import (
-    BRANCH_STRIDE,
     FinishReason,
     Message,
     Prompt,
@@ -51,7 +50,7 @@ def record(folder: Path, *rollouts: Rollout, texts: bool = True, **note: Any) ->
     """What the page shows of these responses to one prompt."""
     recorder = RolloutRecorder(folder / "rollouts", (lambda ids: [f"<{i}>" for i in ids]) if texts else None)
     group = RolloutGroup(Prompt("p", text="q"), 0, rollouts)
-    recorder.record(1, [group], {(0, r.sample_index): RolloutNote(**note) for r in rollouts})
+    recorder.record(1, [group], {r.key: RolloutNote(**note) for r in rollouts})
     return sample_rollouts(folder / "rollouts", Limits())["files"][0]["groups"][0]["responses"]
 
 
@@ -187,7 +186,7 @@ def test_a_response_of_several_rows_counts_once() -> None:
     """Rows of 2 + 1 turns of the policy and one of 2; tokens likewise."""
     first, second = talk(), talk()
     rows = [
-        replace(first, sample_index=BRANCH_STRIDE, ends_in=0, finish_reason=FinishReason.STOP),
+        replace(first, branch=1, ends_in=0, finish_reason=FinishReason.STOP),
         replace(second, turns=second.turns[:1], response_tokens=(1, 2), rollout_logprobs=(-1.0, -1.0)),
         talk(sample_index=1, reward=0.0),
     ]

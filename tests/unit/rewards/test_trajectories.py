@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from burnish.rewards.trajectories import to_score, with_scores
-from burnish.types import BRANCH_STRIDE, FinishReason, Prompt, RewardStatus, Rollout
+from burnish.types import FinishReason, Prompt, RewardStatus, Rollout
 
 PROMPT = Prompt("p", text="p")
 
 
-def row(index: int, ends_in: int | None = None, reason: FinishReason = FinishReason.STOP, group: int = 0) -> Rollout:
-    return Rollout("p", group, index, (1,), (2,), (-0.5,), reason, 0, ends_in=ends_in)
+def row(
+    index: int, ends_in: int | None = None, reason: FinishReason = FinishReason.STOP, group: int = 0, branch: int = 0
+) -> Rollout:
+    return Rollout("p", group, index, (1,), (2,), (-0.5,), reason, 0, ends_in=ends_in, branch=branch)
 
 
 def scored(rollout: Rollout, reward: float | None) -> Rollout:
@@ -20,11 +22,11 @@ def scored(rollout: Rollout, reward: float | None) -> Rollout:
 
 
 ROWS = [
-    row(3 + BRANCH_STRIDE, 3),
+    row(3, 3, branch=1),
     row(3),
     row(4, reason=FinishReason.FAILED),
-    row(BRANCH_STRIDE, 0, group=1),
-    row(2 * BRANCH_STRIDE, 0, group=1),
+    row(0, 0, group=1, branch=1),
+    row(0, 0, group=1, branch=2),
     row(0, group=1),
 ]
 ITEMS = [(PROMPT, one) for one in ROWS]

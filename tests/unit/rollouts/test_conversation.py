@@ -14,7 +14,6 @@ from burnish.rollouts.conversation import Answer, Closed, ConversingEngine, Even
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.types import (
-    BRANCH_STRIDE,
     FinishReason,
     Message,
     Metric,
@@ -189,7 +188,7 @@ def test_the_engine_sees_exactly_what_is_trained_on() -> None:
     spoken = len(script.seen)
     assert spoken == 3
     assert rollout.prompt_tokens + rollout.response_tokens == (*last.prompt_tokens, 11, 11)
-    assert [seen[0].prompt_id for seen in script.seen] == ["p", "p, turn 2", "p, turn 3"]  # noise of its own
+    assert [seen[0].name for seen in script.seen] == ["p", "p, turn 2", "p, turn 3"]  # noise of its own
 
 
 def test_order_and_single_turns_are_kept() -> None:
@@ -410,6 +409,9 @@ def test_records_hold_the_turns() -> None:
     assert "environment_reward" not in single.to_dict()
     paid = replace(rollout, environment_reward=0.0)
     assert Rollout.from_dict(paid.to_dict()) == paid
+    earlier = {name: value for name, value in paid.to_dict().items() if name != "branch"}  # by an earlier version
+    assert Rollout.from_dict(earlier | {"sample_index": 2_000_003}).key == (paid.group_id, 3, 2)
+    assert Rollout.from_dict(earlier | {"sample_index": -1}).key == (paid.group_id, -1, 0)
 
 
 def test_what_the_policy_said() -> None:
@@ -458,13 +460,13 @@ def test_each_history_begins_a_row() -> None:
     finished: list[Rollout] = []
     engine = engine_of(script, Forgetful(calls=2, pays=4.0))
     rows = ask(engine, request("p", 0, 1), request("p", 1), on_finished=finished.extend)
-    assert [(row.group_id, row.sample_index, row.ends_in) for row in rows] == [
-        (0, 1 + BRANCH_STRIDE, 1),
-        (0, 1 + 2 * BRANCH_STRIDE, 1),
-        (0, 1, None),
-        (1, BRANCH_STRIDE, 0),
-        (1, 2 * BRANCH_STRIDE, 0),
-        (1, 0, None),
+    assert [(*row.key, row.ends_in) for row in rows] == [
+        (0, 1, 1, 1),
+        (0, 1, 2, 1),
+        (0, 1, 0, None),
+        (1, 0, 1, 0),
+        (1, 0, 2, 0),
+        (1, 0, 0, None),
     ]
     assert [row.prompt_tokens for row in rows[:3]] == [(1, 2, 3), (7,) * 4, (7,) * 5]
     assert [row.prompt_tokens for row in rows[:3]] == [seen[0].prompt_tokens for seen in script.seen]
@@ -473,14 +475,14 @@ def test_each_history_begins_a_row() -> None:
     assert {row.environment_reward for row in rows} == {4.0}
     said = [[message.content for message in row.history] for row in rows[:3]]
     assert said == [[], ["said 1, heard", "echo"], ["said 1, heard", "echo"] * 2]
-    assert [seen[0].prompt_id for seen in script.seen] == ["p", "p, turn 2", "p, turn 3"]  # noise of its own
+    assert [seen[0].name for seen in script.seen] == ["p", "p, turn 2", "p, turn 3"]  # noise of its own
     assert sorted(finished, key=lambda row: row.group_id) == rows
 
 
-@pytest.mark.parametrize(("step", "greedy"), [(-1, False), (1, True)])
-def test_what_is_only_scored_is_the_row_that_ends(step: int, greedy: bool) -> None:
+@pytest.mark.parametrize("wanted", [{"only_scored": True}, {"greedy": True}])
+def test_what_is_only_scored_is_the_row_that_ends(wanted: dict[str, bool]) -> None:
     engine = engine_of(Script(), Forgetful(calls=2))
-    (row,) = engine.generate([request("p", 0)], replace(SAMPLING, greedy=greedy), seed=0, step=step)
+    (row,) = engine.generate([request("p", 0)], replace(SAMPLING, **wanted), seed=0, step=1)
     assert (row.sample_index, row.ends_in, row.prompt_tokens) == (0, None, (7,) * 5)
 
 

@@ -27,14 +27,14 @@ from burnish.rewards.judging.pairwise import Found, win_rates
 from burnish.rewards.judging.tally import Tally
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.outcome import Outcome, failure
-from burnish.types import Metric, RewardStatus, Rollout, Score
+from burnish.types import Metric, RewardStatus, Rollout, RowKey, Score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
-Sample = tuple[str, int, int]
-"""Label of the judge, and group and number of a response."""
+Sample = tuple[str, RowKey]
+"""Label of the judge, and which response."""
 Begun = Sequence[tuple[Sequence[int], Future[list[Found]]]]
 """The positions of responses that are judged together, and the future with their results."""
 
@@ -215,4 +215,4 @@ def _outcome(label: str, found: Found) -> Outcome:
 
 
 def _sample(label: str, rollout: Rollout) -> Sample:
-    return label, rollout.group_id, rollout.sample_index
+    return label, rollout.key

@@ -11,7 +11,6 @@ from burnish.outside.listening import RefusedError
 from burnish.rollouts.endpoint.requests import ChatRequest, TextRequest, TokenRequest, TurnRequest
 from burnish.rollouts.endpoint.speech import Schemas, Speech, id_of_calls
 from burnish.types import (
-    BRANCH_STRIDE,
     Author,
     FinishReason,
     Json,
@@ -162,12 +161,10 @@ class Trajectory:
 
     def engine_request(self, turn: NextTurn, place: int) -> RolloutRequest:
         """The request for the engine, with the noise of this turn of this branch. place: its index in the call."""
-        branch, name = turn.branch, self.request.prompt_id
-        name += f", branch {branch.number + 1}" if branch.number else ""
-        name += f", turn {branch.num_spoken + 1}" if branch.turns else ""
         return replace(
             self.request,
-            prompt_id=name,
+            branch=turn.branch.number,
+            turn=turn.branch.num_spoken + 1,
             group_id=place,
             prompt_tokens=turn.prompt,
             sample_indices=(self.sample_index,),
@@ -215,7 +212,7 @@ class Trajectory:
         if only_last:
             spoken = [last] if last is not None and last.num_spoken else spoken[-1:]
         rows = [self._row(branch, failed, version) for branch in spoken]
-        return [replace(row, sample_index=self.sample_index) for row in rows] if only_last else rows
+        return [replace(row, branch=0) for row in rows] if only_last else rows
 
     def _row(self, branch: Branch, failed: str, version: int) -> Rollout:
         """The branch as a row, without the tokens after the policy's last turn, which teach nothing."""
@@ -227,7 +224,8 @@ class Trajectory:
         return Rollout(
             prompt_id=self.request.prompt_id,
             group_id=self.request.group_id,
-            sample_index=self.sample_index + BRANCH_STRIDE * branch.number,
+            sample_index=self.sample_index,
+            branch=branch.number,
             prompt_tokens=branch.prompt_tokens,
             response_tokens=tuple(branch.tokens[:end]),
             rollout_logprobs=tuple(branch.logprobs[:end]),

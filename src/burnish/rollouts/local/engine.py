@@ -245,7 +245,7 @@ class LocalEngine(StoppableEngine, KeepingEngine):
                 order,
                 request,
                 index,
-                sample_key(seed, step, request.prompt_id, index),
+                sample_key(seed, step, request.name, index),
                 response_limit(request, sampling, self._context_length),
                 request.prompt_tokens + begun.response_tokens,
                 list(begun.response_tokens),

@@ -119,7 +119,7 @@ class RowsInProgress:
             if not math.isfinite(logprob):
                 raise RolloutError(
                     f"the model gives log-probability {logprob} at response token {len(row.tokens)} of prompt "
-                    f"{row.request.prompt_id!r}, sample {row.sample_index}",
+                    f"{row.request.name!r}, sample {row.sample_index}",
                     remedy="weights or activations are not finite: lower the learning rate or use a wider dtype",
                 )
             row.tokens.append(token)

@@ -394,7 +394,7 @@ class VllmEngine(RestingEngine):
         if reason is None or len(logprobs) != len(tokens):
             raise RolloutError(
                 f"vLLM returned {len(tokens)} tokens and {len(logprobs)} log-probabilities for prompt "
-                f"{request.prompt_id!r}, sample {index}, and finished with {sample['finish']!r}, but up to {limit} "
+                f"{request.name!r}, sample {index}, and finished with {sample['finish']!r}, but up to {limit} "
                 "tokens were asked for",
                 remedy=f"see {self._log}; more memory for keys and values may help (rollout.vllm.options)",
             )
@@ -402,7 +402,7 @@ class VllmEngine(RestingEngine):
             if not math.isfinite(logprob):
                 raise RolloutError(
                     f"the model gives log-probability {logprob} at response token {position} of prompt "
-                    f"{request.prompt_id!r}, sample {index}",
+                    f"{request.name!r}, sample {index}",
                     remedy="weights or activations are not finite: lower the learning rate or use a wider dtype",
                 )
         return Rollout(
@@ -470,7 +470,7 @@ def model_config(model: PreTrainedModel) -> ConfigJson:
 
 def _seeds(request: RolloutRequest, seed: int, step: int) -> list[int]:
     mask = (1 << _SEED_BITS) - 1
-    return [sample_key(seed, step, request.prompt_id, index) & mask for index in request.sample_indices]
+    return [sample_key(seed, step, request.name, index) & mask for index in request.sample_indices]
 
 
 def _end(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from burnish.forward.batch import Batch
-from burnish.types import BRANCH_STRIDE, FinishReason, Rollout, RolloutGroup, Turn, sample_of
+from burnish.types import FinishReason, Rollout, RolloutGroup, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncate
 def _truncated(rollouts: Sequence[Rollout]) -> list[bool]:
     """Which rows hit the length limit, or belong to a conversation that did so in another row."""
     cut = [rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts]
-    samples = {sample_of(rollout) for rollout, is_cut in zip(rollouts, cut, strict=True) if is_cut}
+    samples = {rollout.sample for rollout, is_cut in zip(rollouts, cut, strict=True) if is_cut}
     return [
-        is_cut or (rollout.ends_in is not None and sample_of(rollout) in samples)
+        is_cut or (rollout.ends_in is not None and rollout.sample in samples)
         for rollout, is_cut in zip(rollouts, cut, strict=True)
     ]
 
@@ -118,7 +118,7 @@ def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: Mapping
         greedy_scores_B=greedy_B,
         parts_BC=parts_BC,
         weights_C=weights_C,
-        counted_B=_counted(rollouts) if any(r.sample_index >= BRANCH_STRIDE for r in rollouts) else None,
+        counted_B=_counted(rollouts) if any(r.branch for r in rollouts) else None,
     )
 
 
@@ -127,8 +127,8 @@ def _counted(rollouts: Sequence[Rollout]) -> Tensor:
     in the mean of its group because it is several rows. Branches of an agent may have scores of their own: those with
     the same score count once."""
     first: dict[tuple[tuple[int, int], float | None], int] = {}
-    forked = {sample_of(r) for r in rollouts if r.ends_in is not None}
-    keys = [(sample_of(r), None if sample_of(r) in forked else r.reward) for r in rollouts]
+    forked = {r.sample for r in rollouts if r.ends_in is not None}
+    keys = [(r.sample, None if r.sample in forked else r.reward) for r in rollouts]
     return torch.tensor([first.setdefault(key, index) for index, key in enumerate(keys)])
 
 

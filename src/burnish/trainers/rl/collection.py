@@ -22,7 +22,7 @@ from burnish.rollouts.outages import Patience, check_scores
 from burnish.trainers.rl.domains import Domains
 from burnish.trainers.telemetry.groups import describe_audits, describe_domains, describe_groups, describe_penalties
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import Metric, Prompt, Rollout, RolloutGroup, RolloutRequest, sample_of
+from burnish.types import Metric, Prompt, Rollout, RolloutGroup, RolloutRequest
 
 Overlaps = Literal["all", "waiting", "none"]
 GREEDY_SAMPLE = -1
@@ -164,11 +164,11 @@ def penalised(group: RolloutGroup, fraction: float, domains: Domains) -> Rollout
     longer: Counter[tuple[int, int]] = Counter()  # what was sampled in earlier rows of a conversation
     for rollout in group.rollouts:
         if rollout.ends_in is not None:
-            longer[sample_of(rollout)] += len(rollout.response_tokens)
-    ends = {sample_of(r): len(r.response_tokens) for r in group.samples()}
+            longer[rollout.sample] += len(rollout.response_tokens)
+    ends = {r.sample: len(r.response_tokens) for r in group.samples()}
 
     def length(rollout: Rollout) -> int:
-        sample = sample_of(rollout)
+        sample = rollout.sample
         return longer[sample] + ends[sample] if sample in longer else len(rollout.response_tokens)
 
     return dataclasses.replace(

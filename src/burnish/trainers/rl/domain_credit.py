@@ -14,7 +14,7 @@ from burnish.config.domains import DomainSettings
 from burnish.forward.batch import Batch, present
 from burnish.trainers.rl.batching import BatchRewards
 from burnish.trainers.rl.domains import Domain, Domains
-from burnish.types import Rollout, RolloutGroup, sample_of
+from burnish.types import Rollout, RolloutGroup
 
 Row = tuple[RolloutGroup, Rollout]
 EPS = 1e-6
@@ -125,7 +125,7 @@ def _counted_once(scored: Sequence[tuple[Rollout, float]]) -> list[float]:
     """Scores of samples: a conversation of several rows counts once, by its end, and an agent's branches once for each
     reward."""
     ends = [(rollout, score) for rollout, score in scored if rollout.ends_in is None]
-    return list({(sample_of(rollout), rollout.reward): score for rollout, score in ends}.values())
+    return list({(rollout.sample, rollout.reward): score for rollout, score in ends}.values())
 
 
 def _scaled(rewards: BatchRewards, shift_B: Tensor, scale_B: Tensor, limit_B: Tensor, last_B: Tensor) -> BatchRewards:

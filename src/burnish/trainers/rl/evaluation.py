@@ -224,10 +224,7 @@ def held_out_values(
         return {}, {}
     batch = build_batch(rollouts, pad_token_id=pad_token_id, mask_truncated=False)
     rows = critic.values(batch).tolist()
-    values = {
-        (r.group_id, r.sample_index): tuple(row[: len(r.response_tokens)])
-        for r, row in zip(rollouts, rows, strict=True)
-    }
+    values = {r.key: tuple(row[: len(r.response_tokens)]) for r, row in zip(rollouts, rows, strict=True)}
     return _describe(_judged(groups), values), values
 
 
@@ -238,7 +235,7 @@ def _judged(groups: Sequence[RolloutGroup]) -> list[Rollout]:
 
 
 def _describe(judged: Sequence[Rollout], values: TokenValues) -> dict[str, Metric]:
-    expected = torch.tensor([values[r.group_id, r.sample_index][0] for r in judged], dtype=torch.float64)
+    expected = torch.tensor([values[r.key][0] for r in judged], dtype=torch.float64)
     scores = torch.tensor([r.reward for r in judged], dtype=torch.float64)
     metrics = {"eval/value_mean": mean_of(expected.tolist())}
     if not judged:
@@ -287,7 +284,7 @@ def build_held_out(
         say(console, (f"{domain.name}: {why}" if domain.name else why,))
     return HeldOut(
         prompts=evaluation_prompts(prompts, settings.max_prompts, seed=config.seed),
-        sampling=build_sampling(config, domain),
+        sampling=dataclasses.replace(build_sampling(config, domain), only_scored=True),
         samples=settings.samples,
         temperature=settings.temperature,
         success=success,

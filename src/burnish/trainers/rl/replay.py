@@ -40,10 +40,8 @@ from burnish.trainers.rl.preflight import check_estimator
 from burnish.trainers.rl.setup import open_scorer
 from burnish.trainers.telemetry.rollout_notes import notes_of
 from burnish.trainers.workplace import recorded_paths
-from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
+from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup, RowKey
 
-Key = tuple[int, int]
-"""Group and sample index of a response."""
 _OF_ROLLOUT = [one.name for one in fields(Rollout)]
 _DATA = "replay with the data that the run was trained on"
 _NOT_RECORDED = "left out when it was recorded, so that what its credit needs of the models is unknown"
@@ -73,6 +71,7 @@ class Replayed:
     response: str
     before: Standing
     after: Standing
+    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class Recorded:
 
     step: int
     groups: tuple[RolloutGroup, ...]
-    lines: Mapping[Key, RecordedLine]
+    lines: Mapping[RowKey, RecordedLine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ class Replayer:
         found = []
         for group in groups:
             for rollout in group.rollouts:
-                key = rollout.group_id, rollout.sample_index
+                key = rollout.key
                 after = _after(rollout, credit.get(key), why[group.group_id])
                 found.append(_replayed(recorded.step, group.prompt, recorded.lines[key], rollout, after))
         return found
@@ -134,7 +133,7 @@ class Replayer:
             own = tuple(rollout for line, rollout in members if not line["greedy"])
             greedy = next((rollout for line, rollout in members if line["greedy"]), None)
             groups.append(RolloutGroup(self._prompt(members[0][0], file), group_id, own, greedy))
-        noted = {(r.group_id, r.sample_index): line for line, r in both if not line["greedy"]}
+        noted = {r.key: line for line, r in both if not line["greedy"]}
         return Recorded(step_of(file), tuple(groups), noted)
 
     def _prompt(self, line: RecordedLine, file: Path) -> Prompt:
@@ -154,12 +153,12 @@ class Replayer:
             for rollout in (*group.rollouts, group.greedy)
             if rollout is not None and rollout.finish_reason is not FinishReason.FAILED  # which stay as they are
         ]
-        scores = {(r.group_id, r.sample_index): r for r in self.scorer.score(fresh)}
+        scores = {r.key: r for r in self.scorer.score(fresh)}
         return tuple(
             replace(
                 group,
-                rollouts=tuple(scores.get((r.group_id, r.sample_index), r) for r in group.rollouts),
-                greedy=scores.get((group.group_id, GREEDY_SAMPLE), group.greedy),
+                rollouts=tuple(scores.get(r.key, r) for r in group.rollouts),
+                greedy=scores.get((group.group_id, GREEDY_SAMPLE, 0), group.greedy),
             )
             for group in groups
         )
@@ -171,13 +170,13 @@ class Replayer:
         return (*values, *(("old_logprobs", "ref_logprobs") if self.config.algorithm.kl_in == "reward" else ()))
 
     def _creditable(
-        self, groups: Sequence[RolloutGroup], lines: Mapping[Key, RecordedLine]
+        self, groups: Sequence[RolloutGroup], lines: Mapping[RowKey, RecordedLine]
     ) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
         """The groups of which everything is known, and the others. Nothing is recorded of what was left out."""
         known: list[RolloutGroup] = []
         unknown: list[RolloutGroup] = []
         for group in groups:
-            rows = [lines[r.group_id, r.sample_index] for r in group.rollouts if r.reward is not None]
+            rows = [lines[r.key] for r in group.rollouts if r.reward is not None]
             (known if all(name in row for row in rows for name in self._needed) else unknown).append(group)
         if groups and not known:
             raise ConfigError(
@@ -187,7 +186,7 @@ class Replayer:
             )
         return known, unknown
 
-    def _credit(self, groups: Sequence[RolloutGroup], recorded: Recorded) -> dict[Key, RolloutNote]:
+    def _credit(self, groups: Sequence[RolloutGroup], recorded: Recorded) -> dict[RowKey, RolloutNote]:
         """What the update would be told of each response."""
         rows = scored(groups)
         if not rows:
@@ -195,7 +194,7 @@ class Replayer:
         rollouts = [rollout for _, rollout in rows]
         # Padding is never looked at: nothing passes through a model.
         batch = build_batch(rollouts, pad_token_id=0, mask_truncated=self.config.algorithm.mask_truncated)
-        lines = [recorded.lines[r.group_id, r.sample_index] for r in rollouts]
+        lines = [recorded.lines[r.key] for r in rollouts]
         given = {"token_values": "values", "old_logprobs": "old_logprobs", "ref_logprobs": "ref_logprobs"}
         for name in self._needed:
             rows_of = [[float(value) for value in line[name]] for line in lines]
@@ -210,7 +209,7 @@ class Replayer:
             kl_coef=self.kl_coefs.get(recorded.step, self.config.algorithm.kl_coef),
             domain_credit=DomainCredit(self.domains) if self.config.domains else None,
         )
-        return {(r.group_id, r.sample_index): note for r, note in zip(rollouts, notes_of(batch), strict=True)}
+        return {r.key: note for r, note in zip(rollouts, notes_of(batch), strict=True)}
 
 
 @contextmanager
@@ -282,5 +281,13 @@ def _replayed(step: int, prompt: Prompt, line: RecordedLine, rollout: Rollout, a
         line["reward"], line["reward_parts"], line["status"], line.get("advantage"), line.get("dropped_because", "")
     )
     return Replayed(
-        step, prompt.id, prompt.domain, rollout.group_id, rollout.sample_index, rollout.response, before, after
+        step,
+        prompt.id,
+        prompt.domain,
+        rollout.group_id,
+        rollout.sample_index,
+        rollout.response,
+        before,
+        after,
+        rollout.branch,
     )

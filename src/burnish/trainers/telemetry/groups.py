@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from burnish.errors import RolloutError
 from burnish.observability.metrics import mean, mean_of
-from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutGroup, sample_of
+from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutGroup
 
 
 def scores_of(group: RolloutGroup) -> list[float]:
@@ -123,7 +123,7 @@ def describe_conversations(rollouts: Sequence[Rollout], prefix: str = "") -> dic
     held: dict[tuple[int, int], list[Rollout]] = {}
     for rollout in rollouts:
         if rollout.turns or rollout.finish_reason is FinishReason.FAILED:
-            held.setdefault(sample_of(rollout), []).append(rollout)
+            held.setdefault(rollout.sample, []).append(rollout)
     if not held:
         return {}
     spoken = [[turn for row in rows for turn in row.turns if turn.author == "policy"] for rows in held.values()]
@@ -166,8 +166,8 @@ def check_versions(groups: Sequence[RolloutGroup], allowed: Collection[int]) -> 
 
 
 def describe_staleness(groups: Sequence[RolloutGroup], steps: Mapping[int, int], step: int) -> dict[str, Metric]:
-    """By how many steps the tokens of the batch of `step` lag. `steps`: after which the policy had each version that
-    may have sampled them. RolloutError for other versions."""
+    """Mean lag, in steps, of the tokens of the batch of `step`. `steps`: by version that may have sampled them, the
+    step after which the policy had it. RolloutError for other versions."""
     tokens = check_versions(groups, steps)
     lag = sum((step - 1 - steps[version]) * count for version, count in tokens.items())
     return {"rollout/staleness": mean(lag, sum(tokens.values()))}

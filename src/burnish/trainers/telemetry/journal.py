@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from burnish.data.chat import text_of_tokens
 from burnish.models.loading import LoadedModel
 from burnish.observability.alarms import AlarmBell
 from burnish.observability.console import Display, Standing, nobody
-from burnish.observability.recorder import RolloutNote, RolloutRecorder, TokenValues
+from burnish.observability.recorder import Notes, RolloutRecorder, TokenValues
 from burnish.observability.sinks import Sinks, build_sinks
 from burnish.trainers.interrupt import Watcher, present_watch
 from burnish.trainers.workplace import Workplace
@@ -44,7 +44,7 @@ class Journal:
         """Return whether the newest checkpoint was removed, so that a new one is due."""
         return self.place is not None and self.place.lacks_checkpoint(saved_step)
 
-    def record(self, step: int, groups: Sequence[RolloutGroup], notes: Mapping[tuple[int, int], RolloutNote]) -> None:
+    def record(self, step: int, groups: Sequence[RolloutGroup], notes: Notes) -> None:
         """Record every rollout of the step, with the trainer's notes by (group, sample)."""
         self.check_place()
         if self.recorder is not None:

@@ -11,24 +11,24 @@ from burnish.forward.batch import Batch
 from burnish.observability.recorder import RolloutNote
 from burnish.trainers.rl.batching import scored
 from burnish.trainers.rl.collection import Collected
-from burnish.types import RolloutGroup
+from burnish.types import RolloutGroup, RowKey
 
 
 def rollout_notes(
     collected: Collected, batch: Batch | None, why_left_out: Callable[[RolloutGroup], str]
-) -> dict[tuple[int, int], RolloutNote]:
-    """Collect the trainer's notes on each rollout, by (group, sample). Groups that a filter left out are marked."""
+) -> dict[RowKey, RolloutNote]:
+    """What the trainer knows about each rollout, by row. Groups that a filter left out are marked."""
     kept_ids = {group.group_id for group in collected.groups}
     left_out = [(group, why_left_out(group)) for group in collected.sampled if group.group_id not in kept_ids]
     notes = {
-        (rollout.group_id, rollout.sample_index): RolloutNote(kept=False, dropped_because=why)
+        rollout.key: RolloutNote(kept=False, dropped_because=why)
         for group, why in left_out
         for rollout in group.rollouts
         if rollout.reward is not None
     }
     if batch is not None:
         rows = [rollout for _, rollout in scored(collected.groups)]
-        notes |= {(r.group_id, r.sample_index): note for r, note in zip(rows, notes_of(batch.to("cpu")), strict=True)}
+        notes |= {r.key: note for r, note in zip(rows, notes_of(batch.to("cpu")), strict=True)}
     return notes
 
 

@@ -18,7 +18,7 @@ from burnish.environments.warm_parent import Wanted
 from burnish.errors import ConfigError, RolloutError
 from burnish.rollouts.endpoint.agents import AgentEngine, AgentServer, AgentTalk
 from burnish.rollouts.engine import Sampling
-from burnish.types import BRANCH_STRIDE, FinishReason, Message, Prompt, Rollout, RolloutRequest
+from burnish.types import FinishReason, Message, Prompt, Rollout, RolloutRequest
 
 from .conftest import Script, speech_of
 
@@ -161,10 +161,10 @@ def hold(agents_file: Path) -> Iterator[Callable[..., AgentEngine]]:
         yield start
 
 
-def ask(engine: AgentEngine, *samples: Sequence[int], sampling: Sampling = SAMPLING, step: int = 1) -> list[Rollout]:
+def ask(engine: AgentEngine, *samples: Sequence[int], sampling: Sampling = SAMPLING) -> list[Rollout]:
     """Samples of the prompts 0, 1 and so on."""
     requests = [RolloutRequest(f"p{i}", i, (1, 2), tuple(some)) for i, some in enumerate(samples)]
-    return engine.generate(requests, sampling, seed=0, step=step)
+    return engine.generate(requests, sampling, seed=0, step=1)
 
 
 def read(engine: AgentEngine) -> dict[str, float | None]:
@@ -181,7 +181,7 @@ def test_agents_are_given_their_row_and_pay_for_it(hold: Any) -> None:
         (1, 0, 0.0),
     ]
     assert [len(row.turns) for row in rows] == [3, 3, 1]
-    assert {request.prompt_id for request in script.seen} == {"p0", "p0, turn 2", "p1"}
+    assert {request.name for request in script.seen} == {"p0", "p0, turn 2", "p1"}
     assert all(row.prompt_tokens == script.seen[0].prompt_tokens for row in rows)
     assert read(engine) == {
         "agent/started": 3,
@@ -230,10 +230,10 @@ def test_a_command_is_an_agent(hold: Any, agents_file: Path) -> None:
 @pytest.mark.slow
 def test_branches_are_rows_except_in_evaluations(hold: Any) -> None:
     engine, _ = hold("branches")
-    assert [row.sample_index for row in ask(engine, (4, 5))] == [4, 4 + BRANCH_STRIDE, 5, 5 + BRANCH_STRIDE]
+    assert [row.key[1:] for row in ask(engine, (4, 5))] == [(4, 0), (4, 1), (5, 0), (5, 1)]
     assert {row.environment_reward for row in ask(engine, (4,))} == {2.0}
-    assert [row.sample_index for row in ask(engine, (4, 5), step=-1)] == [4, 5]
-    greedy = Sampling(max_response_tokens=400, greedy=True)
+    scored, greedy = Sampling(max_response_tokens=400, only_scored=True), Sampling(max_response_tokens=400, greedy=True)
+    assert [row.key[1:] for row in ask(engine, (4, 5), sampling=scored)] == [(4, 0), (5, 0)]
     assert [row.sample_index for row in ask(engine, (-1,), sampling=greedy)] == [-1]
 
 

@@ -144,7 +144,7 @@ def test_several_answers_are_samples_of_one_prompt(serving: Any, start: Any, scr
     assert status == 200
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert answer["usage"] == {"prompt_tokens": 21, "completion_tokens": 12, "total_tokens": 33}
-    keys = {(request.prompt_id, request.sample_indices) for request in script.seen}
+    keys = {(request.name, request.sample_indices) for request in script.seen}
     assert len(keys) == 3  # noise of their own
     assert len({request.prompt_tokens for request in script.seen}) == 1
     ask(server, f"{at}/reward", {"reward": 1})

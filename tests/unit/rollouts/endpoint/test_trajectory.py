@@ -23,7 +23,7 @@ from burnish.rollouts.endpoint.speech import Speech
 from burnish.rollouts.endpoint.trajectory import Room, Trajectory
 from burnish.rollouts.endpoint.turns import TurnSampler
 from burnish.rollouts.engine import Sampling
-from burnish.types import BRANCH_STRIDE, FinishReason, RolloutRequest
+from burnish.types import FinishReason, RolloutRequest
 
 from .conftest import FORGETFUL, ROOM, SAMPLING, Script, speech_of
 
@@ -106,7 +106,7 @@ def test_what_is_repeated_goes_on_and_is_never_tokenised_again(talk: Talk) -> No
     )
     assert [turn.author for turn in row.turns] == ["policy", "environment"] * 2 + ["policy"]
     assert (row.group_id, row.sample_index, row.finish_reason) == (7, 3, FinishReason.STOP)
-    assert [request.prompt_id for request in talk.script.seen] == ["p", "p, turn 2", "p, turn 3"]
+    assert [request.name for request in talk.script.seen] == ["p", "p, turn 2", "p, turn 3"]
     check_rows(talk)
 
 
@@ -148,9 +148,9 @@ def test_an_edited_history_begins_a_branch(talk: Talk, change: Any, prompt: str 
     assert talk.speech.decode_raw(first.response_tokens) == "yes]"
     if prompt is not None:
         assert talk.speech.decode_raw(second.prompt_tokens) == f"{prompt}[assistant\n"
-    assert second.sample_index == 3 + BRANCH_STRIDE
+    assert second.key[1:] == (3, 1)
     assert second.group_id == first.group_id
-    assert talk.script.seen[-1].prompt_id == "p, branch 2"
+    assert talk.script.seen[-1].name == "p, branch 2"
     check_rows(talk)
 
 
@@ -172,9 +172,9 @@ def test_a_fork_has_the_exact_tokens_of_the_turns_before_it(talk: Talk) -> None:
 def test_requests_at_the_same_time_are_branches_with_noise_of_their_own(talk: Talk) -> None:
     one = read_chat({"model": "tiny", "messages": [user("q")]}, TERMS)
     talk.ask(one, one, one)
-    assert [request.prompt_id for request in talk.script.seen] == ["p", "p, branch 2", "p, branch 3"]
+    assert [request.name for request in talk.script.seen] == ["p", "p, branch 2", "p, branch 3"]
     assert len({request.group_id for request in talk.script.seen}) == 3  # told apart in one call of the engine
-    assert [row.sample_index for row in talk.trajectory.rollouts()] == [3, 3 + BRANCH_STRIDE, 3 + 2 * BRANCH_STRIDE]
+    assert [row.key[1:] for row in talk.trajectory.rollouts()] == [(3, 0), (3, 1), (3, 2)]
     check_rows(talk)
 
 

@@ -8,7 +8,7 @@ import pytest
 from plain_samples import plain_rollout
 
 from burnish.trainers.rl.batching import build_batch, build_rewards, scored
-from burnish.types import BRANCH_STRIDE, FinishReason, Prompt, Rollout, RolloutGroup
+from burnish.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 PAD = 0
 
@@ -103,9 +103,11 @@ def test_a_missing_part_leaves_no_parts_rather_than_a_zero() -> None:
 
 
 def test_rows_of_a_sample_with_one_score_count_once() -> None:
-    again, other = 1 + BRANCH_STRIDE, 1 + 2 * BRANCH_STRIDE
     rewards = outcome_of(
-        rollout(0, 0, 1, 0.0), rollout(0, again, 1, 1.0), rollout(0, 1, 1, 1.0), rollout(0, other, 1, 0.5)
+        rollout(0, 0, 1, 0.0),
+        rollout(0, 1, 1, 1.0, branch=1),
+        rollout(0, 1, 1, 1.0),
+        rollout(0, 1, 1, 0.5, branch=2),
     )
     assert rewards.counted_B is not None
     assert rewards.counted_B.tolist() == [0, 1, 1, 3]
@@ -114,7 +116,7 @@ def test_rows_of_a_sample_with_one_score_count_once() -> None:
 
 def test_rows_of_a_conversation_count_once_whatever_each_scores() -> None:
     """An end of 3 rows, and a sample of one row."""
-    first, second = (rollout(0, row * BRANCH_STRIDE, 1, score, ends_in=0) for row, score in ((1, 0.9), (2, 0.8)))
+    first, second = (rollout(0, 0, 1, score, ends_in=0, branch=row) for row, score in ((1, 0.9), (2, 0.8)))
     rewards = outcome_of(first, second, rollout(0, 0, 1, 0.7), rollout(0, 1, 1, 0.0))
     assert rewards.counted_B is not None
     assert rewards.counted_B.tolist() == [0, 0, 0, 3]
@@ -122,7 +124,7 @@ def test_rows_of_a_conversation_count_once_whatever_each_scores() -> None:
 
 def test_all_rows_of_a_conversation_that_was_cut_are_left_out() -> None:
     rows = [
-        rollout(0, BRANCH_STRIDE, 2, ends_in=0),
+        rollout(0, 0, 2, ends_in=0, branch=1),
         rollout(0, 0, 2, finish_reason=FinishReason.LENGTH),
         rollout(0, 1, 2),
     ]

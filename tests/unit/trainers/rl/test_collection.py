@@ -19,7 +19,6 @@ from burnish.trainers.rl.collection import Collector, Overlaps, penalised
 from burnish.trainers.telemetry.groups import describe_groups
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import (
-    BRANCH_STRIDE,
     Metric,
     Prompt,
     RewardStatus,
@@ -253,7 +252,7 @@ def test_a_conversation_of_several_rows_bears_the_penalty_of_its_whole_length() 
     domains = collector(lambda p, r: 1.0, overlong_buffer=0.8).domains
     request = RolloutRequest("p", 0, (1, 2), (1, 3))
     single, end = (_scored(_rollout(request, index), 1.0) for index in (3, 1))
-    earlier = dataclasses.replace(end, sample_index=1 + BRANCH_STRIDE, ends_in=1)
+    earlier = dataclasses.replace(end, branch=1, ends_in=1)
     group = penalised(RolloutGroup(Prompt("p", text="x"), 0, (earlier, end, single)), 0.8, domains)
     assert len(single.response_tokens) == 4
     penalties = [row.reward_parts["overlong"] for row in group.rollouts]

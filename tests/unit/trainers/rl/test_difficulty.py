@@ -14,14 +14,14 @@ from burnish.errors import ConfigError
 from burnish.rewards.success import Success
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.difficulty import Filter, PassRates, Seen, recorded_outcomes
-from burnish.types import BRANCH_STRIDE, Prompt, Rollout, RolloutGroup, Turn
+from burnish.types import Prompt, Rollout, RolloutGroup, Turn
 
 EXACT = Success({"exact": 1.0})
 
 
-def rollout(score: float | None, index: int = 0, prompt: str = "p") -> Rollout:
+def rollout(score: float | None, index: int = 0, prompt: str = "p", branch: int = 0) -> Rollout:
     parts = {} if score is None else {"exact": score}
-    return plain_rollout(1, score, index=index, prompt_id=prompt, reward_parts=parts)
+    return plain_rollout(1, score, index=index, prompt_id=prompt, reward_parts=parts, branch=branch)
 
 
 def group(*scores: float | None) -> RolloutGroup:
@@ -113,11 +113,11 @@ def test_for_an_estimator_of_parts_they_are_what_differs() -> None:
 
 def test_branches_of_an_agent_with_one_reward_are_one_sample() -> None:
     """Three rows of a solved sample and one of an unsolved one: half are solved."""
-    solved = [rollout(1.0, row * BRANCH_STRIDE) for row in range(3)]
+    solved = [rollout(1.0, branch=row) for row in range(3)]
     both = RolloutGroup(Prompt("p", text="x"), 0, (*solved, rollout(0.0, 1)))
     assert [r.reward for r in both.samples()] == [1.0, 0.0]
     assert Filter(False, None, EXACT).solved(both) == [True, False]
-    other = RolloutGroup(Prompt("p", text="x"), 0, (*solved, rollout(0.5, 3 * BRANCH_STRIDE)))
+    other = RolloutGroup(Prompt("p", text="x"), 0, (*solved, rollout(0.5, branch=3)))
     assert [r.reward for r in other.samples()] == [1.0, 0.5]
 
 

@@ -16,7 +16,7 @@ from plain_samples import domains_of, plain_rollout
 from burnish.config.schema import RlConfig
 from burnish.trainers.rl.batching import BatchRewards, build_batch, build_rewards
 from burnish.trainers.rl.domain_credit import DomainCredit, Moments
-from burnish.types import BRANCH_STRIDE, Prompt, Rollout, RolloutGroup
+from burnish.types import Prompt, Rollout, RolloutGroup
 
 Rows = list[tuple[RolloutGroup, Rollout]]
 
@@ -59,7 +59,7 @@ def test_branches_of_an_agent_count_once_in_the_mean() -> None:
     """Scores 1 (in two rows) and 3: a mean of 2 and a deviation of 1."""
     rows = rows_of(("a", [1.0, 3.0]))
     group, first = rows[0]
-    rows.append((group, dataclasses.replace(first, sample_index=BRANCH_STRIDE)))
+    rows.append((group, dataclasses.replace(first, branch=1)))
     assert normalized(credit_of(a={"normalize": "domain"}), rows) == [-1.0, 1.0, -1.0]
 
 

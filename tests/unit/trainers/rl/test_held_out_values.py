@@ -40,14 +40,14 @@ def test_greedy_responses_are_judged_where_there_are_no_others() -> None:
     row, values = described(group(0, response(0, -1, 2, 0.0)), group(1, response(1, -1, 6, 1.0)))
     assert row["eval/value_mean"] == pytest.approx(0.4)
     assert row["eval/explained_variance"] == pytest.approx(1 - 0.09 / 0.25)
-    assert values == {(0, -1): pytest.approx((0.2,)), (1, -1): pytest.approx((0.6, 0.9))}
+    assert values == {(0, -1, 0): pytest.approx((0.2,)), (1, -1, 0): pytest.approx((0.6, 0.9))}
 
 
 def test_sampled_responses_are_preferred_and_failed_ones_left_out() -> None:
     sampled = response(0, 0, 4, 1.0), response(0, 1, 8, None)
     row, values = described(group(0, response(0, -1, 2, 0.0), *sampled))
     assert row == {"eval/value_mean": pytest.approx(0.4)}  # one score has no variance to explain
-    assert set(values) == {(0, -1), (0, 0), (0, 1)}
+    assert set(values) == {(0, -1, 0), (0, 0, 0), (0, 1, 0)}
 
 
 def test_nothing_judged_says_nothing() -> None:
