@@ -97,6 +97,10 @@ class Adapter:
         Raises CheckpointError if they do not fit."""
         from peft import load_peft_weights
 
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"checkpoint {folder.parent} has no adapter", remedy="resume with the LoRA settings it was made with"
+            )
         saved = load_peft_weights(str(folder), device="cpu")
         for name, parameter in self.parameters().items():
             found = saved.get(_NAME_OF_ADAPTER.sub("", name))

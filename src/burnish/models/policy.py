@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from burnish.config.schema_data import LoraConfig
 from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
-from burnish.errors import CheckpointError, RolloutError
+from burnish.errors import RolloutError
 from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.recomputing import recomputing
@@ -209,10 +209,6 @@ class LocalPolicy(LearnerByParts[Objective]):
         """Load the weights that `save_weights` wrote, bit for bit. Raises CheckpointError if they do not fit."""
         copy = Tensor.copy_ if self._cut is None else self._cut.copy
         if self._adapter is not None:
-            if not (folder / "adapter").is_dir():
-                raise CheckpointError(
-                    f"checkpoint {folder} has no adapter", remedy="resume with the LoRA settings it was made with"
-                )
             self._adapter.load(folder / "adapter", copy)
         else:
             load_folder(folder, self.model, copy)

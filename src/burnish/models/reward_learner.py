@@ -176,10 +176,6 @@ class RewardLearner:
         found = dict(saved.named_parameters())
         copy = Tensor.copy_ if self.model.shared is None else self.model.shared.copy
         if self.model.adapter is not None:
-            if not (folder / "adapter").is_dir():
-                raise CheckpointError(
-                    f"checkpoint {folder} has no adapter", remedy="resume with the LoRA settings it was made with"
-                )
             self.model.adapter.load(folder / "adapter", copy)
             own = {f"{self.model.head_name}.{name}": value for name, value in self.model.head.named_parameters()}
         else:

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Literal
 
@@ -17,12 +18,12 @@ from burnish.config.schema import RlConfig
 from burnish.data.feeds import Drawn, Positions
 from burnish.observability.metrics import MetricStore
 from burnish.rewards.protocol import RewardScorer
-from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
+from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.outages import Patience, check_scores
 from burnish.trainers.rl.domains import Domains
 from burnish.trainers.telemetry.groups import describe_audits, describe_domains, describe_groups, describe_penalties
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import Metric, Prompt, Rollout, RolloutGroup, RolloutRequest
+from burnish.types import Metric, Prompt, Rollout, RolloutGroup, RolloutRequest, Sample
 
 Overlaps = Literal["all", "waiting", "none"]
 GREEDY_SAMPLE = -1
@@ -112,38 +113,26 @@ class Collector:
             requests.setdefault(domain.sampling, []).append(request)
             asked[prompt_id] += domain.settings.group_size
         prompts = {group_id: one.encoded.prompt for group_id, one in enumerate(drawn, start=first_id)}
-        begin = self._beginner(prompts) if self.overlaps != "none" else None
+        begin = partial(self._begin_scoring, prompts) if self.overlaps != "none" else None
+        generate = partial(self.engine.generate, seed=self.config.seed, step=step, on_finished=begin)
         rollouts: list[Rollout] = []
         greedy: list[Rollout] = []
         with stopwatch.phase("generate"):
             for sampling, some in requests.items():
-                rollouts += self._generate(some, sampling, step, begin)
-                greedy += self._greedy(some, sampling, step, begin) if self.needs_greedy else []
+                rollouts += generate(some, sampling)
+                if self.needs_greedy:
+                    one_each = [dataclasses.replace(request, sample_indices=(GREEDY_SAMPLE,)) for request in some]
+                    greedy += generate(one_each, dataclasses.replace(sampling, greedy=True))
         with stopwatch.phase("reward"):
             scored = self.scorer.score([(prompts[r.group_id], r) for r in [*rollouts, *greedy]])
         own = {i: tuple(samples) for i, samples in groupby(scored[: len(rollouts)], key=lambda r: r.group_id)}
         baselines = {r.group_id: r for r in scored[len(rollouts) :]}
         return [RolloutGroup(prompt, i, own[i], baselines.get(i)) for i, prompt in prompts.items()]
 
-    def _beginner(self, prompts: Mapping[int, Prompt]) -> OnFinished:
-        """A function that starts scoring responses as soon as they are finished; `prompts` are by group."""
-
-        def begin(finished: Sequence[Rollout]) -> None:
-            items = [(prompts[rollout.group_id], rollout) for rollout in finished]
-            self.scorer.begin(items, idle_cores=self.overlaps == "all")
-
-        return begin
-
-    def _generate(
-        self, requests: Sequence[RolloutRequest], sampling: Sampling, step: int, begin: OnFinished | None
-    ) -> list[Rollout]:
-        return self.engine.generate(requests, sampling, seed=self.config.seed, step=step, on_finished=begin)
-
-    def _greedy(
-        self, requests: Sequence[RolloutRequest], sampling: Sampling, step: int, begin: OnFinished | None
-    ) -> list[Rollout]:
-        one_each = [dataclasses.replace(request, sample_indices=(GREEDY_SAMPLE,)) for request in requests]
-        return self._generate(one_each, dataclasses.replace(sampling, greedy=True), step, begin)
+    def _begin_scoring(self, prompts: Mapping[int, Prompt], finished: Sequence[Rollout]) -> None:
+        """Start scoring responses as soon as they are finished. `prompts`: by group."""
+        items = [(prompts[rollout.group_id], rollout) for rollout in finished]
+        self.scorer.begin(items, idle_cores=self.overlaps == "all")
 
 
 def why_left_out(group: RolloutGroup, step: int, domains: Domains, needs_greedy: bool) -> str:
@@ -161,7 +150,7 @@ def penalised(group: RolloutGroup, fraction: float, domains: Domains) -> Rollout
     of all of them."""
     limit = domains.of(group.prompt).sampling.max_response_tokens
     buffer_tokens = max(1, round(fraction * limit))
-    longer: Counter[tuple[int, int]] = Counter()  # what was sampled in earlier rows of a conversation
+    longer: Counter[Sample] = Counter()  # what was sampled in earlier rows of a conversation
     for rollout in group.rollouts:
         if rollout.ends_in is not None:
             longer[rollout.sample] += len(rollout.response_tokens)
@@ -171,13 +160,9 @@ def penalised(group: RolloutGroup, fraction: float, domains: Domains) -> Rollout
         sample = rollout.sample
         return longer[sample] + ends[sample] if sample in longer else len(rollout.response_tokens)
 
-    return dataclasses.replace(
-        group,
-        rollouts=tuple(_with_penalty(r, length(r), limit, buffer_tokens) for r in group.rollouts),
-        greedy=None
-        if group.greedy is None
-        else _with_penalty(group.greedy, len(group.greedy.response_tokens), limit, buffer_tokens),
-    )
+    rollouts = tuple(_with_penalty(r, length(r), limit, buffer_tokens) for r in group.rollouts)
+    greedy = group.greedy and _with_penalty(group.greedy, len(group.greedy.response_tokens), limit, buffer_tokens)
+    return dataclasses.replace(group, rollouts=rollouts, greedy=greedy)
 
 
 def _with_penalty(rollout: Rollout, num_tokens: int, limit: int, buffer_tokens: int) -> Rollout:

@@ -228,9 +228,8 @@ class RlRun(Training):
         policy's update, except while the critic warms up alone."""
         if self.value_objective is None or (critic.shares_trunk and not warming_up):
             return partial(Update, {})
-        return self.beside.begin(
-            "critic", partial(critic.update, minibatch, self.value_objective, planned_step=planned)
-        )
+        call = partial(critic.update, minibatch, self.value_objective, planned_step=planned)
+        return self.beside.begin("critic", call)
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the current policy on the held-out prompts; records their rollouts."""

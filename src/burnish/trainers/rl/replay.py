@@ -280,14 +280,4 @@ def _replayed(step: int, prompt: Prompt, line: RecordedLine, rollout: Rollout, a
     before = Standing(
         line["reward"], line["reward_parts"], line["status"], line.get("advantage"), line.get("dropped_because", "")
     )
-    return Replayed(
-        step,
-        prompt.id,
-        prompt.domain,
-        rollout.group_id,
-        rollout.sample_index,
-        rollout.response,
-        before,
-        after,
-        rollout.branch,
-    )
+    return Replayed(step, prompt.id, prompt.domain, *rollout.sample, rollout.response, before, after, rollout.branch)
