@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import socket
 import tempfile
 import threading
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 from burnish.distributed.network import accept, address_towards, listen, send_beats
 from burnish.distributed.nodes import enter
 from burnish.distributed.pulse import Pulse
-from burnish.outside.supervise import start_interpreter
+from burnish.outside.supervise import end_own_group, start_interpreter
 
 if TYPE_CHECKING:
     from burnish.distributed.channel import Channel
@@ -60,8 +59,7 @@ class Host:
         try:
             from burnish.distributed import channel, server
         finally:
-            teller.kill()
-            teller.wait()
+            teller.end()
         pulse = Pulse.new()
         threading.Thread(target=_live_with, args=(beats, pulse), daemon=True).start()
         roles = server.serve, channel.Channel(requests), pulse
@@ -112,5 +110,4 @@ class Host:
 def _live_with(beats: socket.socket, pulse: Pulse) -> None:
     """Beat until the controller is gone, then end this process and what it started."""
     send_beats(beats, pulse)
-    leads_group = os.getpgrp() == os.getpid()
-    os.kill(0 if leads_group else os.getpid(), signal.SIGKILL)
+    end_own_group()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from burnish.distributed.server import STACKS_SIGNAL
 from burnish.errors import BurnishError
 from burnish.outside.plugins import describe_exit
 from burnish.outside.shortage import FEWER
-from burnish.outside.supervise import activity, end_group, start_interpreter
+from burnish.outside.supervise import activity, start_interpreter
 
 _STACKS_SECONDS = 0.5
 
@@ -124,20 +123,16 @@ class RoleProcess(MemoryPeer):
         """See `Peer`. They go to a file in the folder for that."""
         if self._stacks is None or self._lost is not None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self._process.pid, STACKS_SIGNAL)
-            time.sleep(_STACKS_SECONDS)
+        self._process.tell(STACKS_SIGNAL)
+        time.sleep(_STACKS_SECONDS)
 
     def _await_end(self, seconds: float) -> None:
         """See `Peer`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=seconds)
+        self._process.status(seconds)
 
     def _end(self) -> None:
         """See `Peer`."""
-        end_group(self._process.pid)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one stuck in the kernel ends when the kernel lets it
-            self._process.wait(timeout=END_SECONDS)
+        self._process.end()
 
     def _let_go(self) -> None:
         """See `Peer`."""
@@ -146,8 +141,7 @@ class RoleProcess(MemoryPeer):
 
     def _epitaph(self) -> str:
         """See `Peer`."""
-        try:
-            return f"ended ({describe_exit(self._process.wait(timeout=END_SECONDS))})"
-        except subprocess.TimeoutExpired:
-            self.kill()
-            return "closed its connection without ending, and was killed"
+        if (status := self._process.status(END_SECONDS)) is not None:
+            return f"ended ({describe_exit(status)})"
+        self.kill()
+        return "closed its connection without ending, and was killed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from burnish.distributed.pulse import Pulse
 from burnish.distributed.rank_store import RankStore
 from burnish.distributed.server import MemoryGate, serve
 from burnish.errors import BurnishError
-from burnish.outside.supervise import ignore_stop_signals
+from burnish.outside.supervise import end_own_group, ignore_stop_signals
 
 
 class RankChannel(Channel):
@@ -79,4 +78,4 @@ def _end_at_once(dismissed: bool) -> None:
     """End this process, which may be in the middle of something. What it has started ends with it."""
     if dismissed:
         os._exit(0)  # what torchrun takes for success
-    os.kill(0 if os.getpgrp() == os.getpid() else os.getpid(), signal.SIGKILL)
+    end_own_group()

@@ -50,7 +50,7 @@ from burnish.errors import RolloutError
 from burnish.forward.allocator import return_freed_memory
 from burnish.models.roles import Policy
 from burnish.models.weights import Weights
-from burnish.outside.supervise import ignore_stop_signals
+from burnish.outside.supervise import end_own_group, ignore_stop_signals
 from burnish.rollouts.engine import RolloutEngine
 from burnish.types import Rollout
 
@@ -245,7 +245,7 @@ def _live_with(parent: int, pulse: Pulse) -> None:
     while os.getppid() == parent:
         pulse.beat()
         time.sleep(BEAT_SECONDS)
-    os.killpg(0, signal.SIGKILL)
+    end_own_group()
 
 
 def main(descriptor: int, pulse_descriptor: int, parent: int, stacks: str | None = None) -> None:

@@ -19,8 +19,7 @@ import select
 import signal
 import socket
 import sys
-import traceback
-from typing import Any, NoReturn
+from typing import Any
 
 from burnish.environments.loading import find_environment
 from burnish.environments.messages import encode
@@ -34,6 +33,7 @@ from burnish.outside.supervise import (
     depend_on,
     end_children,
     end_group,
+    fork,
     ignore_stop_signals,
     reap,
 )
@@ -115,28 +115,20 @@ def _serve(channel: socket.socket, session: Session, trainer: int) -> None:
 
 def _fork(descriptor: int, session: Session, channel: socket.socket) -> int:
     parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
+
+    def converse() -> int:
         channel.close()
         adopt_orphans()
         depend_on(parent)
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         random.seed(0)  # a fork changes the seed
-        session.serve(socket.socket(fileno=descriptor))
-        status = 0
-    except BaseException:  # noqa: BLE001  boundary: the fork must not go on as a second parent
-        with contextlib.suppress(BaseException):
-            traceback.print_exc()
-    finally:
-        _leave(status)
+        try:
+            session.serve(socket.socket(fileno=descriptor))
+        finally:
+            with contextlib.suppress(BaseException):  # tools may have put anything in the place of the streams
+                sys.stdout.flush()
+                sys.stderr.flush()
+        return 0
 
-
-def _leave(status: int) -> NoReturn:
-    with contextlib.suppress(BaseException):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
+    return fork(converse)

@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -97,7 +96,7 @@ class WarmParent:
         try:
             return self._description()
         except BaseException:
-            self._process.kill()  # it has started nothing yet, and may import for ever
+            self._process.end()  # it has started nothing yet, and may import for ever
             self.close()
             raise
 
@@ -127,14 +126,12 @@ class WarmParent:
         """Let a new process serve this socket. Returns the number of its conversation."""
         with self._lock:
             number = next(self._numbers)
-            if self._process.poll() is not None:
+            if self._process.status() is not None:
                 self._start_again()
             try:
                 socket.send_fds(self._control, [_word("+", number)], [channel.fileno()])
             except OSError as error:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(1.0)
-                if self._process.returncode is None:
+                if self._process.status(1.0) is None:
                     raise self._broken() from error
                 self._start_again()
                 socket.send_fds(self._control, [_word("+", number)], [channel.fileno()])
@@ -158,11 +155,7 @@ class WarmParent:
         """End it, which ends everything that it has started. Idempotent."""
         with self._lock:
             self._control.close()
-            try:
-                self._process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self._process.end(_END_SECONDS)
             self._output.join(1.0)
 
     def _description(self) -> dict[str, Any]:
@@ -184,9 +177,7 @@ class WarmParent:
         return answer
 
     def _broken(self) -> RolloutError:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        status = self._process.poll()
+        status = self._process.status(1.0)
         how = "does not answer" if status is None else f"has ended ({describe_exit(status)})"
         often = f", {self._short_lives} times in a row" if self._short_lives > 1 else ""
         return RolloutError(

@@ -1,4 +1,5 @@
 """Processes that this program starts, and all that these start in turn: how they begin, what they outlive, their end.
+Nothing else starts, forks, kills or collects one.
 
 On Linux a process can adopt what its descendants leave behind (`adopt_orphans`), also those that left their session or
 were forked twice, so that `end_children` reaches all of them. On other systems process groups are ended, which a
@@ -14,8 +15,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any, NoReturn
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a run to stop. A scheduler sends them to every process of a job, a terminal to its whole group."""
@@ -25,6 +28,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
 _LISTED = Path("/proc/thread-self/children")  # not in every kernel
 _END_SECONDS = 10.0
+_LOOK_SECONDS = 0.002
 _OOM_SCORE = "600"
 _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; import burnish.outside.supervise as first; first.wake_at_parents_end(); "
@@ -57,33 +61,137 @@ def ignore_stop_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
+class Forked:
+    """A fork of this process, with the part of `subprocess.Popen` that a `Child` needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        if self._status is None:
+            try:
+                pid, raw = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else in this program has collected it
+                self._status = -signal.SIGKILL
+            else:
+                self._status = os.waitstatus_to_exitcode(raw) if pid else None
+        return self._status
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a fork", timeout)
+            time.sleep(_LOOK_SECONDS)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class Child:
+    """A process that was started here, in a session of its own, and is collected here."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | Forked) -> None:
+        self._process = process
+        self._is_over = False
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also that of its session and group."""
+        return self._process.pid
+
+    def status(self, seconds: float = 0.0) -> int | None:
+        """Its exit status, or minus the signal that ended it. None if it does not end within so long."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def tell(self, number: int) -> None:
+        """Send it a signal. Nothing happens if it has ended."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            self._process.send_signal(number)
+
+    def end(self, patience: float = 0.0) -> int | None:
+        """Kill its process group, after `patience` for it to end by itself. Its exit status; None for one that is stuck
+        in the kernel, which ends when the kernel lets it. Idempotent."""
+        if not self._is_over:
+            self.status(patience)
+            end_group(self.pid)
+            self.tell(signal.SIGKILL)  # a fork may not have a group of its own yet
+            self._is_over = self.status(_END_SECONDS) is not None
+        return self.status()
+
+
+Stream = int | IO[Any] | None
+
+
+def start(
+    command: Sequence[str],
+    *,
+    stdin: Stream = subprocess.DEVNULL,
+    stdout: Stream = None,
+    stderr: Stream = None,
+    descriptors: Collection[int] = (),
+    environment: Mapping[str, str] | None = None,
+    folder: str | Path | None = None,
+    first: Callable[[], None] | None = None,
+) -> Child:
+    """Start a program in its own session, so that Ctrl-C in the terminal does not reach it. `first` is called in the
+    new process before the program begins. OSError if it cannot be started."""
+    return Child(
+        subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=descriptors,
+            env=environment,
+            cwd=folder,
+            preexec_fn=first,
+            start_new_session=True,
+        )
+    )
+
+
 def start_interpreter(
     function: str,
     *arguments: int | str,
     descriptors: Collection[int],
     output: int | None,
     environment: Mapping[str, str],
-) -> subprocess.Popen[bytes]:
-    """A new interpreter that calls `module:function` with these arguments, in its own session, so that Ctrl-C in the
-    terminal does not reach it, and with the stop signals blocked. OSError if it cannot be started."""
+) -> Child:
+    """A new interpreter that calls `module:function` with these arguments, with the stop signals blocked. OSError if it
+    cannot be started."""
     module, _, name = function.partition(":")
     program = _PROGRAM.format(path=sys.path, module=module, name=name, arguments=arguments)
+    command = [sys.executable, "-c", program]
     with holding_back_stop_signals():
-        return subprocess.Popen(
-            [sys.executable, "-c", program],
-            pass_fds=descriptors,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=dict(environment),
-            start_new_session=True,
-        )
+        return start(command, stdout=output, stderr=output, descriptors=descriptors, environment=environment)
+
+
+def fork(work: Callable[[], int], *, failed: int = 1) -> int:
+    """A fork of this process that does this work, and ends with the status that it returns; with `failed`, and the
+    traceback on standard error, if it raises anything. Returns its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = failed
+    try:
+        status = work()
+    except BaseException:  # noqa: BLE001  boundary: the fork must never go on as a second copy of this process
+        with contextlib.suppress(BaseException):
+            traceback.print_exc()
+    finally:
+        os._exit(status)
 
 
 def wake_at_parents_end() -> None:
     """Have the kernel wake this process, if it is stopped then, when its parent ends: it has to end as well."""
-    if _LINUX:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+    _set_option(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def activity(pid: int) -> int:
@@ -97,26 +205,56 @@ def activity(pid: int) -> int:
 
 def adopt_orphans() -> None:
     """From now on this process is the parent of whatever its descendants leave behind."""
-    if _LINUX:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _set_option(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with(parent: int) -> None:
+    """From now on be killed when the parent ends. (A change of user undoes it.)"""
+    _set_option(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
 
 
 def depend_on(parent: int) -> None:
     """In a fork: end when the parent ends, have a session of one's own, and be killed before the training process when
     the kernel is out of memory."""
+    end_with(parent)
+    die_first()
+    os.setsid()
+
+
+def die_first() -> None:
+    """Be killed before the training process, with all that is forked from now on, when the kernel is out of memory."""
     if _LINUX:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-    if os.getppid() != parent:  # it ended before the line above
-        os._exit(1)
-    os.setsid()
+
+
+def _set_option(option: int, value: int) -> None:
+    """OSError where the kernel does not know it."""
+    if _LINUX:
+        library = ctypes.CDLL(None, use_errno=True)
+        if library.prctl(option, *(ctypes.c_ulong(number) for number in (value, 0, 0, 0))):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def end_group(pid: int) -> None:
     """Kill all that is in the process group of this process, also when that has ended itself."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def end_child(pid: int) -> None:
+    """Kill this fork, which has not been collected yet, and its group, if it has one already."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+    end_group(pid)
+
+
+def end_own_group() -> NoReturn:
+    """Kill this process, and all that it has started in its group, if it leads one."""
+    os.kill(0 if os.getpgrp() == os.getpid() else os.getpid(), signal.SIGKILL)
+    os._exit(1)  # not reached: the signal comes before `kill` returns
 
 
 def end_children(known: Collection[int] = ()) -> dict[int, int]:
@@ -130,9 +268,7 @@ def end_children(known: Collection[int] = ()) -> dict[int, int]:
     while time.monotonic() < deadline:
         left = [pid for pid in _children() if pid not in known]
         for pid in left:
-            end_group(pid)
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+            end_child(pid)
         found, has_children = reap()
         ended |= found
         # What a child that has just ended leaves behind is listed next time; a list read meanwhile may be incomplete.

@@ -6,49 +6,26 @@ environment variables, signal handlers and output are the same as in any other w
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Mapping
 
-from burnish.outside.supervise import STOP_SIGNALS, holding_back_stop_signals
+from burnish.outside.supervise import STOP_SIGNALS, Child, Forked, fork, holding_back_stop_signals
 from burnish.rewards.supervisor import supervise
 
 
-class ForkedProcess:
-    """A forked child, with the part of `subprocess.Popen` that the handle of a worker needs."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def kill(self) -> None:
-        """Kill it at once. Does nothing if it has already ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self) -> None:
-        """Wait until it has ended."""
-        with contextlib.suppress(ChildProcessError):  # somebody else in this program has reaped it
-            os.waitpid(self.pid, 0)
-
-
-def fork_supervisor(control: int, channel: int, environment: Mapping[str, str]) -> ForkedProcess:
+def fork_supervisor(control: int, channel: int, environment: Mapping[str, str]) -> Child:
     """Fork a supervisor, which forks the worker."""
     trainer = os.getpid()
+
+    def begin() -> int:
+        _leave_the_program(control, channel, environment)
+        supervise(control, channel, trainer)
+
     with holding_back_stop_signals():
-        pid = os.fork()
-        if pid:
-            return ForkedProcess(pid)
-        try:
-            _leave_the_program(control, channel, environment)
-            supervise(control, channel, trainer)
-        except BaseException:  # noqa: BLE001  boundary: the fork must never go on as a second copy of the program
-            traceback.print_exc()
-        finally:
-            os._exit(1)
+        return Child(Forked(fork(begin)))
 
 
 def _leave_the_program(control: int, channel: int, environment: Mapping[str, str]) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -15,12 +14,13 @@ from typing import Any
 from burnish.errors import RewardError
 from burnish.outside.frames import Correspondent, read_frame, until
 from burnish.outside.supervise import end_group, start_interpreter
-from burnish.rewards.forking import ForkedProcess, fork_supervisor
+from burnish.rewards.forking import fork_supervisor
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.messages import Answer, read_answer
 from burnish.rewards.wire import MAX_ANSWER_BYTES, UnsendableError, decode_answer, encode_request
 
-_END_SECONDS = 15.0  # the supervisor usually takes milliseconds, at most 11 seconds
+_END_SECONDS = 15.0  # the supervisor usually takes milliseconds, and at most 11 seconds
+_EXIT_SECONDS = 1.0  # for the supervisor, when it has ended all others
 _GONE = -signal.SIGKILL
 _PID, _STATUS = 0, 1  # what the supervisor reports, in this order
 
@@ -56,7 +56,6 @@ class WorkerProcess(Correspondent):
             ours.callback(channel.close)
             theirs.callback(their_channel.close)
             descriptors = control.fileno(), their_channel.fileno()
-            self._process: subprocess.Popen[bytes] | ForkedProcess
             if forked:
                 self._process = fork_supervisor(*descriptors, environment)
             else:
@@ -95,7 +94,7 @@ class WorkerProcess(Correspondent):
         """Tell the supervisor to start killing. `kill` waits until it has finished."""
         with contextlib.suppress(OSError):  # it has already ended
             self._control.shutdown(socket.SHUT_WR)
-            os.kill(self._process.pid, signal.SIGCONT)  # a reward may have sent it SIGSTOP
+            self._process.tell(signal.SIGCONT)  # a reward may have sent it SIGSTOP
 
     def kill(self) -> int:
         """Kill the worker and everything it started, and return its exit status. Idempotent."""
@@ -115,9 +114,9 @@ class WorkerProcess(Correspondent):
         status = self._reported(_STATUS, _END_SECONDS)
         if status is None:  # the supervisor itself was killed: its worker dies with it, its process group here
             pid = self._reported(_PID, 0.0)
-            end_group(self._process.pid if pid is None else pid)
-            self._process.kill()
-        self._process.wait()
+            if pid is not None:
+                end_group(pid)
+        self._process.end(0.0 if status is None else _EXIT_SECONDS)
         return _GONE if status is None else status
 
     def _reported(self, report: int, seconds: float) -> int | None:

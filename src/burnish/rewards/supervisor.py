@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import threading
-import traceback
 from types import FrameType
 from typing import NoReturn
 
@@ -24,6 +23,7 @@ from burnish.outside.supervise import (
     depend_on,
     end_children,
     end_group,
+    fork,
     ignore_stop_signals,
     reap,
 )
@@ -44,11 +44,14 @@ def supervise(control: int, channel: int, trainer: int) -> NoReturn:
     adopt_orphans()
     output_read, output_write = os.pipe()
     supervisor = os.getpid()
-    worker = os.fork()
-    if worker == 0:
+
+    def work() -> int:
         os.close(control)
         os.close(output_read)
         _become_worker(channel, output_write, supervisor)
+        return 1  # not reached: a worker ends itself
+
+    worker = fork(work)
     os.close(channel)
     os.close(output_write)
     forwarding = threading.Thread(target=forward, args=(output_read,), daemon=True)
@@ -64,19 +67,14 @@ def supervise(control: int, channel: int, trainer: int) -> NoReturn:
     os._exit(0)
 
 
-def _become_worker(channel: int, output: int, supervisor: int) -> NoReturn:
+def _become_worker(channel: int, output: int, supervisor: int) -> None:
     """Give the fork its own session, send its output to the pipe, let it die with the supervisor, and serve."""
-    try:
-        depend_on(supervisor)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.close(output)
-        _outlive_stop_signals()
-        serve(channel)
-    except BaseException:  # noqa: BLE001  boundary: the fork must never continue as a second supervisor
-        traceback.print_exc()
-    finally:
-        os._exit(1)
+    depend_on(supervisor)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    _outlive_stop_signals()
+    serve(channel)
 
 
 def _outlive_stop_signals() -> None:
