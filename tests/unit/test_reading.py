@@ -131,7 +131,7 @@ def test_a_call_in_a_process_of_its_own_ends_with_its_time_and_its_memory(
 
 
 def test_a_killed_trial_of_a_template_is_not_one_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subprocess.run", Mock(return_value=Mock(returncode=-9)))
+    monkeypatch.setattr("burnish.outside.user_processes.run_program", Mock(return_value=Mock(returncode=-9)))
     with pytest.raises(BurnishError, match="the template could not be tried: its process was killed by signal 9"):
         check_template("{{ messages }} of a killed trial", (), "the template", must_parse=False)
     with pytest.raises(BurnishError, match=r"a\.txt could not be tried: its process was killed by signal 9"):

@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DifferentRunError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
 from burnish.outside.reading import UnreadableError, read_json
+from burnish.outside.supervise import run_program
 from burnish.types import Json
 
 CONFIG_FILE = "config.yaml"
@@ -340,12 +340,10 @@ def git_revision(folder: Path) -> str | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):  # no git or no checkout, which a run does not need
+        done = run_program(["git", "-C", str(folder), *arguments], seconds=10.0)
+    except OSError:  # no git, which a run does not need
         return None
-    return done.stdout.strip()
+    return None if done.returncode else done.stdout.decode().strip()  # nor a checkout
 
 
 def _version(package: str) -> str | None:

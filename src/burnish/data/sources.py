@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,6 +20,7 @@ from burnish.data.rows import Row, hint, plain_row, reading_row
 from burnish.errors import DataError
 from burnish.outside.frames import can_be_read
 from burnish.outside.reading import reading
+from burnish.outside.supervise import start
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -228,30 +229,25 @@ def puzzle_rows(source: DataSource) -> Iterator[RawRow]:
 def _lines(asked: str) -> Iterator[bytes]:
     """Yield the output of the process line by line. DataError if it dies or falls silent."""
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "burnish.data.puzzles"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(asked.encode())
-        process.stdin.close()
-        rest = b""
-        while part := _part(process.stdout.fileno()):
-            *lines, rest = (rest + part).split(b"\n")
-            yield from lines
-        if process.wait(SILENCE_SECONDS):
-            raise DataError(
-                f"the process that makes the rows of reasoning_gym has ended with status {process.returncode}",
-                remedy="what it printed says why",
-            )
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    command = [sys.executable, "-m", "burnish.data.puzzles"]
+    reading, writing = os.pipe()
+    with open(reading, "rb"), tempfile.TemporaryFile() as given:
+        given.write(asked.encode())
+        given.seek(0)
+        with open(writing, "wb"):
+            process = start(command, stdin=given, stdout=writing, environment=environment)
+        try:
+            rest = b""
+            while part := _part(reading):
+                *lines, rest = (rest + part).split(b"\n")
+                yield from lines
+            if (status := process.status(SILENCE_SECONDS)) != 0:  # None: it has closed its output, and goes on
+                raise DataError(
+                    f"the process that makes the rows of reasoning_gym has ended with status {status}",
+                    remedy="what it printed says why",
+                )
+        finally:
+            process.end()
 
 
 def _part(descriptor: int) -> bytes:

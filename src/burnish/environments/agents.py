@@ -9,7 +9,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from burnish.environments.protocol import Opening, Step
 from burnish.environments.values import number_of
 from burnish.errors import ConfigError, EnvironmentFailedError
 from burnish.outside.plugins import calling_outside, describe_exit, import_place
+from burnish.outside.supervise import run_program
 from burnish.types import Json
 from burnish.words import did_you_mean
 
@@ -125,11 +125,11 @@ def _run_command(words: list[str], row: Mapping[str, Json], seed: int) -> float 
         "OPENAI_MODEL": str(row["model"]),
     }
     # It has the time of its conversation, whose process is ended with all that it started.
-    given = json.dumps({**row, "seed": seed}, default=str)
-    done = subprocess.run(words, input=given, env=variables, stdout=subprocess.PIPE, text=True, check=False)
+    given = json.dumps({**row, "seed": seed}, default=str).encode()
+    done = run_program(words, seconds=None, given=given, stderr=None, environment=variables)
     if done.returncode:
         raise EnvironmentFailedError(f"the command ended with {describe_exit(done.returncode)}")
-    lines = done.stdout.strip().splitlines()
+    lines = done.stdout.decode().strip().splitlines()
     if not lines:
         return None
     try:

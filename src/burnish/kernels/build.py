@@ -14,7 +14,6 @@ import platform
 import shlex
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from contextlib import suppress
@@ -24,7 +23,8 @@ import torch
 
 from burnish.errors import KernelError
 from burnish.kernels.private_folders import check_owner, private_folder, temporary_folder
-from burnish.outside.supervise import end_group
+from burnish.outside.plugins import describe_exit
+from burnish.outside.supervise import run_program
 
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 """Supported types of states and weights -> value of the macro BFLOAT16."""
@@ -190,31 +190,22 @@ def _run(command: list[str], *, folder: int | None = None) -> bytes:
     more = {} if folder is None else {"TMPDIR": "."}
     seconds = _SECONDS_FOR_VERSION if folder is None else _SECONDS
     try:
-        with subprocess.Popen(
+        done = run_program(
             [program, *command[1:]],
-            cwd=None if folder is None else f"/proc/self/fd/{folder}",
-            env=os.environ | {"LC_ALL": "C"} | more,  # errors in English, so that the line with "error" can be found
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        ) as process:
-            try:
-                output, errors = process.communicate(timeout=seconds)
-            except BaseException:
-                end_group(process.pid)  # including the processes that it has started
-                raise
-    except subprocess.TimeoutExpired as error:
+            seconds=seconds,
+            environment=os.environ | {"LC_ALL": "C"} | more,  # errors in English, so that their line can be found
+            folder=None if folder is None else f"/proc/self/fd/{folder}",
+        )
+    except TimeoutError as error:
         _hanging[command[0]] = f"{shlex.join(command)} did not finish within {seconds} seconds"
         raise KernelError(_hanging[command[0]]) from error
     except OSError as error:
         raise KernelError(f"{shlex.join(command)} failed: {error}") from error
-    if process.returncode:
-        ended = subprocess.CalledProcessError(process.returncode, command[0])
-        lines = errors.decode(errors="replace").strip().splitlines() or [str(ended)]
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [describe_exit(done.returncode)]
         reason = next((line for line in lines if "error" in line), lines[0])
         raise KernelError(f"{shlex.join(command)} failed: {reason}")
-    return output
+    return done.stdout
 
 
 def _target(compiler: list[str]) -> list[str]:

@@ -173,6 +173,36 @@ def start_interpreter(
         return start(command, stdout=output, stderr=output, descriptors=descriptors, environment=environment)
 
 
+def run_program(
+    command: Sequence[str],
+    *,
+    seconds: float | None,
+    given: bytes = b"",
+    stderr: Stream = subprocess.PIPE,
+    environment: Mapping[str, str] | None = None,
+    folder: str | Path | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a program to its end, and collect what it writes. If that takes longer, or anything interrupts the wait, its
+    process group is killed. TimeoutError, and OSError if it cannot be started."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=environment,
+        cwd=folder,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(given, timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"{command[0]} did not end within {seconds:g} seconds") from error
+        finally:
+            if process.returncode is None:
+                end_group(process.pid)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
 def fork(work: Callable[[], int], *, failed: int = 1) -> int:
     """A fork of this process that does this work, and ends with the status that it returns; with `failed`, and the
     traceback on standard error, if it raises anything. Returns its process id."""

@@ -13,13 +13,13 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from burnish.errors import BurnishError
+from burnish.outside.supervise import run_program
 
 BURST_BYTES = 1 << 20
 BYTES_PER_SECOND = 64 << 10
@@ -95,16 +95,11 @@ def call_in_own_process(
     RuntimeError with the last line that a failing process wrote.
     """
     limits = {"function": function, "seconds": seconds, "max_bytes": max_bytes}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
-            input=json.dumps({**limits, "request": request}).encode(),
-            capture_output=True,
-            timeout=seconds * _SLOWER_THAN_ITS_WORK,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise TimeoutError from error
+    done = run_program(
+        [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
+        seconds=seconds * _SLOWER_THAN_ITS_WORK,
+        given=json.dumps({**limits, "request": request}).encode(),
+    )
     if done.returncode == -signal.SIGXCPU:  # the limit on CPU time
         raise TimeoutError
     if done.returncode < 0:

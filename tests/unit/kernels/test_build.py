@@ -294,7 +294,10 @@ def test_a_cache_that_cannot_be_had_is_no_obstacle(monkeypatch: pytest.MonkeyPat
     [
         ("burnish.kernels.build.os.fsync", OSError(errno.ENOSPC, "No space left on device")),
         ("burnish.kernels.build.tempfile.gettempdir", FileNotFoundError("No usable temporary directory")),
-        ("burnish.kernels.build.subprocess.Popen", BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")),
+        (
+            "burnish.outside.supervise.subprocess.Popen",
+            BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+        ),
         ("burnish.kernels.build.Path.read_bytes", PermissionError(errno.EACCES, "Permission denied")),
         ("burnish.kernels.build._processor", RuntimeError("what nobody has thought of")),
         ("burnish.kernels.build.ctypes.CDLL", OSError("failed to map segment from shared object")),

@@ -8,19 +8,17 @@ import os
 import re
 import resource
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from burnish.errors import ConfigError
-from burnish.outside.supervise import end_group
+from burnish.outside.supervise import start
 from burnish.rewards.builtins.reading_rows import NoScoreError, check_positive, check_word
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _PLACEHOLDERS = ("file", "row", "here")
-_END_SECONDS = 5.0
 _SAID = 500
 
 
@@ -114,23 +112,19 @@ class Command:
             open(own / "stdout", "wb") as stdout,
             open(own / "stderr", "wb") as stderr,
         ):
-            process = subprocess.Popen(
+            process = start(
                 [_filled(argument, paths) for argument in self._argv],
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                cwd=self._folder or work,
-                env={**os.environ, "TMPDIR": str(work)},
-                start_new_session=True,
-                preexec_fn=self._limit,
+                folder=self._folder or work,
+                environment={**os.environ, "TMPDIR": str(work)},
+                first=self._limit,
             )
         try:
-            return process.wait(self._seconds)
-        except subprocess.TimeoutExpired:
-            return None
+            return process.status(self._seconds)
         finally:
-            end_group(process.pid)
-            process.wait(_END_SECONDS)
+            process.end()
 
 
 def _checked(argv: Any) -> list[str]:

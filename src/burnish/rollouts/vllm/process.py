@@ -7,7 +7,6 @@ import json
 import mmap
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from torch import Tensor
 from burnish.errors import RolloutError
 from burnish.outside.frames import frame, read_frame, until
 from burnish.outside.plugins import describe_exit
-from burnish.outside.supervise import end_group, holding_back_stop_signals
+from burnish.outside.supervise import holding_back_stop_signals, run_program, start
 
 SCRIPT = Path(__file__).with_name("worker.py")
 Message = dict[str, Any]
@@ -68,14 +67,12 @@ class WorkerProcess:
 
     def _start(self, python: str, script: Path, descriptors: tuple[int, int], output: BinaryIO) -> None:
         with holding_back_stop_signals():
-            self._process = subprocess.Popen(
+            self._process = start(
                 [python, str(script), *map(str, descriptors), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=descriptors,
-                start_new_session=True,
-                env=worker_environment(python),
+                descriptors=descriptors,
+                environment=worker_environment(python),
             )
 
     @property
@@ -132,8 +129,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the worker and everything that it started. Idempotent."""
-        end_group(self._process.pid)
-        self._process.wait()
+        self._process.end()
         self._socket.close()
         if self._memory >= 0:
             os.close(self._memory)
@@ -170,10 +166,8 @@ class WorkerProcess:
 
     def _epitaph(self) -> str:
         """Describe how the worker ended. It has closed its end of the socket, so it should be ending."""
-        try:
-            return f"ended ({describe_exit(self._process.wait(timeout=5.0))})"
-        except subprocess.TimeoutExpired:
-            return "closed its connection without ending"
+        status = self._process.status(5.0)
+        return "closed its connection without ending" if status is None else f"ended ({describe_exit(status)})"
 
 
 def worker_environment(python: str) -> dict[str, str]:
@@ -200,13 +194,9 @@ def has_vllm(python: str) -> bool:
         "import sys; del sys.path[0]; from importlib.util import find_spec; "
         "found = find_spec('vllm'); sys.exit(found is None or found.origin is None)"
     )
-    environment = worker_environment(python)
-    command, nothing = [python, "-c", program], subprocess.DEVNULL
     try:
-        done = subprocess.run(
-            command, env=environment, stdin=nothing, stdout=nothing, stderr=nothing, timeout=_LOOK_SECONDS
-        )
-    except subprocess.TimeoutExpired as error:
+        done = run_program([python, "-c", program], seconds=_LOOK_SECONDS, environment=worker_environment(python))
+    except TimeoutError as error:
         raise TimeoutError(f"it did not say within {_LOOK_SECONDS:g} seconds whether it has vllm") from error
     return done.returncode == 0
 

@@ -421,7 +421,7 @@ def test_the_real_worker_ends_with_its_parent(tmp_path: Path, gone: Callable[...
 def test_the_real_worker_leaves_when_its_engine_does(tmp_path: Path) -> None:
     worker = WorkerProcess(sys.executable, tmp_path / "log")
     worker._socket.close()
-    assert worker._process.wait(timeout=20) == 0
+    assert worker._process.status(20.0) == 0
     worker.kill()
 
 
