@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from burnish.outside.frames import Correspondent, FrameReader, GarbledError, frame, read_frame, until
+from burnish.outside.frames import LENGTH, Correspondent, FrameReader, GarbledError, frame, read_frame, until
 
 MESSAGES = [b"one", b"", b"three\n" * 1000]
 
@@ -24,7 +24,7 @@ def test_messages_come_in_any_pieces(size: int) -> None:
 
 def test_messages_in_front_of_one_that_is_too_long_are_read() -> None:
     reader = FrameReader(10)
-    reader.feed(frame(b"0123456789") + frame(b"0123456789a")[:5])
+    reader.feed(frame(b"0123456789") + frame(b"0123456789a")[: LENGTH.size + 1])
     found = reader.frames()
     assert next(found) == b"0123456789"
     with pytest.raises(GarbledError):
@@ -36,11 +36,11 @@ def test_a_message_has_a_deadline_and_an_end() -> None:
     with ours:
         with theirs:
             theirs.sendall(frame(b"whole") + frame(b"half")[:-1])
-            assert read_frame(until(time.monotonic() + 10, ours)) == b"whole"
+            assert read_frame(until(time.monotonic() + 10, ours), 5) == b"whole"
             with pytest.raises(TimeoutError):
-                read_frame(until(time.monotonic() + 0.01, ours))
+                read_frame(until(time.monotonic() + 0.01, ours), 5)
         with pytest.raises(EOFError):
-            read_frame(until(time.monotonic() + 10, ours))
+            read_frame(until(time.monotonic() + 10, ours), 5)
 
 
 def test_a_process_that_does_not_read_keeps_nobody_waiting() -> None:
@@ -52,7 +52,7 @@ def test_a_process_that_does_not_read_keeps_nobody_waiting() -> None:
         process.post(frame(b"last"))
         assert process.has_unsent
         received = b""
-        while len(received) < len(sent) + 8:
+        while len(received) < len(sent) + len(frame(b"last")):
             received += theirs.recv(1 << 20)
             process.flush()
         assert received == sent + frame(b"last")

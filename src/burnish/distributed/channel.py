@@ -27,8 +27,8 @@ class HasDescriptor(Protocol):
 
 
 Waited = TypeVar("Waited", bound=HasDescriptor)
-_LENGTH_BYTES = 8
-_PIECE_BYTES = 1 << 20
+_MOST_BYTES = 1 << 48
+"""More than any state of an optimizer has."""
 
 
 class Channel:
@@ -44,19 +44,12 @@ class Channel:
     def send(self, message: bytes, *, seconds: float | None) -> None:
         """Send what `pickled` made."""
         self._socket.settimeout(seconds)
-        try:
-            self._socket.sendall(len(message).to_bytes(_LENGTH_BYTES, "little"))
-            left = memoryview(message)
-            while left:  # `sendall` would have to be done with all of it in time
-                left = left[self._socket.send(left[:_PIECE_BYTES]) :]
-        except ConnectionError as error:
-            raise EOFError from error
+        frames.send_frame(self._socket, message)
 
     def receive(self, *, seconds: float | None) -> Any:
         """The next message, unpickled."""
         self._socket.settimeout(seconds)
-        length = int.from_bytes(self._read(_LENGTH_BYTES), "little")
-        return pickle.loads(self._read(length))
+        return pickle.loads(frames.read_frame(self._socket.recv_into, _MOST_BYTES))
 
     def has_message(self) -> bool:
         """Whether a message, or the end of the connection, has begun to arrive."""
@@ -93,19 +86,6 @@ class Channel:
     def close(self) -> None:
         """Close this end; the other end then reads an end of file. Idempotent."""
         self._socket.close()
-
-    def _read(self, count: int) -> bytearray:
-        data = bytearray(count)
-        view = memoryview(data)
-        while view:
-            try:
-                got = self._socket.recv_into(view[:_PIECE_BYTES])
-            except ConnectionError as error:
-                raise EOFError from error
-            if not got:
-                raise EOFError
-            view = view[got:]
-        return data
 
 
 def pickled(message: object) -> bytes:

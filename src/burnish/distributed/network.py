@@ -108,7 +108,7 @@ def _greeting(stream: socket.socket, token: bytes) -> bytes:
     """Which connection this is to be; nothing from somebody who does not know the token."""
     said = b""
     with contextlib.suppress(OSError, EOFError):
-        said = exactly(until(time.monotonic() + _GREETING_SECONDS, stream), TOKEN_BYTES + 1)
+        said = bytes(exactly(until(time.monotonic() + _GREETING_SECONDS, stream), TOKEN_BYTES + 1))
     stream.settimeout(_GREETING_SECONDS)
     return said[TOKEN_BYTES:] if hmac.compare_digest(said[:TOKEN_BYTES], token) else b""
 

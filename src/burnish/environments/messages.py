@@ -28,17 +28,6 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return frame(json.dumps(message, default=str).encode())
 
 
-def decode(data: bytes) -> dict[str, Any]:
-    """The message in a frame. GarbledError for anything else."""
-    try:
-        message = json.loads(data)
-    except (ValueError, RecursionError):
-        raise GarbledError(f"{data[:_SHOWN]!r}, which is not JSON") from None
-    if not isinstance(message, dict):
-        raise GarbledError(f"{data[:_SHOWN]!r}, which is not an object")
-    return message
-
-
 def number(message: Mapping[str, Any], name: str) -> float | None:
     """A finite number or None. GarbledError for anything else."""
     value = message.get(name)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import random
 import select
@@ -26,7 +25,7 @@ from burnish.environments.messages import encode
 from burnish.environments.protocol import EnvironmentSource
 from burnish.environments.session import Session
 from burnish.errors import BurnishError
-from burnish.outside.frames import read_frame
+from burnish.outside.frames import MAX_BYTES, read_frame, read_object
 from burnish.outside.supervise import (
     STOP_SIGNALS,
     adopt_orphans,
@@ -53,7 +52,7 @@ def main(control: int) -> None:
     channel = socket.socket(fileno=control)
     try:
         # What to import comes over the socket, because everybody can read a command line.
-        tools, source = _load(json.loads(read_frame(channel.recv)))
+        tools, source = _load(read_object(read_frame(channel.recv_into, MAX_BYTES)))
     except EOFError:
         return  # the training process has gone
     except BurnishError as error:

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from burnish.environments.messages import MAX_ANSWER_BYTES, decode, encode
-from burnish.outside.frames import Correspondent, GarbledError
+from burnish.environments.messages import MAX_ANSWER_BYTES, encode
+from burnish.outside.frames import Correspondent, GarbledError, read_object
 
 
 class ConversationProcess(Correspondent):
@@ -29,7 +29,7 @@ class ConversationProcess(Correspondent):
 
     def receive(self) -> Iterator[dict[str, Any]]:
         """Answers to the last request that have arrived. Raises GarbledError for anything else."""
-        for message in map(decode, self.arrived()):
+        for message in map(read_object, self.arrived()):
             if message.get("number") != self._number:
                 raise GarbledError("what answers no request, or an earlier one")
             yield message

@@ -8,7 +8,6 @@ other conversations says whether it can (`clean`): not if programs that it start
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import socket
 import threading
@@ -23,7 +22,7 @@ from burnish.environments.awaiting import OwnLoop
 from burnish.environments.messages import encode
 from burnish.environments.protocol import Environment, EnvironmentSource, Step
 from burnish.errors import BurnishError, EnvironmentFailedError
-from burnish.outside.frames import read_frame
+from burnish.outside.frames import MAX_BYTES, read_frame, read_object
 from burnish.outside.plugins import describe_failure
 from burnish.outside.supervise import has_children
 from burnish.tools.loading import LoadedTool
@@ -49,7 +48,7 @@ class Session:
         """Answer requests until the other end is closed."""
         try:
             while True:
-                request = json.loads(read_frame(channel.recv))
+                request = read_object(read_frame(channel.recv_into, MAX_BYTES))
                 self._answer(request, partial(_send, channel, request["number"]))
         except EOFError:
             pass  # nobody asks any more

@@ -21,7 +21,7 @@ from burnish.config.secrets import hidden_name
 from burnish.environments.parent import WORD_BYTES
 from burnish.environments.process import ConversationProcess
 from burnish.errors import ConfigError, RolloutError
-from burnish.outside.frames import frame, read_frame, until
+from burnish.outside.frames import GarbledError, ask
 from burnish.outside.plugins import describe_exit
 from burnish.outside.supervise import start_interpreter
 from burnish.outside.user_processes import forward, worker_environment
@@ -159,17 +159,14 @@ class WarmParent:
             self._output.join(1.0)
 
     def _description(self) -> dict[str, Any]:
-        deadline = time.monotonic() + self.wanted.start_seconds
-        self._control.settimeout(self.wanted.start_seconds)
         try:
-            self._control.sendall(frame(self._wanted_text))
-            answer: dict[str, Any] = json.loads(read_frame(until(deadline, self._control)))
+            answer = ask(self._control, self._wanted_text, seconds=self.wanted.start_seconds)
         except TimeoutError:
             raise ConfigError(
                 f"{self.wanted.where}: tools and environment were not imported within {self.wanted.start_seconds:g} s",
                 remedy=f"raise {self.wanted.where}.start_timeout_seconds, or import less",
             ) from None
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, GarbledError) as error:
             raise self._broken() from error
         self._control.settimeout(_CONTROL_SECONDS)
         if "refused" in answer:

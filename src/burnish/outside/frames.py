@@ -1,21 +1,29 @@
-"""Messages between this program and processes that it has started: a length, then so many bytes, over a socket.
+"""Messages between this program and processes that it has started: a length, then so many bytes, over a socket or pipe.
 
-What the bytes mean is a matter of those who talk. What arrives is not trusted: a length has a limit, and one of them
-that is impossible raises GarbledError before anything is read.
+What the bytes mean is a matter of those who talk; most say an object of JSON. What arrives is not trusted: a length has
+a limit, and one above it raises GarbledError before anything is read.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import select
 import socket
 import struct
 import time
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
-LENGTH = struct.Struct(">I")
+LENGTH = struct.Struct(">Q")
 MAX_BYTES = (1 << 32) - 1
-"""Longest message that the length can tell."""
+"""Longest message of those that set no limit of their own."""
 _PIECE_BYTES = 1 << 18
+_SHOWN_BYTES = 60
+
+Source = Callable[[memoryview], int]
+"""Reads as much as there is, at least one byte, into a buffer, and returns how much; 0 at the end. `recv_into` of a
+blocking socket is one."""
 
 
 class GarbledError(Exception):
@@ -27,32 +35,83 @@ def frame(data: bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def read_frame(read: Callable[[int], bytes]) -> bytes:
-    """The next message of a blocking source. `read(n)` returns at most n bytes, and none at the end (then EOFError)."""
-    (length,) = LENGTH.unpack(exactly(read, LENGTH.size))
-    return exactly(read, length)
+def send_frame(channel: socket.socket, data: bytes) -> None:
+    """Send a message over a socket whose time limit is for each piece: `sendall` would have to be done with all of it
+    in that time. EOFError if the other end is gone."""
+    left = memoryview(data)
+    try:
+        channel.sendall(LENGTH.pack(len(data)))
+        while left:
+            left = left[channel.send(left[:_PIECE_BYTES]) :]
+    except ConnectionError as error:
+        raise EOFError from error
 
 
-def until(deadline: float, channel: socket.socket) -> Callable[[int], bytes]:
-    """A blocking source that raises TimeoutError from then on, as `time.monotonic` tells it."""
+def read_frame(source: Source, most: int) -> bytearray:
+    """The next message. EOFError at the end, and GarbledError for one that claims to be longer than `most`."""
+    (length,) = LENGTH.unpack(exactly(source, LENGTH.size))
+    if length > most:
+        raise GarbledError(f"a message of {length:,} bytes; {most:,} are allowed")
+    return exactly(source, length)
 
-    def read(count: int) -> bytes:
+
+def exactly(source: Source, count: int) -> bytearray:
+    """So many bytes. EOFError if it ends before."""
+    data = bytearray(count)
+    left = memoryview(data)
+    while left:
+        try:
+            read = source(left)
+        except ConnectionError as error:
+            raise EOFError from error
+        if not read:
+            raise EOFError
+        left = left[read:]
+    return data
+
+
+def until(deadline: float, channel: socket.socket) -> Source:
+    """A socket as a source that raises TimeoutError from then on, as `time.monotonic` tells it."""
+
+    def receive(buffer: memoryview) -> int:
         channel.settimeout(max(deadline - time.monotonic(), 1e-3))
-        return channel.recv(count)
+        return channel.recv_into(buffer)
+
+    return receive
+
+
+def reading(descriptor: int) -> Source:
+    """A pipe, or anything else that is open, as a source."""
+
+    def read(buffer: memoryview) -> int:
+        data = os.read(descriptor, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     return read
 
 
-def exactly(read: Callable[[int], bytes], count: int) -> bytes:
-    """So many bytes of a blocking source. EOFError if it ends before."""
-    parts = []
-    while count:
-        part = read(min(count, 1 << 20))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+def ask(channel: socket.socket, message: bytes, *, seconds: float) -> dict[str, Any]:
+    """Send a message; the object with which a process of ours answers. TimeoutError if that takes longer, EOFError if
+    the process is gone, GarbledError for anything else."""
+    deadline = time.monotonic() + seconds
+    channel.settimeout(seconds)
+    try:
+        channel.sendall(frame(message))
+    except ConnectionError as error:
+        raise EOFError from error
+    return read_object(read_frame(until(deadline, channel), MAX_BYTES))
+
+
+def read_object(data: bytes | bytearray) -> dict[str, Any]:
+    """The object of JSON in a message. GarbledError for anything else."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise GarbledError(f"{bytes(data[:_SHOWN_BYTES])!r}, which is not JSON") from None
+    if not isinstance(found, dict):
+        raise GarbledError(f"{bytes(data[:_SHOWN_BYTES])!r}, which is not an object")
+    return found
 
 
 def readable(descriptors: Collection[int], seconds: float) -> set[int]:
@@ -86,7 +145,7 @@ class FrameReader:
             while len(self._data) - start >= LENGTH.size:
                 (length,) = LENGTH.unpack_from(self._data, start)
                 if length > self._max_bytes:
-                    raise GarbledError(f"{bytes(self._data[start : start + 60])!r}")
+                    raise GarbledError(f"{bytes(self._data[start : start + _SHOWN_BYTES])!r}")
                 end = start + LENGTH.size + length
                 if len(self._data) < end:
                     return

@@ -23,6 +23,7 @@ _END_SECONDS = 15.0  # the supervisor usually takes milliseconds, and at most 11
 _EXIT_SECONDS = 1.0  # for the supervisor, when it has ended all others
 _GONE = -signal.SIGKILL
 _PID, _STATUS = 0, 1  # what the supervisor reports, in this order
+_REPORT_BYTES = 32
 
 
 class WorkerProcess(Correspondent):
@@ -124,7 +125,7 @@ class WorkerProcess(Correspondent):
         source = until(time.monotonic() + seconds, self._control)
         with contextlib.suppress(TimeoutError, EOFError):
             while len(self._reports) <= report:
-                self._reports.append(int(read_frame(source)))
+                self._reports.append(int(read_frame(source, _REPORT_BYTES)))
         return self._reports[report] if report < len(self._reports) else None
 
 

@@ -45,7 +45,7 @@ def encode_request(message: Any) -> bytes:
     return frame(data)
 
 
-def decode_request(data: bytes) -> Any:
+def decode_request(data: bytes | bytearray) -> Any:
     """Restore the value given to `encode_request`, from a frame without its length."""
     text = data.decode("utf-8", "surrogatepass")
     # Without any tag the plain decoder is enough, and much faster.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnish.errors import BurnishError, RewardError
-from burnish.outside.frames import read_frame
+from burnish.outside.frames import MAX_BYTES, read_frame
 from burnish.outside.plugins import FIX_IT
 from burnish.rewards.calling import IN_WORKER, Caller, Report, in_a_line, traceback_of
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
@@ -44,7 +44,7 @@ class Channel:
     def receive(self) -> Any:
         """The next request. EOFError if the training process has closed the socket."""
         self._check()
-        return decode_request(read_frame(self._socket.recv))
+        return decode_request(read_frame(self._socket.recv_into, MAX_BYTES))
 
     def send(self, answer: Answer) -> None:
         """Send an answer. If it is too long, nothing is sent and ValueError is raised."""
@@ -81,7 +81,7 @@ def serve(descriptor: int) -> None:
         rewards = _load(channel, channel.receive())
         while True:
             _run(channel, caller, rewards, channel.receive())
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+    except (EOFError, ConnectionError):
         os._exit(0)  # the training process is gone or has closed the socket
 
 

@@ -15,7 +15,7 @@ def test_a_message_may_take_longer_than_its_deadline_while_it_is_read_and_writte
     """Half a second of work in pieces, with a deadline of a fifth of that."""
     here, there = socket.socketpair()
     message = pickled(b"x" * 8_000_000)
-    expected = len(message).to_bytes(8, "little") + message
+    expected = len(message).to_bytes(8, "big") + message
     read = bytearray()
 
     def reads_slowly() -> None:
@@ -47,7 +47,7 @@ def test_silence_ends_in_time() -> None:
     channel = Channel(here)
     with pytest.raises(TimeoutError):
         channel.send(b"x" * 50_000_000, seconds=0.1)
-    there.sendall((100).to_bytes(8, "little") + b"half")
+    there.sendall((100).to_bytes(8, "big") + b"half")
     with pytest.raises(TimeoutError):
         channel.receive(seconds=0.1)
     for end in (here, there):

@@ -43,7 +43,7 @@ def forge() -> str:
     told = {"text": "forged", "failed_call": False, "cut": 0, "told": False, "clean": True}
     data = json.dumps(told).encode()
     for channel in [thing for thing in gc.get_objects() if isinstance(thing, socket.socket)]:
-        channel.sendall(len(data).to_bytes(4, "big") + data)
+        channel.sendall(len(data).to_bytes(8, "big") + data)
     time.sleep(0.2)
     return "late"
 '''

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from burnish.environments.messages import count, decode, encode, flag, number, opening, text
-from burnish.outside.frames import LENGTH, GarbledError
+from burnish.environments.messages import count, encode, flag, number, opening, text
+from burnish.outside.frames import LENGTH, GarbledError, read_object
 
 
 def test_values_that_json_does_not_have_become_texts() -> None:
-    assert decode(encode({"day": date(2024, 5, 1)})[LENGTH.size :]) == {"day": "2024-05-01"}
+    assert read_object(encode({"day": date(2024, 5, 1)})[LENGTH.size :]) == {"day": "2024-05-01"}
 
 
 @pytest.mark.parametrize("data", [b"nothing", b"", b"[1]", b"3", b"\xff\xfe", b"[" * 100_000])
 def test_what_is_no_message(data: bytes) -> None:
     with pytest.raises(GarbledError, match="which is not"):
-        decode(data)
+        read_object(data)
 
 
 @pytest.mark.parametrize(

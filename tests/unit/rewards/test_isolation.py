@@ -304,14 +304,14 @@ TALKERS = """
 
     def talker(response):
         if response == "garbage": channel().send(b"not what it should be")
-        if response == "partial": channel().send((50).to_bytes(4, "big") + b"[")
-        if response == "no answer": channel().send((4).to_bytes(4, "big") + b"[{}]")
+        if response == "partial": channel().send((50).to_bytes(8, "big") + b"[")
+        if response == "no answer": channel().send((4).to_bytes(8, "big") + b"[{}]")
         if response == "another task":
             late = b'["outcome",0,0,"ok",[100.0,{},null],""]'
-            channel().send(len(late).to_bytes(4, "big") + late)
+            channel().send(len(late).to_bytes(8, "big") + late)
         if response == "ready again":
             again = b'["ready",[]]'
-            channel().send(len(again).to_bytes(4, "big") + again)
+            channel().send(len(again).to_bytes(8, "big") + again)
         if response == "endless": channel().send(b"\\x7f" * 8)
         if response == "child": os.system("for fd in $(ls /proc/self/fd); do echo x >&$fd; done 2>/dev/null")
         return len(response)

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnish.outside.frames import FrameReader, GarbledError
+from burnish.outside.frames import LENGTH, FrameReader, GarbledError
 from burnish.rewards.inputs import Signature
 from burnish.rewards.messages import Idle, Judged, Ready, Refused, Violation, read_answer
 from burnish.rewards.outcome import Outcome
@@ -35,7 +35,7 @@ from burnish.types import RewardStatus, Score
 
 
 def there(value: Any) -> Any:
-    return decode_request(encode_request(value)[4:])
+    return decode_request(encode_request(value)[LENGTH.size :])
 
 
 def same(left: Any, right: Any) -> bool:
@@ -124,7 +124,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: type(answer).__name__)
 def test_answers_come_back_equal(answer: Any) -> None:
-    assert read_answer(decode_answer(encode_answer(answer.plain())[4:])) == answer
+    assert read_answer(decode_answer(encode_answer(answer.plain())[LENGTH.size :])) == answer
 
 
 GARBAGE = [

@@ -135,7 +135,7 @@ def draw() -> list:
 
 def write(line: str) -> str:
     """Write each line as a message to all sockets that there are."""
-    data = b"".join(len(one).to_bytes(4, "big") + one for one in line.encode().split(b"\\n"))
+    data = b"".join(len(one).to_bytes(8, "big") + one for one in line.encode().split(b"\\n"))
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):

@@ -8,7 +8,6 @@ import mmap
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from burnish.errors import RolloutError
-from burnish.outside.frames import frame, read_frame, until
+from burnish.outside.frames import GarbledError, ask, send_frame
 from burnish.outside.plugins import describe_exit
 from burnish.outside.supervise import holding_back_stop_signals, run_program, start
 
@@ -82,19 +81,14 @@ class WorkerProcess:
     def ask(self, message: Message, *, seconds: float) -> Message:
         """Send a message and return the answer. WorkerLost if there is none within this many seconds, WorkerFault if it
         is an error, RolloutError if the worker refuses."""
-        deadline = time.monotonic() + seconds
         try:
-            self._socket.settimeout(seconds)
-            self._socket.sendall(frame(json.dumps(message).encode()))
-            answer = json.loads(read_frame(until(deadline, self._socket)))
+            answer = ask(self._socket, json.dumps(message).encode(), seconds=seconds)
         except TimeoutError as error:
             raise WorkerLost(f"did not answer {message['kind']!r} within {seconds:g} seconds") from error
-        except (EOFError, ConnectionError) as error:
+        except EOFError as error:
             raise WorkerLost(self._epitaph()) from error
-        except (ValueError, MemoryError, OverflowError) as error:
+        except (GarbledError, MemoryError) as error:
             raise WorkerLost(f"sent an answer that is not a message ({error})") from error
-        if not isinstance(answer, dict):
-            raise WorkerLost(f"sent an answer that is not a message ({answer!r})")
         if "refused" in answer:
             raise RolloutError(
                 f"the vLLM worker refuses {message['kind']!r}: {answer['refused']}",
@@ -160,8 +154,8 @@ class WorkerProcess:
     def _send_only(self, message: Message) -> None:
         try:
             self._socket.settimeout(None)
-            self._socket.sendall(frame(json.dumps(message).encode()))
-        except ConnectionError as error:
+            send_frame(self._socket, json.dumps(message).encode())
+        except EOFError as error:
             raise WorkerLost(self._epitaph()) from error
 
     def _epitaph(self) -> str:

@@ -2,8 +2,8 @@
 
     python worker.py SOCKET MEMORY PARENT
 
-SOCKET is the descriptor of a stream socket to the engine, MEMORY of an anonymous file that both sides map, PARENT the
-engine's process id. Messages are JSON objects, preceded by their length (4 bytes, big endian). Only the standard
+SOCKET is the descriptor of a stream socket to the engine, MEMORY that of an anonymous file that both sides map, PARENT
+the engine's process id. Messages are JSON objects, preceded by their length (8 bytes, big endian). Only the standard
 library, torch and vllm are imported, never burnish: the two environments share nothing but this protocol.
 
     ->  hello                                    <-  vllm (its version), cpu (whether it computes on a CPU),
@@ -52,7 +52,7 @@ from typing import Any
 Message = dict[str, Any]
 """A JSON object."""
 
-_LENGTH_BYTES = 4
+_LENGTH_BYTES = 8
 _TEMPERATURE = "burnish_temperature"
 _VOCABULARY = "BURNISH_VLLM_VOCABULARY"
 """An environment variable, which vLLM's own processes have too."""

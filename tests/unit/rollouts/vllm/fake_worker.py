@@ -26,15 +26,15 @@ memory_file = int(sys.argv[2])
 
 
 def receive() -> Any:
-    head = stream.read(4)
-    if len(head) < 4:
+    head = stream.read(8)
+    if len(head) < 8:
         sys.exit(0)
     return json.loads(stream.read(int.from_bytes(head, "big")))
 
 
 def send(message: Any) -> None:
     data = json.dumps(message).encode()
-    stream.write(len(data).to_bytes(4, "big") + data)
+    stream.write(len(data).to_bytes(8, "big") + data)
     stream.flush()
 
 
@@ -68,7 +68,7 @@ def misbehave(fake: dict[str, Any]) -> None:
         case "hang":
             time.sleep(60)
         case "garbage":
-            stream.write((5).to_bytes(4, "big") + b"{nope")
+            stream.write((5).to_bytes(8, "big") + b"{nope")
             stream.flush()
         case "fail":
             send({"error": "ValueError: no memory left"})
