@@ -119,20 +119,23 @@ class Child:
         """Kill its process group, after `patience` for it to end by itself. Its exit status; None for one that is stuck
         in the kernel, which ends when the kernel lets it. Idempotent."""
         if not self._is_over:
-            self.status(patience)
-            end_group(self.pid)
-            self.tell(signal.SIGKILL)  # a fork may not have a group of its own yet
-            self._is_over = self.status(_END_SECONDS) is not None
+            try:
+                self.status(patience)
+            finally:  # also when that is interrupted
+                end_group(self.pid)
+                self.tell(signal.SIGKILL)  # a fork may not have a group of its own yet
+                self._is_over = self.status(_END_SECONDS) is not None
         return self.status()
 
 
 Stream = int | IO[Any] | None
+NOWHERE = subprocess.DEVNULL
 
 
 def start(
     command: Sequence[str],
     *,
-    stdin: Stream = subprocess.DEVNULL,
+    stdin: Stream = NOWHERE,
     stdout: Stream = None,
     stderr: Stream = None,
     descriptors: Collection[int] = (),
@@ -206,6 +209,7 @@ def run_program(
 def fork(work: Callable[[], int], *, failed: int = 1) -> int:
     """A fork of this process that does this work, and ends with the status that it returns; with `failed`, and the
     traceback on standard error, if it raises anything. Returns its process id."""
+    leave = os._exit  # what the work may put in its place is not called
     pid = os.fork()
     if pid:
         return pid
@@ -216,7 +220,7 @@ def fork(work: Callable[[], int], *, failed: int = 1) -> int:
         with contextlib.suppress(BaseException):
             traceback.print_exc()
     finally:
-        os._exit(status)
+        leave(status)
 
 
 def wake_at_parents_end() -> None:
@@ -238,9 +242,14 @@ def adopt_orphans() -> None:
     _set_option(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_with(parent: int) -> None:
-    """From now on be killed when the parent ends. (A change of user undoes it.)"""
+def end_with_parent() -> None:
+    """From now on be killed when the parent ends, unless it has ended already. A change of user undoes it."""
     _set_option(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_with(parent: int) -> None:
+    """Be killed when this process, the parent, ends, or has ended."""
+    end_with_parent()
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
 

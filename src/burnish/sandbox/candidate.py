@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from burnish.sandbox.wire import ClosedError, NotPlainError, Pipe, decode, encode
+from burnish.sandbox.wire import ClosedError, Link, NotPlainError, decode, encode
 
 _MUTABLE = (list, dict, set, bytearray, deque)
 
 
-def serve(source: str, pipe: Pipe) -> None:
+def serve(source: str, pipe: Link) -> None:
     """Load the code and answer what the tests ask of it, until they have no more questions."""
     answers, said = load(source, "solution")
     pipe.send(said)

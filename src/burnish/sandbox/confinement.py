@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from burnish.outside.frames import can_be_read
+from burnish.outside.supervise import Child, Forked, adopt_orphans, end_with, end_with_parent, fork
 from burnish.sandbox import kernel, seccomp
 from burnish.sandbox.job import Limits
 
@@ -25,6 +26,7 @@ TIERS: tuple[Tier, ...] = ("namespaces", "landlock", "process")
 _LIBRARIES = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/share/zoneinfo")
 _DEVICES = ("/dev/null", "/dev/urandom", "/dev/zero")
 _UNPRIVILEGED = kernel.MS_NOSUID | kernel.MS_NODEV
+_LOOK_SECONDS = 30.0
 _SPARE_USERS = 1_500_000_000
 """Numbers from here on, one for each warm parent, belong to no user of a usual system."""
 
@@ -43,7 +45,7 @@ class Confinement:
 
 def prepare(tier: Tier) -> Confinement:
     """Make the warm parent ready for candidates of this tier. Raises OSError where the machine does not allow it."""
-    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     is_root = os.geteuid() == 0
     own_memory = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
     if tier == "namespaces":
@@ -59,7 +61,7 @@ def confine(confinement: Confinement, limits: Limits, parent: int) -> None:
     """What a process of the sandbox does to itself before it reads the code, in this order: later steps need what
     earlier ones allow. It has its descriptors already. Returns in another process in a tier with namespaces. From now
     on it ends when the process `parent` does, which has forked it, however that ends."""
-    _end_with_parent(parent)
+    end_with(parent)
     shadow = _enter_own_namespaces(limits) if confinement.tier == "namespaces" else None
     os.chdir("/" if shadow is None else "/tmp")
     os.setsid()
@@ -71,7 +73,7 @@ def confine(confinement: Confinement, limits: Limits, parent: int) -> None:
         os.setresgid(confinement.user, confinement.user, confinement.user)
         os.setresuid(confinement.user, confinement.user, confinement.user)
         if shadow is None:
-            _end_with_parent(parent)  # changing the user has undone it
+            end_with(parent)  # changing the user has undone it
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if confinement.tier == "process":
         return
@@ -124,15 +126,12 @@ def _spare_user() -> int:
 
 def _can_read_python(user: int) -> bool:
     """Whether this user can read the standard library, which may be in a folder that only root enters."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setresuid(user, user, user)
-            os.listdir(sysconfig.get_path("stdlib"))
-            os._exit(0)
-        except BaseException:  # noqa: BLE001  boundary: the fork must not go on as a second parent
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def look() -> int:
+        os.setresuid(user, user, user)
+        return 0 if os.access(sysconfig.get_path("stdlib"), os.R_OK | os.X_OK) else 1
+
+    return Child(Forked(fork(look))).status(_LOOK_SECONDS) == 0
 
 
 def _leave_the_machine(is_root: bool) -> None:
@@ -184,16 +183,9 @@ def _show(source: str, target: str, flags: int) -> None:
         kernel.mount("none", target, "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_NOSUID | flags | had)
 
 
-def _end_with_parent(parent: int) -> None:
-    """Be killed when the parent ends."""
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before that
-        os._exit(1)
-
-
 def _end_with(shadow: int) -> None:
     """Be killed when the process at the other end of this pipe ends."""
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if can_be_read(shadow, 0):  # it ended before that
         os._exit(1)
     os.close(shadow)

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 from burnish.errors import SandboxError
 from burnish.outside.frames import can_be_read
+from burnish.outside.supervise import NOWHERE, start
 from burnish.sandbox.confinement import Tier
 from burnish.sandbox.job import Limits, Output
 
@@ -60,16 +60,14 @@ class Parent:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = start(
                 # Not -I, which overlooks PYTHONHASHSEED: the environment and the folder are given anyway.
                 [sys.executable, "-s", "-P", "-c", _BOOT, str(_ROOT), module, str(theirs.fileno()), tier],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                descriptors=(theirs.fileno(),),
+                stdout=NOWHERE,
                 stderr=self._said,
-                env=_ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
+                environment=_ENVIRONMENT,
+                folder="/",
             )
         try:
             answer = self._answer(START_SECONDS, "start")
@@ -93,12 +91,8 @@ class Parent:
         """End it, and with it what it has started. Idempotent."""
         self._channel.close()
         try:
-            self._process.wait(_END_SECONDS)  # where nothing else does, it ends its candidates itself
-        except subprocess.TimeoutExpired:
-            pass
+            self._process.end(_END_SECONDS)  # where nothing else does, it ends its candidates itself
         finally:
-            self._process.kill()
-            self._process.wait()
             self._said.close()
 
     def _answer(self, seconds: float, what: str) -> dict[str, Any]:
@@ -111,7 +105,7 @@ class Parent:
         raise self._broken(what)
 
     def _broken(self, what: str) -> SandboxError:
-        ended = self._process.poll()
+        ended = self._process.status()
         self._said.seek(0)
         said = self._said.read().decode(errors="replace").strip().splitlines()
         how = "does not answer" if ended is None else f"has ended with status {ended}"

@@ -12,25 +12,22 @@ import json
 import os
 import selectors
 import socket
-import struct
-import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from burnish.outside.frames import MAX_BYTES, read_frame, reading
+from burnish.outside.supervise import end_child, end_children, reap
 from burnish.sandbox.cells import namespace, run_cell
 from burnish.sandbox.confinement import Confinement
 from burnish.sandbox.job import Limits
-from burnish.sandbox.warm import HEADER_BYTES, Child, fork, kill, kill_children, make_ready
+from burnish.sandbox.warm import HEADER_BYTES, Confined, fork_confined, make_ready
 
 READY, FINE, FAILED = b"+", b".", b"!"
 """What a session says: once at its beginning, and at the end of each cell."""
-LENGTH = struct.Struct("<I")
-"""Before the code of each cell: how many bytes follow."""
 _DESCRIPTORS = 3
 _LOOK_SECONDS = 1.0
 """Between looks for processes that no session has named."""
-_END_SECONDS = 5.0
 _MOST_PROCESS_IDS = 1 << 22
 """Of Linux. Users of sessions are so far apart, because the first one is that of the parent's process id."""
 
@@ -52,7 +49,7 @@ class _Session:
     """slot: the smallest number that no other session has. watched: a descriptor that tells when it has ended."""
 
     slot: int
-    child: Child
+    child: Confined
     life: socket.socket
     watched: int
 
@@ -75,16 +72,13 @@ class _Sessions:
                         return
                 elif isinstance(key.fileobj, socket.socket):
                     self._selector.unregister(key.fileobj)  # it can be read from now on
-                    kill(key.data)
+                    end_child(key.data)
             self._reap()
 
     def end_all(self) -> None:
         for pid in self._sessions:
-            kill(pid)
-        deadline = time.monotonic() + _END_SECONDS
-        while self._reap() and time.monotonic() < deadline:
-            kill_children(self._sessions)
-            time.sleep(0.001)
+            end_child(pid)
+        self._forget(end_children())
 
     def _begin_next(self) -> bool:
         """Begin the session that is asked for. False if nobody is there to ask."""
@@ -106,7 +100,7 @@ class _Sessions:
         shown = int(header["shown"])  # type: ignore[call-overload]
         nothing = os.open(os.devnull, os.O_RDONLY)
         try:
-            child = fork(lambda: _run_cells(3, shown), (nothing, output, output, cells), confinement, limits)
+            child = fork_confined(lambda: _run_cells(3, shown), (nothing, output, output, cells), confinement, limits)
         finally:
             os.close(nothing)
         session = _Session(slot, child, socket.socket(fileno=os.dup(life)), os.pidfd_open(child.pid))
@@ -121,28 +115,25 @@ class _Sessions:
             return self._confinement, replace(limits, processes=limits.processes * most)
         return replace(self._confinement, user=self._confinement.user + slot * _MOST_PROCESS_IDS), limits
 
-    def _reap(self) -> bool:
-        """Let go of processes that have ended. Whether there are others."""
-        while True:
-            try:
-                pid, raw = os.waitpid(-1, os.WNOHANG)  # children of children come here when their parent ends
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                return True
-            if pid in self._sessions:
-                self._forget(self._sessions.pop(pid), os.waitstatus_to_exitcode(raw))
+    def _reap(self) -> None:
+        """Let go of sessions that have ended, and end what they have left behind."""
+        ended, _ = reap()
+        if ended:
+            ended |= end_children(self._sessions.keys() - ended.keys())
+            self._forget(ended)
 
-    def _forget(self, session: _Session, status: int) -> None:
-        kill_children(self._sessions)
-        with contextlib.suppress(OSError):  # nobody may want to know
-            session.life.send(str(status).encode())
-        for watched in (session.life, session.watched):
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(watched)
-        session.life.close()
-        os.close(session.watched)
-        os.close(session.child.ready)
+    def _forget(self, ended: Mapping[int, int]) -> None:
+        """Tell of the sessions among these processes, by their exit statuses."""
+        for pid in self._sessions.keys() & ended.keys():
+            session = self._sessions.pop(pid)
+            with contextlib.suppress(OSError):  # nobody may want to know
+                session.life.send(str(ended[pid]).encode())
+            for watched in (session.life, session.watched):
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(watched)
+            session.life.close()
+            os.close(session.watched)
+            os.close(session.child.ready)
 
 
 def _run_cells(channel: int, shown: int) -> int:
@@ -161,15 +152,7 @@ def _run_cells(channel: int, shown: int) -> int:
 
 
 def _next_cell(channel: int) -> str | None:
-    length = _read(channel, LENGTH.size)
-    if len(length) < LENGTH.size:
+    try:
+        return read_frame(reading(channel), MAX_BYTES).decode(errors="surrogatepass")
+    except EOFError:
         return None
-    return _read(channel, *LENGTH.unpack(length)).decode(errors="surrogatepass")
-
-
-def _read(channel: int, count: int) -> bytes:
-    """So many bytes, or those that came before the end."""
-    data = b""
-    while len(data) < count and (part := os.read(channel, count - len(data))):
-        data += part
-    return data

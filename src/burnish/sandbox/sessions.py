@@ -20,11 +20,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from burnish.errors import SandboxError
+from burnish.outside.frames import frame
 from burnish.sandbox.cells import TAIL_BYTES
 from burnish.sandbox.confinement import Tier
 from burnish.sandbox.job import Limits
 from burnish.sandbox.parent import GRACE_SECONDS, Parent, not_confined
-from burnish.sandbox.session_parent import FAILED, FINE, LENGTH, READY
+from burnish.sandbox.session_parent import FAILED, FINE, READY
 
 MOST_SESSIONS = 512
 """More would need user ids that do not exist."""
@@ -131,7 +132,7 @@ class _SessionParent(Parent):
         self._channel.settimeout(GRACE_SECONDS)
 
     def is_running(self) -> bool:
-        return self._process.poll() is None
+        return self._process.status() is None
 
     def fork(self, header: object, cells: int, output: int, life: int) -> None:
         """Have a session forked with these descriptors."""
@@ -226,7 +227,7 @@ class Session:
         os.ftruncate(self._output, 0)
         self._cells.settimeout(seconds)
         with contextlib.suppress(ConnectionError):  # the answer says so as well
-            self._cells.sendall(LENGTH.pack(len(data)) + data)
+            self._cells.sendall(frame(data))
         return self._answer(deadline - time.monotonic())
 
     def _answer(self, seconds: float) -> bytes:

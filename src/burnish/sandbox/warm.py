@@ -12,22 +12,20 @@ import gc
 import json
 import os
 import random
-import signal
 import socket
 import sys
 import time
-import traceback
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from burnish.outside.frames import readable
+from burnish.outside.supervise import die_first, end_child, end_children, fork, has_children
 from burnish.sandbox import candidate, kernel, tester
 from burnish.sandbox.confinement import Confinement, confine, prepare
 from burnish.sandbox.job import Limits
 from burnish.sandbox.kernel import PR_SET_DUMPABLE, prctl
-from burnish.sandbox.wire import Pipe
+from burnish.sandbox.pipe import Pipe
 
 MODULES = """
 abc array base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions
@@ -67,8 +65,7 @@ def make_ready(channel: socket.socket, tier: str) -> Confinement | None:
             __import__(name)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
-    with contextlib.suppress(OSError):  # what runs here is to be ended before the process that trains
-        Path("/proc/self/oom_score_adj").write_text("600")
+    die_first()
     try:
         confinement = prepare(tier)  # type: ignore[arg-type]
     except OSError as error:
@@ -90,7 +87,8 @@ def _serve(
         awaited, others = _start_split(descriptors, confinement, limits)
     else:
         code, stdin, stdout, stderr = descriptors
-        awaited, others = fork(lambda: _program(code=3), (stdin, stdout, stderr, code), confinement, limits), []
+        given = stdin, stdout, stderr, code
+        awaited, others = fork_confined(lambda: _program(code=3), given, confinement, limits), []
     confined = all([child.is_confined(channel) for child in (awaited, *others)])
     began = time.monotonic()  # the time of a candidate is its own
     timed_out = confined and not _ended(awaited.pid, limits.seconds, channel)
@@ -100,7 +98,7 @@ def _serve(
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class Confined:
     """A process of a job, and the end of a pipe through which it says that it is confined."""
 
     pid: int
@@ -115,21 +113,23 @@ class Child:
             os.close(self.ready)
 
 
-def _start_split(descriptors: Sequence[int], confinement: Confinement, limits: Limits) -> tuple[Child, list[Child]]:
+def _start_split(
+    descriptors: Sequence[int], confinement: Confinement, limits: Limits
+) -> tuple[Confined, list[Confined]]:
     """Tester and candidate, with a pipe in each direction between them. The tester is the one to wait for."""
     code, tests, verdict, stdout, stderr = descriptors
     nothing = os.open(os.devnull, os.O_RDWR)
     questions_read, questions = os.pipe()
     answers_read, answers = os.pipe()
     size = limits.values_bytes
-    holder = fork(
+    holder = fork_confined(
         lambda: _tests(tests=3, verdict=4, pipe=Pipe(5, 6, size)),
         (nothing, nothing, nothing, tests, verdict, answers_read, questions),
         confinement,
         # The clock ends it, as the candidate's failure: what the tests do may be for values that it made large.
         replace(limits, processor_seconds=limits.seconds + _END_SECONDS),
     )
-    tested = fork(
+    tested = fork_confined(
         lambda: _functions(code=3, pipe=Pipe(4, 5, size)),
         (nothing, stdout, stderr, code, questions_read, answers),
         confinement,
@@ -140,21 +140,12 @@ def _start_split(descriptors: Sequence[int], confinement: Confinement, limits: L
     return holder, [tested]
 
 
-def fork(work: Callable[[], int], given: Sequence[int], confinement: Confinement, limits: Limits) -> Child:
+def fork_confined(work: Callable[[], int], given: Sequence[int], confinement: Confinement, limits: Limits) -> Confined:
     """A process with these descriptors as 0, 1, 2 ... and no other, which confines itself and then does this work."""
     ready, says = os.pipe()
     parent = os.getpid()
-    try:
-        pid = os.fork()
-    except OSError:
-        os.close(ready)
-        os.close(says)
-        raise
-    if pid:
-        os.close(says)
-        return Child(pid, ready)
-    status = _FAILED_TO_START
-    try:
+
+    def begin() -> int:
         last = len(given)
         high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _HIGH) for descriptor in (*given, says)]
         for number, descriptor in enumerate(high):
@@ -165,12 +156,15 @@ def fork(work: Callable[[], int], given: Sequence[int], confinement: Confinement
         os.write(last, b"1")
         os.close(last)
         random.seed(0)  # the same program has the same luck; a fork changes the seed
-        status = work()
-    except BaseException:  # noqa: BLE001  boundary: the fork must not go on as a second parent
-        with contextlib.suppress(BaseException):
-            traceback.print_exc()
+        return work()
+
+    try:
+        return Confined(fork(begin, failed=_FAILED_TO_START), ready)
+    except OSError:
+        os.close(ready)
+        raise
     finally:
-        os._exit(status)
+        os.close(says)
 
 
 def _functions(code: int, pipe: Pipe) -> int:
@@ -201,37 +195,12 @@ def _ended(pid: int, seconds: float, channel: socket.socket) -> bool:
 
 def _leave_nothing(pids: Sequence[int], awaited: int) -> int:
     """End these processes and all that they have started; the exit status of `awaited`, or minus its signal."""
-    status = 0
     for pid in pids:
-        kill(pid)
-    deadline = time.monotonic() + _END_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            pid, raw = os.waitpid(-1, os.WNOHANG)  # children of children come here when their parent ends
-        except ChildProcessError:
-            return status
-        if pid == awaited:
-            status = os.waitstatus_to_exitcode(raw)
-        if pid == 0:
-            kill_children()
-            time.sleep(0.001)
-    raise TimeoutError("processes of a candidate do not end")
-
-
-def kill(pid: int) -> None:
-    """End this process and its group."""
-    for end in (os.kill, os.killpg):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            end(pid, signal.SIGKILL)
-
-
-def kill_children(known: Container[int] = ()) -> None:
-    """End those that nobody has named: only a tier without confinement lets a candidate start any."""
-    with contextlib.suppress(FileNotFoundError):
-        for pid in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
-            if pid not in known:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        end_child(pid)
+    ended = end_children()
+    if has_children():
+        raise TimeoutError("processes of a candidate do not end")
+    return ended.get(awaited, 0)
 
 
 if __name__ == "__main__":

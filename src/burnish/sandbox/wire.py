@@ -7,17 +7,13 @@ candidate writes the bytes itself, they can still only say a plain value.
 from __future__ import annotations
 
 import datetime
-import json
-import os
 import re
-import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Protocol
 
-_LENGTH = struct.Struct("<I")
 _DEPTH = 200
 _SAFE = 1 << 53
 _EXACT = (type(None), bool, str)
@@ -142,44 +138,3 @@ class Link(Protocol):
     def receive(self) -> Any:
         """The next message. Raises NotPlainError for anything that is not a message, and ClosedError."""
         ...
-
-
-class Pipe:
-    """Messages over two descriptors. Every one is checked for its length before it is read."""
-
-    def __init__(self, read: int, write: int, limit: int) -> None:
-        self._read_end = read
-        self._write_end = write
-        self._limit = limit
-
-    def send(self, message: Any) -> None:
-        """Raises TooLargeError and ClosedError."""
-        data = json.dumps(message, separators=(",", ":")).encode()
-        if len(data) > self._limit:
-            raise TooLargeError(f"a value of {len(data):,} bytes; {self._limit:,} are allowed")
-        view = memoryview(_LENGTH.pack(len(data)) + data)
-        try:
-            while view:
-                view = view[os.write(self._write_end, view) :]
-        except BrokenPipeError as error:
-            raise ClosedError from error
-
-    def receive(self) -> Any:
-        """Raises NotPlainError for anything that is not a message, and ClosedError."""
-        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        if length > self._limit:
-            raise NotPlainError(f"a value of {length:,} bytes; {self._limit:,} are allowed")
-        try:
-            return json.loads(self._exactly(length))
-        except (ValueError, RecursionError) as error:
-            raise NotPlainError("a message that is not JSON") from error
-
-    def _exactly(self, count: int) -> bytes:
-        parts = []
-        while count:
-            part = os.read(self._read_end, min(count, 1 << 20))
-            if not part:
-                raise ClosedError
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)

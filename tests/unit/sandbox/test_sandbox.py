@@ -96,7 +96,7 @@ CHEATS = {
     ),
     "answers by itself": (
         "import os, json\ndef f(x):\n    data = json.dumps({'value': True, 'changed': {}}).encode()\n"
-        "    for n in range(3, 10):\n        try: os.write(n, len(data).to_bytes(4, 'little') + data)\n"
+        "    for n in range(3, 10):\n        try: os.write(n, len(data).to_bytes(8, 'big') + data)\n"
         "        except OSError: pass\n    return 0"
     ),
     "announces much": (
@@ -259,8 +259,7 @@ def test_a_process_that_fails_is_named_and_replaced(sandbox: Sandbox) -> None:
     with Sandbox(sandbox.tier, limits=sandbox.limits) as one:
         parent = one._idle.queue[0]
         assert isinstance(parent, WarmParent)
-        parent._process.kill()
-        parent._process.wait()
+        parent._process.end()
         with pytest.raises(SandboxError, match="has ended with status -9"):
             judged(one, "def f(x): return 0")
         assert judged(one, "def f(x): return 0").status == "failed"

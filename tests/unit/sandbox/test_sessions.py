@@ -406,7 +406,7 @@ def test_a_parent_that_fails_takes_its_sessions_with_it_and_is_replaced(sessions
         thread.start()
         wait_for(lambda: os.fstat(busy._output).st_size > 0)
         assert own._parent is not None
-        own._parent._process.kill()
+        own._parent._process.end()
         thread.join(60)
         assert said[0].failed
         assert said[0].ended

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnish.sandbox.wire import ClosedError, NotPlainError, Pipe, decode, encode
+from burnish.sandbox.pipe import Pipe
+from burnish.sandbox.wire import ClosedError, NotPlainError, decode, encode
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers(),
@@ -137,14 +138,14 @@ def test_a_message_that_is_too_long_is_neither_sent_nor_read(pipes: tuple[Pipe, 
     here, there = pipes
     with pytest.raises(NotPlainError, match="102 bytes; 100 are allowed"):
         here.send("x" * 100)
-    os.write(here._write_end, b"\xff\xff\xff\x7f")  # announces 2 GB
+    os.write(here._write_end, (2**31 - 1).to_bytes(8, "big"))  # announces 2 GB
     with pytest.raises(NotPlainError, match="2,147,483,647 bytes; 100 are allowed"):
         there.receive()
 
 
 def test_what_is_not_json_is_no_message(pipes: tuple[Pipe, Pipe]) -> None:
     here, there = pipes
-    os.write(here._write_end, b"\x02\x00\x00\x00{]")
+    os.write(here._write_end, (2).to_bytes(8, "big") + b"{]")
     with pytest.raises(NotPlainError, match="not JSON"):
         there.receive()
 
