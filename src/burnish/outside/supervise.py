@@ -103,10 +103,10 @@ class Child:
         """Its process id, which is also that of its session and group."""
         return self._process.pid
 
-    def status(self, seconds: float = 0.0) -> int | None:
+    def status(self, within: float = 0.0) -> int | None:
         """Its exit status, or minus the signal that ended it. None if it does not end within so long."""
         try:
-            return self._process.wait(seconds)
+            return self._process.wait(within)
         except subprocess.TimeoutExpired:
             return None
 
@@ -120,7 +120,9 @@ class Child:
         in the kernel, which ends when the kernel lets it. Idempotent."""
         if not self._is_over:
             try:
-                self.status(patience)
+                if patience:
+                    self.tell(signal.SIGCONT)  # something may have stopped it
+                    self.status(patience)
             finally:  # also when that is interrupted
                 end_group(self.pid)
                 self.tell(signal.SIGKILL)  # a fork may not have a group of its own yet

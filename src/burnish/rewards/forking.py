@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
-from burnish.outside.supervise import STOP_SIGNALS, Child, Forked, fork, holding_back_stop_signals
+from burnish.outside.supervise import STOP_SIGNALS, Child, Forked, fork, holding_back_stop_signals, wake_at_parents_end
 from burnish.rewards.supervisor import supervise
 
 
@@ -21,6 +21,7 @@ def fork_supervisor(control: int, channel: int, environment: Mapping[str, str]) 
     trainer = os.getpid()
 
     def begin() -> int:
+        wake_at_parents_end()
         _leave_the_program(control, channel, environment)
         supervise(control, channel, trainer)
 

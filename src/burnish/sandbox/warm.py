@@ -20,7 +20,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from burnish.outside.frames import readable
-from burnish.outside.supervise import die_first, end_child, end_children, fork, has_children
+from burnish.outside.supervise import (
+    die_first,
+    end_child,
+    end_children,
+    fork,
+    has_children,
+    wake_at_parents_end,
+)
 from burnish.sandbox import candidate, kernel, tester
 from burnish.sandbox.confinement import Confinement, confine, prepare
 from burnish.sandbox.job import Limits
@@ -66,6 +73,7 @@ def make_ready(channel: socket.socket, tier: str) -> Confinement | None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
     die_first()
+    wake_at_parents_end()
     try:
         confinement = prepare(tier)  # type: ignore[arg-type]
     except OSError as error:
