@@ -31,6 +31,39 @@ OTHER_MEANING = {
     ("rewards/builtins/command.py", "seconds"),
 }
 
+STARTS_PROCESSES = {
+    "outside/supervise.py",
+    "sandbox/confinement.py",  # the shadow of a candidate, whose fork returns twice
+    "rollouts/vllm/worker.py",  # runs alone, without burnish
+}
+"""Files that start, fork, kill or collect processes, or tie them to their parent's end."""
+_STARTING = {
+    "os.fork", "os.kill", "os.killpg", "os.waitpid", "os.waitid", "os.posix_spawn", "os.system",
+    "subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output",
+}  # fmt: skip
+PACKS_LENGTHS = {
+    "outside/frames.py",
+    "rollouts/vllm/worker.py",  # as above
+    "distributed/handover.py",  # counters of fixed size, in front of no message: here and in the next two
+    "distributed/network.py",
+    "distributed/pulse.py",
+    "sandbox/seccomp.py",  # instructions of a filter
+    "checkpointing/tensor_file.py",  # files of tensors: here and in the next two
+    "models/folders.py",
+    "planning/model_facts.py",
+    "data/preferences.py",  # digests as numbers: here and in the next three
+    "rollouts/noise.py",
+    "rollouts/partner.py",
+    "trainers/rl/batching.py",
+}
+"""Files that turn numbers into bytes, or back. One of them alone packs messages between processes."""
+
+
+def dotted_calls(tree: ast.Module) -> set[str]:
+    """What a module calls as `module.name` or `value.name`, by these two names."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {ast.unparse(call) for call in calls if isinstance(call, ast.Attribute)}
+
 
 def modules(source: Path) -> dict[str, ast.Module]:
     """Dotted name of each module below a package's folder, and what it holds."""
@@ -167,6 +200,21 @@ def test_twins_are_found(tmp_path: Path) -> None:
 def test_any_is_rare() -> None:
     uses, lines = count_any(SOURCE)
     assert 1_000 * uses / lines <= MAX_ANY_PER_1000_LINES, "say the type: `Json` for plain data, `object` where checked"
+
+
+@pytest.mark.slow
+def test_one_place_starts_and_ends_processes_and_one_packs_messages() -> None:
+    starting, packing = set(), set()
+    for path, tree in parse_folder(SOURCE).items():
+        place, calls = path.relative_to(SOURCE).as_posix(), dotted_calls(tree)
+        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+        constants = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | names
+        if calls & _STARTING or {"_PR_SET_PDEATHSIG", "PR_SET_PDEATHSIG", "Popen"} & constants:
+            starting.add(place)
+        if any(call.endswith(("struct.Struct", "struct.pack", ".to_bytes", ".from_bytes")) for call in calls):
+            packing.add(place)
+    assert starting == STARTS_PROCESSES
+    assert packing == PACKS_LENGTHS
 
 
 def test_the_house_stays_below_its_ceilings() -> None:

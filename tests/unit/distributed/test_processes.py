@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -492,30 +490,6 @@ def test_closing_leaves_the_roles_and_ends_the_process(module: Any, tmp_path: Pa
     process.close()
     assert (tmp_path / "left").read_text() == "left"
     assert gone(process.pid)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stopped", [False, True])
-def test_it_ends_with_its_parent_even_while_it_works_or_is_stopped(
-    stopped: bool, module: Any, tmp_path: Path, gone: Callable[..., bool]
-) -> None:
-    program = f"""
-import sys
-sys.path.append({os.path.dirname(module.__file__)!r})
-import roles_of_test, threading, time
-from burnish.distributed.processes import RoleProcess
-process = RoleProcess("trainer", roles_of_test.roles, "left")
-print(process.pid, flush=True)
-process.role("policy", seconds=60).ask("sleeps")
-"""
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    if stopped:
-        os.kill(pid, signal.SIGSTOP)
-    parent.kill()
-    parent.wait()
-    assert gone(pid)
 
 
 def test_every_wait_of_this_room_has_a_deadline() -> None:

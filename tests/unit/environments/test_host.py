@@ -133,25 +133,6 @@ def test_nothing_is_left_when_it_is_closed(make: Callable[..., ConversationHost]
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-TRAINER = """
-import os, sys, time
-from burnish.environments.host import ConversationHost
-from burnish.environments.warm_parent import Wanted
-host = ConversationHost(Wanted(tools=[sys.argv[1] + ":pid"]))
-sys.path[:0] = sys.argv[2].split(os.pathsep)
-from test_host import ask
-pids = [host.pid] + [int(ask(host.lease())) for _ in range(3)]
-held = [host.lease() for _ in range(2)]
-pids += [int(ask(one)) for one in held]
-if sys.argv[3] == "forked" and os.fork() == 0:
-    os.setsid()
-    time.sleep(60)
-    os._exit(0)
-print(*pids, flush=True)
-time.sleep(600)
-"""
-
-
 @pytest.mark.slow
 def test_a_process_says_whether_a_program_that_a_tool_started_still_runs(make: Callable[..., ConversationHost]) -> None:
     process = make(names=("start", "ended")).lease()
@@ -166,22 +147,6 @@ def test_a_process_says_whether_a_program_that_a_tool_started_still_runs(make: C
     os.kill(int(ask(process, "start", clean=clean, seconds=60)), signal.SIGTERM)
     ask(process, "ended", clean=clean)
     assert clean == [False, True]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["alone", pytest.param("forked", marks=pytest.mark.slow)])
-def test_nothing_outlives_a_training_process_that_is_killed(tmp_path: Path, how: str) -> None:
-    """Also if something that it has forked keeps the descriptors open: then it takes a few seconds."""
-    (tmp_path / "tools.py").write_text(TOOLS)
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    words = [sys.executable, "-c", TRAINER, str(tmp_path / "tools.py"), path, how]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as trainer:
-        assert trainer.stdout is not None
-        pids = [int(word) for word in trainer.stdout.readline().split()]
-        assert len(pids) == 6
-        assert all(map(runs, pids[4:]))
-        trainer.kill()
-        wait_for(lambda: not any(map(runs, pids)))
 
 
 @pytest.mark.parametrize(

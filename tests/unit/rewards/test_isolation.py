@@ -6,10 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -120,17 +118,6 @@ def test_asynchronous_rewards_pay_one_by_one(make_scorer: Any, make_items: Any, 
 
 
 @pytest.mark.slow
-def test_closing_ends_the_workers(make_scorer: Any, make_items: Any, nasty: Path) -> None:
-    scorer = make_scorer(f"{nasty}:nasty", workers=2)
-    scorer.score(make_items(["ab"] * 20))
-    pids = scorer.worker_pids
-    assert pids
-    assert all(map(runs, pids))
-    scorer.close()
-    wait_for(lambda: not any(map(runs, pids)))
-
-
-@pytest.mark.slow
 def test_an_error_leaves_no_worker(make_scorer: Any, make_items: Any, reward_file: Any) -> None:
     path = reward_file("""
         import time
@@ -163,51 +150,6 @@ def test_works_off_the_main_thread(make_scorer: Any, make_items: Any) -> None:
     thread.start()
     thread.join()
     assert scored[0].reward == 1.0
-
-
-PARENT = """
-    import signal, sys
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with it ignored
-    from burnish.config.schema import RewardConfig, ScoringConfig
-    from burnish.rewards import ProcessRewardScorer
-    from burnish.types import FinishReason, Prompt, Rollout
-
-    reward = RewardConfig(name=sys.argv[1] + ":nasty", timeout_seconds=float(sys.argv[3]))
-    scorer = ProcessRewardScorer([reward], ScoringConfig())
-    print(*scorer.worker_pids, flush=True)
-    items = [(Prompt(id="p", text="q"), Rollout("p", 0, 0, (), (1,), (0.0,), FinishReason.STOP, 0, sys.argv[2]))]
-    scorer.score(items)
-"""
-
-
-def _end_parent(
-    nasty: Path,
-    number: signal.Signals,
-    response: str,
-    timeout_seconds: float,
-    begun: Callable[[], bool] = lambda: True,
-) -> None:
-    """The worker is gone soon after its parent, which waits for the score of `response`, got the signal."""
-    program = [sys.executable, "-c", textwrap.dedent(PARENT), str(nasty), response, str(timeout_seconds)]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pids = [int(word) for word in parent.stdout.readline().split()]
-        time.sleep(0.5)
-        wait_for(begun)
-        assert pids
-        assert all(map(runs, pids))
-        parent.send_signal(number)
-        parent.wait(timeout=30)
-    wait_for(lambda: not any(map(runs, pids)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "response"), [(signal.SIGKILL, "loop"), (signal.SIGINT, "loop"), (signal.SIGKILL, "regex")]
-)
-def test_the_parents_end_is_the_workers_end(nasty: Path, number: signal.Signals, response: str) -> None:
-    """With `regex` no thread of the worker can run, but its supervisor is another process."""
-    _end_parent(nasty, number, response, 300)
 
 
 DAEMONS = """
@@ -281,17 +223,6 @@ def test_what_leaves_its_session_ends_with_its_worker(
         assert all(map(runs, pids))
         scorer.close()
     assert not any(map(runs, pids))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt the orphans below it")
-def test_what_leaves_its_session_ends_with_a_killed_training_process(reward_file: Any) -> None:
-    path = reward_file(DAEMONS)
-    _end_parent(
-        path, signal.SIGKILL, "twice forked/loop", 300, lambda: bool(path.with_name(path.name + ".pids").read_text())
-    )
-    left = _left_behind(path, 1)
-    wait_for(lambda: not any(map(runs, left)))
 
 
 TALKERS = """

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -400,22 +399,6 @@ def test_the_real_worker_says_when_there_is_no_vllm(make: Make) -> None:
     assert not has_vllm(sys.executable)
     with pytest.raises(RolloutError, match="No module named 'vllm'"):
         make(script=SCRIPT).generate(ONE, SAMPLING, seed=0, step=0)
-
-
-@pytest.mark.slow
-def test_the_real_worker_ends_with_its_parent(tmp_path: Path, gone: Callable[..., bool]) -> None:
-    program = (
-        "import sys, time; from pathlib import Path; from burnish.rollouts.vllm.process import WorkerProcess; "
-        "print(WorkerProcess(sys.executable, Path(sys.argv[1])).pid, flush=True); time.sleep(60)"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "log")]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    os.kill(pid, 0)
-    parent.kill()
-    parent.wait()
-    assert gone(pid)
 
 
 def test_the_real_worker_leaves_when_its_engine_does(tmp_path: Path) -> None:

@@ -1,0 +1,228 @@
+"""Whatever ends a family of processes ends all of it: one table of families and of ways to end them.
+
+Each case runs a program that opens the family and lets code of a user's run in it. Where it can, that code leaves a
+process that has left its session and asked to outlive its parent. Then something happens to the program or to the
+family, and no process of it is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from watching import children, runs, wait_for
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt the orphans below it"),
+]
+
+LEAVES = """
+import ctypes, os, pathlib, time
+def leave():
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            ctypes.CDLL(None).prctl(1, 0)
+            pathlib.Path(FILE + ".new").write_text(str(os.getpid()))
+            os.rename(FILE + ".new", FILE)
+            os.execvp("sleep", ["sleep", "1000"])
+        os._exit(0)
+    os.wait()
+"""
+WORK = """
+import re
+def work(response: str = "") -> str:
+    \"\"\"Leave a process, and hold the interpreter.\"\"\"
+    leave()
+    re.match(r"(a+)+$", "a" * 60 + "b")
+"""
+ROLES = """
+import contextlib, subprocess
+@contextlib.contextmanager
+def roles():
+    pathlib.Path(FILE).write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+    yield {}
+"""
+PROGRAM = """
+import os, pathlib, signal, sys, threading, time
+sys.path.insert(0, os.getcwd())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with it ignored
+{opening}
+print("open", flush=True)
+for line in sys.stdin:
+    if line == "fork\\n" and os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+        os._exit(0)
+    if line == "close\\n":
+        close()
+    print("done", flush=True)
+"""
+POOL = """
+from burnish.rewards.in_memory import functions_at_hand
+from burnish.rewards.loading import RewardSpec
+from burnish.rewards.pool import WorkerPool
+from burnish.rewards.tasks import Task
+import user
+with functions_at_hand({{"python:work": user.work}}):
+    pool = WorkerPool([RewardSpec("{name}", "work", timeout_seconds=600.0)], 1)
+pool.signatures()
+pool.begin([Task(0, (0,), ({{"response": "x"}},))])
+close = pool.close
+"""
+CONVERSATION = """
+from burnish.environments.host import ConversationHost
+from burnish.environments.warm_parent import Wanted
+host = ConversationHost(Wanted(tools=["user.py:work"]))
+held = host.lease()
+held.send({"do": "call", "name": "work", "arguments": {}, "limit": 1000, "seed": 0})
+close = host.close
+"""
+JOB = """
+from burnish.errors import SandboxError
+from burnish.sandbox.job import Limits
+from burnish.sandbox.parent import WarmParent
+parent = WarmParent("{tier}")
+def run():
+    try: parent.program(pathlib.Path("user.py").read_text() + "work()", "", Limits(600.0, 600.0, processes=64))
+    except SandboxError: pass
+thread = threading.Thread(target=run, daemon=True)
+thread.start()
+def close():
+    parent.stop()
+    thread.join()
+    parent.close()
+"""
+SESSIONS = """
+from burnish.sandbox.job import Limits
+from burnish.sandbox.sessions import Sessions
+sessions = Sessions("{tier}", limits=Limits(600.0, 600.0, processes=64))
+session = sessions.open(60.0)
+code = pathlib.Path("user.py").read_text() + "work()"
+threading.Thread(target=session.run, args=(code, 600.0), daemon=True).start()
+close = sessions.close
+"""
+VLLM = """
+from burnish.rollouts.vllm.process import WorkerProcess
+worker = WorkerProcess(sys.executable, pathlib.Path("log"))
+close = worker.kill
+"""
+ROLE = """
+from burnish.distributed.processes import RoleProcess
+import user
+close = RoleProcess("role", user.roles, threads=1).close
+"""
+
+
+@dataclass(frozen=True)
+class Family:
+    """opening: opens it, and sets `close`. processes: how many it has at least. leaves: whether the code of a user's
+    leaves a process; escapes: one that is in no group of the family's. outlives: what it is known not to end with."""
+
+    opening: str
+    processes: int
+    user: str = LEAVES + WORK
+    leaves: bool = True
+    escapes: bool = True
+    outlives: tuple[str, ...] = ()
+
+
+HELD = ("a fork holds what the program held, which is killed",)  # the end of their socket is all that these wait for
+CONFINED = "def leave(): pass\n" + WORK
+FAMILIES = {
+    "reward in a file": Family(POOL.format(name="user.py:work"), 3),
+    "reward in memory": Family(POOL.format(name="python:work"), 3),
+    "conversation": Family(CONVERSATION, 3),
+    "job": Family(JOB.format(tier="process"), 3, outlives=HELD),
+    "confined job": Family(JOB.format(tier="landlock"), 2, CONFINED, leaves=False, outlives=HELD),
+    "session": Family(SESSIONS.format(tier="process"), 3, outlives=HELD),
+    "confined session": Family(SESSIONS.format(tier="landlock"), 2, CONFINED, leaves=False, outlives=HELD),
+    "vLLM": Family(VLLM, 1, "", leaves=False, outlives=("it is stopped, and the program is killed",)),
+    "role": Family(ROLE, 2, LEAVES + ROLES, escapes=False),
+}
+EVENTS = (
+    "the program closes it",
+    "it is stopped, and the program closes it",
+    "the program is interrupted",
+    "the program is killed",
+    "a fork holds what the program held, which is killed",
+    "it is stopped, and the program is killed",
+    "its first process is killed, and the program closes it",
+    "its last process is killed, and the program closes it",
+)
+CASES = [(name, event) for name, family in FAMILIES.items() for event in EVENTS if event not in family.outlives]
+
+
+@dataclass
+class Opened:
+    """A program with a family, and the processes of that, the first one its own child."""
+
+    program: subprocess.Popen[str]
+    started: list[int]
+    left: int | None
+    holders: list[int] = field(default_factory=list)
+
+    def say(self, word: str) -> None:
+        assert self.program.stdin is not None
+        assert self.program.stdout is not None
+        self.program.stdin.write(f"{word}\n")
+        self.program.stdin.flush()
+        assert self.program.stdout.readline() == "done\n"
+
+    def signal(self, number: int, *pids: int) -> None:
+        for pid in pids or self.started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+@pytest.fixture
+def opened(request: Any, tmp_path: Path) -> Iterator[Opened]:
+    family = FAMILIES[request.getfixturevalue("name")]
+    file = tmp_path / "left"
+    (tmp_path / "user.py").write_text(f"FILE = {str(file)!r}\n{family.user}")
+    words = [sys.executable, "-c", PROGRAM.format(opening=family.opening)]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "open\n"
+        wait_for(lambda: len(children(program.pid)) >= family.processes and family.leaves <= file.exists())
+        left = int(file.read_text()) if family.leaves else None
+        # The first one started is the program's child, and processes get rising numbers.
+        mine = Opened(program, sorted(children(program.pid)), left)
+        yield mine
+        program.kill()
+    mine.signal(signal.SIGKILL, *mine.started, *mine.holders)
+
+
+@pytest.mark.parametrize(("name", "event"), CASES)
+def test_nothing_is_left_of_a_family(name: str, event: str, opened: Opened) -> None:
+    family, program = FAMILIES[name], opened.program
+    gone = opened.started
+    assert opened.left is None or opened.left in gone
+    match event:
+        case "its first process is killed, and the program closes it":
+            opened.signal(signal.SIGKILL, gone[0])
+            if family.escapes:  # nobody is there to adopt what has left its session
+                gone = [pid for pid in gone if pid != opened.left]
+        case "its last process is killed, and the program closes it":
+            opened.signal(signal.SIGKILL, max(pid for pid in gone if pid != opened.left))
+        case _ if "stopped" in event:
+            opened.signal(signal.SIGSTOP)
+        case _ if "a fork" in event:
+            opened.say("fork")
+            opened.holders = list(children(program.pid) - set(gone))
+    if "closes" in event:
+        opened.say("close")
+    else:
+        program.send_signal(signal.SIGINT if "interrupted" in event else signal.SIGKILL)
+    wait_for(lambda: not any(map(runs, gone)), seconds=0.1 if event == "the program closes it" else 60.0)
