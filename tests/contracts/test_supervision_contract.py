@@ -46,10 +46,9 @@ def work(response: str = "") -> str:
     re.match(r"(a+)+$", "a" * 60 + "b")
 """
 ROLES = """
-import contextlib, subprocess
+import contextlib
 @contextlib.contextmanager
 def roles():
-    pathlib.Path(FILE).write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
     yield {}
 """
 PROGRAM = """
@@ -126,13 +125,12 @@ close = RoleProcess("role", user.roles, threads=1).close
 @dataclass(frozen=True)
 class Family:
     """opening: opens it, and sets `close`. processes: how many it has at least. leaves: whether the code of a user's
-    leaves a process; escapes: one that is in no group of the family's. outlives: what it is known not to end with."""
+    leaves a process. outlives: what it is known not to end with."""
 
     opening: str
     processes: int
     user: str = LEAVES + WORK
     leaves: bool = True
-    escapes: bool = True
     outlives: tuple[str, ...] = ()
 
 
@@ -147,7 +145,7 @@ FAMILIES = {
     "session": Family(SESSIONS.format(tier="process"), 3, outlives=HELD),
     "confined session": Family(SESSIONS.format(tier="landlock"), 2, CONFINED, leaves=False, outlives=HELD),
     "vLLM": Family(VLLM, 1, "", leaves=False, outlives=("it is stopped, and the program is killed",)),
-    "role": Family(ROLE, 2, LEAVES + ROLES, escapes=False),
+    "role": Family(ROLE, 1, ROLES, leaves=False),
 }
 EVENTS = (
     "the program closes it",
@@ -206,14 +204,13 @@ def opened(request: Any, tmp_path: Path) -> Iterator[Opened]:
 
 @pytest.mark.parametrize(("name", "event"), CASES)
 def test_nothing_is_left_of_a_family(name: str, event: str, opened: Opened) -> None:
-    family, program = FAMILIES[name], opened.program
+    program = opened.program
     gone = opened.started
     assert opened.left is None or opened.left in gone
     match event:
         case "its first process is killed, and the program closes it":
             opened.signal(signal.SIGKILL, gone[0])
-            if family.escapes:  # nobody is there to adopt what has left its session
-                gone = [pid for pid in gone if pid != opened.left]
+            gone = [pid for pid in gone if pid != opened.left]  # nobody is there to adopt it
         case "its last process is killed, and the program closes it":
             opened.signal(signal.SIGKILL, max(pid for pid in gone if pid != opened.left))
         case _ if "stopped" in event:
