@@ -15,7 +15,6 @@ from watching import children
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RunConfig
-from burnish.planning.memory import Trained
 from burnish.planning.seats import seats_of
 from burnish.trainers.placement import model_facts, this_machine
 
@@ -99,7 +98,7 @@ def test_no_process_takes_more_than_its_plan(
         rows = tmp_path / "pairs.jsonl"
         rows.write_text('{"prompt": "1+1=", "completion": "02"}\n' * 40)
         of_kind = {"data": {"train": str(rows)}, "max_tokens": 16, "optimization": {"tokens_per_batch": 128}}
-    config: Trained = load_run_data({**common, **of_kind, **fields}, (), kind).config  # type: ignore[arg-type, assignment]
+    config: RunConfig = load_run_data({**common, **of_kind, **fields}, (), kind).config  # type: ignore[arg-type, assignment]
     planned = {seat.name: seat.host_bytes for seat in seats_of(config, model_facts(config), this_machine())}
     peaks = peaks_of([sys.executable, "-m", "burnish", kind, run_file(config)], tmp_path / "log")
     ratios = {name: round(peak / planned[name], 2) for name, peak in peaks.items()}

@@ -14,7 +14,8 @@ from burnish.api.preparing import Given, as_overrides, kind_of, output_of, prepa
 from burnish.api.rollouts import RecordedRollout, recorded
 from burnish.api.run import WEIGHTS_FOLDER, Run, run_config, with_saved_tokenizer
 from burnish.checkpointing.chaining import find_checkpoint
-from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
+from burnish.config.kinds import USUAL, find_kind, load
+from burnish.config.schema import RunConfig
 from burnish.errors import ConfigError
 from burnish.machine.collecting import uncollected
 from burnish.models.loading_bars import without_loading_bars
@@ -72,26 +73,24 @@ def evaluate(
     with ExitStack() as stack:
         stack.enter_context(without_loading_bars())
         config, weights, inputs = stack.enter_context(_measurable(target, fields))
-        if isinstance(config, RlConfig):
-            _refuse_what_domains_own(config, fields, data is not None, rewards is not None)
+        _refuse_what_domains_own(config, fields, data is not None, rewards is not None)
         inputs.write(may_change=True)
         stack.enter_context(functions_at_hand(inputs.functions))
         report = measured(config, Console(quiet=quiet), weights)
     return Evaluation(report.metrics, report.metrics_file.parent, report.rollouts_file)
 
 
-def _refuse_what_domains_own(config: RlConfig, fields: Mapping[str, object], has_data: bool, has_rewards: bool) -> None:
+def _refuse_what_domains_own(
+    config: RunConfig, fields: Mapping[str, object], has_data: bool, has_rewards: bool
+) -> None:
     """`data` and `rewards` stand in for all of a run's own, but what a domain names itself stays as it is. ConfigError
     if there is any of it that the call does not replace by name."""
     by_name = fields.get("domains")
-    for name, domain in config.domains.items():
+    for name, own in config.own_of_domains.items():
         replaced = fields.get(f"domains.{name}", by_name.get(name) if isinstance(by_name, Mapping) else None)
-        for argument, given, field, own in (
-            ("data", has_data, "eval", domain.eval),
-            ("rewards", has_rewards, "rewards", domain.rewards),
-        ):
+        for argument, given, field in (("data", has_data, "eval"), ("rewards", has_rewards, "rewards")):
             named = f"domains.{name}.{field}" in fields or (isinstance(replaced, Mapping) and field in replaced)
-            if given and own and not named:
+            if given and own[field] and not named:
                 raise ConfigError(
                     f"burnish.evaluate got {argument}, but the domain {name} has {field} of its own",
                     remedy=f'replace them by name: domains={{"{name}": {{"{field}": ...}}}}',
@@ -102,19 +101,10 @@ def measured(config: RunConfig, console: Console, weights: Path | None) -> EvalR
     """The measurements of this kind of run, on its model or on saved weights."""
     with uncollected():
         from burnish.forward.precision import without_autocast
-        from burnish.trainers.held_out import evaluate_rm_run, evaluate_sft_run
-        from burnish.trainers.rl.run import evaluate_run
 
+        evaluate_kind = load(find_kind(config.kind).evaluate)
     with without_autocast():
-        match config:
-            case RlConfig():
-                return evaluate_run(config, console=console, weights=weights)
-            case SftConfig():
-                return evaluate_sft_run(config, console=console, weights=weights)
-            case RmConfig():
-                return evaluate_rm_run(config, console=console, weights=weights)
-            case _:
-                raise TypeError(f"no evaluation for {type(config).__name__}")
+        return evaluate_kind(config, console=console, weights=weights)
 
 
 @contextmanager
@@ -131,7 +121,7 @@ def _measurable(target: object, fields: dict[str, object]) -> Iterator[tuple[Run
         kind = kind_of(given, fields)
     else:
         # A run file has to name training data, which nothing reads here.
-        given, kind = {"model": target, "data": {"train": "none.jsonl"}}, "rl"
+        given, kind = {"model": target, "data": {"train": "none.jsonl"}}, USUAL
     output = fields.get("output", output_of(given))
     if output is not None:  # perhaps that of a run, whose own inputs stay as they are
         call = prepare(kind, given, fields, Inputs(_inputs_folder(Path(str(output)))), "burnish.evaluate")

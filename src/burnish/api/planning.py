@@ -5,26 +5,24 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, kind_of, next_folder, output_of, prepare
+from burnish.config.kinds import find_kind, load
 from burnish.config.loading import LoadedConfig
-from burnish.config.schema import RlConfig, RmConfig, RunConfig, SftConfig
+from burnish.config.schema import RunConfig
 from burnish.errors import CheckpointError
 from burnish.models.loading_bars import without_loading_bars
 from burnish.planning.fitting import Fitting, Reload
 from burnish.planning.machines import Machine
-from burnish.planning.memory import Trained
-from burnish.planning.plan import Plan, PlanLine
+from burnish.planning.plan import Plan, PlanLine, Preview
 from burnish.planning.timing import RunTime
 from burnish.simulation.gantt import seconds_in_words
 
 if TYPE_CHECKING:
     from burnish.planning.model_facts import ModelFacts, RewardFacts
-    from burnish.trainers.rl.preflight import Preview
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
     refuse there."""
     from burnish.checkpointing.sources import check_output
     from burnish.planning.microbatch import microbatch_of, with_microbatch
-    from burnish.planning.plan import seated
+    from burnish.planning.plan import plan_of_kind, seated
     from burnish.trainers.placement import model_facts, reward_facts, this_machine, with_kept_speed
 
     assumed = assumed or Assumed()
@@ -138,16 +136,14 @@ def plan_of(loaded: LoadedConfig, notes: list[str], assumed: Assumed | None = No
             notes.append(
                 "trainers and workers are on the Ray cluster's machines: --on (docs/plan.md) compares with those"
             )
-    data = _data_of(config, facts, here=here)
-    if here and isinstance(config, RlConfig) and data.rows is None:
-        notes.append("data.train names a data set on the hub, so the number of prompts is unknown")
+    data: Preview = load(find_kind(config.kind).preview)(config, facts, here=here)
     notes.extend(data.notes)
     machine = assumed.machine or this_machine()
-    plan = seated(_plan_of_kind(config, data, facts), config, facts, machine, rewards)
+    plan = seated(plan_of_kind(config, data, facts), config, facts, machine, rewards)
     if facts is None:
         return plan
 
-    def settled(config: Trained) -> Trained:
+    def settled(config: RunConfig) -> RunConfig:
         """With the tokens of a micro-batch that this machine has memory for, if the run file leaves them to it."""
         return with_microbatch(config, microbatch_of(config, facts, machine, rewards).tokens)
 
@@ -176,7 +172,7 @@ def _notes_elsewhere(plan: Plan, machine: Machine) -> Iterator[str]:
         yield "the time is unknown: name a known card, or state tflops and bandwidth_gbs in a file (docs/plan.md)"
 
 
-def _pinned(config: RunConfig, notes: list[str], *, here: bool) -> Trained:
+def _pinned(config: RunConfig, notes: list[str], *, here: bool) -> RunConfig:
     """The run with its model paths that name runs replaced. Elsewhere such a run may be missing."""
     from burnish.trainers.chaining import pinned
 
@@ -187,47 +183,12 @@ def _pinned(config: RunConfig, notes: list[str], *, here: bool) -> Trained:
             raise
         chained = [error.message]
     notes.extend(chained)
-    assert isinstance(config, RlConfig | RmConfig | SftConfig)  # there are no other kinds of run files
     return config
-
-
-def _data_of(config: Trained, facts: ModelFacts | None, *, here: bool) -> Preview:
-    """The rows of a run, with the checks of the settings. Raises what the run would refuse before it loads a model."""
-    from burnish.trainers.rl import preflight
-
-    context = None if facts is None else facts.context_tokens
-    if isinstance(config, RlConfig):
-        if facts is not None:
-            preflight.check_fit(config, context, facts.vocabulary_size)
-        if here:
-            return preflight.preview(config, context)
-        return preflight.preview_elsewhere(config, partial(preflight.local_rows, config, context))
-    from burnish.trainers import preview  # imports what trains
-
-    if isinstance(config, RmConfig):
-        count = partial(preview.compared_rows, config, context)
-        return preview.preview_rm(config, context) if here else preflight.preview_elsewhere(config, count)
-    count = partial(preview.count_examples, config, context)
-    return preview.preview_sft(config, context) if here else preflight.preview_elsewhere(config, count)
-
-
-def _plan_of_kind(config: Trained, data: Preview, facts: ModelFacts | None) -> Plan:
-    from burnish.planning.plan import plan_rl, plan_sft
-    from burnish.planning.plan_rm import plan_rm
-
-    match config:
-        case RlConfig():
-            return plan_rl(config, num_prompts=data.rows, facts=facts)
-        case RmConfig():
-            return plan_rm(config, num_comparisons=data.rows, num_tokens=data.tokens, facts=facts)
-        case SftConfig():
-            rows, tokens = data.rows, data.tokens
-            return plan_sft(config, num_examples=rows, num_tokens=tokens, num_steps=data.steps, facts=facts)
 
 
 def _time_of(
     plan: Plan,
-    config: Trained,
+    config: RunConfig,
     facts: ModelFacts,
     machine: Machine,
     rewards: tuple[RewardFacts, ...],
@@ -236,18 +197,15 @@ def _time_of(
 ) -> RunTime | None:
     """The time of the run; None if the speed of the machine is unknown."""
     from burnish.planning.seats import runs_on_gpu, sharding_of
-    from burnish.planning.timing import StepTimes, assumed_lengths
+    from burnish.planning.timing import assumed_lengths, times_of
 
     if machine.speed is None or (machine.gpu_bytes and not runs_on_gpu(config, machine)):
         return None
-    texts = (config.candidates or 2) if isinstance(config, RmConfig) else 1
-    mean = data.tokens / (texts * data.rows) if data.tokens and data.rows else None
+    mean = data.tokens / (config.texts_each * data.rows) if data.tokens and data.rows else None
     lengths = assumed_lengths(config, mean, assumed.response_tokens or recorded_response(config))
     sharding = sharding_of(config, facts, machine, rewards).sharding
-    times = StepTimes(config, facts, machine, machine.speed, lengths, rewards, sharding)
-    evaluated, evaluation = _evaluated(config, data.heldout), 0.0
-    if isinstance(config, RlConfig) and evaluated:
-        evaluation = (plan.evaluations or 0) * times.rollout(config, evaluated)
+    times = times_of(config)(config, facts, machine, machine.speed, lengths, rewards, sharding)
+    evaluation = (plan.evaluations or 0) * times.evaluation(data.heldout)
     return times.of_run(plan.steps, evaluation, assumed.price)
 
 
@@ -282,14 +240,6 @@ def recorded_response(config: RunConfig) -> float | None:
     rows = list(read_rows(file)) if file.is_file() else []
     found = [float(row["rollout/response_tokens_mean"]) for row in rows if "rollout/response_tokens_mean" in row]
     return sum(found) / len(found) if found else None
-
-
-def _evaluated(config: Trained, heldout: int | None) -> int | None:
-    """Responses of one evaluation; None if the held-out prompts are not counted."""
-    if heldout is None or not isinstance(config, RlConfig):
-        return None
-    most, samples = config.evaluation.max_prompts, max(1, config.evaluation.samples)
-    return samples * (heldout if most is None else min(most, heldout))
 
 
 def _emulation_notes(config: RunConfig) -> Iterator[str]:

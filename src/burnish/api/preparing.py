@@ -13,7 +13,7 @@ from pathlib import Path
 from burnish.api.inputs import Inputs, inputs_of
 from burnish.checkpointing.run import RunDirectory
 from burnish.config.loading import LoadedConfig, kind_of_data, load_run_data, load_run_file
-from burnish.config.schema import Kind, RlConfig, RmConfig, RunConfig, SftConfig
+from burnish.config.schema import RunConfig
 from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import ConfigError
 
@@ -33,7 +33,7 @@ class Prepared:
 
 @contextmanager
 def prepared_run(
-    kind: Kind, given: Given, fields: Mapping[str, object], caller: str, *, folder_name: str | None = None
+    kind: str, given: Given, fields: Mapping[str, object], caller: str, *, folder_name: str | None = None
 ) -> Iterator[Prepared]:
     """The call as a run. Without an `output` it gets a new folder, which is removed if an error ends the call before
     the run has begun there."""
@@ -50,7 +50,7 @@ def prepared_run(
         raise
 
 
-def prepare(kind: Kind, given: Given, fields: Mapping[str, object], inputs: Inputs, caller: str) -> Prepared:
+def prepare(kind: str, given: Given, fields: Mapping[str, object], inputs: Inputs, caller: str) -> Prepared:
     """Check the run as the command line would. `fields` override it as overrides do there: dictionaries are merged, and
     a name may have dots. ConfigError that lists every problem."""
     try:
@@ -61,7 +61,7 @@ def prepare(kind: Kind, given: Given, fields: Mapping[str, object], inputs: Inpu
         ) from error
 
 
-def _prepare(kind: Kind, given: Given, fields: Mapping[str, object], inputs: Inputs, caller: str) -> Prepared:
+def _prepare(kind: str, given: Given, fields: Mapping[str, object], inputs: Inputs, caller: str) -> Prepared:
     if isinstance(given, RunConfig):
         given = given.model_dump(mode="json", exclude_unset=True)
     if isinstance(given, (str, Path)):
@@ -76,15 +76,11 @@ def _prepare(kind: Kind, given: Given, fields: Mapping[str, object], inputs: Inp
     return Prepared(load_run_data(plain, as_overrides(inputs.plain(fields)), kind, source=caller), inputs)
 
 
-def kind_of(given: Given, fields: Mapping[str, object]) -> Kind:
+def kind_of(given: Given, fields: Mapping[str, object]) -> str:
     """Of which kind the run is: by its type, or by the keys of its data and of `fields`."""
     match given:
-        case RlConfig():
-            return "rl"
-        case SftConfig():
-            return "sft"
-        case RmConfig():
-            return "rm"
+        case RunConfig():
+            return given.kind
         case str() | Path():
             return kind_of_data(parse_yaml(read_run_text(Path(given))).data, fields)
     return kind_of_data(given, fields)

@@ -17,8 +17,8 @@ from burnish.checkpointing.chaining import Chosen, find_checkpoint
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.sources import split_choice, with_inputs_moved
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
+from burnish.config.kinds import find_kind
 from burnish.config.loading import LoadedConfig, kind_of_data, load_run_data
-from burnish.config.preset_layer import own_algorithm
 from burnish.config.schema import RunConfig
 from burnish.config.yaml_text import parse_value
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError
@@ -102,7 +102,7 @@ class Run:
         """The weights of the newest checkpoint, or of the one that `load_run` chose. ConfigError for a reward model,
         which generates nothing; CheckpointError before the first checkpoint."""
         folder, config = self.weights, self.config
-        if kind_of_data(config.model_dump()) == "rm":
+        if config.head == "score":
             raise ConfigError(
                 f"{self.output} trains a reward model, which has no policy",
                 remedy=f"its weights are {folder}; use it as a reward: burnish.rewards.model({str(self)!r})",
@@ -192,10 +192,11 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     data = run.read_config()
     data = with_inputs_moved(data, folder) | {"output": str(folder)}
     kind = kind_of_data(data)
-    if kind == "rm" and any(_sets(override, "data", "eval") for override in overrides):
-        data["held_out_fraction"] = 0.0
-    if kind == "rl" and any(_sets(override, "algorithm", "preset") for override in overrides):
-        data["algorithm"] = own_algorithm(data)
+
+    def is_set(section: str, field: str) -> bool:
+        return any(_sets(override, section, field) for override in overrides)
+
+    find_kind(kind).section.give_way(data, is_set)
     return load_run_data(data, overrides, kind, source=str(run.config_file))
 
 

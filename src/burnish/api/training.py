@@ -16,8 +16,8 @@ from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.run import move_run_aside
 from burnish.checkpointing.sources import check_output
 from burnish.checkpointing.store import CheckpointStore
+from burnish.config.kinds import find_kind, load
 from burnish.config.loading import LoadedConfig
-from burnish.config.schema import Kind, RlConfig, SftConfig
 from burnish.errors import ConfigError, DifferentRunError
 from burnish.machine.collecting import uncollected
 from burnish.models.loading_bars import without_loading_bars
@@ -86,7 +86,7 @@ def reward_model(
 
 
 def _train(
-    kind: Kind,
+    kind: str,
     config: Given,
     fields: Mapping[str, object],
     on_step: OnStep | None,
@@ -104,7 +104,7 @@ def _train(
     console, stop = Console(quiet=quiet), StopRequest()
     with ExitStack() as stack:
         stack.enter_context(without_loading_bars())
-        call = stack.enter_context(prepared_run(kind, config, fields, f"burnish.{_NAMES[kind]}"))
+        call = stack.enter_context(prepared_run(kind, config, fields, f"burnish.{find_kind(kind).function}"))
         output = Path(call.loaded.config.output)
         check_output(call.loaded.config)
         if fresh:
@@ -122,9 +122,6 @@ def _check_callback(on_step: object) -> None:
     """ConfigError for what cannot be called after a step."""
     if on_step is not None and not callable(on_step):
         raise ConfigError(f"on_step is {on_step!r:.80}, not a function", remedy="give one of the run and its metrics")
-
-
-_NAMES = {"rl": "train", "sft": "sft", "rm": "reward_model"}
 
 
 def move_aside(output: Path, console: Console) -> None:
@@ -158,16 +155,9 @@ def trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool, las
 
 
 def _trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool, lasting: bool) -> RunResult:
-    config = loaded.config
-    if isinstance(config, RlConfig):
-        with uncollected(lasting=lasting):
-            from burnish.trainers.cluster import train_rl
-        return train_rl(config, console=console, accept_changes=accept_changes)
     with uncollected(lasting=lasting):
-        from burnish.trainers.learning_cluster import train_reward_model, train_sft
-    if isinstance(config, SftConfig):
-        return train_sft(config, console=console, accept_changes=accept_changes)
-    return train_reward_model(loaded.rm, console=console, accept_changes=accept_changes)
+        train_kind = load(find_kind(loaded.config.kind).train)
+    return train_kind(loaded.config, console=console, accept_changes=accept_changes)
 
 
 def _run_trainer(loaded: LoadedConfig, console: Console, stop: StopRequest, *, accept_changes: bool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from burnish.checkpointing.run import CONFIG_FILE, RunDirectory
 from burnish.checkpointing.sources import split_choice
 from burnish.checkpointing.store import Checkpoint, CheckpointStore, verify
+from burnish.config.kinds import find_kind
 from burnish.config.loading import kind_of_data
 from burnish.errors import CheckpointError
 from burnish.observability.history import read_history
@@ -19,12 +20,6 @@ from burnish.words import did_you_mean, suggestion
 BEST = "best"
 _MAX_DIGITS = 18
 """More than any step has. `int` raises ValueError for thousands of digits."""
-DEFAULT_METRICS = {
-    "rl": ("eval/accuracy", "eval/reward_mean"),
-    "sft": ("eval/loss",),
-    "rm": ("eval/accuracy",),
-}
-"""Kind of run -> metrics for `@best`. The first one that the run has measured is used."""
 LOWER_IS_BETTER = ("loss", "perplexity", "error", "truncated", "failed")
 """A metric without a direction in the table, and of no family there, is best when lowest if the last part of its name
 has one of these words."""
@@ -147,7 +142,7 @@ def _argbest(values: Mapping[int, float], lower: bool) -> int:
 
 
 def _default_metric(folder: Path, measured: Mapping[str, object], field: str) -> str:
-    candidates = DEFAULT_METRICS[kind_of_data(RunDirectory(folder).read_config())]
+    candidates = find_kind(kind_of_data(RunDirectory(folder).read_config())).best
     found = next((name for name in candidates if name in measured), None)
     if found is None:
         listed = ", ".join(_comparable(measured)) or "none"

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from burnish import __version__
 from burnish.checkpointing.lock import LOCK_FILE, RunLock
 from burnish.checkpointing.sources import with_inputs_moved
-from burnish.config.schema import RlConfig, RunConfig
+from burnish.config.schema import RunConfig
 from burnish.config.secrets import masked, masked_command, restored
 from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DifferentRunError
@@ -151,7 +151,7 @@ class RunDirectory:
         CheckpointError if the folder cannot be written.
         """
         try:
-            if _records_rollouts(config):
+            if config.logging.keeps_rollouts:
                 self.rollouts.mkdir(parents=True, exist_ok=True)
             self._remove_torn_files()
             self._add_environment(accepted)
@@ -206,7 +206,7 @@ class RunDirectory:
 
         Raises CheckpointError if the folder cannot be written.
         """
-        wanted = [self.config_file, self.environment_file, *([self.rollouts] if _records_rollouts(config) else [])]
+        wanted = [self.config_file, self.environment_file, *([self.rollouts] if config.logging.keeps_rollouts else [])]
         missing = [path for path in wanted if not path.exists()]
         try:
             if self.config_file in missing:
@@ -227,10 +227,6 @@ class RunDirectory:
         start = environment() | ({"accepted_changes": list(accepted)} if accepted else {})
         content = {"starts": [*self._earlier_starts(), start]}
         write_text_atomically(self.environment_file, json.dumps(content, indent=2) + "\n")
-
-
-def _records_rollouts(config: RunConfig) -> bool:
-    return isinstance(config, RlConfig) and config.logging.record_rollouts
 
 
 def dump_config(config: RunConfig) -> str:

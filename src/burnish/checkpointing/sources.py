@@ -10,12 +10,11 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Literal
 
-from burnish.config.names import IN_MEMORY, KEEP_THINKING, MODEL_REWARD
-from burnish.config.schema import RlConfig, RmConfig, RunConfig
-from burnish.config.schema_conversation import ConversationConfig
+from burnish.config.names import IN_MEMORY, is_template_file
 from burnish.config.schema_data import DataSource
+from burnish.config.schema_run import RunConfig
 from burnish.errors import ConfigError
 from burnish.outside.reading import FOLDER, file_problem
 from burnish.types import Json
@@ -83,16 +82,20 @@ def read_places(config: RunConfig) -> Iterator[Place]:
     yield Place("model.path", model.path, "settings" if model.from_scratch else "model")
     if model.tokenizer is not None:
         yield Place("model.tokenizer", model.tokenizer, "settings")
-    if _names_template(model.chat_template):
+    if is_template_file(model.chat_template):
         yield Place("model.chat_template", model.chat_template, "settings")
     yield from of_sources(config.named_sources("train"))
-    if isinstance(config, RlConfig):
-        yield from _of_rl(config)
-    if isinstance(config, RmConfig):
-        if config.normalization.policy is not None:
-            yield Place("normalization.policy", config.normalization.policy, "model")
-        yield from of_sources(_by_place("normalization.prompts", config.normalization.prompts))
-        yield from of_sources(_by_place("normalization.references", config.normalization.references))
+    for field, text, kind in config.named_places():
+        if kind == "function":
+            yield Place(field, str(Path(config.output, INPUTS_FOLDER, function_file(text))), "settings")
+        else:
+            yield Place(field, text, kind)
+
+
+def of_sources(sources: Mapping[str, DataSource]) -> Iterator[Place]:
+    """Yield the files and folders of data sources; none for generated rows (their settings are in the run file)."""
+    named = ((field, source.path) for field, source in sources.items() if source.reasoning_gym is None)
+    return (Place(field, path, "data") for field, path in named)
 
 
 def function_file(name: str) -> Path:
@@ -107,58 +110,6 @@ def existing(text: str) -> Path | None:
     except RuntimeError:  # `~user` for a user that does not exist
         return None
     return path if file_problem(path) in (None, FOLDER) else None
-
-
-def _of_rl(config: RlConfig) -> Iterator[Place]:
-    for field, reward in config.named_rewards.items():
-        if reward.name.startswith(MODEL_REWARD):
-            yield Place(field, reward.name.removeprefix(MODEL_REWARD), "model")
-        elif reward.name.startswith(IN_MEMORY):
-            yield Place(field, str(Path(config.output, INPUTS_FOLDER, function_file(reward.name))), "settings")
-        else:
-            yield Place(field, reward.name, "code")
-        for name, value in reward.options.items():
-            if isinstance(value, str):
-                of_judge = reward.name == "judge" and name == "model_path"
-                yield Place(f"{field}.options.{name}", value, "model" if of_judge else "option")
-    yield Place("algorithm.estimator", config.algorithm.estimator, "code")
-    yield Place("algorithm.loss", config.algorithm.loss, "code")
-    yield Place("rollout.engine", config.rollout.engine, "code")
-    yield from _of_conversation("conversation", config.conversation)
-    for name, domain in config.domains.items():
-        yield from _of_conversation(f"domains.{name}.conversation", domain.conversation)
-        if _names_template(domain.chat_template):
-            yield Place(f"domains.{name}.chat_template", domain.chat_template, "settings")
-    if config.critic.init not in ("policy", "reward_model"):
-        yield Place("critic.init", config.critic.init, "model")
-
-
-def _names_template(chat_template: str | None) -> TypeGuard[str]:
-    """Return whether the value names a file. With a brace it is the template itself."""
-    return chat_template is not None and "{" not in chat_template and chat_template != KEEP_THINKING
-
-
-def _of_conversation(section: str, conversation: ConversationConfig | None) -> Iterator[Place]:
-    """The code of tools, environment and parser."""
-    if conversation is None:
-        return
-    for index, tool in enumerate(conversation.own_tools):
-        yield Place(f"{section}.tools.{index}", tool, "code")
-    if conversation.environment is not None:
-        yield Place(f"{section}.environment", conversation.environment, "code")
-    if conversation.agent is not None:
-        yield Place(f"{section}.agent", conversation.agent, "code")
-    yield Place(f"{section}.parser", conversation.parser, "code")
-
-
-def of_sources(sources: Mapping[str, DataSource]) -> Iterator[Place]:
-    """Yield the files and folders of data sources; none for generated rows (their settings are in the run file)."""
-    named = ((field, source.path) for field, source in sources.items() if source.reasoning_gym is None)
-    return (Place(field, path, "data") for field, path in named)
-
-
-def _by_place(field: str, sources: Sequence[DataSource]) -> dict[str, DataSource]:
-    return {f"{field}.{index}": source for index, source in enumerate(sources)}
 
 
 def _files(place: Place) -> Found:

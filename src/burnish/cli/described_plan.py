@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from burnish.api.planning import time_lines
 from burnish.config.loading import LoadedConfig, flat_values
-from burnish.config.schema import RUN_FILES
 from burnish.config.secrets import masked
 from burnish.planning.fitting import COLUMNS, Fit, MemoryTable
 from burnish.planning.memory import bytes_in_words
@@ -28,7 +27,6 @@ WIDTH = 80
 """Of the text, in characters. It does not follow the terminal."""
 _NAME, _KIND, _COLUMN = 24, 16, 12
 _OF_CHANGED = ("one step", "tokens a second", "whole run", "cost")
-_COMMANDS = {section: kind for kind, section in RUN_FILES.items()}
 
 
 def described_lines(plan: Plan, loaded: LoadedConfig, notes: Sequence[str], overrides: Sequence[str]) -> Iterator[str]:
@@ -52,7 +50,7 @@ def described_lines(plan: Plan, loaded: LoadedConfig, notes: Sequence[str], over
         yield from _fit(plan.fit, plan.machine)
         if plan.fit.changes:
             words = [loaded.source, *overrides, *plan.fit.words]
-            yield from _continued([f"  burnish {_COMMANDS[type(loaded.config)]}", *map(shlex.quote, words)])
+            yield from _continued([f"  burnish {loaded.config.kind}", *map(shlex.quote, words)])
         if plan.changed_time is not None:
             for line in time_lines(plan.changed_time):
                 if line.name in _OF_CHANGED:

@@ -14,8 +14,8 @@ from rich.console import Console
 from burnish.errors import ConfigError
 
 if TYPE_CHECKING:
+    from burnish.config.schema import RunConfig
     from burnish.doctor.examination import Report
-    from burnish.planning.memory import Trained
 
 EXIT_CANNOT_RUN = 1
 FORMAT = 2
@@ -66,11 +66,10 @@ def examine_machine(model: Model = None, as_json: AsJson = False, quick: Quick =
         raise typer.Exit(EXIT_CANNOT_RUN)
 
 
-def _about(given: str) -> Trained | Path:
+def _about(given: str) -> RunConfig | Path:
     """The run of a run file or of a run's folder, or a model's folder. ConfigError for anything else."""
     from burnish.checkpointing.run import CONFIG_FILE
     from burnish.cli.run_files import load_any_run_file
-    from burnish.config.schema import RlConfig, RmConfig, SftConfig
 
     path = Path(given).expanduser()
     if (path / "config.json").is_file():
@@ -81,9 +80,7 @@ def _about(given: str) -> Trained | Path:
             f"{given!r} is neither a model's folder nor a run's: it holds neither config.json nor {CONFIG_FILE}",
             remedy="give a model folder, a run file or the folder of a run",
         )
-    config = load_any_run_file(str(file), ()).config
-    assert isinstance(config, RlConfig | SftConfig | RmConfig)  # there are no other kinds of run files
-    return config
+    return load_any_run_file(str(file), ()).config
 
 
 def _show(report: Report) -> None:

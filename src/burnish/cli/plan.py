@@ -18,7 +18,6 @@ from burnish.cli.arguments import Overrides, RunFile
 if TYPE_CHECKING:
     from burnish.config.loading import LoadedConfig
     from burnish.config.schema import RunConfig
-    from burnish.planning.memory import Trained
     from burnish.planning.plan import Plan
 
 All = Annotated[bool, typer.Option("--all", help="List every value of the configuration, including defaults.")]
@@ -114,8 +113,8 @@ def show_plan(
 
         machine = None if on is None else described_machine(on)
 
-        def reload(words: Sequence[str]) -> Trained:
-            return load_any_run_file(file, [*(overrides or ()), *words]).trained
+        def reload(words: Sequence[str]) -> RunConfig:
+            return load_any_run_file(file, [*(overrides or ()), *words]).config
 
         plan = plan_of(loaded, notes, Assumed(response_tokens, price, machine, reload))
     if as_json:
@@ -134,12 +133,9 @@ def show_plan(
 
 
 def _print_script(config: RunConfig, file: str, overrides: Sequence[str], options: Sequence[str]) -> None:
-    from burnish.api.preparing import kind_of
-    from burnish.config.schema import RlConfig, RmConfig, SftConfig
     from burnish.planning.slurm import batch_script, read_options
 
-    assert isinstance(config, RlConfig | RmConfig | SftConfig)  # there are no other kinds of run files
-    command = [sys.executable, "-m", "burnish", kind_of(config, {}), file, *overrides]
+    command = [sys.executable, "-m", "burnish", config.kind, file, *overrides]
     typer.echo(batch_script(config, command, Path.cwd(), read_options(options)), nl=False)
 
 

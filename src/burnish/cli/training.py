@@ -11,11 +11,10 @@ from rich.console import Console
 from burnish.errors import ConfigError
 
 if TYPE_CHECKING:
-    from burnish.config.schema import Kind
     from burnish.trainers.result import RunResult
 
 
-def train_from_file(kind: Kind, file: str, overrides: Sequence[str], *, fresh: bool, accept_changes: bool) -> None:
+def train_from_file(kind: str, file: str, overrides: Sequence[str], *, fresh: bool, accept_changes: bool) -> None:
     """Train as the run file says, and print where the results are. A process of torchrun that only serves does so."""
     from burnish.api.training import move_aside, trained
     from burnish.checkpointing.sources import check_output

@@ -12,21 +12,11 @@ from burnish.config.schema_cluster import ClusterConfig, TrainersConfig
 from burnish.config.schema_data import DataSource, ModelConfig
 from burnish.config.schema_optimization import OptimizationConfig
 from burnish.config.schema_rl import RlFields
-from burnish.config.schema_rm import RmFields
-from burnish.config.schema_run import RunConfig, SftFields
+from burnish.config.schema_run import RunConfig
 from burnish.words import suggestion
 
 
-def check_sft(config: SftFields) -> list[Problem]:
-    """List the contradictions in a run file of `burnish sft`."""
-    problems = [*check_training(config)]
-    if config.data.query is not None:
-        message = "is set, but supervised fine-tuning trains on entire documents"
-        problems.append(Problem("data.query", message, "remove it"))
-    return problems
-
-
-def check_training(config: SftFields | RmFields) -> Iterator[Problem]:
+def check_training(config: RunConfig) -> Iterator[Problem]:
     """Yield contradictions in a run file of a run that trains one model on data."""
     yield from held_out(config)
     yield from generated(config)
@@ -48,11 +38,8 @@ def check_complete(config: RunConfig, kind: str) -> list[Problem]:
     if not config.named_sources("train"):
         remedy = "add it, for example `data: {train: train.jsonl}`"
         problems.append(Problem("data.train", f"is empty, and {kind} needs training data", remedy))
-    if isinstance(config, RlFields) and not config.all_rewards:
-        remedy = "name at least one, for example `rewards: math` or `rewards: my_reward.py:score`"
-        problems.append(Problem("rewards", "is empty, but responses need at least one reward", remedy))
-    splits = isinstance(config, RmFields) and config.held_out_fraction > 0
-    if not config.named_sources("eval") and not splits and "every_steps" in config.evaluation.model_fields_set:
+    problems += config.missing()
+    if not config.holds_out and "every_steps" in config.evaluation.model_fields_set:
         every = config.evaluation.every_steps
         if every is not None and every != type(config.evaluation)().every_steps:
             message = f"is {every}, but data.eval is empty, so there is nothing to evaluate on"

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
+from pydantic import BaseModel
+
+from burnish.config import fields
+from burnish.config.schema_run import RunConfig
 
 TABLE = Path(__file__).with_suffix(".yaml")
-_MARKS = {"rollout": "rl", "optimization.tokens_per_batch": "sft", "optimization.comparisons_per_batch": "rm"}
-"""Fields by which run files tell their kind."""
 
 
-def advice(word: str, fields: Collection[str]) -> str | None:
-    """The corresponding setting in a run file with these fields; None if there is none.
+def advice(word: str, section: type[BaseModel]) -> str | None:
+    """The setting in a run file of this class; None if the word means nothing that it has.
 
     Two names are called equivalent only if unit and meaning are the same.
     """
     same, differs = _words()
-    kind = next((kind for mark, kind in _MARKS.items() if mark in fields), "")
-    if word in differs and kind:
-        return differs[word].get(kind) or differs[word].get("any")
-    return f"did you mean {same[word]}? (that is its name here)" if same.get(word) in fields else None
+    if word in differs and issubclass(section, RunConfig):
+        return differs[word].get(section.kind) or differs[word].get("any")
+    known = {field.path for field in fields.iter_fields(section)}
+    return f"did you mean {same[word]}? (that is its name here)" if same.get(word) in known else None
 
 
 @functools.cache

@@ -93,11 +93,10 @@ def _hints_inside(value: object, path: str, section: type[BaseModel]) -> list[st
     """List the settings for fields of another system's section. There a critic's fields are named like the policy's."""
     if not isinstance(value, dict):
         return []
-    fields_here = {f.path for f in fields.iter_fields(section)}
     found = []
     for word, inside in value.items():
         own = [f"critic_{word}"] if "critic" in path else []
-        told = next(filter(None, (advice(name, fields_here) for name in [*own, str(word)])), None)
+        told = next(filter(None, (advice(name, section) for name in [*own, str(word)])), None)
         deeper = _hints_inside(inside, f"{path}.{word}", section)
         found += deeper if isinstance(inside, dict) else [f"{word}: {told}"] if told is not None else []
     return found
@@ -108,7 +107,7 @@ def _hint(path: str, section: type[BaseModel], siblings: list[str]) -> str:
     prefix = f"{parent}." if parent else ""
     everywhere = {f.path for f in fields.iter_fields(section)}
     elsewhere = [p for p in everywhere if p.rpartition(".")[2] == word]
-    told = None if elsewhere else advice(word, everywhere)  # before a field that is only spelt like it
+    told = None if elsewhere else advice(word, section)  # before a field that is only spelt like it
     if told is not None:
         return told
     near = nearest(word, siblings)

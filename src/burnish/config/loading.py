@@ -18,9 +18,11 @@ from pydantic import ValidationError
 from burnish.config import fields
 from burnish.config.checks import check_complete
 from burnish.config.explain import explain
+from burnish.config.kinds import USUAL, find_kind, kind_of_keys
 from burnish.config.preset_layer import preset_of, preset_values
 from burnish.config.problems import Problem, raise_problems
-from burnish.config.schema import RUN_FILES, Kind, RlConfig, RmConfig, RunConfig, SftConfig
+from burnish.config.schema import RlConfig, RmConfig, SftConfig
+from burnish.config.schema_run import RunConfig
 from burnish.config.secrets import masked_places
 from burnish.config.yaml_text import ParsedYaml, parse_value, parse_yaml, read_run_text
 from burnish.errors import ConfigError
@@ -34,8 +36,6 @@ FILE = "file"
 DEFAULT = "default"
 _MAX_PARTS = 50
 """Most parts in a dotted key."""
-_ONLY_RL = set(RlConfig.model_fields) - set(SftConfig.model_fields) - set(RmConfig.model_fields)
-_ONLY_RM = set(RmConfig.model_fields) - set(SftConfig.model_fields) - set(RlConfig.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +50,25 @@ class LoadedConfig:
     @property
     def rl(self) -> RlConfig:
         """The configuration of an RL run. ConfigError if it is of another kind."""
-        return self._as(RlConfig)
+        return self.of(RlConfig)
 
     @property
     def sft(self) -> SftConfig:
         """The configuration of a supervised run. ConfigError if it is of another kind."""
-        return self._as(SftConfig)
+        return self.of(SftConfig)
 
     @property
     def rm(self) -> RmConfig:
         """The configuration of a reward model's run. ConfigError if it is of another kind."""
-        return self._as(RmConfig)
+        return self.of(RmConfig)
 
-    @property
-    def trained(self) -> RlConfig | SftConfig | RmConfig:
-        """The configuration of a run of any kind."""
-        assert isinstance(self.config, RlConfig | SftConfig | RmConfig)  # there are no others
-        return self.config
-
-    def _as(self, wanted: type[_Run]) -> _Run:
+    def of(self, wanted: type[_Run]) -> _Run:
+        """The configuration of a run of this kind. ConfigError if it is of another."""
         if isinstance(self.config, wanted):
             return self.config
-        commands = {section: f"`burnish {kind}`" for kind, section in RUN_FILES.items()}
         raise ConfigError(
-            f"{self.source} is a run file of {commands[type(self.config)]}", remedy=f"use one of {commands[wanted]}"
+            f"{self.source} is a run file of `burnish {self.config.kind}`",
+            remedy=f"use one of `burnish {wanted.kind}`",
         )
 
 
@@ -81,7 +76,7 @@ class LoadedConfig:
 class _Layers:
     """The data merged so far, which layer set each leaf, and the place of each key for error messages."""
 
-    kind: Kind
+    kind: str
     data: dict[str, Json] = field(default_factory=dict)
     provenance: dict[str, str] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
@@ -89,7 +84,7 @@ class _Layers:
 
     @property
     def section(self) -> type[RunConfig]:
-        return RUN_FILES[self.kind]
+        return find_kind(self.kind).section
 
     def add(self, data: dict[str, Json], origin: str) -> None:
         _merge(self.data, data)
@@ -103,7 +98,7 @@ class _Layers:
             self.provenance[path] = origin
 
 
-def load_run_file(path: str | Path, overrides: Sequence[str] = (), kind: Kind = "rl") -> LoadedConfig:
+def load_run_file(path: str | Path, overrides: Sequence[str] = (), kind: str = USUAL) -> LoadedConfig:
     """Read, merge and check a run file. Overrides are `key.path=value`, with the value in YAML.
 
     Raises a ConfigError that lists every problem with its line (or override), value and remedy.
@@ -114,29 +109,25 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = (), kind: Kind = 
 
 
 def load_run_data(
-    data: Mapping[str, Json], overrides: Sequence[str] = (), kind: Kind = "rl", *, source: str = "run file"
+    data: Mapping[str, Json], overrides: Sequence[str] = (), kind: str = USUAL, *, source: str = "run file"
 ) -> LoadedConfig:
     """Like `load_run_file`, from plain data instead of a file. Presets, shorthand forms and overrides work too."""
     return _load(ParsedYaml(copy.deepcopy(dict(data))), overrides, kind, source=source)
 
 
-def kind_of_file(path: str | Path, overrides: Sequence[str] = ()) -> Kind:
-    """`rl` if the file or an override has a key that only RL runs have (rewards, rollout, algorithm ...), `rm` if it
-    has one that only reward models have (loss, normalization, score_at ...), else `sft`. A file that cannot be
-    understood counts as `rl`: loading it then reports what is wrong."""
+def kind_of_file(path: str | Path, overrides: Sequence[str] = ()) -> str:
+    """The name of the kind of run that the file's keys, and those of overrides, tell (`kind_of_keys`). A file that
+    cannot be understood may be of any: loading it then reports what is wrong."""
     data = parse_yaml(read_run_text(Path(path))).data
     words = {word.partition("=")[0].partition(".")[0] for word in overrides}
     return kind_of_data(data, words)
 
 
-def kind_of_data(data: object, further_keys: Collection[str] = ()) -> Kind:
+def kind_of_data(data: object, further_keys: Collection[str] = ()) -> str:
     """Like `kind_of_file`, for plain data."""
     if not isinstance(data, dict):
-        return "rl"
-    keys = set(data) | set(further_keys)
-    if _ONLY_RL & keys:
-        return "rl"
-    return "rm" if _ONLY_RM & keys else "sft"
+        return USUAL
+    return kind_of_keys({*map(str, data), *further_keys}).name
 
 
 def flat_values(config: RunConfig) -> dict[str, Json]:
@@ -144,7 +135,7 @@ def flat_values(config: RunConfig) -> dict[str, Json]:
     return _flat(config.model_dump(mode="json"))
 
 
-def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: Kind, *, source: str) -> LoadedConfig:
+def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: str, *, source: str) -> LoadedConfig:
     layers = _Layers(kind)
     layers.places = {key: f"{source}:{line}" for key, line in parsed.lines.items()}
     raise_problems(parsed.problems, source=source, where=layers.places)
@@ -164,7 +155,7 @@ def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: Kind, *, source: s
 
 
 def _add_preset(layers: _Layers, given: Mapping[str, Json]) -> None:
-    preset = preset_of(layers.kind, given)
+    preset = preset_of(layers.section, given)
     if preset is None:
         return  # no preset, or an unknown one, which the checks report with the nearest name
     nested: dict[str, Json] = {}

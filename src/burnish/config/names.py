@@ -6,6 +6,7 @@ A test checks that the first two tables agree with the tables and signatures of 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeGuard
 
 KEEP_THINKING = "keep_thinking"
 """Value of `model.chat_template`: the tokenizer's own, changed to keep the thinking of earlier turns."""
@@ -118,3 +119,8 @@ SERVED_TOOLS = (PYTHON_TOOL, MCP_TOOL)
 """Tools that are not functions."""
 ENVIRONMENT_REWARD = "environment"
 """The reward that an environment pays."""
+
+
+def is_template_file(chat_template: str | None) -> TypeGuard[str]:
+    """Whether it names a file. With a brace it is the template itself."""
+    return chat_template is not None and "{" not in chat_template and chat_template != KEEP_THINKING

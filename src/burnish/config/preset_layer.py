@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from burnish.config.presets import PRESETS, RM_PRESETS, Preset
-from burnish.config.schema import Kind
-from burnish.config.schema_rl import AlgorithmConfig
+from burnish.config import fields
+from burnish.config.presets import Preset
+from burnish.config.schema_rl import AlgorithmConfig, RlFields
+from burnish.config.schema_run import RunConfig
 from burnish.types import Json
 
-_KNOWN: Mapping[Kind, Mapping[str, Preset]] = {"rl": PRESETS, "rm": RM_PRESETS, "sft": {}}
 
-
-def preset_of(kind: Kind, given: Mapping[str, Json]) -> Preset | None:
-    """The preset that a run file of this kind names, or the default one. None for an unknown name."""
-    default = AlgorithmConfig.model_fields["preset"].default
-    name = _section(given, "algorithm").get("preset", default) if kind == "rl" else given.get("preset")
-    return _KNOWN[kind].get(name) if isinstance(name, str) else None
+def preset_of(run_file: type[RunConfig], given: Mapping[str, Json]) -> Preset | None:
+    """The preset that a run file of this class names, or the default one. None for an unknown name."""
+    section, _, field = run_file.preset_field.rpartition(".")
+    known = {item.path: item.info for item in fields.iter_fields(run_file)}.get(run_file.preset_field)
+    default = None if known is None else known.default
+    name = (_section(given, section) if section else given).get(field, default)
+    return run_file.presets.get(name) if isinstance(name, str) else None
 
 
 def preset_values(preset: Preset, given: Mapping[str, Json]) -> dict[str, Json]:
@@ -28,7 +29,7 @@ def preset_values(preset: Preset, given: Mapping[str, Json]) -> dict[str, Json]:
 def own_algorithm(resolved: Mapping[str, Json]) -> dict[str, Json]:
     """The section `algorithm` of a resolved run file of `rl`, without the values of preset and defaults: another preset
     can then take its place."""
-    preset = preset_of("rl", resolved)
+    preset = preset_of(RlFields, resolved)
     known = {name: field.get_default(call_default_factory=True) for name, field in AlgorithmConfig.model_fields.items()}
     if preset is not None:
         known |= {key.removeprefix("algorithm."): value for key, value in preset.values.items()}

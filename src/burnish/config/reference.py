@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from burnish.config import fields
-from burnish.config.presets import PRESETS, RM_PRESETS, Preset
-from burnish.config.schema import RlConfig, RmConfig, SftConfig
+from burnish.config.kinds import all_kinds
+from burnish.config.presets import Preset
 
 _INTRODUCTION = """# Configuration
 
@@ -55,16 +55,23 @@ computed at once; it never changes a result.
 
 def reference_page() -> str:
     """The whole page as Markdown."""
-    rl = list(_sections(RlConfig, ""))
-    sft = [(p, c) for p, c in _sections(SftConfig, "") if not p or c not in [known for _, known in rl]]
-    rm = [(p, c) for p, c in _sections(RmConfig, "") if not p or c not in [known for _, known in rl]]
-    parts = [_INTRODUCTION, "## Run files of `burnish rl`", *(_section(p, c) for p, c in rl)]
-    parts += ["## Run files of `burnish sft`", "Sections not listed here are those of `burnish rl`."]
-    parts += [_section(p, c) for p, c in sft]
-    parts += ["## Run files of `burnish rm`", "Sections not listed here are those of `burnish rl`."]
-    parts += [_section(p, c) for p, c in rm]
+    first, *others = all_kinds()
+    listed = [section for _, section in _sections(first.section, "")]
+    parts = [_INTRODUCTION, _kinds(), f"## Run files of `burnish {first.name}`"]
+    parts += [_section(path, section) for path, section in _sections(first.section, "")]
+    for kind in others:
+        own = [(path, section) for path, section in _sections(kind.section, "") if not path or section not in listed]
+        parts += [f"## Run files of `burnish {kind.name}`"]
+        parts += [f"Sections not listed here are those of `burnish {first.name}`."]
+        parts += [_section(path, section) for path, section in own]
     parts += [_presets()]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _kinds() -> str:
+    lines = ["| command | from Python | trains |", "|---|---|---|"]
+    lines += [f"| `burnish {one.name}` | `burnish.{one.function}` | {one.trains} |" for one in all_kinds()]
+    return "\n".join(["## Kinds of runs", "", *lines])
 
 
 def _sections(section: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
@@ -126,9 +133,13 @@ def _plain(value: object) -> str:
 
 
 def _presets() -> str:
-    lines = ["## Presets", "", "The values that `algorithm: NAME` sets. Everything else keeps its default.", ""]
-    lines += _preset_table(PRESETS)
-    lines += ["", "The values that `preset: NAME` sets in a run file of `burnish rm`:", "", *_preset_table(RM_PRESETS)]
+    said = ["The values that `algorithm: NAME` sets. Everything else keeps its default."]
+    lines = ["## Presets"]
+    for kind in all_kinds():
+        if kind.section.presets:
+            field = kind.section.preset_field
+            said = said or [f"The values that `{field}: NAME` sets in a run file of `burnish {kind.name}`:"]
+            lines += ["", said.pop(), "", *_preset_table(kind.section.presets)]
     return "\n".join(lines)
 
 

@@ -7,13 +7,13 @@ before validation (`burnish.config.loading`), so the values seen here are final.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import model_validator
 
-from burnish.config.checks import check_sft
+from burnish.config.checks import check_training
 from burnish.config.checks_rl import check_rl
 from burnish.config.checks_rm import check_rm
+from burnish.config.preset_layer import own_algorithm
+from burnish.config.problems import Problem
 from burnish.config.schema_reward import RewardConfig
 from burnish.config.schema_rl import (
     AlgorithmConfig,
@@ -26,13 +26,12 @@ from burnish.config.schema_rl import (
 )
 from burnish.config.schema_rm import RmFields
 from burnish.config.schema_run import RunConfig, SftFields
-from burnish.config.section import refuse
+from burnish.config.section import IsSet, refuse
+from burnish.types import Json
 
 __all__ = [
-    "RUN_FILES",
     "AlgorithmConfig",
     "CriticConfig",
-    "Kind",
     "RewardConfig",
     "RlConfig",
     "RmConfig",
@@ -44,9 +43,6 @@ __all__ = [
     "VllmConfig",
 ]
 
-Kind = Literal["rl", "sft", "rm"]
-"""The command that a run file is for."""
-
 
 class RlConfig(RlFields):
     """Run file of `burnish rl` (and of `eval`, `plan` and `check`)."""
@@ -56,13 +52,22 @@ class RlConfig(RlFields):
         refuse(check_rl(self))
         return self
 
+    @classmethod
+    def give_way(cls, resolved: dict[str, Json], is_set: IsSet) -> None:
+        if is_set("algorithm", "preset"):  # instead of what the run's own preset had set
+            resolved["algorithm"] = own_algorithm(resolved)
+
 
 class SftConfig(SftFields):
     """Run file of `burnish sft`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> SftConfig:
-        refuse(check_sft(self))
+        problems = [*check_training(self)]
+        if self.data.query is not None:
+            message = "is set, but supervised fine-tuning trains on entire documents"
+            problems.append(Problem("data.query", message, "remove it"))
+        refuse(problems)
         return self
 
 
@@ -73,6 +78,3 @@ class RmConfig(RmFields):
     def _consistent(self) -> RmConfig:
         refuse(check_rm(self))
         return self
-
-
-RUN_FILES: dict[Kind, type[RunConfig]] = {"rl": RlConfig, "sft": SftConfig, "rm": RmConfig}

@@ -90,6 +90,21 @@ class TrainersConfig(Section):
         return self.trainers
 
     @property
+    def num_workers(self) -> int:
+        """Processes that only sample."""
+        return 0
+
+    @property
+    def own_models(self) -> tuple[str, ...]:
+        """Models with a process of their own."""
+        return ()
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The fields that ask for processes."""
+        return ("trainers",)
+
+    @property
     def uses_processes(self) -> bool:
         """True if any part of the run is outside the process of the command."""
         return self.runs_on != "inline"
@@ -142,6 +157,18 @@ class ClusterConfig(TrainersConfig):
     restarts: NonNegativeInt = 3
     """How often lost trainers are started again from the newest checkpoint, and how often in an hour a lost rollout
     worker, or the process of the reward models, is. Not under torchrun, which has `--max-restarts`."""
+
+    @property
+    def num_workers(self) -> int:
+        return self.rollout_workers
+
+    @property
+    def own_models(self) -> tuple[str, ...]:
+        return self.own_process
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        return "trainers", "rollout_workers", "own_process"
 
     @property
     def own_names(self) -> tuple[str, ...]:

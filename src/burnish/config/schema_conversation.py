@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from burnish.config import names
 from burnish.config.schema_reward import VariableName
-from burnish.config.section import Count, PathText, PositiveInt, Seconds, Section, as_list
+from burnish.config.section import Count, NamedPlace, PathText, PositiveInt, Seconds, Section, as_list
 
 
 class ToolConfig(Section):
@@ -102,3 +103,13 @@ class ConversationConfig(Section):
     def own_tools(self) -> tuple[str, ...]:
         """The tools that are functions."""
         return tuple(tool.name for tool in self.tools if not tool.is_served)
+
+    def named_places(self, section: str) -> Iterator[NamedPlace]:
+        """The code of tools, environment, agent and parser."""
+        for index, tool in enumerate(self.own_tools):
+            yield NamedPlace(f"{section}.tools.{index}", tool, "code")
+        if self.environment is not None:
+            yield NamedPlace(f"{section}.environment", self.environment, "code")
+        if self.agent is not None:
+            yield NamedPlace(f"{section}.agent", self.agent, "code")
+        yield NamedPlace(f"{section}.parser", self.parser, "code")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from burnish.config import names
-from burnish.config.section import PathText, PositiveInt, Section, as_list
+from burnish.config.section import NamedPlace, PathText, PositiveInt, Section, as_list
 from burnish.types import Quantization, UseKernels
 
 
@@ -158,3 +159,10 @@ class DataConfig(Section):
     refused."""
     shuffle: bool = True
     """Use a new order in each pass over the data. It depends only on the seed and the pass."""
+
+
+def places_of_sources(field: str, sources: Sequence[DataSource]) -> Iterator[NamedPlace]:
+    """The files and folders of data sources; none for rows that are made (their settings are in the run file)."""
+    for index, source in enumerate(sources):
+        if source.reasoning_gym is None:
+            yield NamedPlace(f"{field}.{index}", source.path, "data")

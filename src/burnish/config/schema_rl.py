@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from burnish.config import names
+from burnish.config.presets import PRESETS, Preset
+from burnish.config.problems import Problem
 from burnish.config.schema_cluster import ClusterConfig
 from burnish.config.schema_conversation import ConversationConfig
 from burnish.config.schema_data import DataSource
@@ -19,6 +22,8 @@ from burnish.config.schema_run import RlLoggingConfig, RunConfig
 from burnish.config.section import (
     Count,
     Fraction,
+    ModelAt,
+    NamedPlace,
     NonNegativeInt,
     PathText,
     PositiveInt,
@@ -290,6 +295,10 @@ DomainName = Annotated[str, Field(pattern=r"^[^.\s\x00]+$")]
 class RlFields(RunConfig):
     """Fields of a run file of `burnish rl`."""
 
+    kind: ClassVar[str] = "rl"
+    preset_field: ClassVar[str] = "algorithm.preset"
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+
     steps: PositiveInt = 100
     """Steps of the loop, each of which samples, scores and updates."""
     max_staleness: NonNegativeInt = 0
@@ -350,6 +359,90 @@ class RlFields(RunConfig):
             own = domain.train if split == "train" else domain.eval
             found |= {f"domains.{name}.{split}.{index}": source for index, source in enumerate(own)}
         return found
+
+    @property
+    def longest_text(self) -> int:
+        return self.rollout.max_prompt_tokens + self.rollout.max_response_tokens
+
+    @property
+    def sampling_engine(self) -> str:
+        return self.rollout.engine
+
+    @property
+    def small_processes(self) -> int:
+        return self.scoring.workers
+
+    @property
+    def vllm_beside_training(self) -> Mapping[str, Any] | None:
+        apart = self.cluster.rollout_workers > 0 or "rollout_engine" in self.cluster.offload
+        return self.rollout.vllm.options if self.rollout.engine == "vllm" and not apart else None
+
+    @property
+    def sampled_at_once(self) -> int:
+        return self.rollout.max_batch_rows
+
+    @property
+    def gpus_per_engine(self) -> int:
+        return self.rollout.gpus_per_engine
+
+    @property
+    def has_reference(self) -> bool:
+        return self.algorithm.kl_in != "none"
+
+    @property
+    def has_separate_critic(self) -> bool:
+        return self.algorithm.estimator in names.CRITIC_ESTIMATORS and self.critic.kind == "separate"
+
+    @property
+    def own_of_domains(self) -> Mapping[str, Mapping[str, bool]]:
+        return {
+            name: {"eval": bool(domain.eval), "rewards": bool(domain.rewards)} for name, domain in self.domains.items()
+        }
+
+    @property
+    def critic_source(self) -> str | None:
+        init = self.critic.init
+        if init == "reward_model":  # the run file has been checked to have exactly one
+            (init,) = (reward.model_path for reward in self.all_rewards if reward.is_model)
+        return init if self.has_separate_critic and init != "policy" else None
+
+    def missing(self) -> Iterator[Problem]:
+        if not self.all_rewards:
+            remedy = "name at least one, for example `rewards: math` or `rewards: my_reward.py:score`"
+            yield Problem("rewards", "is empty, but responses need at least one reward", remedy)
+
+    def named_places(self) -> Iterator[NamedPlace]:
+        for field, reward in self.named_rewards.items():
+            yield from reward.named_places(field)
+        yield NamedPlace("algorithm.estimator", self.algorithm.estimator, "code")
+        yield NamedPlace("algorithm.loss", self.algorithm.loss, "code")
+        yield NamedPlace("rollout.engine", self.rollout.engine, "code")
+        if self.conversation is not None:
+            yield from self.conversation.named_places("conversation")
+        for name, domain in self.domains.items():
+            if domain.conversation is not None:
+                yield from domain.conversation.named_places(f"domains.{name}.conversation")
+            if names.is_template_file(domain.chat_template):
+                yield NamedPlace(f"domains.{name}.chat_template", domain.chat_template, "settings")
+        if self.critic.init not in ("policy", "reward_model"):
+            yield NamedPlace("critic.init", self.critic.init, "model")
+
+    def other_models(self, model_at: ModelAt) -> dict[str, Any]:
+        init = self.critic.init
+        if init not in ("policy", "reward_model"):
+            init = model_at("critic", init, "critic.init")
+
+        def rewards(given: tuple[RewardConfig, ...], field: str) -> tuple[RewardConfig, ...]:
+            return tuple(reward.with_model(model_at, f"{field}.{index}.name") for index, reward in enumerate(given))
+
+        return {
+            "critic": self.critic.model_copy(update={"init": init}),
+            "rewards": rewards(self.rewards, "rewards"),
+            "domains": {
+                name: domain.model_copy(update={"rewards": rewards(domain.rewards, f"domains.{name}.rewards")})
+                for name, domain in self.domains.items()
+            },
+        }
 
     @property
     def whitens_minibatches(self) -> bool:

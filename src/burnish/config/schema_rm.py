@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from burnish.config.presets import RM_PRESETS, Preset
 from burnish.config.schema_cluster import TrainersConfig
-from burnish.config.schema_data import Sources
+from burnish.config.schema_data import Sources, places_of_sources
 from burnish.config.schema_evaluation import EvaluationConfig
 from burnish.config.schema_optimization import BatchOptimizationConfig
 from burnish.config.schema_run import RunConfig
 from burnish.config.section import (
     Count,
+    IsSet,
+    ModelAt,
+    NamedPlace,
     NonNegativeInt,
     Passes,
     PathText,
@@ -20,6 +25,7 @@ from burnish.config.section import (
     Section,
     Temperature,
 )
+from burnish.types import Json
 
 
 class RmOptimizationConfig(BatchOptimizationConfig):
@@ -88,6 +94,10 @@ class NormalizationConfig(Section):
 class RmFields(RunConfig):
     """Fields of a run file of `burnish rm`."""
 
+    kind: ClassVar[str] = "rm"
+    presets: ClassVar[Mapping[str, Preset]] = RM_PRESETS
+    head: ClassVar[Literal["language", "score"]] = "score"
+
     preset: str | None = None
     """Name of a style that sets other fields (`oai_2019`, `tldr_2020`); values in the run file override it."""
 
@@ -129,3 +139,34 @@ class RmFields(RunConfig):
     optimization: RmOptimizationConfig = RmOptimizationConfig()
     evaluation: RmEvaluationConfig = RmEvaluationConfig()
     cluster: TrainersConfig = TrainersConfig()
+
+    @property
+    def longest_text(self) -> int:
+        return self.max_tokens
+
+    @property
+    def holds_out(self) -> bool:
+        return super().holds_out or self.held_out_fraction > 0
+
+    @property
+    def texts_each(self) -> int:
+        return self.candidates or 2
+
+    def named_places(self) -> Iterator[NamedPlace]:
+        settings = self.normalization
+        if settings.policy is not None:
+            yield NamedPlace("normalization.policy", settings.policy, "model")
+        yield from places_of_sources("normalization.prompts", settings.prompts)
+        yield from places_of_sources("normalization.references", settings.references)
+
+    def other_models(self, model_at: ModelAt) -> dict[str, Any]:
+        policy = self.normalization.policy
+        if policy is None:
+            return {}
+        policy = model_at("weights", policy, "normalization.policy")
+        return {"normalization": self.normalization.model_copy(update={"policy": policy})}
+
+    @classmethod
+    def give_way(cls, resolved: dict[str, Json], is_set: IsSet) -> None:
+        if is_set("data", "eval"):  # instead of the part that the fraction held out
+            resolved["held_out_fraction"] = 0.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -32,6 +32,23 @@ Temperature = Annotated[float, Field(ge=0.001)]
 _MAX_WHOLE_NUMBER = 2**63 - 1
 _FLOAT32 = (1e-30, 1e30)
 _MAX_PATH_BYTES, _MAX_NAME_BYTES = 4_096, 255
+
+
+Role = Literal["weights", "reward", "critic"]
+"""What a path that may name a run is used as; it decides which of the run's weights are taken."""
+ModelAt = Callable[[Role, str, str], str]
+"""(role, path, field that names it) to the path to take instead."""
+IsSet = Callable[[str, str], bool]
+"""Whether an override sets this field of this section, whole or in part."""
+
+
+class NamedPlace(NamedTuple):
+    """A field that names something to read, and its value. `function`: one of the program that trains; `option`: any
+    text, which may be a file's path; `settings`: a model folder without its weights, or a single file."""
+
+    field: str
+    text: str
+    kind: Literal["model", "settings", "data", "code", "function", "option"]
 
 
 class Section(BaseModel):

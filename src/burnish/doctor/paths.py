@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from burnish.config.loading import load_run_data
-from burnish.config.schema import RlConfig, RmConfig
+from burnish.config.schema import RlConfig, RunConfig
 from burnish.doctor.examination import Finding, Problem, hidden
 from burnish.errors import BurnishError
 from burnish.forward.attention import packing_way
@@ -25,7 +25,7 @@ from burnish.forward.kernel_layers import uses_layer_kernels
 from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import Head, load_model
 from burnish.models.loading_bars import without_loading_bars
-from burnish.planning.memory import Trained, bytes_in_words
+from burnish.planning.memory import bytes_in_words
 from burnish.planning.model_facts import read_model_facts
 from burnish.trainers.chaining import pinned
 from burnish.trainers.placement import host_memory, threads_of
@@ -41,7 +41,7 @@ _MOST_BYTES, _SHARE = 4 << 30, 0.4
 their size."""
 
 
-def of_paths(about: Trained | Path | None) -> Iterator[Finding]:
+def of_paths(about: RunConfig | Path | None) -> Iterator[Finding]:
     """Try the fast paths of `about`: a run or a model's folder, None for a small model. Raises CheckpointError for a
     run file whose model is a run without a checkpoint, or whose record of paths is broken."""
     with without_loading_bars(), _small_llama() if about is None else nullcontext(about) as asked:
@@ -65,7 +65,7 @@ def of_paths(about: Trained | Path | None) -> Iterator[Finding]:
             torch.set_num_threads(before)
 
 
-def too_large(config: Trained) -> str | None:
+def too_large(config: RunConfig) -> str | None:
     """Why the model is not loaded for a report; None if it may be."""
     folder = Path(config.model.path).expanduser()
     if not folder.is_dir():
@@ -79,17 +79,17 @@ def too_large(config: Trained) -> str | None:
     return f"its weights take {weights}, more than the {limit} that a report loads; the start of a run says it"
 
 
-def _tried(config: Trained, paths: FastPaths) -> Iterator[Finding]:
+def _tried(config: RunConfig, paths: FastPaths) -> Iterator[Finding]:
     """Try the paths in the order of a run, as `burnish.trainers.rl.opening` does."""
     plain = config.debug.plain
-    head: Head = "score" if isinstance(config, RmConfig) else "language"
+    head: Head = config.head
     loaded = load_model(config.model, seed=config.seed, head=head, plain=plain, paths=paths)
     notes = list(loaded.notes)
     with fast_float32(loaded.model, plain=plain, paths=paths) as fast:
         yield "float32 products", "medium" if fast else "highest"
-        if isinstance(config, RlConfig) and config.rollout.engine == "local":
+        if config.sampling_engine == "local":
             yield "decoding", "the model's own pass"
-            with open_rl_engine(config, loaded, Console(quiet=True)) as engine:
+            with open_rl_engine(cast("RlConfig", config), loaded, Console(quiet=True)) as engine:
                 notes += cast("LocalEngine", engine).notes
     for choice in paths.choices:
         timed = f", timed {choice.timed}" if choice.timed else ""

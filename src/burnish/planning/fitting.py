@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from burnish.config.schema import RlConfig
+from burnish.config.schema_run import RunConfig
 from burnish.errors import ConfigError
 from burnish.planning.machines import Machine
-from burnish.planning.memory import MemoryItem, Phase, Trained, bytes_in, has_separate_critic, num_rollout_workers
+from burnish.planning.memory import MemoryItem, Phase, bytes_in, table_of
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.room import Shortage, cards_within_reach, shortages
 from burnish.planning.seats import Seat, seats_of
 
-Reload = Callable[[Sequence[str]], Trained]
+Reload = Callable[[Sequence[str]], RunConfig]
 """The run file with further words of the command line. ConfigError for words that do not fit it."""
 
 COLUMNS: dict[str, tuple[Phase, ...]] = {
@@ -126,9 +126,9 @@ class Fitting:
         self, reload: Reload, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts] = ()
     ) -> None:
         self._reload, self._facts, self._machine, self._rewards = reload, facts, machine, rewards
-        self._known: dict[tuple[str, ...], Trained | None] = {}
+        self._known: dict[tuple[str, ...], RunConfig | None] = {}
 
-    def search(self, config: Trained) -> Fit:
+    def search(self, config: RunConfig) -> Fit:
         """The run as it is, and if it does not fit, the smallest change."""
         lacking = self._lacking(config)
         if not lacking:
@@ -138,7 +138,7 @@ class Fitting:
                 return Fit(lacking, self._needed(tried))
         return Fit(lacking)
 
-    def _candidates(self, config: Trained) -> Iterator[tuple[Change, ...]]:
+    def _candidates(self, config: RunConfig) -> Iterator[tuple[Change, ...]]:
         yield from ((change,) for change in same_numbers(config, self._machine))
         yield from self._more_and_more(config, ())
         changing = tuple(other_numbers(config))
@@ -149,7 +149,7 @@ class Fitting:
                 *_, most = ((change,), *self._more_and_more(changed, (change,)))
                 yield most
 
-    def _more_and_more(self, config: Trained, before: tuple[Change, ...]) -> Iterator[tuple[Change, ...]]:
+    def _more_and_more(self, config: RunConfig, before: tuple[Change, ...]) -> Iterator[tuple[Change, ...]]:
         """These changes with one more that leaves the numbers as they are, two more, ..., without refused ones."""
         for change in same_numbers(config, self._machine):
             if self._changed((*before, change)) is not None:
@@ -168,7 +168,7 @@ class Fitting:
         config = self._changed(changes)
         return config is not None and not self._lacking(config)
 
-    def _changed(self, changes: Sequence[Change]) -> Trained | None:
+    def _changed(self, changes: Sequence[Change]) -> RunConfig | None:
         """The run with these changes; None if it would be refused."""
         words = _words(changes)
         if words not in self._known:
@@ -178,7 +178,7 @@ class Fitting:
                 self._known[words] = None
         return self._known[words]
 
-    def _lacking(self, config: Trained) -> tuple[Shortage, ...]:
+    def _lacking(self, config: RunConfig) -> tuple[Shortage, ...]:
         return shortages(config, seats_of(config, self._facts, self._machine, self._rewards), self._machine)
 
 
@@ -188,7 +188,7 @@ def _words(changes: Sequence[Change]) -> tuple[str, ...]:
     return tuple(by_field.values())
 
 
-def same_numbers(config: Trained, machine: Machine) -> Iterator[Change]:
+def same_numbers(config: RunConfig, machine: Machine) -> Iterator[Change]:
     """Changes that leave the numbers as they are, up to rounding."""
     yield from _smaller_passes(config)
     if not config.model.gradient_checkpointing:
@@ -212,52 +212,45 @@ def same_numbers(config: Trained, machine: Machine) -> Iterator[Change]:
         yield Change(words, "more cards; a step is summed in another order (lanes)")
 
 
-def _fewer_processes(config: Trained, most: int) -> Iterator[Change]:
+def _fewer_processes(config: RunConfig, most: int) -> Iterator[Change]:
     """As many as there are cards: first fewer rollout workers, then fewer trainers."""
     cluster = config.cluster
-    others = cluster.num_processes - cluster.trainers - num_rollout_workers(config)
+    others = cluster.num_processes - cluster.trainers - config.cluster.num_workers
     if not 0 < most < cluster.num_processes:
         return
     lanes = f"cluster.lanes={cluster.num_lanes}"
-    if num_rollout_workers(config) and most > cluster.trainers + others:
+    if config.cluster.num_workers and most > cluster.trainers + others:
         yield Change((f"cluster.rollout_workers={most - cluster.trainers - others}", lanes), "fewer workers")
     for trainers in range(cluster.trainers - 1, 0, -1):
-        workers = min(num_rollout_workers(config), most - trainers - others)
-        if cluster.num_lanes % trainers == 0 and workers >= min(1, num_rollout_workers(config)):
+        workers = min(config.cluster.num_workers, most - trainers - others)
+        if cluster.num_lanes % trainers == 0 and workers >= min(1, config.cluster.num_workers):
             fewer = (f"cluster.trainers={trainers}", f"cluster.rollout_workers={workers}")
             yield Change((*fewer[: 1 + bool(workers)], lanes), "fewer processes")
             return
 
 
-def _smaller_passes(config: Trained) -> Iterator[Change]:
+def _smaller_passes(config: RunConfig) -> Iterator[Change]:
     """Half, a quarter, ... of the tokens of a micro-batch, and of the rows that are decoded at the same time."""
     tokens = config.optimization.microbatch_tokens // 2
     while tokens >= _FEWEST_TOKENS:
         yield Change((f"optimization.tokens_per_microbatch={tokens}",), "smaller passes")
         tokens //= 2
-    rows = config.rollout.max_batch_rows // 2 if isinstance(config, RlConfig) else 0
+    rows = config.sampled_at_once // 2
     while rows >= _FEWEST_ROWS:
         yield Change((f"rollout.max_batch_rows={rows}",), "fewer responses are sampled at the same time")
         rows //= 2
 
 
-def _offloads(config: Trained) -> Iterator[Change]:
+def _offloads(config: RunConfig) -> Iterator[Change]:
     """The optimizer's state rests, then more roles do."""
-    roles = ["optimizer"]
-    if isinstance(config, RlConfig):
-        roles += ["reference"] if config.algorithm.kl_in != "none" and config.model.lora is None else []
-        roles += ["critic"] if has_separate_critic(config) else []
-        roles += ["reward_model"] if any(reward.is_model for reward in config.all_rewards) else []
-        roles += ["rollout_engine"] if config.rollout.engine == "vllm" and not config.cluster.rollout_workers else []
-    roles = [role for role in roles if not (isinstance(config, RlConfig) and role in config.cluster.own_process)]
     before: list[str] = list(config.cluster.offload)
-    for role in roles:
+    for role in table_of(config).may_rest(config):
         if role not in before:
             before.append(role)
             yield Change((f"cluster.offload=[{','.join(before)}]",), "state travels to the host's memory and back")
 
 
-def other_numbers(config: Trained) -> Iterator[Change]:
+def other_numbers(config: RunConfig) -> Iterator[Change]:
     """Changes after which something else is computed, the mildest first."""
     if config.model.dtype == "float32":
         yield Change(("model.dtype=bfloat16",), "activations and weights of passes are rounded")

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from burnish.config.names import VLLM_SHARE
-from burnish.config.schema import RlConfig
 from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
+from burnish.config.schema_run import RunConfig
 from burnish.planning.machines import Machine
-from burnish.planning.memory import Trained, bytes_in, bytes_in_words
+from burnish.planning.memory import bytes_in, bytes_in_words
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.seats import ConfigT, needs_of_gpus, runs_on_gpu, seats_of
 
@@ -33,7 +33,7 @@ class MicrobatchChoice:
 
 
 def microbatch_of(
-    config: Trained, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
+    config: RunConfig, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
 ) -> MicrobatchChoice:
     """What `optimization.tokens_per_microbatch` means for this run on this machine: on GPUs as many tokens as the plan
     has memory for, a power of two; elsewhere the default."""
@@ -52,13 +52,12 @@ def microbatch_of(
     return MicrobatchChoice(tokens, because)
 
 
-def usable_share(config: Trained) -> float:
+def usable_share(config: RunConfig) -> float:
     """The part of a GPU that training may take: vLLM beside it takes its own at the start, if it does not rest."""
-    if not isinstance(config, RlConfig) or config.rollout.engine != "vllm":
+    options = config.vllm_beside_training
+    if options is None:
         return USABLE
-    if config.cluster.rollout_workers or "rollout_engine" in config.cluster.offload:
-        return USABLE
-    share = config.rollout.vllm.options.get("gpu_memory_utilization", VLLM_SHARE)
+    share = options.get("gpu_memory_utilization", VLLM_SHARE)
     return max(0.0, USABLE - (share if isinstance(share, float) else VLLM_SHARE))
 
 
@@ -70,7 +69,7 @@ def with_microbatch(config: ConfigT, tokens: int) -> ConfigT:
 
 
 def bytes_beside_passes(
-    config: Trained, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts] = ()
+    config: RunConfig, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts] = ()
 ) -> int:
     """What the process that trains holds on its GPU in an update, besides the weights and what passes make: gradients,
     masters, moments and whatever else is planned there."""
@@ -79,7 +78,7 @@ def bytes_beside_passes(
     return bytes_in("update", (item for item in seat.device if item.name not in _OF_PASSES))
 
 
-def _needed(config: Trained, tokens: int, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts]) -> int:
+def _needed(config: RunConfig, tokens: int, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts]) -> int:
     """Of the fullest GPU, without what only sampling needs: smaller passes leave no room for that."""
     seats = [
         replace(seat, device=tuple(item for item in seat.device if item.phases != ("sampling",)))

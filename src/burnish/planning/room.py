@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from burnish.config.names import VLLM_SHARE
-from burnish.config.schema import RlConfig
+from burnish.config.schema_run import RunConfig
 from burnish.errors import ConfigError
 from burnish.planning.machines import Machine
-from burnish.planning.memory import Trained, bytes_in_words, num_rollout_workers, peak_bytes
+from burnish.planning.memory import bytes_in_words, peak_bytes
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.seats import Seat, needs_of_gpus, needs_of_nodes, on_this_machine
 
 
 def refuse_impossible(
-    config: Trained, seats: Sequence[Seat], machine: Machine, facts: ModelFacts | None = None
+    config: RunConfig, seats: Sequence[Seat], machine: Machine, facts: ModelFacts | None = None
 ) -> None:
     """ConfigError for processes that this machine cannot have: too few GPUs, or too little memory even if all texts are
     short. One process alone is never refused, nor are those that may be on several machines: of a run on an existing
@@ -52,9 +52,9 @@ def refuse_impossible(
         )
 
 
-def _refuse_uneven_heads(config: Trained, facts: ModelFacts | None) -> None:
+def _refuse_uneven_heads(config: RunConfig, facts: ModelFacts | None) -> None:
     """vLLM gives each GPU an equal number of attention heads."""
-    size = config.rollout.gpus_per_engine if isinstance(config, RlConfig) else 1
+    size = config.gpus_per_engine
     if facts is not None and facts.num_attention_heads % size:
         raise ConfigError(
             f"rollout.vllm.options.tensor_parallel_size is {size}, but {config.model.path} has "
@@ -63,7 +63,7 @@ def _refuse_uneven_heads(config: Trained, facts: ModelFacts | None) -> None:
         )
 
 
-def _refuse_numbered_gpu(config: Trained) -> None:
+def _refuse_numbered_gpu(config: RunConfig) -> None:
     device = config.model.device
     if device.startswith("cuda:") and config.cluster.num_processes > 1:
         raise ConfigError(
@@ -73,11 +73,11 @@ def _refuse_numbered_gpu(config: Trained) -> None:
         )
 
 
-def _refuse_gpus(config: Trained, machine: Machine) -> None:
+def _refuse_gpus(config: RunConfig, machine: Machine) -> None:
     count, there, device = config.cluster.num_processes, len(machine.gpu_bytes), config.model.device
-    each, size = "one for each process", 1
-    if isinstance(config, RlConfig) and (size := config.rollout.gpus_per_engine) > 1:
-        count += config.cluster.rollout_workers * (size - 1)
+    each = "one for each process"
+    if (size := config.gpus_per_engine) > 1:
+        count += config.cluster.num_workers * (size - 1)
         each = f"{size} for each rollout worker (tensor_parallel_size) and one for each other process"
     wants = device.startswith("cuda") or (device == "auto" and there > 0)
     if wants and count > there:
@@ -87,17 +87,16 @@ def _refuse_gpus(config: Trained, machine: Machine) -> None:
         )
 
 
-def _asked(config: Trained) -> str:
+def _asked(config: RunConfig) -> str:
     """The fields that ask for processes."""
     asked = f"cluster.trainers is {config.cluster.trainers}"
-    if isinstance(config, RlConfig) and config.cluster.own_process:
-        asked += f", cluster.own_process is [{', '.join(config.cluster.own_process)}]"
-    return (
-        f"{asked}, cluster.rollout_workers is {num_rollout_workers(config)}" if num_rollout_workers(config) else asked
-    )
+    if config.cluster.own_models:
+        asked += f", cluster.own_process is [{', '.join(config.cluster.own_models)}]"
+    workers = config.cluster.num_workers
+    return f"{asked}, cluster.rollout_workers is {workers}" if workers else asked
 
 
-def seat_warnings(config: Trained, seats: Sequence[Seat], machine: Machine) -> Iterator[str]:
+def seat_warnings(config: RunConfig, seats: Sequence[Seat], machine: Machine) -> Iterator[str]:
     """What will be slow, or may not fit, on this machine."""
     if not machine.is_here:
         yield from _vllm_beside_training(config, machine)
@@ -138,7 +137,7 @@ class Shortage:
         return f"{self.place}: {needs} {bytes_in_words(self.needed)} of {bytes_in_words(self.there)}"
 
 
-def shortages(config: Trained, seats: Sequence[Seat], machine: Machine) -> tuple[Shortage, ...]:
+def shortages(config: RunConfig, seats: Sequence[Seat], machine: Machine) -> tuple[Shortage, ...]:
     """Cards and memory of a described machine that are too few for a run with the longest texts that it allows."""
     found, within_reach = [], cards_within_reach(config, machine)
     count = max((seat.gpu + 1 for seat in seats if seat.gpu is not None), default=0)
@@ -157,19 +156,18 @@ def shortages(config: Trained, seats: Sequence[Seat], machine: Machine) -> tuple
     return tuple(found)
 
 
-def cards_within_reach(config: Trained, machine: Machine) -> int:
+def cards_within_reach(config: RunConfig, machine: Machine) -> int:
     """Cards that the processes of the run can be on: those of one node, unless Ray or torchrun starts them."""
     everywhere = config.cluster.runs_on in ("ray", "torchrun")
     return len(machine.gpu_bytes) if everywhere else machine.gpus_per_node
 
 
-def _vllm_beside_training(config: Trained, machine: Machine) -> Iterator[str]:
+def _vllm_beside_training(config: RunConfig, machine: Machine) -> Iterator[str]:
     """vLLM takes a share of its GPU whatever it needs, of which the plan counts the weights and the cache."""
-    if not isinstance(config, RlConfig) or config.rollout.engine != "vllm" or num_rollout_workers(config):
+    options = config.vllm_beside_training
+    if options is None:
         return
-    if "rollout_engine" in config.cluster.offload:  # then it has the GPU to itself while it samples
-        return
-    chosen = {"gpu_memory_utilization", "kv_cache_memory_bytes"} & config.rollout.vllm.options.keys()
+    chosen = {"gpu_memory_utilization", "kv_cache_memory_bytes"} & options.keys()
     if machine.gpu_bytes and not chosen and config.model.device != "cpu":
         yield (
             f"vLLM reserves {VLLM_SHARE:.0%} of its GPU ({bytes_in_words(VLLM_SHARE * machine.gpu_bytes[0])} of "

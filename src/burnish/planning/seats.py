@@ -1,7 +1,7 @@
 """The processes of a run: what each holds, and the memory it needs.
 
-Numbers that the model's sizes do not say were measured on a 2-core machine with PyTorch for CPUs (proportional set
-sizes): `PROCESS_BYTES`, `REWARD_WORKER_BYTES` and `CONVERSATION_PROCESS_BYTES`.
+`PROCESS_BYTES`, which the model's sizes do not say, was measured on a 2-core machine with PyTorch for CPUs: the
+proportional set size.
 """
 
 from __future__ import annotations
@@ -9,38 +9,29 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
-from burnish.config import names
-from burnish.config.domains import domain_settings, responses_per_step
-from burnish.config.schema import RlConfig, RmConfig
+from burnish.config.kinds import find_kind, load
+from burnish.config.schema_run import RunConfig
 from burnish.config.torchrun import TorchrunRank
 from burnish.planning.machines import Machine
 from burnish.planning.memory import (
     PHASES,
     MemoryItem,
     Sharding,
-    Table,
-    Trained,
-    bytes_in_words,
     peak_bytes,
-    reward_items,
+    table_of,
 )
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 
-ConfigT = TypeVar("ConfigT", bound=Trained)
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
 Items = Sequence[MemoryItem]
 
 PROCESS_BYTES = 300 << 20
 """A process that has imported PyTorch and transformers and made a few passes, without its model."""
-REWARD_WORKER_BYTES = 16 << 20
-"""A process that runs rewards that import nothing large."""
-CONVERSATION_PROCESS_BYTES = 6 << 20
-"""A process that runs the tools or the environment of one conversation, if these keep little."""
 BLOCK_BYTES = 16 << 20
 """As in burnish.checkpointing.tensor_file."""
-_ON_GPU = " on GPU "
-_WORKS, _TALKS = "reward worker", "conversation process"
+ON_GPU = " on GPU "
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +48,8 @@ class Seat:
     device: tuple[MemoryItem, ...] = ()
     elsewhere: bool = False
     """On a machine of an existing Ray cluster, which may be another one."""
+    small: bool = False
+    """Beside the process of the command, without a model: of rewards, tools or environments."""
     num_gpus: int = 1
     """GPUs from `gpu` on, if it has one, over which `device` is spread evenly."""
 
@@ -80,122 +73,85 @@ class Seat:
         return -(-peak_bytes(self.device) // self.num_gpus)
 
 
-_UNKNOWN = ModelFacts(0, 0, 0, 0, 0, 0, 0, 0, None)
+UNKNOWN = ModelFacts(0, 0, 0, 0, 0, 0, 0, 0, None)
 
 
 def seats_of(
-    config: Trained, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
+    config: RunConfig, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
 ) -> tuple[Seat, ...]:
     """The processes of the run, the command's own first. `rewards`: its reward models."""
     rewards = () if facts is None else rewards  # what is not everything would look like it
-    seats = list(_with_models(config, facts, machine, rewards))
-    if isinstance(config, RlConfig):
-        count = config.scoring.workers
-        item = MemoryItem("processes", count * REWARD_WORKER_BYTES, f"{count} x {bytes_in_words(REWARD_WORKER_BYTES)}")
-        seats.append(Seat(f"{count} {_WORKS}{'s' * (count > 1)}", ("rewards",), 1, None, (item,)))
-        seats += _conversation_seats(config)
+    processes: type[Processes] = load(find_kind(config.kind).processes)
+    seats = processes(config, facts, machine, rewards).seats()
     # Ray finds places for all processes that are started.
     joins = machine.is_here and config.cluster.joins_cluster
     placed = [replace(seat, elsewhere=joins and _is_started(seat)) for seat in seats]
     return _as_ranks(placed) if config.cluster.runs_on == "torchrun" else tuple(placed)
 
 
-def _with_models(
-    config: Trained, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts]
-) -> Iterator[Seat]:
-    """The processes that hold models, and the controller in any case. Each computes on the next GPU."""
-    cluster, threads, on_gpu = config.cluster, threads_each(config, machine), runs_on_gpu(config, machine)
-    sharding = sharding_of(config, facts, machine, rewards).sharding
-    table = Table(config, facts or _UNKNOWN, on_gpu, cluster.trainers, sharding)
-    gpus = itertools.count() if on_gpu else itertools.repeat(None)
+class Processes:
+    """The processes of a run, the command's own first. Here those of a run that trains one model on given data: the
+    controller and its trainers, each on the next GPU. A kind of run with more of them adds its own."""
 
-    def seat(name: str, holds: Sequence[str], host: Items = (), model: Items = (), *, computes: bool = True) -> Seat:
-        there = (host, model) if facts is not None else ((), ())
-        return _seat(name, tuple(holds), threads, next(gpus) if computes else None, *there)
+    trained: ClassVar[str] = "policy"
+    """The trained model, in words."""
 
-    here, samples_here = cluster.trains_here, isinstance(config, RlConfig) and not config.cluster.rollout_workers
-    alone = config.cluster.own_process if isinstance(config, RlConfig) else ()
-    shared = [model for model in ("policy", "critic") if model not in alone]
-    engine = [*table.engine()]
-    trained = [*table.trained(), *(engine if samples_here else ())]
-    of_loop = engine if isinstance(config, RmConfig) else []  # it samples from the policy that scores are measured on
-    words = "at most, whatever the model's size"
-    buffer = MemoryItem("buffer of checkpoints", BLOCK_BYTES, words, ("checkpoint",), at_most=True)
-    collected = table.collected(*(alone if here else ("policy", "critic")))
-    host = [*table.versions(), *collected, buffer, *table.loaded_again()]
-    if here:
-        holds = ("the loop", "data", *_trained(config))
-        host += table.saving_on_host(*shared, sends=False)
-        controller = seat("controller", holds, host, [*trained, *table.saving(*shared), *of_loop])
-    else:
-        controller = seat("controller", ("the loop", "data"), [*host, *of_loop], computes=False)
-    if isinstance(config, RlConfig) and "reward_model" not in config.cluster.own_process:
-        yield from _with_judges(controller, config, machine, rewards)
-    else:
-        yield controller
-    for rank in range(0 if here else cluster.trainers):
-        first = rank == 0  # the one whose state is saved
-        host = [*table.saving_on_host(*shared, sends=True)] if first else []
-        yield seat(f"trainer {rank}", _trained(config), host, [*trained, *(table.saving(*shared) if first else ())])
-    if not isinstance(config, RlConfig):
-        return
-    for model, name in zip(config.cluster.own_process, config.cluster.own_names, strict=True):
-        if model == "reward_model":
-            yield from _with_judges(seat(name, ()), config, machine, rewards)
-        else:
-            whole = Table(config, facts or _UNKNOWN, on_gpu)
-            host = [*whole.saving_on_host(model, sends=True)]
-            yield seat(name, (name,), host, [*whole.alone(model), *whole.saving(model)])
-    for number in range(config.cluster.rollout_workers):
-        holds = (f"{config.rollout.engine} engine with a copy of the weights",)
-        copy, on_host = [table.weights("weights")], config.rollout.engine == "vllm"  # which has its own on the GPU
-        worker = seat(f"rollout worker {number}", holds, copy * on_host, [*copy * (not on_host), *engine])
-        for _ in range(config.rollout.gpus_per_engine - 1):
-            next(gpus)
-        yield replace(worker, num_gpus=config.rollout.gpus_per_engine)
+    def __init__(
+        self, config: RunConfig, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts]
+    ) -> None:
+        self.config, self.facts, self.machine, self.rewards = config, facts, machine, rewards
+        self.on_gpu, self.threads = runs_on_gpu(config, machine), threads_each(config, machine)
+        self.gpus = itertools.count() if self.on_gpu else itertools.repeat(None)
+        sharding = sharding_of(config, facts, machine, rewards).sharding
+        self.table = table_of(config)(config, facts or UNKNOWN, self.on_gpu, config.cluster.trainers, sharding)
 
+    def seats(self) -> Iterator[Seat]:
+        """All of them."""
+        yield self.controller()
+        yield from self.trainers()
 
-def _conversation_seats(config: RlConfig) -> Iterator[Seat]:
-    """The processes of environments, of agents and of tools, as many as conversations may be held at the same time."""
-    talks = [domain.conversation for domain in domain_settings(config) if domain.conversation is not None]
-    if held := [talk for talk in talks if talk.agent is not None or talk.own_tools or talk.environment is not None]:
-        count = min(max(talk.max_open for talk in held), responses_per_step(config))
-        holds = ("tools, environments",)
-        yield Seat(f"{count} {_TALKS}{'es' * (count > 1)}", holds, 1, None, (_processes(count),))
+    def holds(self) -> tuple[str, ...]:
+        """What a trainer holds, in words."""
+        return self.trained, "optimizer"
+
+    def controller(self) -> Seat:
+        """The command's own, with the loop and the data, and a single trainer unless that has its own."""
+        table, cluster = self.table, self.config.cluster
+        words = "at most, whatever the model's size"
+        buffer = MemoryItem("buffer of checkpoints", BLOCK_BYTES, words, ("checkpoint",), at_most=True)
+        collected = table.collected(*(cluster.own_models if cluster.trains_here else ("policy", "critic")))
+        host = [*table.versions(), *collected, buffer, *table.loaded_again()]
+        if not cluster.trains_here:
+            return self.seat("controller", ("the loop", "data"), [*host, *table.of_loop()], computes=False)
+        host += table.saving_on_host(*self._shared(), sends=False)
+        model = [*table.of_trainers(), *table.saving(*self._shared()), *table.of_loop()]
+        return self.seat("controller", ("the loop", "data", *self.holds()), host, model)
+
+    def trainers(self) -> Iterator[Seat]:
+        """Those other than the controller."""
+        table, cluster = self.table, self.config.cluster
+        for rank in range(0 if cluster.trains_here else cluster.trainers):
+            first = rank == 0  # the one whose state is saved
+            host = [*table.saving_on_host(*self._shared(), sends=True)] if first else []
+            model = [*table.of_trainers(), *(table.saving(*self._shared()) if first else ())]
+            yield self.seat(f"trainer {rank}", self.holds(), host, model)
+
+    def _shared(self) -> list[str]:
+        """Trained models of a trainer's process."""
+        return [model for model in ("policy", "critic") if model not in self.config.cluster.own_models]
+
+    def seat(
+        self, name: str, holds: Sequence[str], host: Items = (), model: Items = (), *, computes: bool = True
+    ) -> Seat:
+        """A process with these items of the host's memory. `model`: what is on its GPU if it has one."""
+        there = (host, model) if self.facts is not None else ((), ())
+        process = MemoryItem("Python and its libraries", PROCESS_BYTES, "measured")
+        gpu = next(self.gpus) if computes else None
+        own = Seat(name, tuple(holds), self.threads, gpu, (process, *there[0]))
+        return joined(own, there[1], on_gpu=gpu is not None)
 
 
-def _processes(count: int) -> MemoryItem:
-    """So many processes of conversations."""
-    each = CONVERSATION_PROCESS_BYTES
-    return MemoryItem("processes", count * each, f"{count} x {bytes_in_words(each)}", ("sampling",), at_most=True)
-
-
-def _with_judges(seat: Seat, config: RlConfig, machine: Machine, rewards: Sequence[RewardFacts]) -> Iterator[Seat]:
-    """The seat with reward models, and one for each GPU other than its own on which it has some."""
-    count = sum(reward.is_model for reward in config.all_rewards)
-    words = ("reward model",) if count == 1 else (f"{count} reward models",) if count else ()
-    items: dict[int | None, list[MemoryItem]] = {}
-    for reward in rewards:
-        items.setdefault(_gpu_of(reward, seat, config, machine), []).extend(reward_items(config, reward))
-    for gpu in (None, seat.gpu):
-        seat = _joined(seat, items.pop(gpu, []), on_gpu=gpu is not None)
-    yield replace(seat, holds=(*seat.holds, *words))
-    for gpu, there in sorted(items.items(), key=str):
-        yield _joined(Seat(f"{seat.name}{_ON_GPU}{gpu}", words, seat.threads, gpu, ()), there, on_gpu=True)
-
-
-def _gpu_of(reward: RewardFacts, seat: Seat, config: RlConfig, machine: Machine) -> int | None:
-    """The GPU that a reward model of this process scores on; None for the CPU. The controller sees all of them."""
-    kind, _, number = reward.device.partition(":")
-    if kind not in ("auto", "cuda") or not machine.gpu_bytes:
-        return None
-    if seat.gpu is not None and "reward_model" in config.cluster.own_process:
-        return seat.gpu
-    gpu = int(number) if number.isdigit() else 0
-    return gpu if gpu < len(machine.gpu_bytes) else None  # loading it says that there is no such GPU
-
-
-def _joined(seat: Seat, items: Sequence[MemoryItem], *, on_gpu: bool) -> Seat:
+def joined(seat: Seat, items: Sequence[MemoryItem], *, on_gpu: bool) -> Seat:
     """The seat with these items, too, where they compute."""
     if not on_gpu:
         return replace(seat, host=(*seat.host, *items))
@@ -208,13 +164,12 @@ def _rested(items: Sequence[MemoryItem]) -> Iterator[MemoryItem]:
 
 
 def _is_started(seat: Seat) -> bool:
-    """Whether it is the process of a trainer, a model or a worker, and not the command's, of rewards or of
-    conversations."""
-    return _process_of(seat) != "controller" and _WORKS not in seat.name and _TALKS not in seat.name
+    """Whether it is the process of a trainer, a model or a worker, and not the command's or a small one."""
+    return _process_of(seat) != "controller" and not seat.small
 
 
 def _process_of(seat: Seat) -> str:
-    return seat.name.partition(_ON_GPU)[0]
+    return seat.name.partition(ON_GPU)[0]
 
 
 def _as_ranks(seats: Sequence[Seat]) -> tuple[Seat, ...]:
@@ -225,25 +180,12 @@ def _as_ranks(seats: Sequence[Seat]) -> tuple[Seat, ...]:
     return tuple(replace(seat, name=f"rank {ranks.get(_process_of(seat), 0)}: {seat.name}") for seat in seats)
 
 
-def runs_on_gpu(config: Trained, machine: Machine) -> bool:
+def runs_on_gpu(config: RunConfig, machine: Machine) -> bool:
     """Whether models of the run are on a GPU of this machine."""
     return bool(machine.gpu_bytes) and config.model.device != "cpu"
 
 
-def _seat(
-    name: str,
-    holds: tuple[str, ...],
-    threads: int,
-    gpu: int | None,
-    host: Sequence[MemoryItem],
-    model: Sequence[MemoryItem],
-) -> Seat:
-    """`model`: what is on the GPU if the process has one."""
-    process = MemoryItem("Python and its libraries", PROCESS_BYTES, "measured")
-    return _joined(Seat(name, holds, threads, gpu, (process, *host)), model, on_gpu=gpu is not None)
-
-
-def threads_each(config: Trained, machine: Machine) -> int:
+def threads_each(config: RunConfig, machine: Machine) -> int:
     """Threads of a process other than the command's: those of the run file, or an equal share. Under torchrun, which
     has told PyTorch to take one, the processes of a node share its cores."""
     if config.cluster.threads is not None:
@@ -264,7 +206,7 @@ class Choice:
 
 
 def sharding_of(
-    config: Trained, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
+    config: RunConfig, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
 ) -> Choice:
     """What `cluster.sharding` means for this run on this machine. `auto` never changes a result: `whole` and
     `optimizer` give the same bits."""
@@ -292,7 +234,7 @@ def with_sharding(config: ConfigT, sharding: Sharding) -> ConfigT:
 
 
 def _fits(
-    config: Trained, sharding: Sharding, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts]
+    config: RunConfig, sharding: Sharding, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts]
 ) -> bool:
     """Whether all processes together have what they may need, and each GPU what its processes may."""
     seats = seats_of(with_sharding(config, sharding), facts, machine, rewards)
@@ -323,22 +265,7 @@ def needs_of_gpus(seats: Sequence[Seat], *, certain: bool = False) -> dict[int, 
     return found
 
 
-def _trained(config: Trained) -> tuple[str, ...]:
-    """What a trainer holds, in words."""
-    if not isinstance(config, RlConfig):
-        return ("reward model" if isinstance(config, RmConfig) else "policy", "optimizer")
-    found = ["policy", "optimizer"]
-    own = config.cluster.own_process
-    if config.algorithm.kl_in != "none" and "reference" not in own:
-        found.append("reference" if config.model.lora is None else "reference (adapters off)")
-    if config.algorithm.estimator in names.CRITIC_ESTIMATORS and "critic" not in own:
-        found.append(f"{config.critic.kind} critic")
-    if not config.cluster.rollout_workers:
-        found.append(f"{config.rollout.engine} engine with the policy's weights")
-    return tuple(found)
-
-
-def on_this_machine(config: Trained) -> bool:
+def on_this_machine(config: RunConfig) -> bool:
     """Whether all processes of the run are on this machine, as far as it is known before they start: not those that
     torchrun starts on several nodes, or is yet to start."""
     if config.cluster.runs_on != "torchrun":

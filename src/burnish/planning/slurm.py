@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from burnish.config.schema import RlConfig
+from burnish.config.schema_run import RunConfig
 from burnish.errors import ConfigError
-from burnish.planning.memory import Trained
 from burnish.words import suggestion
 
 _COUNTS = ("nodes", "gpus-per-node", "cpus-per-task", "signal")
@@ -43,13 +42,13 @@ class _Layout:
     gpus: int
 
 
-def batch_script(config: Trained, command: Sequence[str], folder: Path, options: Mapping[str, str]) -> str:
+def batch_script(config: RunConfig, command: Sequence[str], folder: Path, options: Mapping[str, str]) -> str:
     """The script. command: what starts the run, Python first. folder: where it works. options: from `read_options`.
 
     Raises ConfigError if the run's processes cannot be spread over nodes as asked."""
     layout = _layout(config, options)
     of_process = config.cluster.cpus_per_worker or config.cluster.threads or _CPUS_OF_A_PROCESS
-    of_loop = _CPUS_OF_A_LOOP + (config.scoring.workers if isinstance(config, RlConfig) else 0)
+    of_loop = _CPUS_OF_A_LOOP + config.small_processes
     seconds = int(options.get("signal", _SIGNAL_SECONDS))
     head = {
         "job-name": "burnish",
@@ -91,7 +90,7 @@ def read_options(given: Iterable[str]) -> dict[str, str]:
     return options
 
 
-def _layout(config: Trained, options: Mapping[str, str]) -> _Layout:
+def _layout(config: RunConfig, options: Mapping[str, str]) -> _Layout:
     """Nodes with room for all processes. torchrun starts equally many on each; Ray finds places for larger ones."""
     backend, each = config.cluster.backend, _gpus_of_processes(config)
     room = int(options.get("gpus-per-node", min(sum(each), _GPUS_OF_A_NODE)))
@@ -118,12 +117,10 @@ def _layout(config: Trained, options: Mapping[str, str]) -> _Layout:
     return _Layout(launcher, count, max(packed) if launcher == "ray" and room else equal, gpus)
 
 
-def _gpus_of_processes(config: Trained) -> list[int]:
+def _gpus_of_processes(config: RunConfig) -> list[int]:
     """The GPUs of each process with a model, which a cluster is taken to have unless the run is for CPUs."""
-    count, engines, of_engine = config.cluster.num_processes, 0, 1
+    count, engines, of_engine = config.cluster.num_processes, config.cluster.num_workers, config.gpus_per_engine
     one = 0 if config.model.device == "cpu" else math.ceil(config.cluster.gpus_per_worker or 1)
-    if isinstance(config, RlConfig):
-        engines, of_engine = config.cluster.rollout_workers, config.rollout.gpus_per_engine
     return [max(one, of_engine) if one else 0] * engines + [one] * (count - engines)
 
 

@@ -23,25 +23,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from burnish.config.domains import responses_per_step
-from burnish.config.schema import RlConfig, RmConfig, SftConfig
-from burnish.planning.machines import VLLM_STEP_SECONDS, Machine, Speed
-from burnish.planning.memory import (
-    ParameterBytes,
-    Sharding,
-    Trained,
-    has_separate_critic,
-    num_rollout_workers,
-    num_trained,
-)
+from burnish.config.kinds import find_kind, load
+from burnish.config.schema_run import RunConfig
+from burnish.planning.machines import Machine, Speed
+from burnish.planning.memory import ParameterBytes, Sharding, num_trained
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 
 ADAM_BYTES = 28
 """Read and written for each parameter in an optimizer step: gradient, moments, master and weight."""
 HOST_BYTES = 2e10
 """Assumed bytes a second between a card and its host's memory."""
-_LONGEST = 2.0
-"""Longest response of a batch, relative to the mean one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +89,18 @@ class RunTime:
         return None if self.price is None or seconds is None else self.price * self.devices * seconds / 3600
 
 
-def assumed_lengths(config: Trained, prompt: float | None = None, response: float | None = None) -> Lengths:
-    """Half of what is allowed, where nothing else is known. All tokens of an example are scored like a response's, none
-    of a text to compare. prompt: mean tokens of the data."""
-    of_data = "half of what is allowed (assumed)" if prompt is None else "mean of data.train"
-    if not isinstance(config, RlConfig):
-        mean = config.max_tokens / 2 if prompt is None else prompt
-        return Lengths(0.0, mean, of_data) if isinstance(config, SftConfig) else Lengths(mean, 0.0, of_data)
-    most = config.rollout
-    prompt = most.max_prompt_tokens / 2 if prompt is None else prompt
-    of_responses = "half of what is allowed (assumed)" if response is None else "stated or recorded"
-    response = most.max_response_tokens / 2 if response is None else min(response, most.max_response_tokens)
-    return Lengths(prompt, response, f"prompts: {of_data}; responses: {of_responses}")
+def times_of(config: RunConfig) -> type[StepTimes]:
+    """The times of runs of this kind."""
+    found: type[StepTimes] = load(find_kind(config.kind).time)
+    return found
+
+
+def assumed_lengths(config: RunConfig, prompt: float | None = None, response: float | None = None) -> Lengths:
+    """Half of what is allowed, where nothing else is known. prompt: mean tokens of the data."""
+    return times_of(config).assumed(config, prompt, response)
+
+
+ALLOWED = "half of what is allowed (assumed)"
 
 
 def forward_operations(facts: ModelFacts, tokens: float, scored: float, seen: float) -> float:
@@ -121,11 +112,12 @@ def forward_operations(facts: ModelFacts, tokens: float, scored: float, seen: fl
 
 
 class StepTimes:
-    """The times of a run's phases. lengths: mean tokens. rewards: its reward models."""
+    """The times of a run's phases, here of one that trains a model on given data; a kind of run with more of them adds
+    its own. lengths: mean tokens. rewards: its reward models."""
 
     def __init__(
         self,
-        config: Trained,
+        config: RunConfig,
         facts: ModelFacts,
         machine: Machine,
         speed: Speed,
@@ -135,34 +127,49 @@ class StepTimes:
     ) -> None:
         self.config, self.facts, self.machine, self.speed = config, facts, machine, speed
         self.lengths, self.rewards, self.sharding = lengths, rewards, sharding
-        self.trainers, self.workers = config.cluster.trainers, num_rollout_workers(config)
-        self.epochs = self.minibatches = 1
-        self.apart = config.debug.plain  # each text is read with its own prompt
-        if isinstance(config, RlConfig):
-            optimization = config.optimization
-            self.texts, self.prompts = float(responses_per_step(config)), float(config.rollout.prompts_per_step)
-            self.epochs, self.minibatches = optimization.epochs, optimization.minibatches
-            self.apart |= optimization.shuffle == "responses"
-        elif isinstance(config, RmConfig):
-            self.texts = self.prompts = config.optimization.comparisons_per_batch * (config.candidates or 2)
-        else:
-            self.texts = self.prompts = config.optimization.tokens_per_batch / max(1.0, lengths.response)
+        self.trainers, self.workers = config.cluster.trainers, config.cluster.num_workers
+        self.epochs, self.minibatches = self.updates()
+        self.texts, self.prompts = self.sizes()
         self.scored = self.texts * lengths.response
         self.trained = num_trained(config.model.lora, facts)
         self.width = 2 if config.model.dtype == "bfloat16" else 4
 
+    @staticmethod
+    def assumed(config: RunConfig, prompt: float | None, response: float | None) -> Lengths:
+        """Half of what is allowed, where nothing else is known. All tokens of an example are scored like a
+        response's."""
+        mean = config.longest_text / 2 if prompt is None else prompt
+        return Lengths(0.0, mean, ALLOWED if prompt is None else "mean of data.train")
+
+    def sizes(self) -> tuple[float, float]:
+        """Texts of a step, and how many different prompts these have."""
+        raise NotImplementedError
+
+    def updates(self) -> tuple[int, int]:
+        """Passes over the texts of a step, and optimizer steps in each of them."""
+        return 1, 1
+
+    @property
+    def apart(self) -> bool:
+        """Whether each text is read with its own prompt."""
+        return self.config.debug.plain
+
+    @property
+    def critic(self) -> ModelFacts | None:
+        """The sizes of a critic that the trainers update too."""
+        return None
+
+    def before_update(self) -> Iterator[PhaseTime]:
+        """What precedes the update in a step."""
+        return iter(())
+
+    def evaluation(self, heldout: int | None) -> float:
+        """Seconds of an evaluation on so many held-out prompts, as far as they are known."""
+        return 0.0
+
     def phases(self) -> Iterator[PhaseTime]:
         """Those of a step that take any time, in its order."""
-        ahead = isinstance(self.config, RlConfig) and self.workers > 0 and self.config.max_staleness > 0
-        if isinstance(self.config, RlConfig):
-            responses = responses_per_step(self.config)
-            if self.workers:
-                seconds = self.width * self.facts.num_parameters / self._link(self.trainers + self.workers)
-                yield PhaseTime("push", seconds, "weights to the rollout workers", ahead)
-            yield PhaseTime("rollout", self.rollout(self.config, responses), self._how_sampled(responses), ahead)
-            if self.speed.step_seconds:
-                yield PhaseTime("rewards", self.speed.step_seconds, "and logging, batching: as measured")
-            yield from self._log_probs(self.config)
+        yield from self.before_update()
         yield from self._update()
 
     def of_run(self, steps: int | None, evaluation: float = 0.0, price: float | None = None) -> RunTime:
@@ -176,68 +183,15 @@ class StepTimes:
         """Tokens of prompts (once for each response, as is usual) and responses, or of examples."""
         return self.texts * (self.lengths.prompt + self.lengths.response)
 
-    def rollout(self, config: RlConfig, responses: int) -> float:
-        """Seconds of sampling: prompts once, then as many decoding steps as the rows need."""
-        prompt, mean = self.lengths.prompt, self.lengths.response
-        engines, lanes = self.workers or self.trainers, config.cluster.num_lanes
-        share, rounds = responses / engines, max(1, -(-lanes // engines))
-        at_once = min(config.rollout.max_batch_rows, -(-responses // lanes))
-        longest = min(config.rollout.max_response_tokens, _LONGEST * mean)
-        steps = max(share * mean / at_once, rounds * longest)
-        prefill = self._passes(self.facts, self.prompts * prompt / engines, 0)
-        rows = share * mean / steps
-        return prefill + steps * self.decoding_step(rows, prompt + mean / 2, in_vllm=config.rollout.engine == "vllm")
-
-    def decoding_step(self, rows: float, context: float, *, in_vllm: bool) -> float:
-        """Seconds of one token for each of these rows, with so many tokens before it."""
-        facts, speed = self.facts, self.speed
-        operations = forward_operations(facts, rows, rows, rows * context) / speed.decoding_operations
-        kept = 2 * facts.num_layers * facts.num_key_value_heads * facts.head_size * rows * context
-        read = (self._body_read(rows) + facts.vocabulary_size * facts.hidden_size + kept) * self.width
-        fixed = VLLM_STEP_SECONDS if in_vllm else speed.token_seconds + speed.layer_seconds * facts.num_layers
-        return fixed + speed.row_seconds * rows + max(operations, read / speed.decoding_bytes)
-
-    def _body_read(self, rows: float) -> float:
-        """Numbers of the layers that some row needs; with experts more for more rows."""
-        facts = self.facts
-        everything = max(facts.body, facts.num_parameters - 2 * facts.vocabulary_size * facts.hidden_size)
-        unread = (1 - facts.body / max(1, everything)) ** max(1.0, rows)
-        return everything * (1 - unread)
-
-    def _how_sampled(self, responses: int) -> str:
-        engines = f"{self.workers} rollout workers" if self.workers > 1 else "1 rollout worker"
-        engines = engines if self.workers else f"{self.trainers} trainer{'s' * (self.trainers > 1)}"
-        return f"{responses:,} responses of {self.lengths.response:,.0f} tokens, {engines}"
-
-    def _log_probs(self, config: RlConfig) -> Iterator[PhaseTime]:
-        """Passes without a gradient: of reward models, for old log-probabilities, reference and values."""
-        algorithm, own = config.algorithm, config.cluster.own_process
-        tokens, scored, found, seconds = self._read() / self.trainers, self.scored / self.trainers, [], 0.0
-        for name, facts, is_made in (
-            ("old log-probabilities", self.facts, self.epochs * self.minibatches > 1 or algorithm.kl_in == "reward"),
-            ("reference", self.facts, algorithm.kl_in != "none" and "reference" not in own),
-            ("values", self.facts.critic or self.facts, has_separate_critic(config) and "critic" not in own),
-        ):
-            if is_made:
-                found.append(name)
-                seconds += self._passes(facts, tokens, scored)
-        for reward in self.rewards:
-            if reward.facts is not None:
-                found.append(f"reward {reward.label}")
-                seconds += self._passes(reward.facts, self.tokens_per_step(), 0)
-        if found:
-            yield PhaseTime("log-probs", seconds, ", ".join(found))
-
     def _update(self) -> Iterator[PhaseTime]:
-        config, read, trained = self.config, self._read(), self.trained
+        config, read, trained = self.config, self.read(), self.trained
         passes = (2 if config.model.lora else 3) + config.model.gradient_checkpointing
         share = passes * self.epochs / self.trainers
-        seconds = self._passes(self.facts, share * read, share * self.scored)
+        seconds = self.passes(self.facts, share * read, share * self.scored)
         because = f"{passes} forward passes of {read:,.0f} tokens"
-        if isinstance(config, RlConfig) and has_separate_critic(config) and "critic" not in config.cluster.own_process:
-            critic = self.facts.critic or self.facts
-            seconds += self._passes(critic, share * read, 0)
-            trained, because = trained + critic.num_parameters, f"{because}, and the critic's"
+        if self.critic is not None:
+            seconds += self.passes(self.critic, share * read, 0)
+            trained, because = trained + self.critic.num_parameters, f"{because}, and the critic's"
         in_step = math.ceil(read / config.optimization.microbatch_tokens / self.trainers)
         number = self.epochs * max(self.minibatches, in_step)
         yield PhaseTime("update", seconds + number * self.speed.pass_seconds, because)
@@ -259,19 +213,19 @@ class StepTimes:
         sent = 8 * share * trained * steps
         if self.sharding == "full":
             sent = share * passes * (2 * self.width * self.facts.num_parameters + 4 * trained)
-        yield PhaseTime("exchange", sent / self._link(self.trainers), f"{sent / 1e9:,.1f} GB for each trainer")
+        yield PhaseTime("exchange", sent / self.link(self.trainers), f"{sent / 1e9:,.1f} GB for each trainer")
 
-    def _link(self, processes: int) -> float:
+    def link(self, processes: int) -> float:
         """Bytes a second between processes that take so many devices."""
         several = self.machine.gpus_per_node and processes > self.machine.gpus_per_node
         return self.speed.network_bytes if several else self.speed.link_bytes
 
-    def _passes(self, facts: ModelFacts, tokens: float, scored: float) -> float:
+    def passes(self, facts: ModelFacts, tokens: float, scored: float) -> float:
         """Seconds of a forward pass of the step's texts, or of a part of them."""
         context = (self.lengths.prompt + self.lengths.response) / 2
         return forward_operations(facts, tokens, scored, tokens * context) / self.speed.operations
 
-    def _read(self) -> float:
+    def read(self) -> float:
         """Tokens in one pass over the step: prompts as often as their responses need another micro-batch."""
         group, response = self.texts / self.prompts, self.lengths.response
         room = self.config.optimization.microbatch_tokens - self.lengths.prompt

@@ -17,9 +17,10 @@ import jinja2
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from burnish.config import fields
+from burnish.config.kinds import find_kind
 from burnish.config.loading import kind_of_data
 from burnish.config.preset_layer import preset_of
-from burnish.config.schema import RUN_FILES, RunConfig
+from burnish.config.schema_run import RunConfig
 from burnish.config.secrets import masked_yaml
 from burnish.config.yaml_text import parse_yaml
 from burnish.errors import BurnishError, DataError
@@ -166,9 +167,9 @@ def departures(resolved: Mapping[str, Json]) -> list[Departure]:
 
     Fields without a default, and fields that this version does not know, are always included.
     """
-    kind = kind_of_data(resolved)
-    known = _defaults(RUN_FILES[kind])
-    preset = preset_of(kind, resolved)
+    run_file = find_kind(kind_of_data(resolved)).section
+    known = _defaults(run_file)
+    preset = preset_of(run_file, resolved)
     known |= dict(preset.values) if preset is not None else {}
     found = []
     for path, value in leaves(resolved).items():

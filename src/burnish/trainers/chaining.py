@@ -7,7 +7,6 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,9 +15,9 @@ from rich.console import Console
 from burnish.checkpointing.chaining import Chosen, find_checkpoint
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.store import CheckpointStore, read_pending
-from burnish.config.names import MODEL_REWARD
-from burnish.config.schema import CriticConfig, RewardConfig, RlConfig, RmConfig, RunConfig
 from burnish.config.schema_data import ModelConfig
+from burnish.config.schema_run import RunConfig
+from burnish.config.section import Role
 from burnish.observability.console import say
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 
@@ -36,17 +35,12 @@ def pinned(config: Config) -> tuple[Config, list[str]]:
         "tokenizer": None if tokenizer is None else _weights(tokenizer, "model.tokenizer", said),
     }
     changed: dict[str, Any] = {"model": config.model.model_copy(update=names)}
-    if isinstance(config, RlConfig):
-        changed["critic"] = _critic(config.critic, said)
-        changed["rewards"] = _rewards(config.rewards, "rewards", said)
-        changed["domains"] = {
-            name: domain.model_copy(update={"rewards": _rewards(domain.rewards, f"domains.{name}.rewards", said)})
-            for name, domain in config.domains.items()
-        }
-    if isinstance(config, RmConfig) and config.normalization.policy is not None:
-        policy = _weights(config.normalization.policy, "normalization.policy", said)
-        changed["normalization"] = config.normalization.model_copy(update={"policy": policy})
-    return config.model_copy(update=changed), said
+    taken = {"weights": _weights, "reward": _reward, "critic": _critic}
+
+    def model_at(role: Role, path: str, field: str) -> str:
+        return taken[role](path, field, said)
+
+    return config.model_copy(update=changed | config.other_models(model_at)), said
 
 
 def measured(config: Config, weights: Path | None, console: Console) -> Config:
@@ -65,14 +59,7 @@ def with_weights(model: ModelConfig, weights: str) -> ModelConfig:
     return model.model_copy(update={"path": weights, **whole})
 
 
-def _rewards(rewards: Sequence[RewardConfig], field: str, said: Found) -> tuple[RewardConfig, ...]:
-    return tuple(_reward(reward, f"{field}.{index}.name", said) for index, reward in enumerate(rewards))
-
-
-def _reward(reward: RewardConfig, field: str, said: Found) -> RewardConfig:
-    if not reward.name.startswith(MODEL_REWARD):
-        return reward
-    path = reward.name.removeprefix(MODEL_REWARD)
+def _reward(path: str, field: str, said: Found) -> str:
     weights = _weights(path, field, said)
     chosen = find_checkpoint(path, field=field)
     if chosen is not None and _is_before_normalization(chosen):
@@ -80,7 +67,7 @@ def _reward(reward: RewardConfig, field: str, said: Found) -> RewardConfig:
             f"{field}: scores of step {chosen.checkpoint.step} are not normalised, which {chosen.run} does after its "
             "last step: let that run finish and take its last checkpoint, or choose a weight that suits their scale"
         )
-    return reward.model_copy(update={"name": MODEL_REWARD + weights})
+    return weights
 
 
 def _is_before_normalization(chosen: Chosen) -> bool:
@@ -97,17 +84,15 @@ def _is_before_normalization(chosen: Chosen) -> bool:
     return pending is not None and not pending.normalised
 
 
-def _critic(critic: CriticConfig, said: Found) -> CriticConfig:
+def _critic(path: str, field: str, said: Found) -> str:
     """Resolve `critic.init`: a run with a separate critic gives that critic, a run of `burnish rm` its reward model."""
-    if critic.init in ("policy", "reward_model"):
-        return critic
-    chosen = find_checkpoint(critic.init, field="critic.init")
+    chosen = find_checkpoint(path, field=field)
     if chosen is None:
-        return critic
+        return path
     own = chosen.checkpoint.folder / CRITIC_FOLDER
     folder = own if own.is_dir() else chosen.checkpoint.folder / WEIGHTS_FOLDER
-    said.append(f"critic.init: {chosen}")
-    return critic.model_copy(update={"init": str(folder)})
+    said.append(f"{field}: {chosen}")
+    return str(folder)
 
 
 def _weights(path: str, field: str, said: Found) -> str:

@@ -9,14 +9,13 @@ from functools import partial
 
 import torch
 
-from burnish.config.schema import RlConfig, SftConfig
+from burnish.config.schema_run import RunConfig
 from burnish.errors import CheckpointError
 from burnish.forward.batch import Batch
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.recomputing import recomputing
 from burnish.forward.scoring import ResponseScorer
 from burnish.models.loading import LoadedModel
-from burnish.planning.memory import Trained
 from burnish.planning.microbatch import (
     FEWEST,
     bytes_beside_passes,
@@ -47,16 +46,16 @@ def settle_microbatch(config: ConfigT, paths: FastPaths, loaded: LoadedModel | N
     return with_microbatch(config, int(digits))
 
 
-def _tokens(config: Trained, loaded: LoadedModel | None) -> int:
+def _tokens(config: RunConfig, loaded: LoadedModel | None) -> int:
     machine, facts, rewards = this_machine(), model_facts(config), reward_facts(config)
     planned = microbatch_of(config, facts, machine, rewards).tokens
-    scores = isinstance(config, RlConfig | SftConfig)  # a reward model's passes are smaller
-    if loaded is None or facts is None or loaded.model.device.type != "cuda" or not scores:
+    smaller = config.head == "score"  # passes without an output head
+    if loaded is None or facts is None or loaded.model.device.type != "cuda" or smaller:
         return planned
     beside = bytes_beside_passes(config, facts, machine, rewards)
     free, total = torch.cuda.mem_get_info(loaded.model.device)
     room = round(min(free, usable_share(config) * total)) - beside
-    return most_that_fit(planned, room, partial(bytes_of_pass, loaded, _longest(config)))
+    return most_that_fit(planned, room, partial(bytes_of_pass, loaded, config.longest_text))
 
 
 def most_that_fit(tokens: int, room: int, needed: Callable[[int], int]) -> int:
@@ -103,9 +102,3 @@ def run_pass(loaded: LoadedModel, longest: int, tokens: int) -> None:
     with recomputing(loaded.model, on=loaded.gradient_checkpointing):
         scores = scorer.score(batch.to(loaded.model.device), only_trained=True, entropy=True)
         scores.logprobs_BT.sum().backward()
-
-
-def _longest(config: Trained) -> int:
-    if isinstance(config, RlConfig):
-        return config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-    return config.max_tokens

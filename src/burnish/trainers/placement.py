@@ -8,16 +8,14 @@ from pathlib import Path
 
 import torch
 
-from burnish.config.schema import RlConfig, RunConfig
+from burnish.config.schema import RunConfig
 from burnish.forward.verdicts import own_cache
 from burnish.machine.container import allowed_cores, container_limits
 from burnish.planning.machines import Machine, Speed
-from burnish.planning.memory import Trained, has_separate_critic
 from burnish.planning.model_facts import ModelFacts, RewardFacts, facts_by_name, read_model_facts, read_reward_facts
 from burnish.planning.room import refuse_impossible, seat_warnings
 from burnish.planning.seats import ConfigT, seats_of, sharding_of, threads_each, with_sharding
 from burnish.trainers.chaining import pinned
-from burnish.trainers.rl.critic_setup import reward_model_folder
 from burnish.trainers.timed_work import MEMORY_BYTES, OVERHEADS, Trial, nearest_trial
 
 _TIMED = ("training passes", "decoding")
@@ -35,7 +33,7 @@ def host_memory() -> int:
     return memory if limits.memory_bytes is None else min(memory, limits.memory_bytes)
 
 
-def with_kept_speed(machine: Machine, config: Trained, facts: ModelFacts) -> Machine:
+def with_kept_speed(machine: Machine, config: RunConfig, facts: ModelFacts) -> Machine:
     """Add the speed that earlier runs, or `burnish doctor`, have timed on this machine's processor. Unchanged if it has
     GPUs, the run is for one, or nothing was timed."""
     if machine.gpu_bytes or config.model.device not in ("auto", "cpu"):
@@ -50,13 +48,13 @@ def with_kept_speed(machine: Machine, config: Trained, facts: ModelFacts) -> Mac
     return replace(machine, speed=speed)
 
 
-def threads_of(config: Trained) -> int:
+def threads_of(config: RunConfig) -> int:
     """Number of threads of PyTorch in each process of the run."""
     shares = config.cluster.runs_on != "ray"  # whose processes may be on other machines
     return config.cluster.threads or (threads_each(config, this_machine()) if shares else torch.get_num_threads())
 
 
-def check_placement(config: Trained, machine: Machine | None = None) -> list[str]:
+def check_placement(config: RunConfig, machine: Machine | None = None) -> list[str]:
     """Return warnings about the run's processes on this machine, and the choice of `cluster.sharding: auto` if it is
     not `whole`. ConfigError if they cannot run here; CheckpointError for a model path that names a run without a
     checkpoint. Reads no weights, only the config.json of each model and the sizes in its files."""
@@ -80,13 +78,8 @@ def placed(config: ConfigT) -> ConfigT:
 def model_facts(config: RunConfig) -> ModelFacts | None:
     """The sizes of the trained model, and of a critic that begins from other weights."""
     facts = _facts_of(config.model.path)
-    if facts is None or not isinstance(config, RlConfig) or not has_separate_critic(config):
-        return facts
-    init = config.critic.init
-    if init == "policy":
-        return facts
-    folder = reward_model_folder(config) if init == "reward_model" else init
-    return replace(facts, critic=_facts_of(folder))
+    source = config.critic_source
+    return facts if facts is None or source is None else replace(facts, critic=_facts_of(source))
 
 
 def _facts_of(path: str) -> ModelFacts | None:
@@ -97,4 +90,4 @@ def _facts_of(path: str) -> ModelFacts | None:
 
 def reward_facts(config: RunConfig) -> tuple[RewardFacts, ...]:
     """The sizes of the run's reward models; see `read_reward_facts`."""
-    return read_reward_facts(config.all_rewards) if isinstance(config, RlConfig) else ()
+    return read_reward_facts(config.all_rewards)

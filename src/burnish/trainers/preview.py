@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -17,27 +18,33 @@ from burnish.data.preferences import count_comparisons
 from burnish.data.sources import needs_download
 from burnish.models.loading import UNLIMITED_CONTEXT
 from burnish.observability.sinks import find_sinks
+from burnish.planning.model_facts import ModelFacts
+from burnish.planning.plan import Preview
 from burnish.trainers.chaining import with_weights
 from burnish.trainers.outer_loop import check_warmup
 from burnish.trainers.reward_model.loop import comparisons_of, load_comparisons
 from burnish.trainers.reward_model.normalization import check_measured
-from burnish.trainers.rl.preflight import Preview, check_model_source, local_tokenizer, notes_on
+from burnish.trainers.rl.preflight import check_model_source, local_tokenizer, notes_on, preview_elsewhere
 from burnish.trainers.sft import Schedule, load_examples
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def preview_sft(config: SftConfig, context_tokens: int | None) -> Preview:
-    """Count the examples of a run, and raise its errors about settings, model folder and local data (BurnishError).
-    Loads no weights and downloads nothing. `context_tokens`: the model's, if known."""
+def preview_sft(config: SftConfig, facts: ModelFacts | None, *, here: bool) -> Preview:
+    """Raises what a run would raise about its settings, model folder and local data (BurnishError); for another machine
+    (not `here`) only what it would raise there. Loads no weights and downloads nothing. facts: of the model, if
+    known."""
+    count = partial(count_examples, config, None if facts is None else facts.context_tokens)
+    if not here:
+        return preview_elsewhere(config, count)
     _check_settings(config)
     notes = notes_on(config)
     sources = (*config.data.train, *config.data.eval)
     unknown = _unknown(sources, "examples")
     if unknown:
         return Preview(notes=(*unknown, *notes))
-    found = count_examples(config, context_tokens, local_tokenizer(config))
+    found = count(local_tokenizer(config))
     return replace(found, notes=(*found.notes, *notes))
 
 
@@ -56,8 +63,11 @@ def count_examples(config: SftConfig, context_tokens: int | None, tokenizer: Pre
     return Preview(len(train), sum(train.lengths()), steps, tuple(twice))
 
 
-def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
+def preview_rm(config: RmConfig, facts: ModelFacts | None, *, here: bool) -> Preview:
     """Like `preview_sft`, for `burnish rm`; also reads the data on which scores are normalised."""
+    count = partial(compared_rows, config, None if facts is None else facts.context_tokens)
+    if not here:
+        return preview_elsewhere(config, count)
     _check_settings(config)
     settings = config.normalization
     if settings.policy is not None:
@@ -67,7 +77,7 @@ def preview_rm(config: RmConfig, context_tokens: int | None) -> Preview:
     unknown = _unknown(sources, "comparisons")
     if unknown:
         return Preview(notes=(*unknown, *notes))
-    found = compared_rows(config, context_tokens, local_tokenizer(config))
+    found = count(local_tokenizer(config))
     return replace(found, notes=(*found.notes, *notes))
 
 

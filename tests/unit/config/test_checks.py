@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from burnish.config.loading import load_run_data
-from burnish.config.schema import Kind
 from burnish.errors import ConfigError
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -21,7 +20,7 @@ ON_TWO = "rollout.engine=vllm rollout.vllm.options.tensor_parallel_size=2"
 NEVER_FALLS = ("optimization.final_learning_rate_fraction", "schedule is constant, which never falls")
 
 
-def refusal(kind: Kind, words: list[str]) -> str:
+def refusal(kind: str, words: list[str]) -> str:
     with pytest.raises(ConfigError) as caught:
         load_run_data(RUNS[kind], words, kind)
     return str(caught.value)
@@ -51,7 +50,7 @@ def refusal(kind: Kind, words: list[str]) -> str:
          "does not work with cluster.sharding: full"),
     ],
 )  # fmt: skip
-def test_what_cannot_rest_is_refused_with_the_reason(kind: Kind, words: str, reason: str) -> None:
+def test_what_cannot_rest_is_refused_with_the_reason(kind: str, words: str, reason: str) -> None:
     text = refusal(kind, words.split())
     assert "cluster.offload" in text
     assert reason in text
@@ -68,7 +67,7 @@ def test_what_cannot_rest_is_refused_with_the_reason(kind: Kind, words: str, rea
         ("rm", "cluster.offload=[optimizer]", "optimizer"),
     ],
 )  # fmt: skip
-def test_what_a_run_has_can_rest(kind: Kind, words: str, roles: str) -> None:
+def test_what_a_run_has_can_rest(kind: str, words: str, roles: str) -> None:
     loaded = load_run_data(RUNS[kind], words.split(), kind)
     assert loaded.config.cluster.offload == tuple(roles.split())  # type: ignore[attr-defined]
 
@@ -108,7 +107,7 @@ def test_what_a_run_has_can_rest(kind: Kind, words: str, roles: str) -> None:
         ("rl", "algorithm.loss=turn_gspo", "the preset 'turn_gspo' uses 0.0003"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_with_the_reason(kind: Kind, words: str, reason: str) -> None:
+def test_what_cannot_work_is_refused_with_the_reason(kind: str, words: str, reason: str) -> None:
     assert reason in refusal(kind, words.split())
 
 
@@ -150,7 +149,7 @@ def test_puzzles_that_cannot_be_used(words: list[str], reason: str) -> None:
         ("rl", ["rollout.engine=vllm", "evaluation.temperature=0.005"]),  # with which nothing samples
     ],
 )  # fmt: skip
-def test_what_works_is_taken(kind: Kind, words: list[str]) -> None:
+def test_what_works_is_taken(kind: str, words: list[str]) -> None:
     load_run_data(RUNS[kind], words, kind)
 
 
@@ -178,7 +177,7 @@ def test_what_works_is_taken(kind: Kind, words: list[str]) -> None:
          "optimization.epochs=1", "optimization.warmup_steps", "is 20, but the run makes 5 optimizer steps"),
     ],
 )  # fmt: skip
-def test_what_would_never_be_read_or_reached_is_refused(kind: Kind, words: str, field: str, reason: str) -> None:
+def test_what_would_never_be_read_or_reached_is_refused(kind: str, words: str, field: str, reason: str) -> None:
     text = refusal(kind, words.split())
     assert field in text
     assert reason in text

@@ -10,7 +10,7 @@ from burnish.config.domains import ALL, domain_settings, responses_per_step
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
-from burnish.planning.plan import plan_rl
+from burnish.planning.rl import plan_rl
 
 
 def load(domains: dict[str, Any], *overrides: str, **fields: Any) -> RlConfig:

@@ -11,9 +11,10 @@ from burnish.algorithms.advantages import ESTIMATORS
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.config import elsewhere, names
 from burnish.config.fields import iter_fields
+from burnish.config.kinds import all_kinds
 from burnish.config.loading import load_run_data
 from burnish.config.presets import PRESETS
-from burnish.config.schema import RUN_FILES, Kind, RlConfig
+from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 
 
@@ -50,7 +51,7 @@ FIELD = re.compile(
 )
 
 
-@pytest.mark.parametrize("section", RUN_FILES.values(), ids=list(RUN_FILES))
+@pytest.mark.parametrize("section", [kind.section for kind in all_kinds()], ids=[kind.name for kind in all_kinds()])
 def test_words_of_other_systems_lead_to_fields_that_exist(section) -> None:  # type: ignore[no-untyped-def]
     known = {field.path for field in iter_fields(section)}
     table = yaml.safe_load(elsewhere.TABLE.read_text())
@@ -58,7 +59,7 @@ def test_words_of_other_systems_lead_to_fields_that_exist(section) -> None:  # t
     words = [word for words in table["same"].values() for word in words]
     words += [word for entry in table["differs"] for word in entry["words"]]
     assert len(words) == len(set(words))
-    told = [text for text in (elsewhere.advice(word, known) for word in words) if text is not None]
+    told = [text for text in (elsewhere.advice(word, section) for word in words) if text is not None]
     assert len(told) > 30
     for named in FIELD.findall(" ".join(told)):
         assert named.rstrip(".") in known, named
@@ -102,7 +103,7 @@ def test_the_same_is_claimed_only_of_the_same(word: str, says: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize("kind", ["sft", "rm"])
-def test_a_word_may_mean_the_same_in_another_kind_of_run(kind: Kind) -> None:
+def test_a_word_may_mean_the_same_in_another_kind_of_run(kind: str) -> None:
     for word, field in (("num_train_epochs=2", "optimization.epochs"), ("max_steps=2", "steps")):
         with pytest.raises(ConfigError, match=rf"did you mean {field}\? \({SAME}\)"):
             load_run_data({"model": "m", "data": {"train": "a"}}, [word], kind)

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from burnish.config.loading import load_run_data
-from burnish.config.schema import RlConfig
+from burnish.config.schema import RlConfig, RunConfig
 from burnish.doctor import paths
 from burnish.doctor.examination import Report
 from burnish.doctor.paths import of_paths
 from burnish.errors import CheckpointError
-from burnish.planning.memory import Trained
 
 pytestmark = pytest.mark.usefixtures("own_timings")
 
@@ -33,7 +32,7 @@ def run(model: Path, folder: Path, kind: str = "rl", **more: object) -> RlConfig
     return load_run_data({**data, **more}, (), kind).config  # type: ignore[arg-type,return-value]
 
 
-def found(about: Trained | Path | None) -> Report:
+def found(about: RunConfig | Path | None) -> Report:
     report = Report()
     report.add(report.paths, of_paths(about))
     return report

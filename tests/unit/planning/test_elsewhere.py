@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from burnish.config.loading import load_run_data
-from burnish.config.schema import RlConfig
+from burnish.config.schema import RlConfig, RunConfig
 from burnish.errors import ConfigError
 from burnish.planning.fitting import COLUMNS, Fitting, kind_of, memory_tables
 from burnish.planning.machines import USABLE, Machine, Speed, described_machine
-from burnish.planning.memory import PHASES, Trained
+from burnish.planning.memory import PHASES
 from burnish.planning.model_facts import ModelFacts, facts_by_name, facts_of, known, known_models
+from burnish.planning.rl import RlTimes
 from burnish.planning.room import shortages
 from burnish.planning.seats import PROCESS_BYTES, seats_of
-from burnish.planning.timing import StepTimes, assumed_lengths, forward_operations
+from burnish.planning.timing import assumed_lengths, forward_operations
 
 GIB = 2**30
 
@@ -43,7 +44,7 @@ def rl(*words: str, **sections: Any) -> RlConfig:
 def fit_of(name: str, on: str, **sections: Any) -> tuple[str, ...] | None:
     """Words of the smallest change; () if it fits as it is, None if nothing is found."""
 
-    def reload(words: Sequence[str]) -> Trained:
+    def reload(words: Sequence[str]) -> RunConfig:
         return rl(*words, **sections)
 
     fit = Fitting(reload, facts(name), described_machine(on)).search(reload(()))
@@ -305,7 +306,7 @@ def test_the_operations_of_a_forward_pass() -> None:
 
 def test_the_phases_of_a_step_by_hand() -> None:
     config = rl(rollout={"prompts_per_step": 2, "group_size": 4, "max_prompt_tokens": 8, "max_response_tokens": 8})
-    times = StepTimes(config, TINY, machine(), SPEED, assumed_lengths(config, 4, 4))
+    times = RlTimes(config, TINY, machine(), SPEED, assumed_lengths(config, 4, 4))
     found = {phase.phase: phase.seconds for phase in times.phases()}
     # Eight responses of four tokens; the longest is taken to have eight: eight steps of four rows on average.
     read = (1_000 + 200 + 2 * 2 * 1 * 5 * 4 * 6) * 2
@@ -332,7 +333,7 @@ def test_the_phases_of_a_step_by_hand() -> None:
 )
 def test_how_many_passes_an_update_takes(sections: dict[str, Any], passes: float) -> None:
     config = rl(**sections)
-    times = StepTimes(config, TINY, machine(2), SPEED, assumed_lengths(config, 4, 4))
+    times = RlTimes(config, TINY, machine(2), SPEED, assumed_lengths(config, 4, 4))
     found = {phase.phase: phase.seconds for phase in times.phases()}
     tokens = 8 * 4 + 64 * 4
     assert found["update"] == pytest.approx(passes * forward_operations(TINY, tokens, 256, tokens * 4) / 1e12)
@@ -341,7 +342,7 @@ def test_how_many_passes_an_update_takes(sections: dict[str, Any], passes: float
 
 def test_exchanges_go_over_the_network_between_nodes() -> None:
     config = rl(cluster={"trainers": 4, "backend": "ray"})
-    of = {nodes: StepTimes(config, TINY, machine(4, nodes), SPEED, assumed_lengths(config, 4, 4)) for nodes in (1, 2)}
+    of = {nodes: RlTimes(config, TINY, machine(4, nodes), SPEED, assumed_lengths(config, 4, 4)) for nodes in (1, 2)}
     near, far = ({phase.phase: phase.seconds for phase in times.phases()} for times in of.values())
     assert near["exchange"] == pytest.approx(8 * 0.75 * 1_200 / 1e9)
     assert far["exchange"] == pytest.approx(10 * near["exchange"])
@@ -349,7 +350,7 @@ def test_exchanges_go_over_the_network_between_nodes() -> None:
 
 def test_sampling_aside_counts_where_it_takes_longer() -> None:
     config = rl(cluster={"rollout_workers": 1}, max_staleness=1)
-    times = StepTimes(config, TINY, machine(2), SPEED, assumed_lengths(config, 4, 400))
+    times = RlTimes(config, TINY, machine(2), SPEED, assumed_lengths(config, 4, 400))
     time = times.of_run(1)
     seconds = {phase.phase: phase.seconds for phase in time.phases}
     assert time.step_seconds == pytest.approx(seconds["push"] + seconds["rollout"])

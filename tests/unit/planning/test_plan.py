@@ -15,7 +15,9 @@ from burnish.config.loading import kind_of_data, load_run_data
 from burnish.config.schema import RlConfig
 from burnish.planning.memory import bytes_in_words, estimate_memory, microbatch_tokens
 from burnish.planning.model_facts import ModelFacts, count_parameters, facts_of, read_model_facts
-from burnish.planning.plan import num_evaluations, plan_rl, plan_sft, split_evenly
+from burnish.planning.plan import Preview
+from burnish.planning.rl import num_evaluations, plan_rl, split_evenly
+from burnish.planning.sft import plan_sft
 
 LLAMA = {
     "hidden_size": 64,
@@ -45,7 +47,7 @@ def test_prompts_become_rollouts_minibatches_and_optimizer_steps() -> None:
         rollout={"prompts_per_step": 4, "group_size": 3},
         optimization={"minibatches": 5, "epochs": 2},
     )
-    plan = plan_rl(config, num_prompts=20)
+    plan = plan_rl(config, Preview(20))
     assert plan.optimizer_steps == 100
     assert plan.passes_over_data == 2.0
 
@@ -157,7 +159,7 @@ def test_weights_of_few_bits_change_the_memory(quantization: str, bits: int) -> 
 
 
 def test_warnings_name_what_does_not_fit() -> None:
-    plan = plan_rl(rl(), num_prompts=5, facts=facts_of(LLAMA))
+    plan = plan_rl(rl(), Preview(5), facts_of(LLAMA))
     assert any("5 prompts" in warning for warning in plan.warnings)
     assert any("context holds 512" in warning for warning in plan.warnings)
 
@@ -166,10 +168,10 @@ def test_supervised_steps_and_passes_follow_from_each_other() -> None:
     config = load_run_data(
         {"model": "m", "data": {"train": "a"}, "optimization": {"tokens_per_batch": 100, "epochs": 3}}, kind="sft"
     ).sft
-    assert plan_sft(config, num_examples=40, num_tokens=950, num_steps=31).optimizer_steps == 31
+    assert plan_sft(config, Preview(40, 950, 31)).optimizer_steps == 31
     assert plan_sft(config).optimizer_steps is None
     fixed = config.model_copy(update={"steps": 62})
-    assert plan_sft(fixed, num_steps=31).passes_over_data == 6.0
+    assert plan_sft(fixed, Preview(steps=31)).passes_over_data == 6.0
     assert plan_sft(fixed).optimizer_steps == 62
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from burnish.config.loading import load_run_data
 from burnish.planning.memory import estimate_memory, microbatch_tokens
 from burnish.planning.model_facts import facts_of
-from burnish.planning.plan import plan_rl
-from burnish.planning.plan_rm import plan_rm
+from burnish.planning.plan import Preview
+from burnish.planning.rl import plan_rl
+from burnish.planning.rm import plan_rm
 
 LLAMA = {
     "hidden_size": 64,
@@ -21,13 +22,13 @@ DATA = {"model": "m", "data": {"train": "pairs.jsonl"}}
 
 def test_steps_are_comparisons_over_the_batch_rounded_up() -> None:
     config = load_run_data({**DATA, "optimization": {"comparisons_per_batch": 32, "epochs": 2}}, (), "rm").rm
-    assert plan_rm(config, num_comparisons=100).optimizer_steps == 7  # 200 / 32
+    assert plan_rm(config, Preview(100)).optimizer_steps == 7  # 200 / 32
     assert plan_rm(config).optimizer_steps is None
 
 
 def test_a_fixed_number_of_steps_tells_the_passes() -> None:
     config = load_run_data({**DATA, "steps": 25}, (), "rm").rm
-    assert plan_rm(config, num_comparisons=400).passes_over_data == 2.0
+    assert plan_rm(config, Preview(400)).passes_over_data == 2.0
 
 
 def test_normalising_on_a_policy_loads_it() -> None:

@@ -11,20 +11,21 @@ from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.errors import ConfigError
 from burnish.planning.machines import Machine
-from burnish.planning.memory import PHASES, ParameterBytes, Table, bytes_in, gradients_at_once, peak_bytes
+from burnish.planning.memory import PHASES, ParameterBytes, bytes_in, gradients_at_once, peak_bytes
 from burnish.planning.model_facts import ModelFacts, RewardFacts
-from burnish.planning.plan import plan_rl, seated
+from burnish.planning.plan import seated
+from burnish.planning.rl import plan_rl
+from burnish.planning.rl_processes import CONVERSATION_PROCESS_BYTES, REWARD_WORKER_BYTES, RlTable
 from burnish.planning.room import refuse_impossible, seat_warnings
 from burnish.planning.seats import (
     BLOCK_BYTES,
-    CONVERSATION_PROCESS_BYTES,
     PROCESS_BYTES,
-    REWARD_WORKER_BYTES,
     Seat,
     needs_of_gpus,
     seats_of,
     sharding_of,
 )
+from burnish.planning.sft import SftTable
 
 FACTS = ModelFacts(
     num_parameters=1_000_000,
@@ -183,7 +184,7 @@ def test_bytes_of_a_parameter_are_divided_by_what_is_sharded() -> None:
     assert ParameterBytes.of("bfloat16", "full", 4) == ParameterBytes(0, 1, 1, 2)  # the masters are the weights
     with_slices = seats_of(sft(trainers=4, sharding="optimizer"), FACTS, MACHINE)[1]
     assert named(with_slices)["Adam moments"] == 2 * M
-    sliced = {item.name: item.num_bytes for item in Table(sft(trainers=4), FACTS, None, 4, "optimizer").trained()}
+    sliced = {item.name: item.num_bytes for item in SftTable(sft(trainers=4), FACTS, None, 4, "optimizer").trained()}
     assert (sliced["policy weights"], sliced["Adam moments"]) == (4 * M, 2 * M)
     assert sliced["gradients"] == 5 * M  # the own sum, and a quarter of the total
 
@@ -192,7 +193,7 @@ def test_what_a_trainer_keeps_of_cut_weights() -> None:
     def sizes(**model: Any) -> dict[str, int]:
         fields = {"model": {"path": "m", "device": "cpu", **model}, "cluster": {"trainers": 4, "rollout_workers": 1}}
         config = rl(**fields, algorithm={"preset": "grpo", "kl_in": "loss", "kl_coef": 0.1})
-        return {item.name: item.num_bytes for item in Table(config, FACTS, None, 4, "full").trained()}
+        return {item.name: item.num_bytes for item in RlTable(config, FACTS, None, 4, "full").trained()}
 
     whole = sizes()
     assert (whole["policy weights"], whole["reference weights"], whole["Adam moments"]) == (M, M, 2 * M)

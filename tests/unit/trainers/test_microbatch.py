@@ -19,7 +19,8 @@ from burnish.models.characters import character_tokenizer, tiny_llama
 from burnish.models.loading import load_model
 from burnish.planning.microbatch import FEWEST, MOST, bytes_beside_passes, microbatch_of
 from burnish.planning.model_facts import ModelFacts
-from burnish.planning.plan import plan_rl, seated
+from burnish.planning.plan import seated
+from burnish.planning.rl import plan_rl
 from burnish.planning.seats import Machine
 from burnish.trainers import microbatch
 from burnish.trainers.microbatch import most_that_fit, run_pass, settle_microbatch

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ from burnish.models.loading import resolve_device
 from burnish.models.tokenizers import load_tokenizer
 from burnish.models.weight_checks import check_token_ids
 from burnish.observability.sinks import find_sinks
+from burnish.planning.model_facts import ModelFacts
+from burnish.planning.plan import Preview
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.model_reward import check_model_reward
 from burnish.rewards.scorer import ProcessRewardScorer
@@ -87,17 +90,24 @@ def check_fit(config: RlConfig, context_tokens: int | None, sampled_ids: int) ->
     check_token_ids(config.rollout.stop_token_ids, sampled_ids, "rollout.stop_token_ids names")
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """Rows to train on (prompts, examples or comparisons) and their tokens, optimizer steps of `optimization.epochs`
-    passes over examples, and held-out prompts; None for what cannot be known without a download. `notes` are for the
-    user."""
+def preview_rl(config: RlConfig, facts: ModelFacts | None, *, here: bool) -> Preview:
+    """What `burnish plan` finds out about a run, on this machine or for another one. facts: of the model, if known."""
+    context = None if facts is None else facts.context_tokens
+    if facts is not None:
+        check_fit(config, context, facts.vocabulary_size)
+    if not here:
+        return preview_elsewhere(config, partial(local_rows, config, context), partial(_check_elsewhere, config))
+    found = preview(config, context)
+    if found.rows is not None:
+        return found
+    unknown = "data.train names a data set on the hub, so the number of prompts is unknown"
+    return replace(found, notes=(unknown, *found.notes))
 
-    rows: int | None = None
-    tokens: int | None = None
-    steps: int | None = None
-    notes: tuple[str, ...] = ()
-    heldout: int | None = None
+
+def _check_elsewhere(config: RlConfig, absent: Collection[str]) -> None:
+    """The settings of a run for another machine, if no field that names code that they depend on is `absent` here."""
+    if not {"algorithm.estimator", "algorithm.loss", "rollout.engine"}.intersection(absent):
+        check_settings(config, resolve_algorithm(config.algorithm), here=False)
 
 
 def preview(config: RlConfig, context_tokens: int | None) -> Preview:
@@ -120,16 +130,20 @@ def preview(config: RlConfig, context_tokens: int | None) -> Preview:
     return count_prompts(train, heldout, notes)
 
 
-def preview_elsewhere(config: RunConfig, count: Callable[[PreTrainedTokenizerBase | None], Preview]) -> Preview:
+def preview_elsewhere(
+    config: RunConfig,
+    count: Callable[[PreTrainedTokenizerBase | None], Preview],
+    check: Callable[[Collection[str]], None] | None = None,
+) -> Preview:
     """What can be found out about a run for another machine. What is not here is left out and noted, and rewards are
-    not tried. count: counts the data, which are here, with the tokenizer if that is."""
+    not tried. count: counts the data, which are here, with the tokenizer if that is. check: refuses settings, given the
+    fields that name what is not here."""
     sources = {**config.named_sources("train"), **config.named_sources("eval")}
     places = [*read_places(config), *of_sources(config.named_sources("eval"))]
     absent = [place for place in places if _is_absent(place, sources.get(place.field))]
     notes = [f"{place.field}: {place.text!r} is not on this machine" for place in absent]
-    fields = {place.field for place in absent}
-    if isinstance(config, RlConfig) and not fields & {"algorithm.estimator", "algorithm.loss", "rollout.engine"}:
-        check_settings(config, resolve_algorithm(config.algorithm), here=False)
+    if check is not None:
+        check({place.field for place in absent})
     if any(place.kind == "data" for place in absent) or any(needs_download(source) for source in sources.values()):
         return Preview(notes=(*notes, "the data are not counted"))
     try:

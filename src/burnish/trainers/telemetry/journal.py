@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from burnish.checkpointing.run import RunDirectory
-from burnish.config.schema import RlConfig, RunConfig
+from burnish.config.schema import RunConfig
 from burnish.config.secrets import masked
 from burnish.data.chat import text_of_tokens
 from burnish.models.loading import LoadedModel
@@ -115,7 +115,7 @@ def open_journal(
         failed = True
         try:
             yield Journal(
-                recorder=recorder if isinstance(config, RlConfig) and config.logging.record_rollouts else None,
+                recorder=recorder if config.logging.keeps_rollouts else None,
                 sinks=sinks,
                 alarms=AlarmBell(),
                 display=display,

@@ -1,0 +1,318 @@
+"""The processes of a run of `burnish rl`: its models, engines and small processes, and the memory that each needs.
+
+`REWARD_WORKER_BYTES` and `CONVERSATION_PROCESS_BYTES` were measured like `PROCESS_BYTES` of `burnish.planning.seats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from burnish.config import names
+from burnish.config.domains import domain_settings, responses_per_step, used_domains
+from burnish.config.schema import RlConfig
+from burnish.config.schema_run import RunConfig
+from burnish.planning.memory import (
+    PHASES,
+    MemoryItem,
+    Phase,
+    Table,
+    bytes_in_words,
+    layer_numbers,
+    weights_item,
+)
+from burnish.planning.model_facts import RewardFacts
+from burnish.planning.seats import ON_GPU, UNKNOWN, Processes, Seat, joined
+
+REWARD_WORKER_BYTES = 16 << 20
+"""A process that runs rewards that import nothing large."""
+CONVERSATION_PROCESS_BYTES = 6 << 20
+"""A process that runs the tools or the environment of one conversation, if these keep little."""
+_CRITIC_UPDATE: tuple[Phase, ...] = ("critic update", "critic's optimizer step")
+_KEPT_BYTES = 1 << 30  # as in burnish.rollouts.local.kept
+_HELD_BYTES = 1 << 30  # as in burnish.rollouts.local.static_decoder
+
+
+class RlTable(Table):
+    """Besides the policy: reference, critic, engine, reward models and the weights on their way to rollout workers."""
+
+    config: RlConfig
+
+    @staticmethod
+    def pass_tokens(config: RunConfig) -> int:
+        assert isinstance(config, RlConfig)
+        longest = config.longest_text
+        responses = -(-responses_per_step(config) // config.optimization.minibatches)
+        each_lane = -(-responses * longest // config.cluster.num_lanes)
+        return max(min(config.optimization.microbatch_tokens, each_lane), longest)
+
+    @staticmethod
+    def may_rest(config: RunConfig) -> Iterator[str]:
+        assert isinstance(config, RlConfig)
+        there = {
+            "optimizer": True,
+            "reference": config.has_reference and config.model.lora is None,
+            "critic": config.has_separate_critic,
+            "reward_model": any(reward.is_model for reward in config.all_rewards),
+            "rollout_engine": config.rollout.engine == "vllm" and not config.cluster.rollout_workers,
+        }
+        return (role for role, is_there in there.items() if is_there and role not in config.cluster.own_models)
+
+    @property
+    def updates(self) -> tuple[Phase, ...]:
+        return ("update", "critic update") if self.config.has_separate_critic else ("update",)
+
+    def beside(self) -> Iterator[MemoryItem]:
+        """Reference and critic, unless they have processes of their own."""
+        own = self.config.cluster.own_process
+        yield from () if "reference" in own else self.reference()
+        yield from () if "critic" in own else self.critic()
+
+    def reference(self) -> Iterator[MemoryItem]:
+        """None where adapters are switched off instead."""
+        if self.config.has_reference and self.config.model.lora is None:
+            weights = self.weights("reference weights")
+            weights = replace(weights, num_bytes=round(self.facts.num_parameters * self.frozen))
+            yield weights.needed_in("reference", if_any="reference" in self.offload)
+
+    def critic(self) -> Iterator[MemoryItem]:
+        """A separate one is a second trained model. It has no output head, but that is counted as well."""
+        if not self.config.has_separate_critic:
+            return
+        own, rests = self.facts.critic, "critic" in self.offload
+        count = (own or self.facts).num_parameters
+
+        def item(what: str, each: float) -> MemoryItem:
+            return MemoryItem(f"critic {what}", round(count * each), f"{count:,} parameters x {each:g} bytes")
+
+        yield item("weights", self.kept.weight).needed_in("values", *_CRITIC_UPDATE, "checkpoint", if_any=rests)
+        yield replace(item("gradients", self.gradients), phases=_CRITIC_UPDATE)
+        state, rests = item("masters and moments", self.kept.optimizer), rests or "optimizer" in self.offload
+        yield state.needed_in("critic's optimizer step", "checkpoint", if_any=rests)
+        if own is not None:
+            yield replace(self.activations(own), name="critic activations", phases=("critic update",))
+
+    def alone(self, model: str) -> Iterator[MemoryItem]:
+        """What the `reference` or the `critic` needs in a process of its own, whole."""
+        if model == "reference":
+            yield self.weights("reference weights")
+            yield from self.logprobs()
+            return
+        yield self.weights("policy weights, which it begins with")
+        yield from self.critic()
+        if self.facts.critic is None:
+            yield self.activations()
+
+    def logprobs(self) -> Iterator[MemoryItem]:
+        """Also of the reference."""
+        for item in super().logprobs():
+            before, update = item.phases
+            yield replace(item, phases=(before, "reference", update)) if self.config.has_reference else item
+
+    def states(self) -> Iterator[tuple[str, int]]:
+        yield from super().states()
+        if self.config.has_separate_critic:
+            yield "critic", (self.facts.critic or self.facts).num_parameters
+
+    def of_trainers(self) -> Iterator[MemoryItem]:
+        """They also sample where no other process does."""
+        yield from self.trained()
+        yield from () if self.config.cluster.rollout_workers else self.engine()
+
+    def engine(self) -> Iterator[MemoryItem]:
+        """What an engine makes of the weights that it samples with, and what it samples in."""
+        if self.config.rollout.engine == "vllm":
+            rests = "rollout_engine" in self.offload
+            yield self.weights("weights in vLLM").needed_in("sampling", if_any=rests)
+        elif self.config.rollout.engine == "local" and not self.on_gpu:
+            # Decoders on a CPU lay the matrices out anew for each call; whether they do depends on the processor. Of
+            # weights in few bits only the head, because they use them as they are.
+            item = replace(self.weights("weights laid out for decoding"), phases=("sampling",), at_most=True)
+            if self.config.model.quantization is not None and not self.config.cluster.rollout_workers:
+                head = self.facts.vocabulary_size * self.facts.hidden_size
+                formula = f"{head:,} weights of the head x {self.width} bytes"
+                item = replace(item, num_bytes=head * self.width, formula=formula)
+            yield item
+            if self.config.cluster.rollout_workers:
+                yield replace(item, name="the next weights, while they are laid out")
+        yield from self.sampling()
+
+    def sampling(self) -> Iterator[MemoryItem]:
+        """Keys and values where responses are sampled."""
+        asked = max(responses_per_step(self.config), _evaluated(self.config))
+        rows = min(self.config.rollout.max_batch_rows, -(-asked // self.config.cluster.num_lanes))
+        if self.computes_on_gpu and self.config.rollout.engine == "local" and not self.config.debug.plain:
+            yield from self._fixed_steps(rows, self.config.longest_text)
+        else:
+            yield self.cache(rows, self.config.longest_text)
+        yield from self._kept_conversations()
+
+    def _fixed_steps(self, rows: int, tokens: int) -> Iterator[MemoryItem]:
+        """Of decoding steps of fixed shapes, which the local engine may take: sizes are rounded up, their graphs have
+        logits, and what is small enough stays until the next step."""
+        rows = 1 << (rows - 1).bit_length()
+        tokens = -(-tokens // 1024) * 1024 if tokens > 1024 else max(64, 1 << (tokens - 1).bit_length())
+        cache = self.cache(rows, tokens)
+        size = 32 * rows * self.facts.vocabulary_size
+        formula = f"{rows} rows x {self.facts.vocabulary_size:,} logits x 32 bytes"
+        phases: tuple[Phase, ...] = PHASES if cache.num_bytes + size <= _HELD_BYTES else ("sampling",)
+        yield replace(cache, phases=phases)
+        yield MemoryItem("logits of decoding steps", size, formula, phases, at_most=True)
+
+    def _kept_conversations(self) -> Iterator[MemoryItem]:
+        """Keys and values that the local engine keeps between the turns of conversations, where it samples in the
+        process that holds them and in one portion."""
+        config = self.config
+        talks = any(domain.conversation is not None for domain in domain_settings(config))
+        alone = config.cluster.num_lanes == 1 and not config.cluster.rollout_workers
+        if talks and alone and config.rollout.engine == "local":
+            whole = replace(self.cache(responses_per_step(config), config.longest_text), name="kept conversations")
+            most = replace(whole, num_bytes=_KEPT_BYTES, formula=f"{bytes_in_words(_KEPT_BYTES)}, however many")
+            yield whole if whole.num_bytes < _KEPT_BYTES else most
+
+    def versions(self) -> Iterator[MemoryItem]:
+        """The host's memory through which rollout workers get weights: this version, the next one while it is written,
+        and those with which batches ahead of training are still to be sampled."""
+        if not self.config.cluster.rollout_workers:
+            return
+        this, ahead = self.weights("weights in shared memory"), self.config.max_staleness
+        yield this
+        if ahead == 0:
+            yield replace(this, name="their next version, while it is written", phases=("sampling",))
+        else:
+            formula = f"{this.formula} x {ahead + 1} (max_staleness + 1)"
+            yield MemoryItem("later versions in shared memory", (ahead + 1) * this.num_bytes, formula, at_most=True)
+
+    def scoring(self, rewards: Sequence[RewardFacts]) -> Iterator[MemoryItem]:
+        for reward in rewards:
+            yield from reward_items(self.config, reward)
+
+
+def _evaluated(config: RlConfig) -> int:
+    """Most responses that an evaluation asks for at once; however many prompts there are, where nothing limits them."""
+    if not (config.named_sources("eval") and config.evaluation.happens):
+        return 0
+    settings = [domain.evaluation for domain in used_domains(config, domain_settings(config), "eval")]
+    most = [config.rollout.max_batch_rows if one.max_prompts is None else one.max_prompts for one in settings]
+    return sum(prompts * max(1, one.samples) for prompts, one in zip(most, settings, strict=True))
+
+
+def reward_items(config: RlConfig, reward: RewardFacts) -> tuple[MemoryItem, ...]:
+    """What a reward model needs where it scores: its weights, and its passes without gradient, of which one layer's
+    numbers are there at a time."""
+    facts = reward.facts
+    if facts is None:
+        return ()
+    # Rollout workers sample ahead of training, and what they have sampled is scored while the policy learns.
+    ahead = config.max_staleness > 0 and config.cluster.rollout_workers > 0
+    phases: tuple[Phase, ...] = PHASES if ahead else ("scoring",)
+    weights = weights_item(f"weights of reward {reward.label!r}", facts, reward.width)
+    tokens = _scored_tokens(config, reward.tokens_per_microbatch)
+    passes = MemoryItem(
+        f"passes of reward {reward.label!r}",
+        tokens * layer_numbers(facts) * reward.width,
+        f"{tokens:,} tokens x {layer_numbers(facts):,} numbers x {reward.width} bytes",
+        phases,
+        at_most=True,
+    )
+    return weights.needed_in(*phases, if_any="reward_model" in config.cluster.offload), passes
+
+
+def _scored_tokens(config: RlConfig, budget: int) -> int:
+    """Tokens in one pass of a reward model: its budget, or less if a step has less and nothing is evaluated."""
+    longest = config.longest_text
+    step = responses_per_step(config) * longest
+    return max(longest, budget if config.named_sources("eval") and config.evaluation.happens else min(budget, step))
+
+
+class RlProcesses(Processes):
+    """Besides controller and trainers: models with a process of their own, rollout workers, and the small processes of
+    rewards, tools and environments."""
+
+    config: RlConfig
+    table: RlTable
+
+    def seats(self) -> Iterator[Seat]:
+        config, controller = self.config, self.controller()
+        apart = "reward_model" in config.cluster.own_process
+        yield from [controller] if apart else self._with_judges(controller)
+        yield from self.trainers()
+        yield from self._own_models()
+        yield from self._workers()
+        count = config.scoring.workers
+        item = MemoryItem("processes", count * REWARD_WORKER_BYTES, f"{count} x {bytes_in_words(REWARD_WORKER_BYTES)}")
+        yield Seat(f"{count} reward worker{'s' * (count > 1)}", ("rewards",), 1, None, (item,), small=True)
+        yield from _conversation_seats(config)
+
+    def holds(self) -> tuple[str, ...]:
+        config, found = self.config, [*super().holds()]
+        own = config.cluster.own_process
+        if config.has_reference and "reference" not in own:
+            found.append("reference" if config.model.lora is None else "reference (adapters off)")
+        if config.algorithm.estimator in names.CRITIC_ESTIMATORS and "critic" not in own:
+            found.append(f"{config.critic.kind} critic")
+        if not config.cluster.rollout_workers:
+            found.append(f"{config.rollout.engine} engine with the policy's weights")
+        return tuple(found)
+
+    def _own_models(self) -> Iterator[Seat]:
+        """Models with a process of their own."""
+        cluster = self.config.cluster
+        for model, name in zip(cluster.own_process, cluster.own_names, strict=True):
+            if model == "reward_model":
+                yield from self._with_judges(self.seat(name, ()))
+            else:
+                whole = RlTable(self.config, self.facts or UNKNOWN, self.on_gpu)
+                host = [*whole.saving_on_host(model, sends=True)]
+                yield self.seat(name, (name,), host, [*whole.alone(model), *whole.saving(model)])
+
+    def _workers(self) -> Iterator[Seat]:
+        """The rollout workers, each of which may take several GPUs."""
+        config, engine = self.config, [*self.table.engine()]
+        for number in range(config.cluster.rollout_workers):
+            holds = (f"{config.rollout.engine} engine with a copy of the weights",)
+            copy, on_host = [self.table.weights("weights")], config.rollout.engine == "vllm"  # its own is on the GPU
+            worker = self.seat(f"rollout worker {number}", holds, copy * on_host, [*copy * (not on_host), *engine])
+            for _ in range(config.rollout.gpus_per_engine - 1):
+                next(self.gpus)
+            yield replace(worker, num_gpus=config.rollout.gpus_per_engine)
+
+    def _with_judges(self, seat: Seat) -> Iterator[Seat]:
+        """The seat with reward models, and one for each GPU other than its own on which it has some."""
+        count = sum(reward.is_model for reward in self.config.all_rewards)
+        words = ("reward model",) if count == 1 else (f"{count} reward models",) if count else ()
+        items: dict[int | None, list[MemoryItem]] = {}
+        for reward in self.rewards:
+            items.setdefault(self._gpu_of(reward, seat), []).extend(reward_items(self.config, reward))
+        for gpu in (None, seat.gpu):
+            seat = joined(seat, items.pop(gpu, []), on_gpu=gpu is not None)
+        yield replace(seat, holds=(*seat.holds, *words))
+        for gpu, there in sorted(items.items(), key=str):
+            yield joined(Seat(f"{seat.name}{ON_GPU}{gpu}", words, seat.threads, gpu, ()), there, on_gpu=True)
+
+    def _gpu_of(self, reward: RewardFacts, seat: Seat) -> int | None:
+        """The GPU that a reward model of this process scores on; None for the CPU. The controller sees all of them."""
+        kind, _, number = reward.device.partition(":")
+        if kind not in ("auto", "cuda") or not self.machine.gpu_bytes:
+            return None
+        if seat.gpu is not None and "reward_model" in self.config.cluster.own_process:
+            return seat.gpu
+        gpu = int(number) if number.isdigit() else 0
+        return gpu if gpu < len(self.machine.gpu_bytes) else None  # loading it says that there is no such GPU
+
+
+def _conversation_seats(config: RlConfig) -> Iterator[Seat]:
+    """The processes of environments, of agents and of tools, as many as conversations may be held at the same time."""
+    talks = [domain.conversation for domain in domain_settings(config) if domain.conversation is not None]
+    if held := [talk for talk in talks if talk.agent is not None or talk.own_tools or talk.environment is not None]:
+        count = min(max(talk.max_open for talk in held), responses_per_step(config))
+        holds = ("tools, environments",)
+        yield Seat(
+            f"{count} conversation process{'es' * (count > 1)}", holds, 1, None, (_processes(count),), small=True
+        )
+
+
+def _processes(count: int) -> MemoryItem:
+    """So many processes of conversations."""
+    each = CONVERSATION_PROCESS_BYTES
+    return MemoryItem("processes", count * each, f"{count} x {bytes_in_words(each)}", ("sampling",), at_most=True)
