@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from burnish.config.schema import RlConfig, RmConfig, SftConfig
+from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.torchrun import TorchrunRank, check_world
 from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference, TeamRole
 from burnish.distributed.launching import Crew, Launcher, Site, ThisMachine, start_all
@@ -50,9 +50,6 @@ from burnish.trainers.rl.roles import ALONE, Beside, Roles, build_roles
 from burnish.trainers.rl.run import train_rl as train_rl_with
 from burnish.trainers.workplace import record_paths, recorded_ways
 
-RunOfSeveral = RlConfig | SftConfig | RmConfig
-"""Run files with a `cluster` section."""
-
 CUT = (LocalPolicy, FrozenReference, SeparateCritic, RewardLearner)
 """Roles that keep slices of their weights with `cluster.sharding: full`."""
 OpenRoles = Callable[..., AbstractContextManager[Mapping[str, object]]]
@@ -71,7 +68,7 @@ def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False
         return with_restarts(train, config, console)
 
 
-def with_restarts(train: Callable[[], RunResult], config: RunOfSeveral, console: Console) -> RunResult:
+def with_restarts(train: Callable[[], RunResult], config: RunConfig, console: Console) -> RunResult:
     """Train, and again from the newest checkpoint when a trainer is lost, unless the run has been asked to stop."""
     watch = present_watch()  # one for all attempts, so that a request to stop outlives the attempt that it came in
     for attempt in count(1):
@@ -87,7 +84,7 @@ def with_restarts(train: Callable[[], RunResult], config: RunOfSeveral, console:
 
 
 @contextmanager
-def shared_work(config: RunOfSeveral, console: Console) -> Iterator[Site]:
+def shared_work(config: RunConfig, console: Console) -> Iterator[Site]:
     """Open the place for the other processes of a run. This process, too, gets the threads that the run file sets, or
     an equal share of this machine's.
 
@@ -113,7 +110,7 @@ def shared_work(config: RunOfSeveral, console: Console) -> Iterator[Site]:
         torch.set_num_threads(before)
 
 
-def _site(config: RunOfSeveral, rank: TorchrunRank | None) -> AbstractContextManager[Site]:
+def _site(config: RunConfig, rank: TorchrunRank | None) -> AbstractContextManager[Site]:
     match config.cluster.runs_on:
         case "ray":
             return _ray_site()
@@ -200,7 +197,7 @@ def _crew(config: RlConfig, console: Console) -> Crew:
 
 
 def crew_of(
-    config: RunOfSeveral,
+    config: RunConfig,
     console: Console,
     *,
     trainers: int,
@@ -224,7 +221,7 @@ def crew_of(
 
 
 @contextmanager
-def trainer_seat(open_roles: OpenRoles, config: RunOfSeveral, meeting: Meeting) -> Iterator[Mapping[str, object]]:
+def trainer_seat(open_roles: OpenRoles, config: RunConfig, meeting: Meeting) -> Iterator[Mapping[str, object]]:
     """The roles of one trainer. The first trainer chooses the fast paths, and the others take the same. A single
     trainer adds up gradients like the command's own process, without an exchange, which would take several copies."""
     on_gpu = torch.cuda.is_available() and config.model.device != "cpu"
@@ -276,7 +273,7 @@ class PathsInTurn:
 
 @contextmanager
 def open_team(
-    config: RunOfSeveral,
+    config: RunConfig,
     crew: Crew,
     open_roles: OpenRoles,
     launcher: Launcher,

@@ -1,73 +1,77 @@
-"""A run of `burnish sft` or `burnish rm` with trainers in other processes; `burnish.trainers.cluster` starts them."""
+"""A run that trains one model on given data, with trainers in other processes where the run file asks for them;
+`burnish.trainers.cluster` starts them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
 
-from burnish.config.schema import RmConfig, SftConfig
+from burnish.config.schema import RmConfig, RunConfig, SftConfig
 from burnish.distributed.handles import RemotePolicy, RemoteRewardLearner, RoleHandle, TeamRole
 from burnish.distributed.launching import Site
 from burnish.distributed.peers import Peer
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
-from burnish.models.loading import Head, load_outline
+from burnish.models.loading import load_outline
 from burnish.trainers.cluster import PathsInTurn, crew_of, open_team, shared_work, with_restarts
-from burnish.trainers.outer_loop import Learned, Opened, OpenLearner
+from burnish.trainers.outer_loop import Opened, OpenLearner, Training, train_to_end
 from burnish.trainers.result import RunResult
-from burnish.trainers.reward_model.loop import open_reward
-from burnish.trainers.reward_model.loop import train_reward_model as train_reward_model_with
+from burnish.trainers.reward_model.loop import open_reward, open_rm_run
 from burnish.trainers.rl.elsewhere import Ways, without_progress_bars
-from burnish.trainers.sft import open_policy
-from burnish.trainers.sft import train_sft as train_sft_with
+from burnish.trainers.sft import open_policy, open_sft_run
 from burnish.trainers.workplace import recorded_paths
 
-ConfigT = TypeVar("ConfigT", bound=Learned)
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
 LearnerT = TypeVar("LearnerT")
+OpenRun = Callable[..., AbstractContextManager[Training]]
+"""(configuration, console, accept_changes, open_learner) to a run that is closed with the block."""
 
 
-def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
-    """Fine-tune with as many trainers as the run file asks for; see `burnish.trainers.sft.train_sft`.
+def train_on_data(
+    config: ConfigT,
+    open_run: OpenRun,
+    open_here: OpenLearner[ConfigT, LearnerT],
+    handle: Callable[[RoleHandle], LearnerT],
+    *,
+    console: Console,
+    accept_changes: bool,
+) -> RunResult:
+    """Train one model with as many trainers as the run file asks for. open_run: opens the run with a learner, which
+    `open_here` opens in this process, or in each trainer behind a `handle`.
 
     Lost trainers are started again as in `burnish.trainers.cluster.train_rl`.
     """
     with shared_work(config, console) as site:
-        trainers = _opening(config, site, open_policy, "language", RemotePolicy)
-        train = partial(train_sft_with, config, console=console, accept_changes=accept_changes, open_learner=trainers)
-        return with_restarts(train, config, console)
+        elsewhere = partial(_open_elsewhere, site, open_here, handle)
+        opened = elsewhere if config.cluster.uses_processes else open_here
+        run = partial(open_run, config, console, accept_changes=accept_changes, open_learner=opened)
+        return with_restarts(lambda: train_to_end(run(), console), config, console)
+
+
+def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
+    """Fine-tune, and return where the run and its last checkpoint are. `accept_changes`: continue even if files or
+    versions that the run depends on have changed."""
+    return train_on_data(
+        config, open_sft_run, open_policy, RemotePolicy, console=console, accept_changes=accept_changes
+    )
 
 
 def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
-    """Train a reward model likewise; see `burnish.trainers.reward_model.loop.train_reward_model`."""
-    with shared_work(config, console) as site:
-        trainers = _opening(config, site, open_reward, "score", RemoteRewardLearner)
-        train = partial(
-            train_reward_model_with, config, console=console, accept_changes=accept_changes, open_learner=trainers
-        )
-        return with_restarts(train, config, console)
-
-
-def _opening(
-    config: ConfigT,
-    site: Site,
-    open_here: OpenLearner[ConfigT, LearnerT],
-    head: Head,
-    handle: Callable[[RoleHandle], LearnerT],
-) -> OpenLearner[ConfigT, LearnerT]:
-    """Choose how the learner is opened: `open_here` in this process, or in each trainer behind a `handle`."""
-    return partial(_open_elsewhere, site, open_here, head, handle) if config.cluster.uses_processes else open_here
+    """The same for a reward model."""
+    return train_on_data(
+        config, open_rm_run, open_reward, RemoteRewardLearner, console=console, accept_changes=accept_changes
+    )
 
 
 @contextmanager
 def _open_elsewhere(
     site: Site,
     open_here: OpenLearner[ConfigT, LearnerT],
-    head: Head,
     handle: Callable[[RoleHandle], LearnerT],
     config: ConfigT,
     paths: FastPaths,
@@ -90,7 +94,7 @@ def _open_elsewhere(
             cuts = config.cluster.sharding == "full"
             return handle(TeamRole(tuple(team), "learner", config.cluster.stall_seconds, cuts))
 
-        outline = load_outline(config.model, head=head, plain=config.debug.plain)
+        outline = load_outline(config.model, head=config.head, plain=config.debug.plain)
         yield Opened(outline, learner, lambda: [(process.name, process.standing) for process in team])
 
 

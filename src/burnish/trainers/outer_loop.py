@@ -10,7 +10,7 @@ import gc
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -19,20 +19,23 @@ from rich.console import Console
 
 from burnish.checkpointing.encoding import read_state, restoring, write_state
 from burnish.checkpointing.store import Checkpoint, CheckpointStore, Pending, read_pending, write_pending
-from burnish.config.schema import RmConfig, RunConfig, SftConfig
+from burnish.config.schema import RunConfig
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DivergenceError
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel
 from burnish.models.roles import Learner
 from burnish.models.saved import SavedPolicy
-from burnish.observability.console import Standing, nobody
+from burnish.observability.console import Standing, nobody, say
 from burnish.outside.plugins import describe_failure
 from burnish.outside.shortage import naming_shortages
+from burnish.trainers.chaining import pinned
 from burnish.trainers.interrupt import StopRequest, graceful_stop
+from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
-from burnish.trainers.telemetry.journal import Journal
+from burnish.trainers.telemetry.journal import Journal, open_journal
 from burnish.trainers.telemetry.stopwatch import Stopwatch
+from burnish.trainers.workplace import Workplace, open_workplace, record_paths, recorded_paths
 
 STATE_NAME = "training_state"
 
@@ -230,11 +233,9 @@ def _versions(training: Training) -> tuple[int, ...]:
     return tuple(learner.version for learner in training.learners().values())
 
 
-Learned = SftConfig | RmConfig
-"""Run files of the kinds that train one model on given data."""
-
-ConfigT = TypeVar("ConfigT", bound=Learned)
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
 LearnerT = TypeVar("LearnerT", covariant=True)
+TrainingT = TypeVar("TrainingT", bound=Training)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +252,49 @@ class Opened(Generic[LearnerT]):
 
 OpenLearner = Callable[[ConfigT, FastPaths, Console, Lanes], AbstractContextManager[Opened[LearnerT]]]
 """Function that opens the model in this process, and reports its notes to the user. Closed with the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning(Generic[ConfigT, LearnerT]):
+    """A run that trains one model on given data, with its folder locked and its model there, before the data are read.
+    `config` names the checkpoints of other runs and the tokens of a micro-batch."""
+
+    config: ConfigT
+    opened: Opened[LearnerT]
+    workplace: Workplace
+    paths: FastPaths
+    console: Console
+    stack: ExitStack
+
+    def journal(self, total_steps: int) -> Journal:
+        """Where the run of so many steps reports to, closed with it."""
+        opened, standing = self.opened, self.opened.standing
+        journal = open_journal(
+            self.config, self.workplace, opened.loaded, self.console, total_steps=total_steps, standing=standing
+        )
+        return self.stack.enter_context(journal)
+
+    def restored(self, training: TrainingT) -> TrainingT:
+        """The run where its newest checkpoint left off, with its fast paths recorded."""
+        record_paths(self.workplace.path, self.paths)
+        if self.workplace.checkpoint is not None:
+            restore(training, self.workplace.checkpoint)
+        return training
+
+
+@contextmanager
+def beginning(
+    config: ConfigT, console: Console, open_learner: OpenLearner[ConfigT, LearnerT], *, accept_changes: bool
+) -> Iterator[Beginning[ConfigT, LearnerT]]:
+    """Lock the folder of a run and open its model."""
+    config, chained = pinned(config)
+    say(console, chained)
+    with ExitStack() as stack:
+        workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
+        paths = recorded_paths(workplace.path)
+        config = settle_microbatch(config, paths)
+        opened = stack.enter_context(open_learner(config, paths, console, Lanes(config.cluster.num_lanes)))
+        yield Beginning(config, opened, workplace, paths, console, stack)
 
 
 @contextmanager

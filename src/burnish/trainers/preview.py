@@ -51,7 +51,9 @@ def preview_sft(config: SftConfig, facts: ModelFacts | None, *, here: bool) -> P
 def count_examples(config: SftConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
     """Count the examples of local data; without a tokenizer only rows are counted."""
     if tokenizer is None:
-        tables = [len(loaded.table.rows) for loaded in load_sources((*config.data.train, *config.data.eval), "sft")]
+        tables = [
+            len(loaded.table.rows) for loaded in load_sources((*config.data.train, *config.data.eval), "examples")
+        ]
         return Preview(rows=sum(tables[: len(config.data.train)]))
     train = load_examples(config, tokenizer, context_tokens, "train")
     heldout = load_examples(config, tokenizer, context_tokens, "eval") if config.data.eval else None

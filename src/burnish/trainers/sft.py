@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,14 +33,13 @@ from burnish.models.roles import Learner, Policy
 from burnish.models.saved import SavedPolicy
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
-from burnish.trainers.chaining import pinned
 from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.outer_loop import (
     Opened,
     OpenLearner,
     Training,
+    beginning,
     check_warmup,
-    restore,
     train_to_end,
     with_throughput,
 )
@@ -48,9 +47,7 @@ from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.rl.batching import padded
 from burnish.trainers.rl.objective import LikelihoodObjective
 from burnish.trainers.telemetry.divergence import keeping_batch
-from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.trainers.workplace import open_workplace, record_paths, recorded_paths
 from burnish.types import Metric, Reduction
 
 if TYPE_CHECKING:
@@ -159,17 +156,9 @@ def open_policy(config: SftConfig, paths: FastPaths, console: Console, lanes: La
         yield Opened(loaded, learner)
 
 
-def train_sft(
-    config: SftConfig,
-    *,
-    console: Console,
-    accept_changes: bool = False,
-    open_learner: OpenLearner[SftConfig, Policy] = open_policy,
-) -> RunResult:
-    """Fine-tune, and return where the run and its last checkpoint are. `accept_changes`: continue even if files or
-    versions that the run depends on have changed. `open_learner`: opens the model, in this process or in others."""
-    opening = open_sft_run(config, console, accept_changes=accept_changes, open_learner=open_learner)
-    return train_to_end(opening, console)
+def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
+    """Fine-tune in this process, whatever the run file's `cluster` asks for."""
+    return train_to_end(open_sft_run(config, console, accept_changes=accept_changes), console)
 
 
 def held_out_loss(
@@ -235,14 +224,8 @@ def open_sft_run(
     open_learner: OpenLearner[SftConfig, Policy] = open_policy,
 ) -> Iterator[SftRun]:
     """Open everything that the loop uses."""
-    config, chained = pinned(config)
-    say(console, chained)
-    with ExitStack() as stack:
-        workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
-        paths = recorded_paths(workplace.path)
-        config = settle_microbatch(config, paths)
-        opened = stack.enter_context(open_learner(config, paths, console, Lanes(config.cluster.num_lanes)))
-        loaded = opened.loaded
+    with beginning(config, console, open_learner, accept_changes=accept_changes) as begun:
+        config, loaded = begun.config, begun.opened.loaded
         train = load_examples(config, loaded.tokenizer, loaded.context_length, "train")
         say(console, (*train.lines(), *unheard_end(train.last_tokens(), loaded)))
         heldout = None
@@ -257,7 +240,7 @@ def open_sft_run(
         )
         total_steps = config.steps or schedule.count(config.optimization.epochs)
         check_warmup(config.optimization.warmup_steps, total_steps)
-        policy = opened.learner(total_steps)
+        policy = begun.opened.learner(total_steps)
         run = SftRun(
             config=config,
             policy=policy,
@@ -266,17 +249,12 @@ def open_sft_run(
             schedule=schedule,
             total_steps=total_steps,
             pad_token_id=loaded.pad_token_id,
-            journal=stack.enter_context(
-                open_journal(config, workplace, loaded, console, total_steps=total_steps, standing=opened.standing)
-            ),
-            store=workplace.store,
+            journal=begun.journal(total_steps),
+            store=begun.workplace.store,
             last_position=None if config.steps else config.optimization.epochs * len(train),
             saved=SavedPolicy(config.model, loaded, policy, response_ends(train.examples, loaded.tokenizer)),
         )
-        record_paths(workplace.path, paths)
-        if workplace.checkpoint is not None:
-            restore(run, workplace.checkpoint)
-        yield run
+        yield begun.restored(run)
 
 
 def unheard_end(last: Counter[int], loaded: LoadedModel) -> list[str]:

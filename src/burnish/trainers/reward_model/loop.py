@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,14 +36,13 @@ from burnish.observability.atomic import write_text_atomically
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.report.report import HISTOGRAM_FILE
-from burnish.trainers.chaining import pinned
 from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.outer_loop import (
     Opened,
     OpenLearner,
     Training,
+    beginning,
     check_warmup,
-    restore,
     train_to_end,
     with_throughput,
 )
@@ -51,9 +50,7 @@ from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.reward_model.normalization import Measure, check_measured, measured_pairs
 from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, describe, histogram
 from burnish.trainers.sft import unheard_end
-from burnish.trainers.telemetry.journal import open_journal
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.trainers.workplace import open_workplace, record_paths, recorded_paths
 from burnish.types import Metric, Reduction
 
 if TYPE_CHECKING:
@@ -207,20 +204,9 @@ def open_reward(
         yield Opened(loaded, learner)
 
 
-def train_reward_model(
-    config: RmConfig,
-    *,
-    console: Console,
-    accept_changes: bool = False,
-    open_learner: OpenLearner[RmConfig, PreferenceLearner] = open_reward,
-) -> RunResult:
-    """Train, and return where the run and its last checkpoint are. Continues from the newest checkpoint.
-
-    `accept_changes`: continue even if files or versions that the run depends on have changed. `open_learner`: opens the
-    model, in this process or in others. Raises BurnishError for everything that a user can fix.
-    """
-    opening = open_rm_run(config, console, accept_changes=accept_changes, open_learner=open_learner)
-    return train_to_end(opening, console)
+def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
+    """Train in this process, whatever the run file's `cluster` asks for."""
+    return train_to_end(open_rm_run(config, console, accept_changes=accept_changes), console)
 
 
 def scored_comparisons(
@@ -242,14 +228,8 @@ def open_rm_run(
     open_learner: OpenLearner[RmConfig, PreferenceLearner] = open_reward,
 ) -> Iterator[RmRun]:
     """Open everything that the loop uses."""
-    config, chained = pinned(config)
-    say(console, chained)
-    with ExitStack() as stack:
-        workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
-        paths = recorded_paths(workplace.path)
-        config = settle_microbatch(config, paths)
-        opened = stack.enter_context(open_learner(config, paths, console, Lanes(config.cluster.num_lanes)))
-        loaded = opened.loaded
+    with beginning(config, console, open_learner, accept_changes=accept_changes) as begun:
+        config, loaded = begun.config, begun.opened.loaded
         limit = min(config.max_tokens, loaded.context_length)
         train, heldout = load_comparisons(config, loaded.tokenizer, limit, console)
         if config.append_eos:
@@ -261,24 +241,19 @@ def open_rm_run(
         check_warmup(config.optimization.warmup_steps, total_steps)
         run = RmRun(
             config=config,
-            learner=opened.learner(total_steps),
+            learner=begun.opened.learner(total_steps),
             train=comparisons_of(train.examples),
             heldout=evaluated_comparisons(config, heldout),
             sampler=train.sampler(seed=config.seed, shuffle=config.data.shuffle),
             objective=PreferenceLoss(config.loss, config.margins, config.label_smoothing, config.center_coef),
             length_rule=length_rule(train),
-            measure=_measure(config, loaded, paths, train, console),
+            measure=_measure(config, loaded, begun.paths, train, console),
             total_steps=total_steps,
             last_position=None if config.steps else epochs * len(train),
-            journal=stack.enter_context(
-                open_journal(config, workplace, loaded, console, total_steps=total_steps, standing=opened.standing)
-            ),
-            store=workplace.store,
+            journal=begun.journal(total_steps),
+            store=begun.workplace.store,
         )
-        record_paths(workplace.path, paths)
-        if workplace.checkpoint is not None:
-            restore(run, workplace.checkpoint)
-        yield run
+        yield begun.restored(run)
 
 
 def load_comparisons(
