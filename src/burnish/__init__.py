@@ -78,6 +78,12 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"burnish.{_HOMES[name]}"), name)
     if name in __all__:
         return importlib.import_module(f"burnish.{name}")
+    from burnish.config.kinds import all_kinds
+
+    for kind in all_kinds():
+        if kind.function == name:
+            training = importlib.import_module("burnish.api.training")
+            return training.function_of(kind, training.train)
     raise AttributeError(f"module 'burnish' has no attribute {name!r}")
 
 

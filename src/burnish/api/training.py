@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, cast
 
 from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, prepared_run
@@ -16,7 +16,7 @@ from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.run import move_run_aside
 from burnish.checkpointing.sources import check_output
 from burnish.checkpointing.store import CheckpointStore
-from burnish.config.kinds import find_kind, load
+from burnish.config.kinds import Kind, find_kind, load
 from burnish.config.loading import LoadedConfig
 from burnish.errors import ConfigError, DifferentRunError
 from burnish.machine.collecting import uncollected
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from burnish.trainers.interrupt import StopRequest, Watcher
     from burnish.trainers.result import RunResult
 
+Arguments = ParamSpec("Arguments")
 OnStep = Callable[[Run, Mapping[str, float]], None]
 """Called after each step with the run and the step's metrics. It may call `run.stop()`. If it raises, the run saves its
 finished steps and ends, and the exception reaches the caller."""
@@ -58,31 +59,32 @@ def train(
     return _train("rl", config, fields, on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes)
 
 
-def sft(
-    config: Given,
-    *,
-    on_step: OnStep | None = None,
-    quiet: bool = False,
-    fresh: bool = False,
-    accept_changes: bool = False,
-    **fields: object,
-) -> Run:
-    """Train a model on given texts, as `burnish sft` does, and return the run. Arguments are those of `train`."""
-    return _train("sft", config, fields, on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes)
+def function_of(kind: Kind, like: Callable[Arguments, Run]) -> Callable[Arguments, Run]:
+    """`burnish.FUNCTION` of a kind of run, with the arguments of `like`, which is `train`."""
+
+    def call(
+        config: Given,
+        *,
+        on_step: OnStep | None = None,
+        quiet: bool = False,
+        fresh: bool = False,
+        accept_changes: bool = False,
+        **fields: object,
+    ) -> Run:
+        return _train(kind.name, config, fields, on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes)
+
+    call.__name__ = call.__qualname__ = kind.function
+    call.__doc__ = (
+        f"Train {kind.trains}, as `burnish {kind.name}` does, and return the run. Arguments are those of `train`."
+    )
+    return cast("Callable[Arguments, Run]", call)
 
 
-def reward_model(
-    config: Given,
-    *,
-    on_step: OnStep | None = None,
-    quiet: bool = False,
-    fresh: bool = False,
-    accept_changes: bool = False,
-    **fields: object,
-) -> Run:
-    """Train a reward model on comparisons, as `burnish rm` does, and return the run, which `train` takes as one of its
-    `rewards`. Arguments are those of `train`."""
-    return _train("rm", config, fields, on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes)
+sft = function_of(find_kind("sft"), train)
+"""Train a model on given texts, as `burnish sft` does, and return the run. Arguments are those of `train`."""
+reward_model = function_of(find_kind("rm"), train)
+"""Train a reward model on comparisons, as `burnish rm` does, and return the run, which `train` takes as one of its
+`rewards`. Arguments are those of `train`."""
 
 
 def _train(

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Annotated
 
 import typer
 
 from burnish import __version__
+from burnish.config.kinds import all_kinds, load
 
 COMMANDS = (
     ("demo", "demo", "Start here"),
-    ("rl", "train_with_rl", "Train"),
-    ("sft", "train_supervised", "Train"),
-    ("rm", "train_reward", "Train"),
     ("eval", "evaluate", "Train"),
     ("plan", "show_plan", "Look before you run"),
     ("check", "check_rewards", "Look before you run"),
@@ -26,7 +22,8 @@ COMMANDS = (
     ("chat", "chat", "Look after a run"),
     ("serve", "serve", "Look after a run"),
 )
-"""Name of the command, its function (or its group of commands) in `burnish.cli.NAME`, and its panel in the help."""
+"""Name of the command, its function (or its group of commands) in `burnish.cli.NAME`, and its panel in the help. Those
+that train are in the rows of `burnish.config.kinds`."""
 
 _HELP = """Reinforcement learning for language models: a run file in, a better model out.
 
@@ -60,14 +57,13 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(help=_HELP)(_root)
-    for name, function, panel in COMMANDS:
-        module_name = f"burnish.cli.{name}"
-        if importlib.util.find_spec(module_name) is not None:
-            command = vars(importlib.import_module(module_name))[function]
-            if isinstance(command, typer.Typer):
-                app.add_typer(command, name=name, rich_help_panel=panel)
-            else:
-                app.command(name, rich_help_panel=panel)(command)
+    first, *others = ((name, f"burnish.cli.{name}:{function}", panel) for name, function, panel in COMMANDS)
+    for name, place, panel in (first, *((kind.name, kind.command, "Train") for kind in all_kinds()), *others):
+        command = load(place)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel)(command)
     return app
 
 

@@ -18,8 +18,9 @@ from burnish.errors import ConfigError, DataError, ModelError
 
 if TYPE_CHECKING:
     from burnish.config.domains import DomainSettings, Split
-    from burnish.config.schema import RewardConfig, RlConfig
+    from burnish.config.schema import RewardConfig, RlConfig, RunConfig
     from burnish.config.schema_evaluation import RlEvaluationConfig
+    from burnish.planning.plan import Preview
     from burnish.rewards import GoldReport, ProcessRewardScorer
     from burnish.rewards.gold import Encode
     from burnish.rewards.success import Success
@@ -53,13 +54,17 @@ def check_rewards(
     answer does not reach the top score, or if a row pays for a program, JSON
     value or query that solves nothing.
 
+    Run files of other kinds have no gold answers: their data are read, and
+    refused if training would refuse them.
+
     [bold]Examples[/bold]
     burnish check run.yaml
     burnish check run.yaml data.train.0.limit=200 --show 3
     burnish check --list
     """
 
-    from burnish.config.loading import load_run_file
+    from burnish.cli.run_files import load_any_run_file
+    from burnish.config.kinds import find_kind, load
 
     console = Console()
     if top_score is not None and not math.isfinite(top_score):
@@ -68,19 +73,37 @@ def check_rewards(
         return _list_rewards(console)
     if file is None:
         raise ConfigError("no run file is given", remedy="burnish check FILE, or burnish check --list")
-    from burnish.config.domains import domain_settings, used_domains
     from burnish.trainers.chaining import pinned
 
-    config, chained = pinned(load_run_file(file, overrides or (), "rl").rl)
+    config, chained = pinned(load_any_run_file(file, overrides or ()).config)
     for line in chained:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if load(find_kind(config.kind).check)(config, top_score, show, console):
+        raise typer.Exit(EXIT_FOUND_SOMETHING)
+    return None
+
+
+def check_data(config: RunConfig, top_score: float | None, show: int, console: Console) -> int:
+    """Read the data of a run without gold answers, and refuse what training would refuse."""
+    from burnish.config.kinds import find_kind, load
+    from burnish.trainers.placement import model_facts
+
+    found: Preview = load(find_kind(config.kind).preview)(config, model_facts(config), here=True)
+    console.print(f"data.train can be used: {found.rows or 'an unknown number of'} rows", highlight=False)
+    for note in found.notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def check_gold_answers(config: RlConfig, top_score: float | None, show: int, console: Console) -> int:
+    """Check the gold answers of every domain. Returns the number of failures."""
+    from burnish.config.domains import domain_settings, used_domains
+
     failing = 0
     for split in ("train", "eval"):
         for domain in used_domains(config, domain_settings(config), split):
             failing += _check_domain(config, domain, split, top_score, show, console)
-    if failing:
-        raise typer.Exit(EXIT_FOUND_SOMETHING)
-    return None
+    return failing
 
 
 def _check_domain(

@@ -108,26 +108,24 @@ demonstrations are wrong, on purpose.
 
 def train(folder: DemoFolder, console: Console) -> None:
     """Train twice from the run files, exactly as `burnish sft` and `burnish rl` would."""
-    from burnish.config.loading import load_run_file
-    from burnish.machine.collecting import uncollected
+    from burnish.api.training import trained
+    from burnish.cli.run_files import load_any_run_file
+    from burnish.config.loading import flat_values
 
-    with uncollected(lasting=True):
-        from burnish.trainers.cluster import train_rl
-        from burnish.trainers.sft import train_sft
-
-    if train_sft(load_run_file(folder.sft_file, (), "sft").sft, console=console).stopped:
+    imitating, learning = (load_any_run_file(str(file), ()) for file in (folder.sft_file, folder.rl_file))
+    if trained(imitating, console, accept_changes=False, lasting=True).stopped:
         raise stopped(console)
-    rl = load_run_file(folder.rl_file, (), "rl").rl
+    values = flat_values(learning.config)
     show_paragraphs(
         console,
         f"""
 [bold]3  GRPO[/]  {folder.rl_file}
-   {rl.rollout.group_size} answers to each of {rl.rollout.prompts_per_step} problems per step, with reward 1 for a \
-right one and 0 for a wrong one.
+   {values["rollout.group_size"]} answers to each of {values["rollout.prompts_per_step"]} problems per step, with \
+reward 1 for a right one and 0 for a wrong one.
    Nobody shows the model how to carry. It finds out from the rewards.
 """,
     )
-    if train_rl(rl, console=console).stopped:
+    if trained(learning, console, accept_changes=False, lasting=True).stopped:
         raise stopped(console)
 
 

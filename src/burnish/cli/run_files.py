@@ -9,46 +9,50 @@ from typing import TYPE_CHECKING
 from burnish.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from burnish.config.kinds import Kind
     from burnish.config.loading import LoadedConfig
     from burnish.config.schema_data import DataSource
 
 
 def load_any_run_file(file: str, overrides: Sequence[str]) -> LoadedConfig:
-    """Load a run file of `rl`, `sft` or `rm`.
+    """Load a run file of any kind.
 
-    Its keys decide which. If they fit both sft and rm, it is rm if the training data are comparisons, or if only rm can
-    use its values.
+    Its keys decide which. If they fit several, it is another than the plainest if the training data are rows of that
+    one alone, or if only that one can use its values.
     """
+    from burnish.config.kinds import PLAINEST, all_kinds, find_kind
     from burnish.config.loading import kind_of_file, load_run_file
 
-    kind = kind_of_file(file, overrides)
+    name = kind_of_file(file, overrides)
+    others = [kind for kind in all_kinds() if kind.rows and kind.name != name] if name == PLAINEST else []
     try:
-        loaded = load_run_file(file, overrides, kind)
+        loaded = load_run_file(file, overrides, name)
     except ConfigError:
-        if kind == "sft":
+        for other in others:
             with suppress(ConfigError):
-                return load_run_file(file, overrides, "rm")
+                return load_run_file(file, overrides, other.name)
         raise
-    if kind == "sft" and any(_are_only_comparisons(source) for source in loaded.config.data.train[:1]):
-        return load_run_file(file, overrides, "rm")
+    for other in others:
+        if any(_are_only(source, other, find_kind(name)) for source in loaded.config.data.train[:1]):
+            return load_run_file(file, overrides, other.name)
     return loaded
 
 
-def _are_only_comparisons(source: DataSource) -> bool:
-    """Whether the rows are comparisons and not examples for sft. False for data that cannot be read, which is reported
-    when they are read next."""
+def _are_only(source: DataSource, kind: Kind, other: Kind) -> bool:
+    """Whether the rows are for runs of this kind and not for those of the other. False for data that cannot be read,
+    which is reported when they are read next."""
     from burnish.data.schemas import recognise
     from burnish.data.sources import needs_download, read_table
 
-    if needs_download(source):
+    if kind.rows is None or other.rows is None or needs_download(source):
         return False
     try:
         rows = read_table(source.model_copy(update={"limit": 1})).rows
-        recognise(rows, source, "preferences")
+        recognise(rows, source, kind.rows)
     except DataError:
         return False
     try:
-        recognise(rows, source, "sft")
+        recognise(rows, source, other.rows)
     except DataError:
         return True
     return False

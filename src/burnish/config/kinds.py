@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.errors import ConfigError
 from burnish.words import suggestion
@@ -47,11 +47,13 @@ class Kind:
     preview: Place
     """(configuration, sizes of the model, here) to the size of the data. Refuses what the run would refuse before it
     loads a model; of a run for another machine (not `here`) only what is known anywhere."""
+    check: Place = "burnish.cli.check:check_data"
+    """What `burnish check` says about the data, and how many failures it has found."""
     train: Place
     """Trains in this process, or with as many as the run file asks for, and returns where the run is."""
     evaluate: Place
     """Measures the model of the run file, or saved weights, on held-out data."""
-    rows: str = ""
+    rows: Literal["prompts", "examples", "preferences"] | None = None
     """Purpose (`burnish.data.schemas`) of its rows. Of kinds whose run files may have the same keys, the first row of
     the data decides; kinds without a purpose have keys that no other kind has."""
     best: tuple[str, ...] = ("eval/loss",)
@@ -120,6 +122,7 @@ register(
         time="burnish.planning.rl:RlTimes",
         processes="burnish.planning.rl_processes:RlProcesses",
         preview="burnish.trainers.rl.preflight:preview_rl",
+        check="burnish.cli.check:check_gold_answers",
         train="burnish.trainers.cluster:train_rl",
         evaluate="burnish.trainers.rl.run:evaluate_run",
         best=("eval/accuracy", "eval/reward_mean"),
@@ -138,7 +141,7 @@ register(
         preview="burnish.trainers.preview:preview_sft",
         train="burnish.trainers.learning_cluster:train_sft",
         evaluate="burnish.trainers.held_out:evaluate_sft_run",
-        rows="sft",
+        rows="examples",
     )
 )
 register(

@@ -10,7 +10,7 @@ from burnish.config.schema_data import DataSource
 from burnish.data.rows import Row, column_names, has_column, hint, lookup
 from burnish.errors import DataError
 
-Purpose = Literal["prompts", "sft", "preferences"]
+Purpose = Literal["prompts", "examples", "preferences"]
 
 ROLES = (
     "prompt",
@@ -134,7 +134,7 @@ def _detect(columns: _Columns) -> str:
     if "text" in claimed:
         return "text"
     if claimed.keys() & {"prompt", "completion"}:
-        return "prompt_completion" if columns.purpose == "sft" else "prompt"
+        return "prompt_completion" if columns.purpose == "examples" else "prompt"
     if claimed.keys() & {"chosen", "rejected"} or (columns.has("chosen") and columns.has("rejected")):
         return "preference"
     return _detect_by_content(columns)
@@ -165,7 +165,7 @@ def _detect_by_content(columns: _Columns) -> str:
         return "chat"
     template = columns.source.prompt_template is not None
     if template or any(columns.has(name) for name in ("prompt", *_QUESTIONS)):
-        completed = columns.purpose == "sft" or columns.has("completion")
+        completed = columns.purpose == "examples" or columns.has("completion")
         return "prompt_completion" if completed else "prompt"
     if columns.has("text"):
         return "text"
@@ -329,7 +329,7 @@ def _check_purpose(schema: str, roles: Mapping[str, str], columns: _Columns) -> 
             remedy="set columns: {prompt: ...}",
         )
     trains = "completion" in roles or schema in ("chat", "text", "roll")
-    if columns.purpose == "sft" and not trains:
+    if columns.purpose == "examples" and not trains:
         raise DataError(
             f"{source.path}: rows of layout {schema} have no completion to train on; the columns are "
             f"{', '.join(columns.names)}",

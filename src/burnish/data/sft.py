@@ -91,7 +91,7 @@ def load_sft_examples(
     templated: Counter[str] = Counter()
     parts = [
         _source_examples(loaded, tokenizer, max_tokens, over_long, chat, templated)
-        for loaded in load_sources(sources, "sft")
+        for loaded in load_sources(sources, "examples")
     ]
     refuse_unused_options(chat, applied=templated.total())
     return SftSet(
