@@ -7,14 +7,13 @@ import ast
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
-from burnish.config.names import IN_MEMORY, is_template_file
-from burnish.config.schema_data import DataSource
+from burnish.config.names import IN_MEMORY
+from burnish.config.schema_data import places_of_sources
 from burnish.config.schema_run import RunConfig
+from burnish.config.section import NamedPlace
 from burnish.errors import ConfigError
 from burnish.outside.reading import FOLDER, file_problem
 from burnish.types import Json
@@ -28,25 +27,15 @@ _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 _OUTPUT_REMEDY = "set output to a separate folder, for example runs/first"
 
-Kind = Literal["model", "settings", "data", "code", "option"]
-"""`settings`: a model folder without its weights, or a single file. `option`: any text, which may be a file's path."""
 Found = Iterator[tuple[str, Path]]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A field of the run file that names something to read, and its value."""
-
-    field: str
-    text: str
-    kind: Kind
-
-    def path(self) -> Path | None:
-        """The file or folder on this machine; None if there is none (a hub name, an installed module)."""
-        if self.kind == "code":
-            file = self.text.rpartition(":")[0]
-            return existing(file) if file.endswith(".py") else None
-        return existing(self.text)
+def path_of(place: NamedPlace) -> Path | None:
+    """The file or folder on this machine; None if there is none (a hub name, an installed module)."""
+    if place.kind == "code":
+        file = place.text.rpartition(":")[0]
+        return existing(file) if file.endswith(".py") else None
+    return existing(place.text)
 
 
 def with_inputs_moved(data: dict[str, Json], folder: Path) -> dict[str, Json]:
@@ -73,29 +62,17 @@ def named_files(config: RunConfig) -> dict[str, Path]:
     return {f"{field}: {path.name}": path for place in read_places(config) for field, path in _files(place)}
 
 
-def read_places(config: RunConfig) -> Iterator[Place]:
+def read_places(config: RunConfig) -> Iterator[NamedPlace]:
     """Yield everything that the run learns from, as named in its run file.
 
     `burnish.trainers.chaining` has already replaced models of other runs by the folders of their checkpoints.
     """
-    model = config.model
-    yield Place("model.path", model.path, "settings" if model.from_scratch else "model")
-    if model.tokenizer is not None:
-        yield Place("model.tokenizer", model.tokenizer, "settings")
-    if is_template_file(model.chat_template):
-        yield Place("model.chat_template", model.chat_template, "settings")
-    yield from of_sources(config.named_sources("train"))
-    for field, text, kind in config.named_places():
-        if kind == "function":
-            yield Place(field, str(Path(config.output, INPUTS_FOLDER, function_file(text))), "settings")
+    for place in config.named_places():
+        if place.kind == "function":
+            text = str(Path(config.output, INPUTS_FOLDER, function_file(place.text)))
+            yield NamedPlace(place.field, text, "settings")
         else:
-            yield Place(field, text, kind)
-
-
-def of_sources(sources: Mapping[str, DataSource]) -> Iterator[Place]:
-    """Yield the files and folders of data sources; none for generated rows (their settings are in the run file)."""
-    named = ((field, source.path) for field, source in sources.items() if source.reasoning_gym is None)
-    return (Place(field, path, "data") for field, path in named)
+            yield place
 
 
 def function_file(name: str) -> Path:
@@ -112,11 +89,11 @@ def existing(text: str) -> Path | None:
     return path if file_problem(path) in (None, FOLDER) else None
 
 
-def _files(place: Place) -> Found:
+def _files(place: NamedPlace) -> Found:
     if place.kind == "code":
         yield from _code(place.field, place.text)
         return
-    path = place.path()
+    path = path_of(place)
     if path is None or (place.kind == "option" and not path.suffix):
         return
     if not path.is_dir():
@@ -215,7 +192,7 @@ def check_output(config: RunConfig) -> None:
         if place.resolve().is_relative_to(folder):
             raise ConfigError(f"output {config.output!r} is or contains the {what} {place}", remedy=_OUTPUT_REMEDY)
     for read in _places_read(config):
-        path = read.path()
+        path = path_of(read)
         if path is None or path.resolve().is_relative_to(folder / INPUTS_FOLDER):  # the run's own, from memory
             continue
         if path.resolve().is_relative_to(folder):
@@ -237,14 +214,14 @@ def check_place(output: str) -> None:
             raise ConfigError(f"output {output!r} cannot be a folder: {place} {found}", remedy=_OUTPUT_REMEDY)
 
 
-def _places_read(config: RunConfig) -> Iterator[Place]:
-    """Yield everything that the run reads. For a checkpoint of another run (`runs/sft@best`) this is the run folder.
+def _places_read(config: RunConfig) -> Iterator[NamedPlace]:
+    """What the run reads. For a checkpoint of another run (`runs/sft@best`) this is the whole run folder.
 
     Options of rewards are left out, because a reward may also write to the files that they name.
     """
-    for place in (*read_places(config), *of_sources(config.named_sources("eval"))):
+    for place in (*read_places(config), *places_of_sources(config.named_sources("eval"))):
         if place.kind in ("model", "settings"):
-            yield replace(place, text=str(split_choice(place.text)[0]))
+            yield place._replace(text=str(split_choice(place.text)[0]))
         elif place.kind != "option":
             yield place
 

@@ -100,11 +100,6 @@ class TrainersConfig(Section):
         return ()
 
     @property
-    def counted(self) -> tuple[str, ...]:
-        """The fields that ask for processes."""
-        return ("trainers",)
-
-    @property
     def uses_processes(self) -> bool:
         """True if any part of the run is outside the process of the command."""
         return self.runs_on != "inline"
@@ -165,10 +160,6 @@ class ClusterConfig(TrainersConfig):
     @property
     def own_models(self) -> tuple[str, ...]:
         return self.own_process
-
-    @property
-    def counted(self) -> tuple[str, ...]:
-        return "trainers", "rollout_workers", "own_process"
 
     @property
     def own_names(self) -> tuple[str, ...]:

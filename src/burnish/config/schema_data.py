@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -161,8 +161,7 @@ class DataConfig(Section):
     """Use a new order in each pass over the data. It depends only on the seed and the pass."""
 
 
-def places_of_sources(field: str, sources: Sequence[DataSource]) -> Iterator[NamedPlace]:
+def places_of_sources(sources: Mapping[str, DataSource]) -> Iterator[NamedPlace]:
     """The files and folders of data sources; none for rows that are made (their settings are in the run file)."""
-    for index, source in enumerate(sources):
-        if source.reasoning_gym is None:
-            yield NamedPlace(f"{field}.{index}", source.path, "data")
+    named = ((field, source.path) for field, source in sources.items() if source.reasoning_gym is None)
+    return (NamedPlace(field, path, "data") for field, path in named)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError
 
 from burnish.config import names
-from burnish.config.section import Count, ModelAt, NamedPlace, PathText, Seconds, Section, as_list, shorthand
+from burnish.config.section import Count, NamedPlace, PathText, Seconds, Section, as_list, shorthand
 from burnish.errors import ConfigError
 
 VariableName = Annotated[str, Field(pattern=r"^[^=\s\x00]+$")]
@@ -55,21 +55,10 @@ class RewardConfig(Section):
         """True for a reward model (`model:PATH`)."""
         return self.name.startswith(names.MODEL_REWARD)
 
-    @property
-    def model_path(self) -> str:
-        """The folder or run of a reward model."""
-        return self.name.removeprefix(names.MODEL_REWARD)
-
-    def with_model(self, model_at: ModelAt, field: str) -> RewardConfig:
-        """The same with `model_at` of a reward model."""
-        if not self.is_model:
-            return self
-        return self.model_copy(update={"name": names.MODEL_REWARD + model_at("reward", self.model_path, field)})
-
     def named_places(self, field: str) -> Iterator[NamedPlace]:
         """Its model or code, and options, each of which may name a file."""
         if self.is_model:
-            yield NamedPlace(field, self.model_path, "model")
+            yield NamedPlace(field, self.name.removeprefix(names.MODEL_REWARD), "model", "reward")
         elif self.name.startswith(names.IN_MEMORY):
             yield NamedPlace(field, self.name, "function")
         else:

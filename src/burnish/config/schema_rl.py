@@ -18,11 +18,10 @@ from burnish.config.schema_domains import DomainConfig
 from burnish.config.schema_evaluation import RlEvaluationConfig
 from burnish.config.schema_optimization import RlOptimizationConfig
 from burnish.config.schema_reward import Reward, RewardConfig, VariableName
-from burnish.config.schema_run import RlLoggingConfig, RunConfig
+from burnish.config.schema_run import EngineUse, RlLoggingConfig, RunConfig
 from burnish.config.section import (
     Count,
     Fraction,
-    ModelAt,
     NamedPlace,
     NonNegativeInt,
     PathText,
@@ -365,46 +364,35 @@ class RlFields(RunConfig):
         return self.rollout.max_prompt_tokens + self.rollout.max_response_tokens
 
     @property
-    def sampling_engine(self) -> str:
-        return self.rollout.engine
-
-    @property
     def small_processes(self) -> int:
         return self.scoring.workers
 
     @property
-    def vllm_beside_training(self) -> Mapping[str, Any] | None:
+    def engine(self) -> EngineUse:
+        rollout = self.rollout
         apart = self.cluster.rollout_workers > 0 or "rollout_engine" in self.cluster.offload
-        return self.rollout.vllm.options if self.rollout.engine == "vllm" and not apart else None
-
-    @property
-    def sampled_at_once(self) -> int:
-        return self.rollout.max_batch_rows
-
-    @property
-    def gpus_per_engine(self) -> int:
-        return self.rollout.gpus_per_engine
+        beside = rollout.vllm.options if rollout.engine == "vllm" and not apart else None
+        return EngineUse(rollout.engine, rollout.max_batch_rows, rollout.gpus_per_engine, beside)
 
     @property
     def has_reference(self) -> bool:
+        """Whether the run compares with a frozen reference."""
         return self.algorithm.kl_in != "none"
 
     @property
     def has_separate_critic(self) -> bool:
+        """Whether the run trains a critic with a backbone of its own."""
         return self.algorithm.estimator in names.CRITIC_ESTIMATORS and self.critic.kind == "separate"
-
-    @property
-    def own_of_domains(self) -> Mapping[str, Mapping[str, bool]]:
-        return {
-            name: {"eval": bool(domain.eval), "rewards": bool(domain.rewards)} for name, domain in self.domains.items()
-        }
 
     @property
     def critic_source(self) -> str | None:
         init = self.critic.init
         if init == "reward_model":  # the run file has been checked to have exactly one
-            (init,) = (reward.model_path for reward in self.all_rewards if reward.is_model)
+            (init,) = (one.name.removeprefix(names.MODEL_REWARD) for one in self.all_rewards if one.is_model)
         return init if self.has_separate_critic and init != "policy" else None
+
+    def domains_with_own(self, field: Literal["eval", "rewards"]) -> Iterator[str]:
+        return (name for name, domain in self.domains.items() if vars(domain)[field])
 
     def missing(self) -> Iterator[Problem]:
         if not self.all_rewards:
@@ -412,6 +400,9 @@ class RlFields(RunConfig):
             yield Problem("rewards", "is empty, but responses need at least one reward", remedy)
 
     def named_places(self) -> Iterator[NamedPlace]:
+        yield from super().named_places()
+        if self.critic.init not in ("policy", "reward_model"):
+            yield NamedPlace("critic.init", self.critic.init, "model", "critic")
         for field, reward in self.named_rewards.items():
             yield from reward.named_places(field)
         yield NamedPlace("algorithm.estimator", self.algorithm.estimator, "code")
@@ -424,25 +415,6 @@ class RlFields(RunConfig):
                 yield from domain.conversation.named_places(f"domains.{name}.conversation")
             if names.is_template_file(domain.chat_template):
                 yield NamedPlace(f"domains.{name}.chat_template", domain.chat_template, "settings")
-        if self.critic.init not in ("policy", "reward_model"):
-            yield NamedPlace("critic.init", self.critic.init, "model")
-
-    def other_models(self, model_at: ModelAt) -> dict[str, Any]:
-        init = self.critic.init
-        if init not in ("policy", "reward_model"):
-            init = model_at("critic", init, "critic.init")
-
-        def rewards(given: tuple[RewardConfig, ...], field: str) -> tuple[RewardConfig, ...]:
-            return tuple(reward.with_model(model_at, f"{field}.{index}.name") for index, reward in enumerate(given))
-
-        return {
-            "critic": self.critic.model_copy(update={"init": init}),
-            "rewards": rewards(self.rewards, "rewards"),
-            "domains": {
-                name: domain.model_copy(update={"rewards": rewards(domain.rewards, f"domains.{name}.rewards")})
-                for name, domain in self.domains.items()
-            },
-        }
 
     @property
     def whitens_minibatches(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,6 @@ from burnish.config.schema_run import RunConfig
 from burnish.config.section import (
     Count,
     IsSet,
-    ModelAt,
     NamedPlace,
     NonNegativeInt,
     Passes,
@@ -153,18 +152,12 @@ class RmFields(RunConfig):
         return self.candidates or 2
 
     def named_places(self) -> Iterator[NamedPlace]:
+        yield from super().named_places()
         settings = self.normalization
         if settings.policy is not None:
-            yield NamedPlace("normalization.policy", settings.policy, "model")
-        yield from places_of_sources("normalization.prompts", settings.prompts)
-        yield from places_of_sources("normalization.references", settings.references)
-
-    def other_models(self, model_at: ModelAt) -> dict[str, Any]:
-        policy = self.normalization.policy
-        if policy is None:
-            return {}
-        policy = model_at("weights", policy, "normalization.policy")
-        return {"normalization": self.normalization.model_copy(update={"policy": policy})}
+            yield NamedPlace("normalization.policy", settings.policy, "model", "weights")
+        for name, sources in (("prompts", settings.prompts), ("references", settings.references)):
+            yield from places_of_sources({f"normalization.{name}.{n}": one for n, one in enumerate(sources)})
 
     @classmethod
     def give_way(cls, resolved: dict[str, Json], is_set: IsSet) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
+from burnish.config.names import is_template_file
 from burnish.config.presets import Preset
 from burnish.config.problems import Problem
 from burnish.config.schema_cluster import TrainersConfig
-from burnish.config.schema_data import DataConfig, DataSource, ModelConfig
+from burnish.config.schema_data import DataConfig, DataSource, ModelConfig, places_of_sources
 from burnish.config.schema_evaluation import EvaluationConfig
 from burnish.config.schema_optimization import OptimizationConfig, SftOptimizationConfig
 from burnish.config.schema_reward import RewardConfig
 from burnish.config.section import (
     IsSet,
-    ModelAt,
     NamedPlace,
     NonNegativeInt,
     OutputPath,
@@ -77,6 +78,20 @@ class DebugConfig(Section):
     and gradients are PyTorch's own. The numbers are the same, only slower; if they differ, a fast path is wrong."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineUse:
+    """How a run samples while it trains; without a name it does not. rows: most that an engine samples at the same
+    time. gpus: of each engine. vllm_beside: options of a vLLM engine that has its share of a GPU all the time."""
+
+    name: str | None = None
+    rows: int = 0
+    gpus: int = 1
+    vllm_beside: Mapping[str, Any] | None = None
+
+
+NO_ENGINE = EngineUse()
+
+
 class RunConfig(Section):
     """Fields of every run, and what the rooms ask about the settings of a run of any kind."""
 
@@ -130,34 +145,9 @@ class RunConfig(Section):
         return bool(self.named_sources("eval"))
 
     @property
-    def sampling_engine(self) -> str | None:
-        """The engine that samples while the run trains; None if nothing does."""
-        return None
-
-    @property
-    def vllm_beside_training(self) -> Mapping[str, Any] | None:
-        """Options of a vLLM engine that has its share of a GPU while the run trains on it; None without one."""
-        return None
-
-    @property
-    def sampled_at_once(self) -> int:
-        """Most responses that an engine samples at the same time."""
-        return 0
-
-    @property
-    def gpus_per_engine(self) -> int:
-        """GPUs of each engine."""
-        return 1
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the run compares with a frozen reference."""
-        return False
-
-    @property
-    def has_separate_critic(self) -> bool:
-        """Whether the run trains a critic with a backbone of its own."""
-        return False
+    def engine(self) -> EngineUse:
+        """How the run samples while it trains."""
+        return NO_ENGINE
 
     @property
     def critic_source(self) -> str | None:
@@ -169,22 +159,23 @@ class RunConfig(Section):
         """The rewards that score responses of the run."""
         return ()
 
-    @property
-    def own_of_domains(self) -> Mapping[str, Mapping[str, bool]]:
-        """By domain the fields `eval` and `rewards`, and whether it has some of its own."""
-        return {}
+    def domains_with_own(self, field: Literal["eval", "rewards"]) -> Iterator[str]:
+        """Domains that do not share the run's data to evaluate on, or its rewards, but name some of their own."""
+        return iter(())
 
     def missing(self) -> Iterator[Problem]:
         """Further fields that a run cannot start without."""
         return iter(())
 
     def named_places(self) -> Iterator[NamedPlace]:
-        """What the run reads besides its model and its data."""
-        return iter(())
-
-    def other_models(self, model_at: ModelAt) -> dict[str, Any]:
-        """The sections that name models besides `model`, with `model_at` of each of these."""
-        return {}
+        """Everything that the run learns from."""
+        model = self.model
+        yield NamedPlace("model.path", model.path, "settings" if model.from_scratch else "model", "weights")
+        if model.tokenizer is not None:
+            yield NamedPlace("model.tokenizer", model.tokenizer, "settings", "weights")
+        if is_template_file(model.chat_template):
+            yield NamedPlace("model.chat_template", model.chat_template, "settings")
+        yield from places_of_sources(self.named_sources("train"))
 
     @classmethod
     def give_way(cls, resolved: dict[str, Json], is_set: IsSet) -> None:

@@ -34,21 +34,19 @@ _FLOAT32 = (1e-30, 1e30)
 _MAX_PATH_BYTES, _MAX_NAME_BYTES = 4_096, 255
 
 
-Role = Literal["weights", "reward", "critic"]
-"""What a path that may name a run is used as; it decides which of the run's weights are taken."""
-ModelAt = Callable[[Role, str, str], str]
-"""(role, path, field that names it) to the path to take instead."""
 IsSet = Callable[[str, str], bool]
 """Whether an override sets this field of this section, whole or in part."""
 
 
 class NamedPlace(NamedTuple):
     """A field that names something to read, and its value. `function`: one of the program that trains; `option`: any
-    text, which may be a file's path; `settings`: a model folder without its weights, or a single file."""
+    text, which may be a file's path; `settings`: a model folder without its weights, or a single file. role: what a
+    path that may name a run is used as, which decides which of that run's weights are taken."""
 
     field: str
     text: str
     kind: Literal["model", "settings", "data", "code", "function", "option"]
+    role: Literal["weights", "reward", "critic"] | None = None
 
 
 class Section(BaseModel):

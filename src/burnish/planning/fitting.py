@@ -235,7 +235,7 @@ def _smaller_passes(config: RunConfig) -> Iterator[Change]:
     while tokens >= _FEWEST_TOKENS:
         yield Change((f"optimization.tokens_per_microbatch={tokens}",), "smaller passes")
         tokens //= 2
-    rows = config.sampled_at_once // 2
+    rows = config.engine.rows // 2
     while rows >= _FEWEST_ROWS:
         yield Change((f"rollout.max_batch_rows={rows}",), "fewer responses are sampled at the same time")
         rows //= 2

@@ -54,7 +54,7 @@ def microbatch_of(
 
 def usable_share(config: RunConfig) -> float:
     """The part of a GPU that training may take: vLLM beside it takes its own at the start, if it does not rest."""
-    options = config.vllm_beside_training
+    options = config.engine.vllm_beside
     if options is None:
         return USABLE
     share = options.get("gpu_memory_utilization", VLLM_SHARE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from burnish.config.kinds import find_kind, load
@@ -101,6 +101,29 @@ def seated(
     return replace(plan, seats=seats, memory=memory, lines=lines, warnings=warnings, tables=tables, machine=machine)
 
 
+def plan_of_passes(
+    config: RunConfig,
+    facts: ModelFacts | None,
+    models: Iterable[ModelRole],
+    lines: Iterable[PlanLine],
+    *,
+    steps: int | None,
+    passes: float | None,
+    because: tuple[str, str],
+) -> Plan:
+    """The plan of a run that makes `optimization.epochs` passes over the data, in so many `steps`, or the steps that
+    the run file names, in so many `passes`; because: of the one and of the other. lines: of the data and one step."""
+    reasons = because[0], "optimization.epochs"
+    if config.steps is None:
+        passes = float(config.optimization.epochs)
+    else:
+        steps, reasons = config.steps, ("steps", because[1])
+    of_steps = PlanLine("whole run", "optimizer steps", count_in_words(steps), reasons[0])
+    of_passes = PlanLine("whole run", "passes over the data", number_in_words(passes), reasons[1])
+    warnings = tuple(context_warning(config.longest_text, "max_tokens", facts))
+    return Plan(steps, steps, passes, tuple(models), (*lines, of_steps, of_passes), warnings)
+
+
 def plan_of_kind(config: RunConfig, data: Preview, facts: ModelFacts | None) -> Plan:
     """The arithmetic of a run of any kind, before its processes are known."""
     found: Plan = load(find_kind(config.kind).plan)(config, data, facts)
@@ -111,7 +134,8 @@ def _process_lines(config: RunConfig, sharding: Choice, seats: Sequence[Seat], m
     cluster = config.cluster
     if not cluster.uses_processes:
         return
-    because = f"cluster.{' + '.join(cluster.counted)}"
+    names = ("trainers", "rollout_workers", "own_process")
+    because = f"cluster.{' + '.join(name for name in names if name in type(cluster).model_fields)}"
     because += f"; {machine.name} has {machine.cores} cores" if machine.is_here else ""
     yield PlanLine("processes", "with a model", str(cluster.num_processes), because)
     if cluster.runs_on == "torchrun":

@@ -8,16 +8,7 @@ from burnish.config.schema import RmConfig
 from burnish.config.schema_run import RunConfig
 from burnish.planning.memory import MemoryItem, Table
 from burnish.planning.model_facts import ModelFacts
-from burnish.planning.plan import (
-    NOTHING_KNOWN,
-    ModelRole,
-    Plan,
-    PlanLine,
-    Preview,
-    context_warning,
-    count_in_words,
-    number_in_words,
-)
+from burnish.planning.plan import NOTHING_KNOWN, ModelRole, Plan, PlanLine, Preview, count_in_words, plan_of_passes
 from burnish.planning.seats import Processes
 from burnish.planning.timing import Lengths, StepTimes
 
@@ -26,22 +17,18 @@ _NORMALIZATION_ROWS = 64  # as `max_batch_rows` in burnish.trainers.reward_model
 
 def plan_rm(config: RmConfig, data: Preview = NOTHING_KNOWN, facts: ModelFacts | None = None) -> Plan:
     """The plan of `burnish rm`."""
-    num_comparisons = data.rows
     epochs, size = config.optimization.epochs, config.optimization.comparisons_per_batch
-    steps = config.steps
-    if steps is None and num_comparisons is not None:
-        steps = -(-epochs * num_comparisons // size)
-    passes: float | None = float(epochs)
-    if config.steps is not None:
-        passes = None if num_comparisons is None else config.steps * size / num_comparisons
-    return Plan(
-        steps=steps,
-        optimizer_steps=steps,
-        passes_over_data=passes,
-        models=tuple(_models(config)),
-        lines=tuple(_lines(config, data, steps, passes)),
-        warnings=tuple(context_warning(config.max_tokens, "max_tokens", facts)),
+    rows, tokens = count_in_words(data.rows), count_in_words(data.tokens)
+    split = f", without held_out_fraction {config.held_out_fraction:g}" if config.held_out_fraction else ""
+    lines = (
+        PlanLine("data", "comparisons", rows, f"data.train{split}"),
+        PlanLine("data", "tokens", tokens, "all candidates with their prompts, one pass"),
+        PlanLine("one step", "comparisons", f"{size:,}", "optimization.comparisons_per_batch"),
     )
+    steps = None if data.rows is None else -(-epochs * data.rows // size)
+    passes = None if config.steps is None or data.rows is None else config.steps * size / data.rows
+    because = f"{epochs} (optimization.epochs) passes / {size:,}", f"steps x {size:,} / comparisons"
+    return plan_of_passes(config, facts, _models(config), lines, steps=steps, passes=passes, because=because)
 
 
 def _models(config: RmConfig) -> Iterator[ModelRole]:
@@ -49,19 +36,6 @@ def _models(config: RmConfig) -> Iterator[ModelRole]:
     if config.normalization.kind != "none" and config.normalization.on == "policy":
         path = config.normalization.policy or config.model.path
         yield ModelRole("policy", f"{path} samples responses once, for normalization.kind {config.normalization.kind}")
-
-
-def _lines(config: RmConfig, data: Preview, steps: int | None, passes: float | None) -> Iterator[PlanLine]:
-    optimization = config.optimization
-    split = f", without held_out_fraction {config.held_out_fraction:g}" if config.held_out_fraction else ""
-    yield PlanLine("data", "comparisons", count_in_words(data.rows), f"data.train{split}")
-    yield PlanLine("data", "tokens", count_in_words(data.tokens), "all candidates with their prompts, one pass")
-    size = f"{optimization.comparisons_per_batch:,}"
-    yield PlanLine("one step", "comparisons", size, "optimization.comparisons_per_batch")
-    because = "steps" if config.steps is not None else f"{optimization.epochs} (optimization.epochs) passes / {size}"
-    yield PlanLine("whole run", "optimizer steps", count_in_words(steps), because)
-    because = "optimization.epochs" if config.steps is None else f"steps x {size} / comparisons"
-    yield PlanLine("whole run", "passes over the data", number_in_words(passes), because)
 
 
 class RmTable(Table):

@@ -54,7 +54,7 @@ def refuse_impossible(
 
 def _refuse_uneven_heads(config: RunConfig, facts: ModelFacts | None) -> None:
     """vLLM gives each GPU an equal number of attention heads."""
-    size = config.gpus_per_engine
+    size = config.engine.gpus
     if facts is not None and facts.num_attention_heads % size:
         raise ConfigError(
             f"rollout.vllm.options.tensor_parallel_size is {size}, but {config.model.path} has "
@@ -76,7 +76,7 @@ def _refuse_numbered_gpu(config: RunConfig) -> None:
 def _refuse_gpus(config: RunConfig, machine: Machine) -> None:
     count, there, device = config.cluster.num_processes, len(machine.gpu_bytes), config.model.device
     each = "one for each process"
-    if (size := config.gpus_per_engine) > 1:
+    if (size := config.engine.gpus) > 1:
         count += config.cluster.num_workers * (size - 1)
         each = f"{size} for each rollout worker (tensor_parallel_size) and one for each other process"
     wants = device.startswith("cuda") or (device == "auto" and there > 0)
@@ -164,7 +164,7 @@ def cards_within_reach(config: RunConfig, machine: Machine) -> int:
 
 def _vllm_beside_training(config: RunConfig, machine: Machine) -> Iterator[str]:
     """vLLM takes a share of its GPU whatever it needs, of which the plan counts the weights and the cache."""
-    options = config.vllm_beside_training
+    options = config.engine.vllm_beside
     if options is None:
         return
     chosen = {"gpu_memory_utilization", "kv_cache_memory_bytes"} & options.keys()

@@ -119,7 +119,7 @@ def _layout(config: RunConfig, options: Mapping[str, str]) -> _Layout:
 
 def _gpus_of_processes(config: RunConfig) -> list[int]:
     """The GPUs of each process with a model, which a cluster is taken to have unless the run is for CPUs."""
-    count, engines, of_engine = config.cluster.num_processes, config.cluster.num_workers, config.gpus_per_engine
+    count, engines, of_engine = config.cluster.num_processes, config.cluster.num_workers, config.engine.gpus
     one = 0 if config.model.device == "cpu" else math.ceil(config.cluster.gpus_per_worker or 1)
     return [max(one, of_engine) if one else 0] * engines + [one] * (count - engines)
 

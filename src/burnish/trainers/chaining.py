@@ -7,6 +7,7 @@ weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +16,9 @@ from rich.console import Console
 from burnish.checkpointing.chaining import Chosen, find_checkpoint
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.store import CheckpointStore, read_pending
+from burnish.config.names import MODEL_REWARD
 from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_run import RunConfig
-from burnish.config.section import Role
 from burnish.observability.console import say
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 
@@ -29,18 +30,24 @@ def pinned(config: Config) -> tuple[Config, list[str]]:
     """The configuration with each model path that names a run replaced by the weights of its checkpoint, and one line
     about each replacement. Raises CheckpointError as `find_checkpoint` does."""
     said: Found = []
-    tokenizer = config.model.tokenizer
-    names = {
-        "path": _weights(config.model.path, "model.path", said),
-        "tokenizer": None if tokenizer is None else _weights(tokenizer, "model.tokenizer", said),
-    }
-    changed: dict[str, Any] = {"model": config.model.model_copy(update=names)}
-    taken = {"weights": _weights, "reward": _reward, "critic": _critic}
+    take = {"weights": _weights, "reward": _reward, "critic": _critic}
+    for place in config.named_places():
+        if place.role is not None:
+            field = f"{place.field}.name" if place.role == "reward" else place.field
+            config = _with_value(config, field.split("."), take[place.role](place.text, field, said))
+    return config, said
 
-    def model_at(role: Role, path: str, field: str) -> str:
-        return taken[role](path, field, said)
 
-    return config.model_copy(update=changed | config.other_models(model_at)), said
+def _with_value(inside: Any, path: Sequence[str], value: str) -> Any:
+    """The same section, list or table of sections with this value at a path inside it."""
+    if not path:
+        return value
+    name, *rest = path
+    if isinstance(inside, tuple):
+        return tuple(_with_value(one, rest, value) if str(n) == name else one for n, one in enumerate(inside))
+    if isinstance(inside, dict):
+        return inside | {name: _with_value(inside[name], rest, value)}
+    return inside.model_copy(update={name: _with_value(getattr(inside, name), rest, value)})
 
 
 def measured(config: Config, weights: Path | None, console: Console) -> Config:
@@ -67,7 +74,7 @@ def _reward(path: str, field: str, said: Found) -> str:
             f"{field}: scores of step {chosen.checkpoint.step} are not normalised, which {chosen.run} does after its "
             "last step: let that run finish and take its last checkpoint, or choose a weight that suits their scale"
         )
-    return weights
+    return MODEL_REWARD + weights
 
 
 def _is_before_normalization(chosen: Chosen) -> bool:

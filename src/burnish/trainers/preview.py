@@ -3,10 +3,10 @@ model, as `preflight` does for `rl`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 
@@ -30,21 +30,47 @@ from burnish.trainers.sft import Schedule, load_examples
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
+
 
 def preview_sft(config: SftConfig, facts: ModelFacts | None, *, here: bool) -> Preview:
-    """Raises what a run would raise about its settings, model folder and local data (BurnishError); for another machine
-    (not `here`) only what it would raise there. Loads no weights and downloads nothing. facts: of the model, if
-    known."""
-    count = partial(count_examples, config, None if facts is None else facts.context_tokens)
+    """What `burnish plan` finds out about a run of `burnish sft`."""
+    return preview_of_data(config, facts, count_examples, "examples", here=here)
+
+
+def preview_rm(config: RmConfig, facts: ModelFacts | None, *, here: bool) -> Preview:
+    """Like `preview_sft`, for `burnish rm`; also reads the data on which scores are normalised."""
+    settings = config.normalization
+    policy = {} if settings.policy is None else {"normalization.policy": settings.policy}
+    sources = (*settings.prompts, *settings.references)
+    return preview_of_data(config, facts, compared_rows, "comparisons", here=here, models=policy, sources=sources)
+
+
+def preview_of_data(
+    config: ConfigT,
+    facts: ModelFacts | None,
+    count: Callable[[ConfigT, int | None, PreTrainedTokenizerBase | None], Preview],
+    rows: str,
+    *,
+    here: bool,
+    models: Mapping[str, str] | None = None,
+    sources: Sequence[DataSource] = (),
+) -> Preview:
+    """Raises what a run that trains on given data would raise about its settings, model folders and local data
+    (BurnishError); for another machine (not `here`) only what it would raise there. Loads no weights and downloads
+    nothing. facts: of the model, if known. rows: what those are. models, sources: further ones, models by field."""
+    counting = partial(count, config, None if facts is None else facts.context_tokens)
     if not here:
-        return preview_elsewhere(config, count)
-    _check_settings(config)
+        return preview_elsewhere(config, counting)
+    find_sinks(config.logging.sinks)
+    check_model_source(config.model)
+    for field, path in (models or {}).items():
+        check_model_source(with_weights(config.model, path), field=field)
     notes = notes_on(config)
-    sources = (*config.data.train, *config.data.eval)
-    unknown = _unknown(sources, "examples")
+    unknown = [one.path for one in (*config.data.train, *config.data.eval, *sources) if needs_download(one)]
     if unknown:
-        return Preview(notes=(*unknown, *notes))
-    found = count(local_tokenizer(config))
+        return Preview(notes=(f"{unknown[0]!r} is a data set on the hub, so the number of {rows} is unknown", *notes))
+    found = counting(local_tokenizer(config))
     return replace(found, notes=(*found.notes, *notes))
 
 
@@ -65,29 +91,11 @@ def count_examples(config: SftConfig, context_tokens: int | None, tokenizer: Pre
     return Preview(len(train), sum(train.lengths()), steps, tuple(twice))
 
 
-def preview_rm(config: RmConfig, facts: ModelFacts | None, *, here: bool) -> Preview:
-    """Like `preview_sft`, for `burnish rm`; also reads the data on which scores are normalised."""
-    count = partial(compared_rows, config, None if facts is None else facts.context_tokens)
-    if not here:
-        return preview_elsewhere(config, count)
-    _check_settings(config)
-    settings = config.normalization
-    if settings.policy is not None:
-        check_model_source(with_weights(config.model, settings.policy), field="normalization.policy")
-    notes = notes_on(config)
-    sources = (*config.data.train, *config.data.eval, *settings.prompts, *settings.references)
-    unknown = _unknown(sources, "comparisons")
-    if unknown:
-        return Preview(notes=(*unknown, *notes))
-    found = count(local_tokenizer(config))
-    return replace(found, notes=(*found.notes, *notes))
-
-
 def compared_rows(config: RmConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
     """Count the comparisons of local data; without a tokenizer only rows are counted."""
     if tokenizer is None:
-        train_rows, _ = (_count(config, sources) for sources in (config.data.train, config.data.eval))
-        return Preview(rows=train_rows)
+        counts = [count_comparisons(some, config) if some else 0 for some in (config.data.train, config.data.eval)]
+        return Preview(rows=counts[0])
     context = UNLIMITED_CONTEXT if context_tokens is None else context_tokens
     train, heldout = load_comparisons(config, tokenizer, min(config.max_tokens, context), Console(quiet=True))
     check_measured(config, tokenizer, context, train)
@@ -96,20 +104,3 @@ def compared_rows(config: RmConfig, context_tokens: int | None, tokenizer: PreTr
     twice = find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines()
     tokens = sum(comparison.num_tokens() for comparison in comparisons_of(train.examples))
     return Preview(len(train), tokens, notes=tuple(twice))
-
-
-def _check_settings(config: RunConfig) -> None:
-    find_sinks(config.logging.sinks)
-    check_model_source(config.model)
-
-
-def _count(config: RmConfig, sources: Sequence[DataSource]) -> int:
-    if not sources:
-        return 0
-    return count_comparisons(sources, config)
-
-
-def _unknown(sources: Sequence[DataSource], what: str) -> list[str]:
-    """A note on the first data set that would have to be downloaded, if there is one."""
-    paths = [source.path for source in sources if needs_download(source)]
-    return [f"{path!r} is a data set on the hub, so the number of {what} is unknown" for path in paths[:1]]

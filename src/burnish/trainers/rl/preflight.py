@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from burnish.algorithms.advantages import Estimator
 from burnish.checkpointing.run import RunDirectory
-from burnish.checkpointing.sources import Place, of_sources, read_places
+from burnish.checkpointing.sources import path_of, read_places
 from burnish.checkpointing.store import CheckpointStore
 from burnish.config.domains import Split, domain_settings, sources_of, used_domains
 from burnish.config.names import MODEL_REWARD
 from burnish.config.schema import RlConfig, RunConfig, VllmConfig
-from burnish.config.schema_data import DataSource, ModelConfig
+from burnish.config.schema_data import DataSource, ModelConfig, places_of_sources
+from burnish.config.section import NamedPlace
 from burnish.data.overlap import Asked, find_overlap
 from burnish.data.prompts import DomainRows, PromptSet, check_bound_rewards, read_prompts
 from burnish.data.sources import needs_download
@@ -139,7 +140,7 @@ def preview_elsewhere(
     not tried. count: counts the data, which are here, with the tokenizer if that is. check: refuses settings, given the
     fields that name what is not here."""
     sources = {**config.named_sources("train"), **config.named_sources("eval")}
-    places = [*read_places(config), *of_sources(config.named_sources("eval"))]
+    places = [*read_places(config), *places_of_sources(config.named_sources("eval"))]
     absent = [place for place in places if _is_absent(place, sources.get(place.field))]
     notes = [f"{place.field}: {place.text!r} is not on this machine" for place in absent]
     if check is not None:
@@ -155,9 +156,9 @@ def preview_elsewhere(
     return replace(found, notes=(*found.notes, *notes))
 
 
-def _is_absent(place: Place, source: DataSource | None) -> bool:
+def _is_absent(place: NamedPlace, source: DataSource | None) -> bool:
     """Whether it is not on this machine. Names of built-in things and of data sets on the hub are nowhere."""
-    if place.kind == "option" or place.path() is not None:
+    if place.kind == "option" or path_of(place) is not None:
         return False
     if place.kind == "code":
         return place.text.rpartition(":")[0].endswith(".py")
