@@ -23,8 +23,9 @@ from burnish.config.schema import RlConfig, SftConfig
 from burnish.distributed.processes import RoleProcess
 from burnish.errors import ConfigError
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.learning_cluster import train_reward_model, train_sft
 from burnish.trainers.outer_loop import STATE_NAME
+from burnish.trainers.reward_model.loop import train_reward_model
+from burnish.trainers.sft import train_sft
 from burnish.trainers.telemetry.journal import Journal
 
 WRITE = Journal.write

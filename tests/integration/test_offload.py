@@ -26,7 +26,7 @@ from burnish.planning.memory import bytes_in
 from burnish.planning.model_facts import read_model_facts
 from burnish.planning.seats import seats_of
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.learning_cluster import train_sft
+from burnish.trainers.sft import train_sft
 
 QUIET = Console(quiet=True)
 ALL = ("optimizer", "reference", "critic", "reward_model")

@@ -30,7 +30,7 @@ from burnish.distributed.peers import Peer, RoleLostError, TracebackElsewhereErr
 from burnish.distributed.ray_workers import RayProcess, RaySite, StoredWeights
 from burnish.errors import ConfigError, DivergenceError, RolloutError
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.learning_cluster import train_sft
+from burnish.trainers.sft import train_sft
 from burnish.trainers.telemetry.journal import Journal
 
 STORE_BYTES = 100 << 20

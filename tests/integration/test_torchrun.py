@@ -19,7 +19,7 @@ from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.models.reward_model import Readout, new_reward_model
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.learning_cluster import train_sft
+from burnish.trainers.sft import train_sft
 
 pytestmark = pytest.mark.slow
 

@@ -23,6 +23,17 @@ math-verify and SymPy in the reward `math`, 130 call rewards of other systems, a
 check what data say, answer the clients of an endpoint, and end what hangs: processes, tools, judges. 2,700 (1,800)
 plan for machines that are not here, decode and train on GPUs, and push to vLLM what has changed."""
 MAX_LOOSE_FILES = 7
+MAX_FILES_WITH_KINDS = 10
+FILES_OF_KINDS = (
+    *("config/schema_r?.py", "config/checks_*.py", "config/domains.py", "data/prompts.py", "data/preferences.py"),
+    *("planning/r*_processes.py", "planning/rl.py", "planning/sft.py", "planning/rm.py", "simulation/*.py"),
+    *("trainers/rl/*.py", "trainers/sft.py", "trainers/reward_model/*.py", "api/conversing.py"),
+    *("cli/rl.py", "cli/sft.py", "cli/rm.py", "cli/check.py", "cli/replay.py", "cli/simulated_plan.py"),
+    "cli/speakers.py",
+)
+"""A kind's own: its settings, plan, data, training, and commands that only its runs have."""
+OTHERS_CALLED_SO = {"models/reward_learner.py": "rm", "demo.py": "rl sft"}
+"""A prefix of metrics, and folders of the demo."""
 FORMULAS = "algorithms"
 """Here a default is that of the formula's paper, whatever the run file's field of that name begins with."""
 OTHER_MEANING = {
@@ -146,6 +157,24 @@ def schema_numbers() -> dict[str, set[object]]:
     return found
 
 
+def kinds_named(tree: ast.Module, names: set[str]) -> set[str]:
+    """Kinds of runs that a module knows by name: as text, as a class of run files, or as an attribute."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Constant(value=str() as text):
+                found |= {text, text.rpartition(":")[2]}
+    return found & names
+
+
+def names_of_kinds() -> set[str]:
+    """The name of each kind, of the class of its run files, and of the class with their fields alone."""
+    classes = {kind.section.__name__ for kind in all_kinds()}
+    return {*(kind.name for kind in all_kinds()), *classes, *(name.replace("Config", "Fields") for name in classes)}
+
+
 def count_any(source: Path) -> tuple[int, int]:
     """(uses of `Any`, lines of code)."""
     trees = parse_folder(source)
@@ -194,6 +223,24 @@ def test_twins_are_found(tmp_path: Path) -> None:
     text = "def score(rows, tokens_per_microbatch: int = 16_384, *, steps=3, other=1): ..."
     found = twins(package(tmp_path, a=text), {"tokens_per_microbatch": {2_048}, "steps": {3}})
     assert found == ["a.py: tokens_per_microbatch = 16384, in run files ['2048']"]
+
+
+def test_few_files_know_a_kind_of_run_by_name() -> None:
+    found = {}
+    for path, tree in parse_folder(SOURCE).items():
+        place = path.relative_to(SOURCE)
+        named = kinds_named(tree, names_of_kinds()) - set(OTHERS_CALLED_SO.get(str(place), "").split())
+        if named and not any(place.match(own) for own in FILES_OF_KINDS):
+            found[str(place)] = named
+    assert len(found) <= MAX_FILES_WITH_KINDS, found
+
+
+@pytest.mark.parametrize(
+    "code", ["x == 'rl'", "from a import RmConfig", "b: RlFields", "cast('SftConfig', c)", "d.sft"]
+)
+def test_kinds_are_found_however_they_are_named(code: str) -> None:
+    assert kinds_named(ast.parse(code), names_of_kinds())
+    assert not kinds_named(ast.parse("from burnish.trainers.rl import loop; RunConfig.kind"), names_of_kinds())
 
 
 @pytest.mark.slow

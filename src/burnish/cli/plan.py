@@ -103,7 +103,7 @@ def show_plan(
     options = SimulationOptions(devices, recorded or (), numbers, html, steps, price, mtbf)
     if simulate:
         refuse_beside("--simulate", described)
-        show_simulation(loaded.rl, options, console)
+        show_simulation(loaded, options, console)
         return
     options.refuse_without_simulate()
     notes: list[str] = []

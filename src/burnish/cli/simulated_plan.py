@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from burnish.config.loading import LoadedConfig
 from burnish.config.schema import RlConfig
 from burnish.errors import BurnishError, ConfigError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
@@ -52,8 +53,9 @@ def refuse_beside(option: str, others: Mapping[str, object]) -> None:
         raise ConfigError(f"{', '.join(given)} means nothing with {option}", remedy="leave out one of them")
 
 
-def show_simulation(config: RlConfig, options: SimulationOptions, console: Console) -> None:
+def show_simulation(loaded: LoadedConfig, options: SimulationOptions, console: Console) -> None:
     """Simulate and print. Raises ConfigError and DataError for options, folders and files that cannot be used."""
+    config = loaded.of(RlConfig)
     counts = _device_counts(options.devices or DEVICES)
     recordings = _recordings(config, options)
     settings = _settings(config, recordings, options)

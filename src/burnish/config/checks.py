@@ -6,12 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from burnish.config import names
-from burnish.config.domains import domain_settings, sources_of
 from burnish.config.problems import Problem
 from burnish.config.schema_cluster import ClusterConfig, TrainersConfig
 from burnish.config.schema_data import DataSource, ModelConfig
 from burnish.config.schema_optimization import OptimizationConfig
-from burnish.config.schema_rl import RlFields
 from burnish.config.schema_run import RunConfig
 from burnish.words import suggestion
 
@@ -134,23 +132,6 @@ def _generated(field: str, source: DataSource) -> Iterator[Problem]:
         yield Problem(f"{field}.size", f"is {source.size:,}", f"make at most {names.PUZZLE_ROWS:,} rows")
     for other in [other for other in ("split", "subset", "document_separator", "max_bytes") if other in changed]:
         yield Problem(f"{field}.{other}", "is for rows from files", "remove it")
-
-
-def unsound_puzzles(config: RlFields) -> Iterator[Problem]:
-    """Refuse tasks that reward answers which solve nothing, unless the options of their reward allow them."""
-    for domain in domain_settings(config):
-        sources = (*sources_of(config, domain, "train"), *sources_of(config, domain, "eval"))
-        tasks = {task for source in sources for task in source.reasoning_gym or ()}
-        for field, reward in config.named_rewards.items():
-            if reward.name != names.PUZZLES or (domain.name and not reward.scores(domain.name)):
-                continue
-            allowed = reward.options.get("allow") or ()
-            for task in sorted(tasks & names.UNSOUND_PUZZLES.keys() - set(allowed)):
-                message = (
-                    f"does not name {task}, a task of the data whose scores are unsound: {names.UNSOUND_PUZZLES[task]}"
-                )
-                remedy = f"remove the task, or accept that with options: {{allow: [{task}]}}"
-                yield Problem(f"{field}.options.allow", message, remedy)
 
 
 def known_sinks(config: RunConfig) -> Iterator[Problem]:

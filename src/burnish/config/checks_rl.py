@@ -14,13 +14,12 @@ from burnish.config.checks import (
     on_mps,
     quantization,
     shared_work,
-    unsound_puzzles,
     warmup_too_long,
 )
 from burnish.config.checks_algorithm import check_adaptive_kl, check_algorithm
 from burnish.config.checks_conversation import check_conversations
 from burnish.config.checks_domains import check_domains, judging_reward
-from burnish.config.domains import DomainSettings, domain_settings
+from burnish.config.domains import DomainSettings, domain_settings, sources_of
 from burnish.config.problems import Problem
 from burnish.config.schema_rl import RlFields, SandboxConfig, ScoringConfig
 
@@ -53,7 +52,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *never_falls(config.optimization),
         *held_out(config),
         *generated(config),
-        *unsound_puzzles(config),
+        *_unsound_puzzles(config),
         *known_sinks(config),
     ]
 
@@ -316,3 +315,20 @@ def _judging_reward(config: RlFields) -> Iterator[Problem]:
     """Check the reward that decides whether a response is solved, unless code passes rewards itself."""
     if config.all_rewards:
         yield from judging_reward(config.evaluation, config.all_rewards, "evaluation", "a reward")
+
+
+def _unsound_puzzles(config: RlFields) -> Iterator[Problem]:
+    """Tasks that pay answers which solve nothing, where the reward for them does not say that it allows them."""
+    for domain in domain_settings(config):
+        sources = (*sources_of(config, domain, "train"), *sources_of(config, domain, "eval"))
+        tasks = {task for source in sources for task in source.reasoning_gym or ()}
+        for field, reward in config.named_rewards.items():
+            if reward.name != names.PUZZLES or (domain.name and not reward.scores(domain.name)):
+                continue
+            allowed = reward.options.get("allow") or ()
+            for task in sorted(tasks & names.UNSOUND_PUZZLES.keys() - set(allowed)):
+                message = (
+                    f"does not name {task}, a task of the data whose scores are unsound: {names.UNSOUND_PUZZLES[task]}"
+                )
+                remedy = f"remove the task, or accept that with options: {{allow: [{task}]}}"
+                yield Problem(f"{field}.options.allow", message, remedy)

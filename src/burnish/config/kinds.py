@@ -139,7 +139,7 @@ register(
         memory="burnish.planning.sft:SftTable",
         time="burnish.planning.sft:SftTimes",
         preview="burnish.trainers.preview:preview_sft",
-        train="burnish.trainers.learning_cluster:train_sft",
+        train="burnish.trainers.sft:train_sft",
         evaluate="burnish.trainers.held_out:evaluate_sft_run",
         rows="examples",
     )
@@ -156,7 +156,7 @@ register(
         time="burnish.planning.rm:RmTimes",
         processes="burnish.planning.rm:RmProcesses",
         preview="burnish.trainers.preview:preview_rm",
-        train="burnish.trainers.learning_cluster:train_reward_model",
+        train="burnish.trainers.reward_model.loop:train_reward_model",
         evaluate="burnish.trainers.held_out:evaluate_rm_run",
         rows="preferences",
         best=("eval/accuracy",),

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from burnish.config import fields
 from burnish.config.presets import Preset
-from burnish.config.schema_rl import AlgorithmConfig, RlFields
 from burnish.config.schema_run import RunConfig
 from burnish.types import Json
 
@@ -26,14 +25,14 @@ def preset_values(preset: Preset, given: Mapping[str, Json]) -> dict[str, Json]:
     return {key: value for key, value in preset.values.items() if key not in dropped}
 
 
-def own_algorithm(resolved: Mapping[str, Json]) -> dict[str, Json]:
-    """The section `algorithm` of a resolved run file of `rl`, without the values of preset and defaults: another preset
-    can then take its place."""
-    preset = preset_of(RlFields, resolved)
-    known = {name: field.get_default(call_default_factory=True) for name, field in AlgorithmConfig.model_fields.items()}
-    if preset is not None:
-        known |= {key.removeprefix("algorithm."): value for key, value in preset.values.items()}
-    return {name: value for name, value in _section(resolved, "algorithm").items() if value != known.get(name)}
+def own_section(run_file: type[RunConfig], resolved: Mapping[str, Json], section: str) -> dict[str, Json]:
+    """A section of a resolved run file, without what the preset and the defaults say by themselves: another preset can
+    then take its place."""
+    known = {field.path: field.info.get_default(call_default_factory=True) for field in fields.iter_fields(run_file)}
+    preset = preset_of(run_file, resolved)
+    known |= {} if preset is None else dict(preset.values)
+    own = _section(resolved, section)
+    return {name: value for name, value in own.items() if value != known.get(f"{section}.{name}")}
 
 
 def _kl(given: Mapping[str, Json]) -> tuple[str, ...]:

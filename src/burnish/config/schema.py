@@ -7,13 +7,17 @@ before validation (`burnish.config.loading`), so the values seen here are final.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import model_validator
 
 from burnish.config.checks import check_training
 from burnish.config.checks_rl import check_rl
 from burnish.config.checks_rm import check_rm
-from burnish.config.preset_layer import own_algorithm
+from burnish.config.preset_layer import own_section
 from burnish.config.problems import Problem
+from burnish.config.schema_cluster import TrainersConfig
+from burnish.config.schema_optimization import SftOptimizationConfig
 from burnish.config.schema_reward import RewardConfig
 from burnish.config.schema_rl import (
     AlgorithmConfig,
@@ -25,8 +29,8 @@ from burnish.config.schema_rl import (
     VllmConfig,
 )
 from burnish.config.schema_rm import RmFields
-from burnish.config.schema_run import RunConfig, SftFields
-from burnish.config.section import IsSet, refuse
+from burnish.config.schema_run import RunConfig
+from burnish.config.section import IsSet, PositiveInt, refuse
 from burnish.types import Json
 
 __all__ = [
@@ -55,11 +59,24 @@ class RlConfig(RlFields):
     @classmethod
     def give_way(cls, resolved: dict[str, Json], is_set: IsSet) -> None:
         if is_set("algorithm", "preset"):  # instead of what the run's own preset had set
-            resolved["algorithm"] = own_algorithm(resolved)
+            resolved["algorithm"] = own_section(cls, resolved, "algorithm")
 
 
-class SftConfig(SftFields):
+class SftConfig(RunConfig):
     """Run file of `burnish sft`."""
+
+    kind: ClassVar[str] = "sft"
+
+    steps: PositiveInt | None = None
+    """Optimizer steps. `null`: `optimization.epochs` passes over the data."""
+    max_tokens: PositiveInt = 2048
+    """Longest example (prompt and completion), in tokens; see `data.over_long`."""
+    optimization: SftOptimizationConfig = SftOptimizationConfig()
+    cluster: TrainersConfig = TrainersConfig()
+
+    @property
+    def longest_text(self) -> int:
+        return self.max_tokens
 
     @model_validator(mode="after")
     def _consistent(self) -> SftConfig:

@@ -1,4 +1,4 @@
-"""Sections and fields common to all run files, and the fields of `burnish sft`; see `burnish.config.schema`."""
+"""Sections and fields common to all run files; see `burnish.config.schema`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from burnish.config.problems import Problem
 from burnish.config.schema_cluster import TrainersConfig
 from burnish.config.schema_data import DataConfig, DataSource, ModelConfig, places_of_sources
 from burnish.config.schema_evaluation import EvaluationConfig
-from burnish.config.schema_optimization import OptimizationConfig, SftOptimizationConfig
+from burnish.config.schema_optimization import OptimizationConfig
 from burnish.config.schema_reward import RewardConfig
 from burnish.config.section import (
     IsSet,
@@ -180,20 +180,3 @@ class RunConfig(Section):
     @classmethod
     def give_way(cls, resolved: dict[str, Json], is_set: IsSet) -> None:
         """Take out of a resolved run file what stood for fields that overrides are about to set."""
-
-
-class SftFields(RunConfig):
-    """Fields of a run file of `burnish sft`."""
-
-    kind: ClassVar[str] = "sft"
-
-    steps: PositiveInt | None = None
-    """Optimizer steps. `null`: `optimization.epochs` passes over the data."""
-    max_tokens: PositiveInt = 2048
-    """Longest example (prompt and completion), in tokens; see `data.over_long`."""
-    optimization: SftOptimizationConfig = SftOptimizationConfig()
-    cluster: TrainersConfig = TrainersConfig()
-
-    @property
-    def longest_text(self) -> int:
-        return self.max_tokens

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from burnish.config.schema import RmConfig, RunConfig, SftConfig
-from burnish.distributed.handles import RemotePolicy, RemoteRewardLearner, RoleHandle, TeamRole
+from burnish.config.schema import RunConfig
+from burnish.distributed.handles import RoleHandle, TeamRole
 from burnish.distributed.launching import Site
 from burnish.distributed.peers import Peer
 from burnish.forward.fast_paths import FastPaths
@@ -21,9 +21,7 @@ from burnish.models.loading import load_outline
 from burnish.trainers.cluster import PathsInTurn, crew_of, open_team, shared_work, with_restarts
 from burnish.trainers.outer_loop import Opened, OpenLearner, Training, train_to_end
 from burnish.trainers.result import RunResult
-from burnish.trainers.reward_model.loop import open_reward, open_rm_run
 from burnish.trainers.rl.elsewhere import Ways, without_progress_bars
-from burnish.trainers.sft import open_policy, open_sft_run
 from burnish.trainers.workplace import recorded_paths
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
@@ -51,21 +49,6 @@ def train_on_data(
         opened = elsewhere if config.cluster.uses_processes else open_here
         run = partial(open_run, config, console, accept_changes=accept_changes, open_learner=opened)
         return with_restarts(lambda: train_to_end(run(), console), config, console)
-
-
-def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
-    """Fine-tune, and return where the run and its last checkpoint are. `accept_changes`: continue even if files or
-    versions that the run depends on have changed."""
-    return train_on_data(
-        config, open_sft_run, open_policy, RemotePolicy, console=console, accept_changes=accept_changes
-    )
-
-
-def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
-    """The same for a reward model."""
-    return train_on_data(
-        config, open_rm_run, open_reward, RemoteRewardLearner, console=console, accept_changes=accept_changes
-    )
 
 
 @contextmanager

@@ -40,7 +40,6 @@ from burnish.trainers.outer_loop import (
     Training,
     beginning,
     check_warmup,
-    train_to_end,
     with_throughput,
 )
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
@@ -157,8 +156,14 @@ def open_policy(config: SftConfig, paths: FastPaths, console: Console, lanes: La
 
 
 def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
-    """Fine-tune in this process, whatever the run file's `cluster` asks for."""
-    return train_to_end(open_sft_run(config, console, accept_changes=accept_changes), console)
+    """Fine-tune, and return where the run and its last checkpoint are. `accept_changes`: continue even if files or
+    versions that the run depends on have changed."""
+    from burnish.distributed.handles import RemotePolicy
+    from burnish.trainers.learning_cluster import train_on_data  # which no plan needs
+
+    return train_on_data(
+        config, open_sft_run, open_policy, RemotePolicy, console=console, accept_changes=accept_changes
+    )
 
 
 def held_out_loss(

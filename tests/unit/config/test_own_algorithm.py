@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from burnish.config.loading import load_run_data
-from burnish.config.preset_layer import own_algorithm
+from burnish.config.preset_layer import own_section
+from burnish.config.schema import RlConfig
 
 
 def resolved(**algorithm: object) -> dict[str, object]:
@@ -24,4 +25,4 @@ def resolved(**algorithm: object) -> dict[str, object]:
     ],
 )
 def test_what_the_preset_says_is_not_the_runs_own(algorithm: dict[str, object], own: dict[str, object]) -> None:
-    assert own_algorithm(resolved(**algorithm)) == own
+    assert own_section(RlConfig, resolved(**algorithm), "algorithm") == own

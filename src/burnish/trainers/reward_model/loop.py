@@ -43,7 +43,6 @@ from burnish.trainers.outer_loop import (
     Training,
     beginning,
     check_warmup,
-    train_to_end,
     with_throughput,
 )
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
@@ -205,8 +204,17 @@ def open_reward(
 
 
 def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
-    """Train in this process, whatever the run file's `cluster` asks for."""
-    return train_to_end(open_rm_run(config, console, accept_changes=accept_changes), console)
+    """Train, and return where the run and its last checkpoint are. Continues from the newest checkpoint.
+
+    `accept_changes`: continue even if files or versions that the run depends on have changed. Raises BurnishError for
+    everything that a user can fix.
+    """
+    from burnish.distributed.handles import RemoteRewardLearner
+    from burnish.trainers.learning_cluster import train_on_data  # which no plan needs
+
+    return train_on_data(
+        config, open_rm_run, open_reward, RemoteRewardLearner, console=console, accept_changes=accept_changes
+    )
 
 
 def scored_comparisons(
