@@ -171,8 +171,8 @@ def kinds_named(tree: ast.Module, names: set[str]) -> set[str]:
 
 def names_of_kinds() -> set[str]:
     """The name of each kind, of the class of its run files, and of the class with their fields alone."""
-    classes = {kind.section.__name__ for kind in all_kinds()}
-    return {*(kind.name for kind in all_kinds()), *classes, *(name.replace("Config", "Fields") for name in classes)}
+    classes = [kind.section.__name__.removesuffix("Config") for kind in all_kinds()]
+    return {kind.name for kind in all_kinds()}.union(*({f"{name}Config", f"{name}Fields"} for name in classes))
 
 
 def count_any(source: Path) -> tuple[int, int]:
