@@ -44,26 +44,26 @@ def learned(*kept: RolloutGroup, left_out: tuple[RolloutGroup, ...] = ()) -> tup
 def test_a_failed_reward_does_not_shift_the_rows_of_its_siblings() -> None:
     kept = group_of(rollout(0, 0), rollout(0, 1, reward=None), rollout(0, 2, tokens=1))
     notes = rollout_notes(*learned(kept), why_left_out)
-    assert set(notes) == {(0, 0), (0, 2)}
-    assert notes[0, 0].token_advantages == (0.0, 1.0)
-    assert notes[0, 0].advantage == 0.5
-    assert notes[0, 2].token_advantages == (10.0,)
-    assert notes[0, 2].old_logprobs == (-10.0,)
-    assert notes[0, 2].ref_logprobs is None
-    assert notes[0, 2].kept
+    assert set(notes) == {(0, 0, 0), (0, 2, 0)}
+    assert notes[0, 0, 0].token_advantages == (0.0, 1.0)
+    assert notes[0, 0, 0].advantage == 0.5
+    assert notes[0, 2, 0].token_advantages == (10.0,)
+    assert notes[0, 2, 0].old_logprobs == (-10.0,)
+    assert notes[0, 2, 0].ref_logprobs is None
+    assert notes[0, 2, 0].kept
 
 
 def test_a_masked_response_is_named_truncated_and_has_no_advantage() -> None:
     notes = rollout_notes(*learned(group_of(rollout(0, 0), rollout(0, 1, cut=True))), why_left_out)
-    assert (notes[0, 1].kept, notes[0, 1].dropped_because, notes[0, 1].advantage) == (False, "truncated", None)
+    assert (notes[0, 1, 0].kept, notes[0, 1, 0].dropped_because, notes[0, 1, 0].advantage) == (False, "truncated", None)
 
 
 def test_groups_that_a_filter_left_out_say_why() -> None:
     left_out = group_of(rollout(1, 0), rollout(1, 1)), group_of(rollout(2, 0))
     notes = rollout_notes(*learned(group_of(rollout(0, 0)), left_out=left_out), why_left_out)
-    assert notes[1, 0].dropped_because == "because of 2"
-    assert notes[2, 0].dropped_because == "because of 1"
-    assert not notes[1, 0].kept
+    assert notes[1, 0, 0].dropped_because == "because of 2"
+    assert notes[2, 0, 0].dropped_because == "because of 1"
+    assert not notes[1, 0, 0].kept
 
 
 def test_without_an_update_no_row_has_an_advantage() -> None:
