@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from burnish.algorithms.statistics import wilson_interval
 from burnish.errors import DataError
 from burnish.rewards.gold import as_rollout, gold_response
 from burnish.rewards.judging.options import JudgeOptions, label_value
@@ -78,8 +79,8 @@ def agreement(pairs: Sequence[Pair], *, failed: int = 0) -> Agreement:
     """Compute the agreement of these pairs of scores."""
     values = sorted({human for _, human in pairs})
     if len(values) == 2:
-        right = sum((score >= HALF) == (human == values[1]) for score, human in pairs)
-        return Agreement("accuracy", len(pairs), failed, right / len(pairs), *wilson(right, len(pairs)))
+        share = sum((score >= HALF) == (human == values[1]) for score, human in pairs) / len(pairs)
+        return Agreement("accuracy", len(pairs), failed, share, *wilson_interval(share, len(pairs)))
     found = rank_correlation(pairs)
     interval = (math.nan, math.nan)
     if found is not None and len(pairs) >= LEAST_FOR_INTERVAL and abs(found) < 1:
@@ -88,14 +89,6 @@ def agreement(pairs: Sequence[Pair], *, failed: int = 0) -> Agreement:
         reach = NORMAL_95 * math.sqrt(1.06 / (len(pairs) - 3))
         interval = (math.tanh(math.atanh(found) - reach), math.tanh(math.atanh(found) + reach))
     return Agreement("rank correlation", len(pairs), failed, found, *interval)
-
-
-def wilson(right: int, count: int) -> tuple[float, float]:
-    """Wilson's interval of 95 % for a fraction (https://doi.org/10.1080/01621459.1927.10502953)."""
-    fraction, square = right / count, NORMAL_95**2
-    middle = fraction + square / (2 * count)
-    reach = NORMAL_95 * math.sqrt(fraction * (1 - fraction) / count + square / (4 * count * count))
-    return (middle - reach) / (1 + square / count), (middle + reach) / (1 + square / count)
 
 
 def rank_correlation(pairs: Sequence[Pair]) -> float | None:

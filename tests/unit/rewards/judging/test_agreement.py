@@ -10,15 +10,9 @@ import pytest
 from stub_judge import shown
 
 from burnish.errors import ConfigError, DataError
-from burnish.rewards.judging.agreement import agreement, measure_agreement, rank_correlation, wilson
+from burnish.rewards.judging.agreement import agreement, measure_agreement, rank_correlation
 from burnish.rewards.judging.options import JudgeOptions
 from burnish.types import Prompt
-
-
-def test_wilson() -> None:
-    assert wilson(8, 10) == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
-    low, high = wilson(10, 10)
-    assert (low, high) == pytest.approx((1 / (1 + 1.959964**2 / 10), 1.0))
 
 
 def test_rank_correlation() -> None:
@@ -32,7 +26,6 @@ def test_rank_correlation() -> None:
 def test_two_labels_are_compared_by_accuracy() -> None:
     found = agreement([(0.9, 1), (0.5, 1), (0.2, 1), (0.1, 0)], failed=2)
     assert (found.kind, found.value, found.rows, found.failed) == ("accuracy", 0.75, 4, 2)
-    assert (found.low, found.high) == wilson(3, 4)
     assert "accuracy 0.750 (95 %: 0.301 to 0.954)" in str(found)
 
 
