@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from burnish.rewards.builtins.choice_rows import question_of_row
+from burnish.rewards.builtins.code_tests import json_or
 from burnish.rewards.builtins.reading_rows import NoScoreError
 from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.success import TOLERANCE, Success
@@ -57,12 +57,8 @@ class GoldReport:
 
 def _holds_tests(answer: object) -> bool:
     """Return whether the answer holds the tests of a programming task, as in data of verl and ROLL, and no solution."""
-    if isinstance(answer, str) and answer.lstrip().startswith("{"):
-        try:
-            answer = json.loads(answer)
-        except ValueError:
-            return False
-    return isinstance(answer, Mapping) and ({"inputs", "outputs"} <= answer.keys() or "assert_case" in answer)
+    held = json_or(None, answer)
+    return isinstance(held, Mapping) and ({"inputs", "outputs"} <= held.keys() or "assert_case" in held)
 
 
 def gold_response(prompt: Prompt, options_column: str | None = None, state: Callable[[str], str] = str) -> str | None:
@@ -87,11 +83,7 @@ def gold_response(prompt: Prompt, options_column: str | None = None, state: Call
 def solutions_of(prompt: Prompt) -> list[str]:
     """Programs in the column `solutions`, a list or its JSON text, as APPS and TACO have them. Not all are right."""
     held = prompt.columns.get("solutions")
-    if isinstance(held, str):
-        try:
-            held = json.loads(held) if held.strip() else []
-        except ValueError:
-            held = [held]
+    held = json_or([held], held)
     return [text for text in held if isinstance(text, str) and text.strip()] if isinstance(held, list) else []
 
 
@@ -133,13 +125,12 @@ def check_gold(
     readings: dict[str, list[float]] = {}
     solved = 0
 
-    def score_of(rollout: Rollout) -> float | None:
-        return _judged_score(rollout, labels if judge is None else tuple(judge.thresholds))
+    judging = labels if judge is None else tuple(judge.thresholds)
 
     def passes(rollout: Rollout) -> bool:
-        score = score_of(rollout)
         if judge is not None:
             return judge.solved(rollout) is True
+        score = _judged_score(rollout, judging)
         return score is not None and score >= top_score - TOLERANCE
 
     for start in range(0, len(golds), BATCH_SIZE):
@@ -149,8 +140,8 @@ def check_gold(
             rollout = first if passes(first) else _other_solution(prompt, gold, scorer, encode, passes) or first
             _record_scores(rollout, readings)
             solved += success is not None and success.solved(rollout) is True
-            score = score_of(rollout)
             if not passes(rollout):
+                score = _judged_score(rollout, judging)
                 detail = rollout.status_detail or ("" if judge is None else "; ".join(judge.shortfalls(rollout)))
                 failures.append(GoldFailure(prompt.id, prompt.domain, gold, score, rollout.status, detail))
     without = tuple(prompt.id for prompt, gold in answered if gold is None)

@@ -38,7 +38,7 @@ def _programs(prompt: Prompt) -> dict[str, str]:
     try:
         task = task_of_row(prompt.columns, prompt.answer)
     except NoScoreError:  # reported when the gold answer is scored
-        return {}
+        task = None
     if task is None:
         return {}
     # In a block, so that an empty one is a program, too, and is not taken for the rest of the row's beginning.

@@ -88,8 +88,8 @@ def _defining(names: Collection[str], body: str) -> str:
 
 def _called_names(texts: Sequence[str]) -> set[str]:
     """Names that texts call and do not bind, builtins aside."""
-    trees = [ast.parse(text) for text in texts if _is_code(text)]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
+    trees = map(_parsed, texts)
+    nodes = [node for tree in trees if tree is not None for node in ast.walk(tree)]
     called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     bound = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     return called - bound - set(vars(builtins))
@@ -107,7 +107,7 @@ def task_of_row(columns: Mapping[str, Any], answer: Any) -> Task | None:
         return _live_code_bench(columns)
     if columns.get("test_cases"):
         return _listed(_json(columns["test_cases"], "test_cases"), "test_cases")
-    held = _json_or_none(answer)
+    held = json_or(None, answer)
     if isinstance(held, dict) and "inputs" in held:
         return _inputs_and_outputs(held)
     return _listed(held, "answer") if isinstance(held, list) and held and isinstance(held[0], dict) else None
@@ -116,7 +116,7 @@ def task_of_row(columns: Mapping[str, Any], answer: Any) -> Task | None:
 def _human_eval(columns: Mapping[str, Any]) -> Task:
     entry, text = str(columns["entry_point"]), columns["test"]
     beginning = columns.get("prompt")
-    beginning = beginning if isinstance(beginning, str) and _is_code(beginning) else ""
+    beginning = beginning if isinstance(beginning, str) and _parsed(beginning) is not None else ""
 
     def job(code: str) -> Job:
         return AssertTests(code, (text,), prelude=beginning, entry=entry)
@@ -175,7 +175,7 @@ def _inputs_and_outputs(held: Any) -> Task:
         raise NoScoreError("tests need as many outputs as inputs, both as lists")
     if name:
         cases = tuple(
-            Case(_first_whole(_arguments(given)), _expected(output), wrapped=True)
+            Case(_first_whole(given if isinstance(given, list) else [given]), _expected(output), wrapped=True)
             for given, output in zip(inputs, outputs, strict=True)
         )
         return Task(lambda code: FunctionTests(code, name, cases), name, header=_IMPORTS)
@@ -191,13 +191,8 @@ def _live_code_bench(columns: Mapping[str, Any]) -> Task:
     metadata = _json(columns.get("metadata") or "{}", "metadata")
     entry = metadata.get("func_name") if isinstance(metadata, dict) else None
     if entry and any(row.get("testtype") == "functional" for row in rows):
-        cases = tuple(
-            Case(
-                tuple(map(_json_or_text, str(row.get("input", "")).split("\n"))),
-                _json_or_text(str(row.get("output", ""))),
-            )
-            for row in rows
-        )
+        texts = [(str(row.get("input", "")).split("\n"), str(row.get("output", ""))) for row in rows]
+        cases = tuple(Case(tuple(json_or(line, line) for line in lines), json_or(text, text)) for lines, text in texts)
         return Task(lambda code: FunctionTests(code, entry, cases), entry, header=_IMPORTS)
     return _listed(rows, "public_test_cases")
 
@@ -237,10 +232,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _arguments(given: Any) -> Sequence[Any]:
-    return given if isinstance(given, list) else [given]
-
-
 def _json(value: Any, column: str) -> Any:
     if not isinstance(value, str):
         return value
@@ -251,18 +242,12 @@ def _json(value: Any, column: str) -> Any:
         raise NoScoreError(f"{column} is not valid JSON ({error}); convert it when the data set is made") from error
 
 
-def _json_or_none(value: Any) -> Any:
+def json_or(default: Any, value: Any) -> Any:
+    """The value of a column, read if it is JSON as text; the default for any other text."""
     try:
         return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return None
-
-
-def _json_or_text(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return line
+    except (ValueError, RecursionError):
+        return default
 
 
 def is_program(text: str) -> bool:
@@ -274,10 +259,6 @@ def is_program(text: str) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
-
-
-def _is_code(text: str) -> bool:
-    return _parsed(text) is not None
 
 
 def _parsed(text: str) -> ast.Module | None:
