@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Set, Sized
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, TypeGuard
 
 from burnish.errors import RewardError
 from burnish.types import RewardStatus, Score
@@ -51,8 +51,7 @@ def read_result(result: Any, label: str) -> Outcome:
 
 def read_batch(results: Any, count: int, label: str) -> list[Outcome]:
     """Check what a batched reward returned for `count` responses. A wrong length raises RewardError."""
-    unordered = isinstance(results, (str, bytes, Mapping, Set))
-    if unordered or not isinstance(results, Iterable):
+    if not _in_order(results):
         raise RewardError(
             f"batched reward {label!r} returned {type(results).__name__} for {count} responses",
             remedy="return a list with one score per response",
@@ -64,6 +63,11 @@ def read_batch(results: Any, count: int, label: str) -> list[Outcome]:
             remedy="return exactly one score per response, in their order (None where the row is not for it)",
         )
     return [read_result(result, label) for result in found]
+
+
+def _in_order(values: Any) -> TypeGuard[Iterable[Any]]:
+    """Return whether these are values in an order, such as a list or a generator."""
+    return isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping, Set))
 
 
 def _length(results: Iterable[Any], found: list[Any], count: int) -> str:
@@ -135,11 +139,7 @@ def _parts_problem(parts: Mapping[str, float]) -> str:
 
 
 def _entries(tokens: Any, label: str) -> Iterable[Any]:
-    if (
-        isinstance(tokens, (str, bytes, Mapping, Set))
-        or not isinstance(tokens, Iterable)
-        or not isinstance(tokens, Sized)
-    ):
+    if not _in_order(tokens) or not isinstance(tokens, Sized):
         raise RewardError(
             f"reward {label!r} returned token_rewards of type {type(tokens).__name__}",
             remedy="return a tuple with one number per entry of response_tokens",
