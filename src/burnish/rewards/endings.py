@@ -99,10 +99,8 @@ def _cut_turns(turns: tuple[Turn, ...], end: int, response: str) -> tuple[Turn, 
 
 def end_of(response_tokens: Sequence[int], token_id: int, first_position: int) -> int | None:
     """Length of the response including the first `token_id` at or after `first_position` (counted from 0), or None."""
-    for position in range(first_position, len(response_tokens)):
-        if response_tokens[position] == token_id:
-            return position + 1
-    return None
+    positions = range(first_position, len(response_tokens))
+    return next((position + 1 for position in positions if response_tokens[position] == token_id), None)
 
 
 def single_token_id(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
