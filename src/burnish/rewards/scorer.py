@@ -15,7 +15,7 @@ from burnish.rewards.counts import Counts, has_failed
 from burnish.rewards.endings import Ending
 from burnish.rewards.in_memory import function_named
 from burnish.rewards.inputs import Item, Signature
-from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
+from burnish.rewards.loading import RewardSpec, load_reward
 from burnish.rewards.outcome import Outcome, failure
 from burnish.rewards.pool import MAX_CONCURRENT, Outcomes, WorkerPool
 from burnish.rewards.specs import specs_of
@@ -68,12 +68,10 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         self._told_of: set[str] = set()  # labels of audits whose first failure was told
         self._rewards = tuple(rewards)
         self._specs = specs_of(rewards, sandbox)
-        self._inline: dict[int, LoadedReward] = {}
         here = [index for index, spec in enumerate(self._specs) if spec.runs_inline or spec.is_model or spec.is_judge]
         self._remote = [index for index in range(len(self._specs)) if index not in here]
-        for index, spec in enumerate(self._specs):
-            if spec.runs_inline:
-                self._inline[index] = load_reward(spec)
+        self._inline = {index: load_reward(spec) for index, spec in enumerate(self._specs) if spec.runs_inline}
+        for spec in self._specs:
             if spec.is_in_memory:
                 function_named(spec.name)  # refused here, before a process is forked to find out
         self._models_here = _load_models(self._specs, elsewhere=models_elsewhere)
