@@ -6,7 +6,7 @@ from asyncio import Lock, Semaphore, sleep
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 
 MINUTE = 60.0
@@ -29,13 +29,21 @@ class Sent:
     tokens: int
 
 
-@dataclass(slots=True)
-class Window:
-    """Admits requests in the order in which they come, such that no 60 seconds hold more than the bounds allow."""
+class Gate:
+    """Enforces the limits of one endpoint for all judges that ask it. Requests are admitted in the order in which they
+    come, such that no 60 seconds hold more than the bounds allow."""
 
-    bounds: Bounds
-    _sent: deque[Sent] = field(default_factory=deque)
-    _turn: Lock = field(default_factory=Lock)
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self._places = Semaphore(bounds.concurrency)
+        self._sent: deque[Sent] = deque()
+        self._turn = Lock()
+
+    @asynccontextmanager
+    async def place(self, tokens: int) -> AsyncIterator[Sent]:
+        """Hold one of the concurrent requests, once the bounds allow it."""
+        async with self._places:
+            yield await self.admit(tokens)
 
     async def admit(self, tokens: int) -> Sent:
         """Wait until a request with so many tokens may be sent, and count it as sent."""
@@ -65,18 +73,3 @@ class Window:
                 return index - 1
             total -= sent.tokens
         return len(self._sent) - 1
-
-
-class Gate:
-    """Enforces the limits of one endpoint for all judges that ask it."""
-
-    def __init__(self, bounds: Bounds) -> None:
-        self.bounds = bounds
-        self._places = Semaphore(bounds.concurrency)
-        self._window = Window(bounds)
-
-    @asynccontextmanager
-    async def place(self, tokens: int) -> AsyncIterator[Sent]:
-        """Hold one of the concurrent requests, once the bounds allow it."""
-        async with self._places:
-            yield await self._window.admit(tokens)

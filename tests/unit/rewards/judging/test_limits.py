@@ -9,7 +9,7 @@ import pytest
 
 from burnish.rewards.judging import limits
 from burnish.rewards.judging.client import _pause, retry_after
-from burnish.rewards.judging.limits import Bounds, Gate, Window
+from burnish.rewards.judging.limits import Bounds, Gate
 
 START = 1000.0
 
@@ -32,8 +32,8 @@ def admitted(bounds: Bounds, tokens: Sequence[int]) -> list[float]:
     """Seconds after which each of these requests, which all come at once, is let through."""
 
     async def run() -> list[float]:
-        window = Window(bounds)
-        sent = await asyncio.gather(*(window.admit(count) for count in tokens))
+        gate = Gate(bounds)
+        sent = await asyncio.gather(*(gate.admit(count) for count in tokens))
         return [one.at - START for one in sent]
 
     return asyncio.run(run())
@@ -68,11 +68,11 @@ def test_any_sixty_seconds_hold_no_more_than_the_bounds() -> None:
 
 def test_an_answer_with_fewer_tokens_than_estimated_makes_room() -> None:
     async def run() -> float:
-        window = Window(Bounds(9, tokens_per_minute=100))
-        sent = await window.admit(90)
-        assert window.seconds_until(20) == 60
+        gate = Gate(Bounds(9, tokens_per_minute=100))
+        sent = await gate.admit(90)
+        assert gate.seconds_until(20) == 60
         sent.tokens = 30
-        return window.seconds_until(20)
+        return gate.seconds_until(20)
 
     assert asyncio.run(run()) == 0
 
