@@ -90,14 +90,11 @@ async def win_rates(judge: Judge, group: Sequence[Item], asker: Asker) -> list[F
     results: list[list[float]] = [[] for _ in group]
     problems: list[NoVerdictError | None] = [None] * len(group)
     for meeting, result in zip(meetings, outcomes, strict=True):
-        if isinstance(result, NoVerdictError):
-            problems[meeting.first] = result
-            if not meeting.for_first:
-                problems[meeting.second] = result
-            continue
-        results[meeting.first].append(result)
-        if not meeting.for_first:
-            results[meeting.second].append(1 - result)
+        for player in (meeting.first,) if meeting.for_first else (meeting.first, meeting.second):
+            if isinstance(result, NoVerdictError):
+                problems[player] = result
+            else:
+                results[player].append(result if player == meeting.first else 1 - result)
     return [_mean(own, problem) for own, problem in zip(results, problems, strict=True)]
 
 
