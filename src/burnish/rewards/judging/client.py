@@ -33,6 +33,14 @@ MOST_TOKENS = 10**9
 """Reported numbers of tokens above this are ignored as impossible."""
 TRANSIENT = frozenset({408, 429})
 _TOO_LONG = ("context length", "context_length", "maximum context", "too long", "too many tokens", "max_model_len")
+_REMEDIES = {
+    **dict.fromkeys((401, 403), "check the key in the environment variable that key_variable names"),
+    404: "check the options url (up to and with /v1) and model",
+    **dict.fromkeys(
+        (400, 422),
+        "check the options model and extra: the endpoint does not understand a field, or refused this prompt",
+    ),
+}
 _FILTERED = ("content_filter", "content_policy", "content management policy")
 
 
@@ -68,15 +76,6 @@ class _Trouble:
     timeout: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    """Reply of an endpoint. text: its body."""
-
-    status: int
-    text: str
-    retry_after: str | None
-
-
 class _BodyError(Exception):
     """A body that is refused: too long, or compressed."""
 
@@ -108,16 +107,12 @@ class ChatClient:
         extra = options.extra or {}
         fields = {"temperature": options.temperature, "max_tokens": options.max_tokens, "seed": options.seed, **extra}
         # Without `max_tokens: null`, for endpoints that refuse it.
-        self._fields = {name: value for name, value in fields.items() if value is not None}
-
-    @property
-    def sampling(self) -> Mapping[str, Any]:
+        self.sampling: Mapping[str, Any] = {name: value for name, value in fields.items() if value is not None}
         """Everything else that an answer depends on, for the cache."""
-        return self._fields
 
     async def reply(self, messages: Messages, patience: Patience) -> str:
         """Get the answer. NoVerdictError if there is none, RewardError if there will be none for any prompt."""
-        body = {"model": self.name, "messages": list(messages), **self._fields}
+        body = {"model": self.name, "messages": list(messages), **self.sampling}
         tokens = self._estimate(body)
         tries = 0
         while True:
@@ -146,7 +141,7 @@ class ChatClient:
             self._tally.requests += 1
             try:
                 async with asyncio.timeout(allowed):
-                    reply = await self._post(body)
+                    response, text = await self._post(body)
             except TimeoutError:
                 return _Trouble(f"no answer within {limit}", timeout=True)
             except _BodyError as error:
@@ -157,10 +152,10 @@ class ChatClient:
                 seconds = time.monotonic() - began
                 patience.seconds -= seconds
                 self._tally.seconds += seconds
-            return self._read(reply, sent)
+            return self._read(response, text, sent)
 
-    async def _post(self, body: Mapping[str, Any]) -> _Reply:
-        """Send a request and read the whole reply. _BodyError for more than MAX_ANSWER_BYTES, or a compressed body."""
+    async def _post(self, body: Mapping[str, Any]) -> tuple[httpx2.Response, str]:
+        """Send a request and read the whole body. _BodyError for more than MAX_ANSWER_BYTES, or a compressed body."""
         async with self._http.stream("POST", self._address, json=body) as response:
             encoding = response.headers.get("Content-Encoding", "identity")
             if encoding.casefold() not in ("identity", ""):
@@ -170,19 +165,18 @@ class ChatClient:
                 content += piece
                 if len(content) > MAX_ANSWER_BYTES:
                     raise _BodyError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
-        text = content.decode("utf-8-sig", "replace")
-        return _Reply(response.status_code, text, response.headers.get("Retry-After"))
+        return response, content.decode("utf-8-sig", "replace")
 
-    def _read(self, reply: _Reply, sent: Sent) -> str | _Trouble:
-        code = reply.status
+    def _read(self, response: httpx2.Response, text: str, sent: Sent) -> str | _Trouble:
+        code = response.status_code
         if code == 200:
             self._has_answered = True
-            return self._content(reply.text, sent)
+            return self._content(text, sent)
         # Masked first: a key that is cut in two would not be recognised.
-        reason = f"status {code}: {' '.join(self._hidden(reply.text).split())[:300]}"
+        reason = f"status {code}: {' '.join(self._hidden(text).split())[:300]}"
         if code in TRANSIENT or code >= 500:
-            return _Trouble(reason, retry_after(reply.retry_after))
-        said = reply.text.casefold()
+            return _Trouble(reason, retry_after(response.headers.get("Retry-After")))
+        said = text.casefold()
         if code == 413 or (code == 400 and any(word in said for word in _TOO_LONG)):
             raise NoVerdictError(f"the prompt is too long for the endpoint: {reason}")
         if code == 400 and any(word in said for word in _FILTERED):
@@ -192,7 +186,8 @@ class ChatClient:
         if self._has_answered:
             raise NoVerdictError(f"the endpoint refuses this prompt, and has answered others: {reason}")
         self._refusal = RewardError(
-            f"the endpoint of a judge, {self._options.url}, refuses requests: {reason}", remedy=_remedy(code)
+            f"the endpoint of a judge, {self._options.url}, refuses requests: {reason}",
+            remedy=_REMEDIES.get(code, "check the option url"),
         )
         raise self._refusal
 
@@ -283,15 +278,3 @@ def _pause(body: Mapping[str, Any], tries: int) -> float:
     longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (tries - 1))
     text = f"{tries} {json.dumps(body['messages'])}"
     return longest * (0.5 + zlib.crc32(text.encode()) / 2**33)
-
-
-def _remedy(code: int) -> str:
-    match code:
-        case 401 | 403:
-            return "check the key in the environment variable that key_variable names"
-        case 404:
-            return "check the options url (up to and with /v1) and model"
-        case 400 | 422:
-            return "check the options model and extra: the endpoint does not understand a field, or refused this prompt"
-        case _:
-            return "check the option url"
