@@ -18,8 +18,6 @@ from typing import Any
 from burnish.errors import RewardError
 from burnish.types import Score
 
-_Given = Mapping[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class System:
@@ -30,29 +28,26 @@ class System:
     marks: frozenset[str]
     row_values: tuple[str, ...]
     provided: frozenset[str]
-    arguments: Callable[[_Given], dict[str, Any]]
+    arguments: Callable[..., dict[str, Any]]
     result: Callable[[Any], Any]
 
 
-def _as_trl(given: _Given) -> dict[str, Any]:
-    columns = dict(given)
-    responses, tokens = columns.pop("responses"), columns.pop("response_tokens")
-    conversations, texts, raw = columns.pop("conversations"), columns.pop("prompts"), columns.pop("prompt", None)
+def _as_trl(
+    *, responses: Any, response_tokens: Any, prompts: Any, conversations: Any, prompt: Any = None, **columns: Any
+) -> dict[str, Any]:
     columns.pop("answers", None)
-    talks = raw is not None and bool(raw) and isinstance(raw[0], list)
+    talks = prompt is not None and bool(prompt) and isinstance(prompt[0], list)
     completions = [[{"role": "assistant", "content": text}] for text in responses] if talks else responses
     return {
         **columns,
-        "prompts": conversations if talks else texts,
+        "prompts": conversations if talks else prompts,
         "completions": completions,
-        "completion_ids": tokens,
+        "completion_ids": response_tokens,
         "trainer_state": None,
     }
 
 
-def _as_verl(given: _Given) -> dict[str, Any]:
-    columns = dict(given)
-    response, answer, domain = columns.pop("response"), columns.pop("answer"), columns.pop("domain")
+def _as_verl(*, response: str, answer: Any, domain: str, **columns: Any) -> dict[str, Any]:
     return {
         **columns,
         "data_source": columns.get("data_source", domain),
@@ -62,11 +57,9 @@ def _as_verl(given: _Given) -> dict[str, Any]:
     }
 
 
-def _as_openrlhf(given: _Given) -> dict[str, Any]:
-    columns = dict(given)
-    responses, texts, answers = columns.pop("responses"), columns.pop("prompts"), columns.pop("answers")
-    queries = [f"{text}{response}" for text, response in zip(texts, responses, strict=True)]
-    return {**columns, "queries": queries, "prompts": texts, "labels": answers}
+def _as_openrlhf(*, responses: Any, prompts: Any, answers: Any, **columns: Any) -> dict[str, Any]:
+    queries = [f"{prompt}{response}" for prompt, response in zip(prompts, responses, strict=True)]
+    return {**columns, "queries": queries, "prompts": prompts, "labels": answers}
 
 
 def _score_of_dictionary(result: Any) -> Any:
@@ -140,15 +133,15 @@ def adapted(target: Callable[..., Any], system: System) -> Callable[..., Any]:
     if system.name == "TRL" and others:  # it compares with a column, so it can be checked on gold answers
         needed = (*needed, "answers")
 
-    def arguments(given: _Given) -> dict[str, Any]:
-        made = system.arguments(given)
+    def arguments(**given: Any) -> dict[str, Any]:
+        made = system.arguments(**given)
         return made if takes_all else {name: value for name, value in made.items() if name in parameters}
 
     def call(**given: Any) -> Any:
-        return system.result(target(**arguments(given)))
+        return system.result(target(**arguments(**given)))
 
     async def call_async(**given: Any) -> Any:
-        return system.result(await target(**arguments(given)))
+        return system.result(await target(**arguments(**given)))
 
     chosen: Any = call_async if inspect.iscoroutinefunction(target) else call
     ours = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in needed]
