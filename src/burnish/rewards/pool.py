@@ -6,6 +6,7 @@ response although a message carries several, and a kill only costs the response 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -13,7 +14,7 @@ import select
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 
@@ -90,15 +91,12 @@ class WorkerPool:
 
     def signatures(self) -> list[Signature]:
         """The signatures of the rewards, read by one worker per group. Raises what loading a reward raised."""
-        try:
+        with self._working():
             for group in self._groups:
                 if not all(index in self._signatures for index, _ in group.rewards):
                     self._start(group)
             while any(not worker.ready for worker in self._workers):
                 self._step()
-        except BaseException:
-            self.close()
-            raise
         return [self._signatures[index] for index in range(len(self._specs))]
 
     def begin(self, tasks: Iterable[Task] = ()) -> None:
@@ -106,30 +104,20 @@ class WorkerPool:
 
         Call it often, also without tasks. `run` returns the outcomes. After any error no worker and no task is left.
         """
-        self._queue(tasks)
-        try:
-            self._remove_dead()
+        with self._working(tasks):
             self._assign()
             self._step(patience=0.0)
             self._assign()  # again, for workers that have just become idle
-        except BaseException:
-            self.close()
-            raise
 
     def run(self, tasks: Iterable[Task]) -> Outcomes:
         """The outcome of every (reward, item), of these tasks and of those begun before.
 
         After any error, including Ctrl-C, no worker and no task is left.
         """
-        self._queue(tasks)
-        try:
-            self._remove_dead()
+        with self._working(tasks):
             while self.is_busy:
                 self._assign()
                 self._step()
-        except BaseException:
-            self.close()
-            raise
         outcomes, self._outcomes = self._outcomes, {}
         return outcomes
 
@@ -150,9 +138,17 @@ class WorkerPool:
         """Process ids of the living workers."""
         return [worker.process.pid for worker in self._workers]
 
-    def _queue(self, tasks: Iterable[Task]) -> None:
+    @contextlib.contextmanager
+    def _working(self, tasks: Iterable[Task] = ()) -> Iterator[None]:
+        """Queue tasks and give them to living workers. After any error no worker and no task is left."""
         for task in tasks:
             self._queues[task.reward].add(task, next(self._ages))
+        try:
+            self._remove_dead()
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, group: _Group) -> None:
         process = self._context.run(WorkerProcess, group.rewards, group.environment)
