@@ -73,15 +73,15 @@ def reward_file(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def make_scorer() -> Iterator[Callable[..., ProcessRewardScorer]]:
-    """Scorers that are closed at the end: rewards as names or dictionaries, the rest as scoring options."""
+    """Scorers that are closed at the end: rewards as names or dictionaries, the rest as options of scoring or, where
+    there is none of the name, of the scorer itself."""
     made: list[ProcessRewardScorer] = []
 
-    def make(
-        *rewards: str | dict[str, Any], columns: Sequence[str] | None = None, say: Any = None, **scoring: Any
-    ) -> Any:
-        scoring = {"workers": 1, "max_failure_fraction": 1.0, **scoring}
+    def make(*rewards: str | dict[str, Any], **given: Any) -> Any:
+        given = {"workers": 1, "max_failure_fraction": 1.0, **given}
+        scoring = ScoringConfig(**{name: given.pop(name) for name in ScoringConfig.model_fields if name in given})
         configs = [RewardConfig(name=r) if isinstance(r, str) else RewardConfig(**r) for r in rewards]
-        made.append(ProcessRewardScorer(configs, ScoringConfig(**scoring), columns=columns, say=say))
+        made.append(ProcessRewardScorer(configs, scoring, **given))
         return made[-1]
 
     yield make

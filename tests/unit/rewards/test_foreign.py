@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from burnish.config.schema import RewardConfig, ScoringConfig
-from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.errors import RewardError
 from burnish.types import Message, Prompt, Rollout
 
 REWARDS = """
@@ -47,15 +46,6 @@ def items(make_items: Any) -> list[tuple[Prompt, Rollout]]:
     return [(prompt, rollout) for _, rollout in make_items(["7", "8"])]
 
 
-def scored(place: Path, name: str, items: Any) -> tuple[list[float | None], list[dict[str, float]], list[str]]:
-    lines: list[str] = []
-    reward = RewardConfig(name=f"{place}:{name}")
-    scoring = ScoringConfig(workers=1, max_failure_fraction=1.0)
-    with ProcessRewardScorer([reward], scoring, say=lines.append) as scorer:
-        rollouts = scorer.score(items)
-    return [r.reward for r in rollouts], [dict(r.reward_parts) for r in rollouts], lines
-
-
 @pytest.mark.parametrize(
     ("name", "system", "rewards"),
     [
@@ -66,32 +56,30 @@ def scored(place: Path, name: str, items: Any) -> tuple[list[float | None], list
     ],
 )
 def test_is_called_as_in_its_own_system(
-    place: Path, items: Any, name: str, system: str, rewards: list[float | None]
+    place: Path, items: Any, name: str, system: str, rewards: list[float | None], make_scorer: Any
 ) -> None:
-    found, _, lines = scored(place, name, items)
-    assert found == rewards
+    lines: list[str] = []
+    assert [r.reward for r in make_scorer(f"{place}:{name}", say=lines.append).score(items)] == rewards
     assert lines == [f"reward '{name}' has the parameters of {system}, and is called as there"]
 
 
-def test_further_parameters_are_options(place: Path, items: Any) -> None:
-    reward = RewardConfig(name=f"{place}:trl", options={"scale": 3.0})
-    with ProcessRewardScorer([reward], ScoringConfig(workers=1)) as scorer:
-        assert [r.reward for r in scorer.score(items)] == [3, 0]
-        assert scorer.answer_labels == ("trl",)  # its column is compared with, so gold answers can be checked
+def test_further_parameters_are_options(place: Path, items: Any, make_scorer: Any) -> None:
+    scorer = make_scorer({"name": f"{place}:trl", "options": {"scale": 3.0}})
+    assert [r.reward for r in scorer.score(items)] == [3, 0]
+    assert scorer.answer_labels == ("trl",)  # its column is compared with, so gold answers can be checked
 
 
-def test_numbers_of_a_dictionary_are_parts(place: Path, items: Any) -> None:
-    _, parts, _ = scored(place, "verl", items)
-    assert parts[0] == {"verl": 1.0, "verl/acc": 1.0, "verl/hard": 0.5}
+def test_numbers_of_a_dictionary_are_parts(place: Path, items: Any, make_scorer: Any) -> None:
+    assert make_scorer(f"{place}:verl").score(items)[0].reward_parts == {"verl": 1.0, "verl/acc": 1.0, "verl/hard": 0.5}
 
 
-def test_conversations_come_as_messages(place: Path, make_items: Any) -> None:
+def test_conversations_come_as_messages(place: Path, make_items: Any, make_scorer: Any) -> None:
     messages = (Message("user", "7"),)
     prompt = Prompt("p", messages=messages, columns={"prompt": [{"role": "user", "content": "7"}]})
-    found, _, _ = scored(place, "trl_chat", [(prompt, rollout) for _, rollout in make_items(["7", "8"])])
-    assert found == [1, 0]
+    items = [(prompt, rollout) for _, rollout in make_items(["7", "8"])]
+    assert [r.reward for r in make_scorer(f"{place}:trl_chat").score(items)] == [1, 0]
 
 
-def test_a_dictionary_without_a_score_is_refused(place: Path, items: Any) -> None:
-    with pytest.raises(Exception, match="without 'score'"):
-        scored(place, "without_score", items)
+def test_a_dictionary_without_a_score_is_refused(place: Path, items: Any, make_scorer: Any) -> None:
+    with pytest.raises(RewardError, match="without 'score'"):
+        make_scorer(f"{place}:without_score").score(items)

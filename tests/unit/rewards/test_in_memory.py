@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from burnish.config.schema import RewardConfig, ScoringConfig
 from burnish.errors import RewardError
 from burnish.rewards import ProcessRewardScorer
 from burnish.rewards.in_memory import functions_at_hand
@@ -21,19 +20,14 @@ MakeScorer = Callable[..., ProcessRewardScorer]
 
 
 @pytest.fixture
-def scorer_of() -> Iterator[MakeScorer]:
+def scorer_of(make_scorer: MakeScorer) -> MakeScorer:
     """A scorer with one worker for one function."""
-    made: list[ProcessRewardScorer] = []
 
     def make(function: Callable[..., Any], *, further: tuple[str, ...] = (), **fields: Any) -> ProcessRewardScorer:
-        configs = [RewardConfig(name="python:mine", **fields), *(RewardConfig(name=name) for name in further)]
         with functions_at_hand({"python:mine": function}):
-            made.append(ProcessRewardScorer(configs, ScoringConfig(workers=1, max_failure_fraction=1.0)))
-        return made[-1]
+            return make_scorer({"name": "python:mine", **fields}, *further)
 
-    yield make
-    for scorer in made:
-        scorer.close()
+    return make
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from burnish.types import Score
 
 pytest.importorskip("reasoning_gym", reason="needs burnish[reasoning-gym]")
 
-from burnish.config.schema import RewardConfig, ScoringConfig
-from burnish.rewards import ProcessRewardScorer, check_gold
+from burnish.config.schema import RewardConfig
+from burnish.rewards import check_gold
 from burnish.rewards.builtins.reasoning_gym import ReasoningGym, answer_of
 from burnish.rewards.success import full_marks
 from burnish.types import Prompt
@@ -79,13 +79,13 @@ def test_misspelt_options() -> None:
         ReasoningGym(allow="puzzle24")
 
 
-def test_the_gold_check_leaves_out_tasks_without_a_gold_answer() -> None:
+def test_the_gold_check_leaves_out_tasks_without_a_gold_answer(make_scorer: Any) -> None:
     made_by = {"reasoning_gym": {"task": "graph_color", "parameters": {}}}
     prompts = [
         Prompt("a", text="?", answer="3", columns=SUM),
         Prompt("b", text="?", answer=None, columns={"question": "?", "answer": None, "metadata": {}, **made_by}),
     ]
-    rewards = [RewardConfig(name="reasoning_gym", timeout_seconds=60)]
-    with ProcessRewardScorer(rewards, ScoringConfig(workers=1), columns=SUM) as scorer:
-        report = check_gold(prompts, scorer, judge=full_marks(rewards, scorer.answer_labels))
+    reward = {"name": "reasoning_gym", "timeout_seconds": 60}
+    scorer = make_scorer(reward, columns=SUM)
+    report = check_gold(prompts, scorer, judge=full_marks([RewardConfig(**reward)], scorer.answer_labels))
     assert (report.checked, report.failures, report.without_gold) == (1, (), ("b",))

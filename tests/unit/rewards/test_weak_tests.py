@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from burnish.config.schema import RewardConfig, ScoringConfig
 from burnish.errors import BurnishError
 from burnish.rewards import ProcessRewardScorer
 from burnish.rewards.builtins.code_tests import task_of_row, trivial_programs
@@ -45,15 +43,12 @@ def test_a_helper_of_the_tests_may_be_written_by_the_response() -> None:
 
 
 @pytest.fixture
-def scorer() -> Iterator[ProcessRewardScorer]:
-    reward = RewardConfig(name="code", options={"seconds": 60.0}, timeout_seconds=120)
+def scorer(make_scorer: Any) -> ProcessRewardScorer:
+    reward = {"name": "code", "options": {"seconds": 60.0}, "timeout_seconds": 120}
     try:
-        scoring = ScoringConfig(workers=1, max_failure_fraction=1.0)
-        made = ProcessRewardScorer([reward], scoring, columns=["test_list", "code", "input_output"])
+        return make_scorer(reward, columns=["test_list", "code", "input_output"])
     except BurnishError as error:
         pytest.skip(f"no sandbox here: {error.message}")
-    with made:
-        yield made
 
 
 @pytest.mark.slow

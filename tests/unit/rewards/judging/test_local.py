@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from stub_judge import shown
 
-from burnish.config.schema import RewardConfig, ScoringConfig
 from burnish.errors import ConfigError, DataError, ModelError
 from burnish.forward.fast_paths import FastPaths
-from burnish.rewards import ProcessRewardScorer
 from burnish.rewards.judging.local import Answer
 from burnish.rewards.judging.options import JudgeOptions
 
@@ -39,27 +37,28 @@ class Model:
         ]
 
 
-def test_what_is_asked_at_once_is_answered_in_one_batch(make_items: Any) -> None:
+def judge(**options: Any) -> dict[str, Any]:
+    return {"name": "judge", "options": {"model_path": "somewhere", **options}}
+
+
+def test_what_is_asked_at_once_is_answered_in_one_batch(make_scorer: Any, make_items: Any) -> None:
     def answer(messages: Any) -> str:
         length = len(shown(messages)["response"])
         return f'{{"score": {length}}}' if length != 3 or len(messages) == 4 else "three"
 
     model = Model(answer)
-    config = RewardConfig(name="judge", options={"model_path": "somewhere", "scale": [0, 4]})
-    scoring = ScoringConfig(workers=1, max_failure_fraction=1.0)
-    with ProcessRewardScorer([config], scoring, open_model=lambda options: model) as scorer:
-        items = make_items(["<turn>a", "bb", "ccc", "bb", "long"])
-        scorer.begin(items)
-        assert model.batches == []  # it would be in the way of those that sample
-        scored = scorer.score(items)
-        metrics = scorer.take_metrics()
+    scorer = make_scorer(judge(scale=[0, 4]), open_model=lambda options: model)
+    items = make_items(["<turn>a", "bb", "ccc", "bb", "long"])
+    scorer.begin(items)
+    assert model.batches == []  # it would be in the way of those that sample
+    scored = scorer.score(items)
     assert [r.reward for r in scored] == [0.25, 0.5, 0.75, 0.5, None]
     assert scored[4].status_detail == "judge 'judge': too long"
     assert model.batches == [4, 1]  # each text once, and a repair
-    assert metrics["judge/tokens_in"].result() == 4 * 5
+    assert scorer.take_metrics()["judge/tokens_in"].result() == 4 * 5
 
 
-def test_a_model_at_work_holds_no_other_judge_up(make_items: Any, stub_judge: Any) -> None:
+def test_a_model_at_work_holds_no_other_judge_up(make_scorer: Any, make_items: Any, stub_judge: Any) -> None:
     """The model answers when the endpoint has been asked for a repair, which only a free event loop can do."""
     repaired = threading.Event()
 
@@ -70,22 +69,18 @@ def test_a_model_at_work_holds_no_other_judge_up(make_items: Any, stub_judge: An
         return '{"score": 10}'
 
     model = Model(lambda messages: '{"score": 4}' if repaired.wait(10) else "the other judge was held up")
-    local = RewardConfig(name="judge", label="local", options={"model_path": "somewhere", "scale": [0, 4]})
-    far = RewardConfig(name="judge", label="far", options={"url": stub_judge(of_endpoint).url, "model": "stub"})
-    with ProcessRewardScorer([local, far], ScoringConfig(workers=1), open_model=lambda options: model) as scorer:
-        (scored,) = scorer.score(make_items(["a"]))
+    far = {"name": "judge", "label": "far", "options": {"url": stub_judge(of_endpoint).url, "model": "stub"}}
+    scorer = make_scorer({**judge(scale=[0, 4]), "label": "local"}, far, open_model=lambda options: model)
+    (scored,) = scorer.score(make_items(["a"]))
     assert dict(scored.reward_parts) == {"local": 1.0, "far": 1.0}
 
 
-def test_an_answer_of_a_local_model_that_was_cut_off_has_no_verdict(make_items: Any) -> None:
+def test_an_answer_of_a_local_model_that_was_cut_off_has_no_verdict(make_scorer: Any, make_items: Any) -> None:
     class Cut(Model):
         def answer(self, conversations: Sequence[Any]) -> list[Answer | DataError]:
             return [Answer('{"score": 1}', 5, 2, is_cut_off=True) for _ in conversations]
 
-    config = RewardConfig(name="judge", options={"model_path": "somewhere"})
-    scoring = ScoringConfig(workers=1, max_failure_fraction=1.0)
-    with ProcessRewardScorer([config], scoring, open_model=lambda options: Cut(str)) as scorer:
-        (scored,) = scorer.score(make_items(["a"]))
+    (scored,) = make_scorer(judge(), open_model=lambda options: Cut(str)).score(make_items(["a"]))
     assert "cut off" in scored.status_detail
 
 
