@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from burnish.errors import ConfigError, SandboxError
 from burnish.rewards.builtins.code import Code, program
 from burnish.rewards.builtins.code_tests import Task, task_of_row
 from burnish.rewards.builtins.reading_rows import NoScoreError
-from burnish.sandbox.job import AssertTests, FunctionTests, Limits, Output, ProgramTests, Verdict
+from burnish.sandbox.job import AssertTests, FunctionTests, ProgramTests, Verdict
 from burnish.types import Score
 
 HUMAN_EVAL = {
@@ -48,23 +49,21 @@ def test_layouts_are_recognised() -> None:
     assert isinstance(job, AssertTests)
     assert (job.texts, job.entry, job.prelude) == (tuple(MBPP["test_list"]), "sum", "import math\n")
     assert task_of(APPS).make("code") == ProgramTests("code", (("1\n", "2\n"), ("2\n3", "4\n6")))
-    job = task_of(APPS_CALLS).make("code")
-    assert isinstance(job, FunctionTests)
-    assert (job.entry, job.cases[0].arguments, job.cases[0].expected) == ("order", ([3, 1], 2), [[1, 3]])
     numbered = {"inputs": [[{"1": 2}, {"3": 4}]], "outputs": [[{"5": 6}]], "fn_name": "order"}
-    job = task_of({"input_output": numbered}).make("code")
-    assert isinstance(job, FunctionTests)
-    assert (job.cases[0].arguments, job.cases[0].expected) == (({1: 2}, {"3": 4}), [{5: 6}])  # as APPS has it
-    job = task_of(LIVE).make("code")
-    assert isinstance(job, FunctionTests)
-    assert (job.entry, job.cases[0].arguments, job.cases[0].expected) == ("order", ([3, 1], "a"), [1, 3])
+    for columns, arguments, expected in (
+        (APPS_CALLS, ([3, 1], 2), [[1, 3]]),
+        ({"input_output": numbered}, ({1: 2}, {"3": 4}), [{5: 6}]),  # as APPS has it
+        (LIVE, ([3, 1], "a"), [1, 3]),
+    ):
+        job = task_of(columns).make("code")
+        assert isinstance(job, FunctionTests)
+        assert (job.entry, job.cases[0].arguments, job.cases[0].expected) == ("order", arguments, expected)
     assert task_of(LIVE_PROGRAM).make("code") == ProgramTests("code", (("1", "2"),))
     assert task_of(ROLL).make("code") == AssertTests("code", ("assert f(1) == 2", "assert f(2) == 4"))
     held = json.dumps({"inputs": ["1"], "outputs": ["2"]})
     assert task_of({}, held).make("code") == ProgramTests("code", (("1", "2"),))
-    assert task_of({}, json.dumps({"inputs": [], "outputs": [], "assert_case": ["assert f(1)"]})).make(
-        "c"
-    ) == AssertTests("c", ("assert f(1)",))
+    held = json.dumps({"inputs": [], "outputs": [], "assert_case": ["assert f(1)"]})
+    assert task_of({}, held).make("code") == AssertTests("code", ("assert f(1)",))
     assert task_of_row({"test": "x"}, "7") is None
     assert task_of_row({}, None) is None
 
@@ -202,34 +201,17 @@ def test_tests_that_test_nothing_are_no_score(made: Callable[..., Code]) -> None
         made()("def f(): return 1", test_list=["assert 1 == 1 + 0"])
 
 
-class Judges:
-    """A sandbox that has judged already."""
-
-    limits = Limits()
-
-    def __init__(self, verdict: Verdict) -> None:
-        self._verdict = verdict
-
-    def run(self, job: object, limits: Limits | None = None) -> Verdict:
-        return self._verdict
-
-    def output(self, job: object, limits: Limits | None = None) -> Output:
-        raise NotImplementedError
-
-    def close(self) -> None: ...
-
-
-@pytest.mark.parametrize("grade", ["split", "shared"])
-def test_scores_name_tests_in_the_candidate_s_process(
-    grade: Literal["split", "shared"], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("allowed", "grade", "score"),
+    [
+        ("shared", "split", Score(1.0, {"shared": 0.0})),
+        ("shared", "shared", Score(1.0, {"shared": 1.0})),
+        ("split", "split", 1.0),
+    ],
+)
+def test_scores_name_tests_in_the_candidate_s_process_where_they_are_allowed(
+    allowed: Any, grade: Any, score: Score | float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verdict = Verdict("passed", 2, 2, 0.1, grade=grade)
-    monkeypatch.setattr("burnish.sandbox.remote.RemoteSandbox", lambda *given, **named: Judges(verdict))
-    scored = Code(url="http://host", grade="shared")("def double(x): return 2 * x", **HUMAN_EVAL)
-    assert scored == Score(1.0, {"shared": float(grade == "shared")})
-
-
-def test_scores_of_split_tests_are_plain_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    verdict = Verdict("passed", 2, 2, 0.1)
-    monkeypatch.setattr("burnish.sandbox.remote.RemoteSandbox", lambda *given, **named: Judges(verdict))
-    assert Code(url="http://host")("def double(x): return 2 * x", **HUMAN_EVAL) == 1.0
+    has_judged = SimpleNamespace(run=lambda job: Verdict("passed", 2, 2, 0.1, grade=grade))
+    monkeypatch.setattr("burnish.sandbox.remote.RemoteSandbox", lambda *given, **named: has_judged)
+    assert Code(url="http://host", grade=allowed)("def double(x): return 2 * x", **HUMAN_EVAL) == score
