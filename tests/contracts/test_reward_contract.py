@@ -101,18 +101,29 @@ def _items() -> list[tuple[Prompt, Rollout]]:
     return items
 
 
+@pytest.fixture
+def config_of(tmp_path: Path, stub_judge: Callable[..., Any]) -> Callable[[str], RewardConfig]:
+    """The configuration of a built-in, or of one of the forms. The judge gives a point for every letter, up to 10."""
+
+    def rule(messages: Any) -> str:
+        return f'{{"score": {min(10, len(shown(messages)["response"]))}}}'
+
+    def make(name: str) -> RewardConfig:
+        if name in PACKAGES:
+            pytest.importorskip(PACKAGES[name])
+        options = OPTIONS.get(name, {})
+        if name == "judge":
+            options = {"url": stub_judge(rule).url, "model": "stub", "scale": [0, 10]}
+        path = tmp_path / "forms.py"
+        path.write_text(FORMS)
+        return RewardConfig(name=f"{path}:{name}" if name in FORM_NAMES else name, options=options, timeout_seconds=60)
+
+    return make
+
+
 @pytest.fixture(params=[*BUILT_INS, *FORM_NAMES])
-def reward(request: pytest.FixtureRequest, tmp_path: Path, stub_judge: Callable[..., Any]) -> RewardConfig:
-    name = request.param
-    if name in PACKAGES:
-        pytest.importorskip(PACKAGES[name])
-    if name == "judge":
-        return RewardConfig(name=name, options=_asking(stub_judge), timeout_seconds=60)
-    if name in BUILT_INS:
-        return RewardConfig(name=name, options=OPTIONS.get(name, {}), timeout_seconds=60)
-    path = tmp_path / "forms.py"
-    path.write_text(FORMS)
-    return RewardConfig(name=f"{path}:{name}", timeout_seconds=60)
+def reward(request: pytest.FixtureRequest, config_of: Callable[[str], RewardConfig]) -> RewardConfig:
+    return config_of(request.param)
 
 
 @pytest.fixture
@@ -150,38 +161,19 @@ def test_contract(reward: RewardConfig, scorer: ProcessRewardScorer) -> None:
     protocol.close()
 
 
-def _asking(stub_judge: Callable[..., Any]) -> dict[str, Any]:
-    """Options of a judge that gives a point for every letter, up to 10."""
-
-    def rule(messages: Any) -> str:
-        return f'{{"score": {min(10, len(shown(messages)["response"]))}}}'
-
-    return {"url": stub_judge(rule).url, "model": "stub", "scale": [0, 10]}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["regex", *FORM_NAMES])
-def test_two_workers_give_the_scores_of_one(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "forms.py"
-    path.write_text(FORMS)
-    built_in = name in BUILT_INS
-    config = RewardConfig(
-        name=name if built_in else f"{path}:{name}", options=OPTIONS.get(name, {}), timeout_seconds=60
-    )
+def test_two_workers_give_the_scores_of_one(name: str, config_of: Callable[[str], RewardConfig]) -> None:
     scores = []
     for workers in (1, 2):
-        with ProcessRewardScorer([config], ScoringConfig(workers=workers)) as scorer:
+        with ProcessRewardScorer([config_of(name)], ScoringConfig(workers=workers)) as scorer:
             scores.append([(r.reward, r.status, dict(r.reward_parts)) for r in scorer.score(_items())])
     assert scores[0] == scores[1]
 
 
-def test_built_ins_keep_to_their_table(stub_judge: Callable[..., Any]) -> None:
+def test_built_ins_keep_to_their_table(config_of: Callable[[str], RewardConfig]) -> None:
     """No score lies above the top score."""
     for name, row in BUILT_INS.items():
-        if name in PACKAGES:
-            pytest.importorskip(PACKAGES[name])
-        options = _asking(stub_judge) if name == "judge" else OPTIONS.get(name, {})
-        config = RewardConfig(name=name, options=options, timeout_seconds=60)
-        with ProcessRewardScorer([config], ScoringConfig(workers=1)) as scorer:
+        with ProcessRewardScorer([config_of(name)], ScoringConfig(workers=1)) as scorer:
             highest = max(r.reward or 0.0 for r in scorer.score(_items()))
             assert row.top_score is None or highest <= row.top_score, name
