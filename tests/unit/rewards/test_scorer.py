@@ -72,22 +72,6 @@ def test_dense_and_whole_rewards_meet_on_the_tokens(make_scorer: Any, make_items
     assert scored.reward == pytest.approx(sum(scored.token_rewards))
 
 
-def test_dense_prefix_reward_of_a_number_sequence(make_scorer: Any, make_items: Any, reward_file: Any) -> None:
-    """The dense reward of the arithmetic-sequence task as user code: 1/n for each leading token that is right."""
-    path = reward_file("""
-        from burnish.types import Score
-        def prefix(response, answer, response_tokens):
-            rewards, right = [], True
-            for said, gold in zip(response, answer.ljust(len(response))):
-                right = right and said == gold
-                rewards.append(right / len(answer))
-            return Score(sum(rewards), token_rewards=tuple(rewards))
-    """)
-    scored = make_scorer(f"{path}:prefix").score(make_items(["2,5x", "2,5,"], answer="2,5,"))
-    assert scored[0].token_rewards == (0.25, 0.25, 0.25, 0.0)
-    assert [r.reward for r in scored] == [0.75, 1.0]
-
-
 def test_failed_responses_are_excluded_by_default(make_scorer: Any, make_items: Any, file: Path) -> None:
     scorer = make_scorer(f"{file}:judged", "exact")
     scored = scorer.score(make_items(["7", "nan", "inf"]))
@@ -249,10 +233,6 @@ def test_stateful_class_options_and_function_options(make_scorer: Any, make_item
     )
     (scored,) = scorer.score(make_items(["ab"]))
     assert scored.reward_parts == {"Stateful": 102.0, "scaled": 4.0}
-
-
-def test_answer_labels(make_scorer: Any, file: Path) -> None:
-    assert make_scorer("exact", f"{file}:size").answer_labels == ("exact",)
 
 
 @pytest.mark.slow
