@@ -10,16 +10,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from burnish.config.schema import RewardConfig, ScoringConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ConfigError, ModelError, RewardError
 from burnish.models.characters import character_tokenizer
 from burnish.models.reward_model import Readout, RewardModel, new_reward_model
-from burnish.rewards import ProcessRewardScorer
 from burnish.rewards.inputs import Item
 from burnish.rewards.outcome import Outcome, read_result
 from burnish.rewards.pool import WorkerPool
 from burnish.types import FinishReason, Prompt, RewardStatus
+
+Trained = tuple[Path, RewardModel]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def policy(save_tiny_llama: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RewardModel]:
+def trained(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("rm")
     model = new_reward_model(ModelConfig(path=str(policy), device="cpu"), Readout(), seed=0)
     model.normalise([0.3, -0.2, 1.0], scale=True, measured_on="three")
@@ -36,7 +36,7 @@ def trained(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return folder, model
 
 
-def items_of(model: RewardModel, texts: list[str], make_items: Callable[..., list[Item]]) -> list[Item]:
+def items_of(model: RewardModel, texts: list[str], make_items: Any) -> list[Item]:
     """Rollouts whose tokens are those of the texts and an end."""
     tokenizer = model.loaded.tokenizer
     prompt = tuple(tokenizer("What?", add_special_tokens=False)["input_ids"])
@@ -47,9 +47,7 @@ def items_of(model: RewardModel, texts: list[str], make_items: Callable[..., lis
     return found
 
 
-def test_it_is_mixed_with_rule_rewards_by_weight(
-    trained: tuple[Path, RewardModel], make_scorer: Callable[..., Any], make_items: Callable[..., list[Item]]
-) -> None:
+def test_it_is_mixed_with_rule_rewards_by_weight(trained: Trained, make_scorer: Any, make_items: Any) -> None:
     folder, model = trained
     scorer = make_scorer(
         {"name": f"model:{folder}", "weight": 0.5, "label": "learned"},
@@ -65,9 +63,7 @@ def test_it_is_mixed_with_rule_rewards_by_weight(
         assert rollout.reward == pytest.approx(0.5 * score + 2.0 * rule, abs=1e-5)
 
 
-def test_text_goes_through_another_tokenizer(
-    trained: tuple[Path, RewardModel], make_scorer: Callable[..., Any], make_items: Callable[..., list[Item]]
-) -> None:
+def test_text_goes_through_another_tokenizer(trained: Trained, make_scorer: Any, make_items: Any) -> None:
     folder, model = trained
     scorer = make_scorer(f"model:{folder}")
     (line,) = scorer.attach_policy(character_tokenizer("xyz", eos="$", pad="_"))
@@ -83,9 +79,7 @@ def test_text_goes_through_another_tokenizer(
     assert [rollout.reward for rollout in scorer.score(cut)] != pytest.approx(expected, abs=1e-5)
 
 
-def test_what_it_cannot_read_is_an_error_and_no_zero(
-    trained: tuple[Path, RewardModel], make_scorer: Callable[..., Any], make_items: Callable[..., list[Item]]
-) -> None:
+def test_what_it_cannot_read_is_an_error_and_no_zero(trained: Trained, make_scorer: Any, make_items: Any) -> None:
     folder, model = trained
     scorer = make_scorer(f"model:{folder}")
     scorer.attach_policy(model.loaded.tokenizer)
@@ -94,18 +88,15 @@ def test_what_it_cannot_read_is_an_error_and_no_zero(
     assert [rollout.status for rollout in scored] == [RewardStatus.ERROR, RewardStatus.OK]
     assert scored[0].reward is None
     assert "its context holds 16" in scored[0].status_detail
-    unknown = scorer_through_text(scorer, good)
+    scorer.attach_policy(character_tokenizer("xyz", eos="$", pad="_"))
+    (unknown,) = scorer.score([(Prompt("p", text="ZZZ"), good[1])])
     assert unknown.status is RewardStatus.ERROR
 
 
 def test_an_error_of_its_passes_names_the_reward(
-    trained: tuple[Path, RewardModel],
-    make_scorer: Callable[..., Any],
-    make_items: Callable[..., list[Item]],
-    monkeypatch: pytest.MonkeyPatch,
+    trained: Trained, make_scorer: Any, make_items: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, model = trained
-
     scorer = make_scorer({"name": f"model:{folder}", "label": "learned"})
     scorer.attach_policy(model.loaded.tokenizer)
     monkeypatch.setattr(RewardModel, "score", Mock(side_effect=RuntimeError("CUDA error: out of memory")))
@@ -114,7 +105,7 @@ def test_an_error_of_its_passes_names_the_reward(
 
 
 def test_models_elsewhere_are_asked_before_other_rewards_score(
-    trained: tuple[Path, RewardModel], make_items: Callable[..., list[Item]], monkeypatch: pytest.MonkeyPatch
+    trained: Trained, make_scorer: Any, make_items: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, model = trained
     happened: list[str] = []
@@ -135,38 +126,25 @@ def test_models_elsewhere_are_asked_before_other_rewards_score(
         return run(pool, tasks)
 
     monkeypatch.setattr(WorkerPool, "run", others)
-    rewards = [
-        RewardConfig(name=f"model:{folder}", label="learned"),
-        RewardConfig(name="length", options={"maximum": 3}),
-    ]
-    with ProcessRewardScorer(rewards, ScoringConfig(workers=1), models_elsewhere=True) as scorer:
-        assert scorer.attach_policy(model.loaded.tokenizer) == []
-        scorer.ask_models(Elsewhere())
-        (scored,) = scorer.score(items_of(model, ["a"], make_items))
+    learned = {"name": f"model:{folder}", "label": "learned"}
+    scorer = make_scorer(learned, {"name": "length", "options": {"maximum": 3}}, models_elsewhere=True)
+    assert scorer.attach_policy(model.loaded.tokenizer) == []
+    scorer.ask_models(Elsewhere())
+    (scored,) = scorer.score(items_of(model, ["a"], make_items))
     assert scored.reward_parts["learned"] == 2.5
     assert happened == ["learned begins", "others score", "learned is awaited"]
 
 
 def test_models_elsewhere_are_checked_without_being_loaded(
-    policy: Path, trained: tuple[Path, RewardModel], monkeypatch: pytest.MonkeyPatch
+    policy: Path, trained: Trained, make_scorer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def scorer_of(**reward: Any) -> None:
-        ProcessRewardScorer([RewardConfig(**reward)], ScoringConfig(workers=1), models_elsewhere=True).close()
-
     monkeypatch.setattr("burnish.rewards.model_reward.load_reward_model", None)
-    scorer_of(name=f"model:{trained[0]}")
+    make_scorer(f"model:{trained[0]}", models_elsewhere=True)
     with pytest.raises(ModelError, match="is not a reward model"):
-        scorer_of(name=f"model:{policy}")
+        make_scorer(f"model:{policy}", models_elsewhere=True)
 
 
-def scorer_through_text(scorer: Any, item: Item) -> Any:
-    scorer.attach_policy(character_tokenizer("xyz", eos="$", pad="_"))
-    return scorer.score([(Prompt("p", text="ZZZ"), item[1])])[0]
-
-
-def test_wrong_names_and_options(
-    policy: Path, trained: tuple[Path, RewardModel], make_scorer: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_wrong_names_and_options(policy: Path, trained: Trained, make_scorer: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is not a reward model: it is a LlamaForCausalLM"):
         make_scorer(f"model:{policy}")
     with pytest.raises(ModelError, match=r"reward 'model:.*nothing'.*does not exist"):
