@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from burnish.errors import ConfigError, RewardError
-from burnish.rewards.inputs import check_options, read_signature
+from burnish.rewards.inputs import Item, check_options, read_signature
 from burnish.types import FinishReason, Message, Prompt, Rollout, Turn
 
 
@@ -23,26 +24,22 @@ CHAT = (
 )
 
 
-def test_row_values_and_columns_by_name() -> None:
-    def reward(
-        response: str, answer: str, prompt: str, domain: str, num_tokens: int, level: int, shade: int = 5
-    ) -> float:
-        return 0.0
+def arguments(reward: Callable[..., float], item: Item, *options: str) -> dict[str, Any]:
+    """What this reward is called with for this response."""
+    return read_signature(reward, "reward", options).arguments(item)
 
-    given = read_signature(reward, "reward", ()).arguments(TEXT)
+
+def test_row_values_and_columns_by_name() -> None:
+    given = arguments(lambda response, answer, prompt, domain, num_tokens, level, shade=5: 0.0, TEXT)
     assert given == {"response": "2", "answer": "2", "prompt": "1+1?", "domain": "sums", "num_tokens": 3, "level": 4}
 
 
 def test_conversations() -> None:
-    def reward(prompt: str, messages: list, finish_reason: str, truncated: bool, response_tokens: list) -> float:
-        return 0.0
-
-    signature = read_signature(reward, "reward", ())
-    given = signature.arguments(CHAT)
+    given = arguments(lambda prompt, messages, finish_reason, truncated, response_tokens: 0.0, CHAT)
     assert given["prompt"] == "Hi"
     assert given["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (given["finish_reason"], given["truncated"], given["response_tokens"]) == ("length", True, [4, 5, 6])
-    assert signature.arguments(TEXT)["messages"] == [{"role": "user", "content": "1+1?"}]
+    assert arguments(lambda messages: 0.0, TEXT)["messages"] == [{"role": "user", "content": "1+1?"}]
 
 
 def test_conversations_of_several_turns() -> None:
@@ -53,45 +50,29 @@ def test_conversations_of_several_turns() -> None:
         Turn("policy", 2, 3, (Message("assistant", "It is 4."),)),
     )
     prompt, rollout = TEXT[0], replace(_rollout("It is 4."), turns=turns, environment_reward=2.0)
-
-    def reward(turns: list, transcript: list, environment_reward: float, num_tokens: int, messages: list) -> float:
-        return 0.0
-
-    given = read_signature(reward, "reward", ()).arguments((prompt, rollout))
+    given = arguments(lambda turns, transcript, environment_reward, num_tokens, messages: 0.0, (prompt, rollout))
     assert given["turns"] == [turn.to_dict() for turn in turns]
     assert [message["role"] for message in given["transcript"]] == ["user", "assistant", "tool", "assistant"]
     assert given["transcript"][1]["tool_calls"] == [dict(call.tool_calls[0])]
     assert given["messages"] == given["transcript"][:1]
     assert (given["environment_reward"], given["num_tokens"]) == (2.0, 2)
     rollout = replace(rollout, history=(Message("assistant", "Hm."), Message("user", "Yes?")))
-    given = read_signature(reward, "reward", ()).arguments((prompt, rollout))
+    given = arguments(lambda transcript: 0.0, (prompt, rollout))
     assert [message["content"] for message in given["transcript"]] == ["1+1?", "Hm.", "Yes?", "", "4", "It is 4."]
-
-    def batched(responses: list, transcripts: list, turns: list, environment_rewards: list) -> list:
-        return []
-
-    single = read_signature(batched, "reward", ()).batch_arguments([TEXT, (prompt, rollout)])
+    batched = read_signature(lambda responses, transcripts, turns, environment_rewards: [], "reward", ())
+    single = batched.batch_arguments([TEXT, (prompt, rollout)])
     assert single["transcripts"][0] == [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
     assert (single["turns"][0], single["environment_rewards"]) == ([], [None, 2.0])
 
 
 def test_all_columns_never_repeat_what_was_asked_for_or_set() -> None:
-    def reward(response: str, answer: str, level: int, **columns: Any) -> float:
-        return 0.0
-
-    assert read_signature(reward, "reward", ("level",)).arguments(TEXT) == {"response": "2", "answer": "2"}
-
-    def everything(response: str, **columns: Any) -> float:
-        return 0.0
-
-    assert read_signature(everything, "reward", ()).arguments(TEXT) == {"response": "2", "level": 4, "answer": "two"}
+    given = arguments(lambda response, answer, level, **columns: 0.0, TEXT, "level")
+    assert given == {"response": "2", "answer": "2"}
+    assert arguments(lambda response, **columns: 0.0, TEXT) == {"response": "2", "level": 4, "answer": "two"}
 
 
 def test_batched_takes_plural_or_singular_names_as_lists() -> None:
-    def reward(responses: list, answers: list, domain: list, **columns: Any) -> list:
-        return []
-
-    signature = read_signature(reward, "reward", ())
+    signature = read_signature(lambda responses, answers, domain, **columns: [], "reward", ())
     assert signature.batched
     given = signature.batch_arguments([TEXT, CHAT])
     assert given["responses"] == ["2", "hm"]
@@ -101,21 +82,12 @@ def test_batched_takes_plural_or_singular_names_as_lists() -> None:
 
 
 def test_a_parameter_that_nothing_provides() -> None:
-    def single(answers: str) -> float:
-        return 0.0
-
     with pytest.raises(RewardError, match="did you mean 'answer'"):
-        read_signature(single, "reward", ()).check_columns([])
+        read_signature(lambda answers: 0.0, "reward", ()).check_columns([])
 
 
 def test_signatures_that_cannot_be_called_by_name() -> None:
-    def positional(response: str, /) -> float:
-        return 0.0
-
-    def many(*responses: str) -> float:
-        return 0.0
-
-    for reward in (positional, many):
+    for reward in (lambda response, /: 0.0, lambda *responses: 0.0):
         with pytest.raises(RewardError, match="positional parameter"):
             read_signature(reward, "reward", ())
 
