@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from burnish.rewards.judging.verdicts import (
     Scale,
     UnreadableVerdictError,
+    Wanted,
     better_wanted,
     listed_scores_wanted,
     named_scores_wanted,
     score_wanted,
 )
 
+T = TypeVar("T")
 TEN = Scale(1.0, 10.0)
 WORDS = Scale.of({"CORRECT": 1, "PARTLY": 0.4, "WRONG": 0})
+
+
+def read(wanted: Wanted[T], reply: str) -> T | None:
+    """The verdict; None where there is none to be read."""
+    try:
+        return wanted.read(reply)
+    except UnreadableVerdictError:
+        return None
 
 
 @pytest.mark.parametrize(
@@ -60,8 +70,7 @@ def test_a_score_in_json(reply: str, score: float) -> None:
     ],
 )
 def test_what_is_no_score_in_json(reply: str) -> None:
-    with pytest.raises(UnreadableVerdictError):
-        score_wanted(TEN, "json").read(reply)
+    assert read(score_wanted(TEN, "json"), reply) is None
 
 
 @pytest.mark.parametrize(
@@ -78,12 +87,7 @@ def test_what_is_no_score_in_json(reply: str) -> None:
     ],
 )
 def test_other_styles(style: Any, reply: str, score: float | None) -> None:
-    wanted = score_wanted(TEN, style)
-    if score is not None:
-        assert wanted.read(reply) == score
-        return
-    with pytest.raises(UnreadableVerdictError):
-        wanted.read(reply)
+    assert read(score_wanted(TEN, style), reply) == score
 
 
 def test_a_number_in_quotation_marks_is_called_text() -> None:
@@ -96,8 +100,7 @@ def test_words_with_numbers() -> None:
     assert score_wanted(WORDS, "tag").read("<score>CORRECT</score>") == 1.0
     assert score_wanted(WORDS, "last_line").read("so it is\nWRONG") == 0.0
     for reply in ('{"score": 1}', '{"score": "CORRECTLY"}', '{"score": "NOT CORRECT"}'):
-        with pytest.raises(UnreadableVerdictError):
-            score_wanted(WORDS, "json").read(reply)
+        assert read(score_wanted(WORDS, "json"), reply) is None
 
 
 def test_several_scores() -> None:
@@ -115,16 +118,14 @@ def test_several_scores() -> None:
         (listed, '{"scores": [10, 11]}'),
         (listed_scores_wanted(2, TEN, "tag"), "<scores>10</scores>"),
     ):
-        with pytest.raises(UnreadableVerdictError):
-            wanted.read(reply)
+        assert read(wanted, reply) is None
 
 
 def test_which_is_better() -> None:
     assert better_wanted("json").read('A or B? {"better": "b"}') == "B"
     assert better_wanted("tag").read("<better>tie</better>") == "tie"
     assert better_wanted("last_line").read("Clearly:\nA") == "A"
-    with pytest.raises(UnreadableVerdictError):
-        better_wanted("last_line").read("A is better")
+    assert read(better_wanted("last_line"), "A is better") is None
 
 
 @pytest.mark.parametrize("style", ["json", "tag", "last_line"])
