@@ -19,9 +19,7 @@ def _prompt(name: str, answer: Any, **columns: Any) -> Prompt:
 def test_what_a_perfect_model_would_say() -> None:
     assert gold_response(_prompt("a", 7)) == "7"
     assert gold_response(_prompt("a", 7, completion="So 7.")) == "So 7."
-    assert (
-        gold_response(_prompt("a", 7, completion="So 7.", gold_response="<answer>7</answer>")) == "<answer>7</answer>"
-    )
+    assert gold_response(_prompt("a", 7, completion="So 7.", gold_response="It is 7")) == "It is 7"
     assert gold_response(_prompt("a", ["x", "y"])) == "x"
     assert gold_response(_prompt("a", None)) is None
     assert gold_response(_prompt("a", 1, choices=["x", "y"])) == "B"
@@ -41,12 +39,8 @@ def test_report_names_the_rows_that_fall_short(make_scorer: Any) -> None:
     assert (report.checked, report.without_gold) == (3, ("empty",))
     wrong, missing = report.failures
     assert (wrong.prompt_id, wrong.gold, wrong.score) == ("bad", "The answer is 8", 0.0)
-    assert (missing.prompt_id, missing.domain, missing.score, missing.status) == (
-        "unsure",
-        "odd",
-        None,
-        RewardStatus.MISSING,
-    )
+    assert (missing.prompt_id, missing.domain) == ("unsure", "odd")
+    assert (missing.score, missing.status) == (None, RewardStatus.MISSING)
 
 
 def test_judged_by_the_rewards_that_look_at_the_answer(make_scorer: Any) -> None:

@@ -39,10 +39,8 @@ def test_a_closure_and_a_lambda(scorer_of: MakeScorer, make_items: Any) -> None:
 
     items = make_items(["ab", "abcd"])
     assert [r.reward for r in scorer_of(capped).score(items)] == [2.0, 3.0]
-    assert [r.reward for r in scorer_of(lambda response, answer: int(answer) + len(response)).score(items)] == [
-        9.0,
-        11.0,
-    ]
+    scorer = scorer_of(lambda response, answer: int(answer) + len(response))
+    assert [r.reward for r in scorer.score(items)] == [9.0, 11.0]
     assert [r.reward for r in scorer_of(lambda responses: [len(r) for r in responses]).score(items)] == [2.0, 4.0]
 
 
