@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from stub_judge import shown
 
-from burnish.errors import ConfigError, DataError
+from burnish.errors import DataError
 from burnish.rewards.judging.agreement import agreement, measure_agreement, rank_correlation
 from burnish.rewards.judging.options import JudgeOptions
 from burnish.types import Prompt
@@ -56,8 +56,3 @@ def test_a_judge_is_asked_about_labelled_rows_only(stub_judge: Any, make_scorer:
         measure_agreement(rows("GOOD", "fine"), scorer, JudgeOptions(**options))
     with pytest.raises(DataError, match="no row"):
         measure_agreement(rows(None), scorer, JudgeOptions(**options))
-
-
-def test_labels_do_not_go_with_pairs(make_scorer: Any) -> None:
-    with pytest.raises(ConfigError, match="labels"):
-        JudgeOptions(url="http://localhost/v1", model="m", form="pairwise", labels="human")

@@ -46,10 +46,9 @@ def settings(stub: Any, **options: Any) -> dict[str, Any]:
     }
 
 
-def test_scores_are_those_of_the_rule(make_scorer: Any, make_items: Any, endpoint: Any) -> None:
+def test_scores_are_those_of_the_rule(endpoint: Any, ask: Any) -> None:
     stub = endpoint()
-    scorer = make_scorer(settings(stub))
-    scored = scorer.score(make_items(["", "a", "bbbb", "c" * 30]))
+    scored = ask(stub, ["", "a", "bbbb", "c" * 30])
     assert [r.reward for r in scored] == [0.0, 0.1, 0.4, 1.0]
     assert [dict(r.reward_parts) for r in scored] == [{"judge": r.reward} for r in scored]
     body = stub.bodies[0]
@@ -482,6 +481,7 @@ def test_a_rubric_with_a_call_for_each_criterion(stub_judge: Any, make_scorer: A
         ({"max_steps": 3}, "nothing in the form 'score'"),
         ({"one_call": False}, "nothing in the form 'score'"),
         ({"form": "pairwise", "scale": [0, 1]}, "nothing in the form 'pairwise'"),
+        ({"form": "pairwise", "labels": "human"}, "labels"),
         ({"url": None}, "needs one of the options url and model_path"),
         ({"model": None}, "needs the option model"),
         ({"form": "scores"}, "did you mean 'score'"),
