@@ -67,11 +67,11 @@ class Signature:
 
     label: str
     required: tuple[str, ...]
-    optional: tuple[str, ...]
-    options: tuple[str, ...]
-    takes_columns: bool
-    batched: bool
-    asynchronous: bool
+    optional: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    takes_columns: bool = False
+    batched: bool = False
+    asynchronous: bool = False
     system: str = ""
     """System that the reward was written for, such as `TRL`; empty for a reward of Burnish's own form."""
 

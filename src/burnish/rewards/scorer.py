@@ -244,7 +244,7 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         found.update({index: reward.signature for index, reward in self._inline.items()})
         for index, spec in self._of_models():
             judges = self._judges if spec.is_judge else None
-            found[index] = _signature_of_model(spec.label) if judges is None else judges.signature(spec.label)
+            found[index] = Signature(spec.label, ("response",)) if judges is None else judges.signature(spec.label)
         return [found[index] for index in range(len(self._specs))]
 
     def _seen(self, items: Sequence[Item]) -> Sequence[Item]:
@@ -393,11 +393,6 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
             f" {reason[:MAX_REASON]}",
             remedy=f"{fix}, or raise scoring.max_failure_fraction if these failures are expected",
         ) from (TracebackInWorkerError(traceback) if traceback else None)
-
-
-def _signature_of_model(label: str) -> Signature:
-    """The signature of a reward model in the form of other rewards: the response, which every rollout has."""
-    return Signature(label, ("response",), (), (), takes_columns=False, batched=False, asynchronous=False)
 
 
 def _load_models(specs: Sequence[RewardSpec], *, elsewhere: bool) -> RewardModels | None:

@@ -52,8 +52,7 @@ class Judge:
         if isinstance(options.criteria, str):
             needed.append(options.criteria)
         tokens = ("response_tokens",) if options.form == "steps" else ()
-        required = tuple(dict.fromkeys(["response", *needed, *tokens]))
-        signature = Signature(label, required, (), (), takes_columns=False, batched=False, asynchronous=False)
+        signature = Signature(label, tuple(dict.fromkeys(["response", *needed, *tokens])))
         return Judge(label, options, writer, options.read_scale(), options.read_criteria(), signature)
 
     def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> None:
