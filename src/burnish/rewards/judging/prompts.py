@@ -100,12 +100,8 @@ class PromptWriter:
     def of(form: str, template: str | None, system: str | None, *, reference: bool) -> PromptWriter:
         """Make a writer; None stands for the default of the form. ConfigError for a template that does not show the
         response, or has a placeholder of another form."""
-        writer = PromptWriter(
-            form,
-            DEFAULTS[form] if template is None else template,
-            DEFAULT_SYSTEM if system is None else system,
-            reference,
-        )
+        template = DEFAULTS[form] if template is None else template
+        writer = PromptWriter(form, template, DEFAULT_SYSTEM if system is None else system, reference)
         shown = writer._placeholders()
         foreign = {name for names in RESPONSES.values() for name in names} - set(RESPONSES[form]) - {"response"}
         for name in RESPONSES[form]:
