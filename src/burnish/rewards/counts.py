@@ -18,12 +18,9 @@ def has_failed(rollout: Rollout) -> bool:
 
 
 class Counts:
-    """Counts since the last `take`."""
+    """Counts of the responses that were added."""
 
     def __init__(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
         self.incomplete = 0
         self.total: Counter[str] = Counter()  # by domain
         self.failed: Counter[str] = Counter()
@@ -50,8 +47,8 @@ class Counts:
             self.audits[result.label] += result.audit
             self.failed_audits[result.label] += result.is_failed_audit
 
-    def take(self) -> dict[str, Metric]:
-        """Return the counts as metrics, and reset them."""
+    def metrics(self) -> dict[str, Metric]:
+        """Return the counts as metrics."""
         total = self.total.total()
         metrics = {
             "reward/failed_fraction": _share(self.failed.total(), total),
@@ -64,7 +61,6 @@ class Counts:
             metrics[f"reward/not_mine_fraction/{label}"] = _share(self.not_mine[label], count)
         for label in +self.audits:
             metrics[f"reward/audit_failed_fraction/{label}"] = _share(self.failed_audits[label], self.audits[label])
-        self._reset()
         return metrics
 
 

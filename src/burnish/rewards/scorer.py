@@ -221,7 +221,8 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
     def take_metrics(self) -> dict[str, Metric]:
         """Failed fraction (total, by status, by domain), incomplete fraction, the share of responses that each reward
         leaves to the others, and the workers' seconds, since the last call."""
-        metrics = self._counts.take()
+        metrics = self._counts.metrics()
+        self._counts = Counts()
         if self._ending is None:
             del metrics["reward/incomplete_fraction"]
         for position, index in enumerate(self._remote):
