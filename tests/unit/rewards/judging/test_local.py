@@ -14,6 +14,7 @@ from burnish.errors import ConfigError, DataError, ModelError
 from burnish.forward.fast_paths import FastPaths
 from burnish.rewards.judging.local import Answer
 from burnish.rewards.judging.options import JudgeOptions
+from burnish.rollouts.answering import open_model
 
 TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }};{% endfor %}a:"
 ALPHABET = "abcdefghijklmnopqrstuvwxyzTAUS0123456789:;. "
@@ -93,8 +94,6 @@ def folder(save_tiny_llama: Callable[..., Path]) -> Path:
 
 @pytest.mark.slow
 def test_a_loaded_model_answers_the_same_alone_and_among_others(folder: Path) -> None:
-    from burnish.rollouts.answering import open_model
-
     turns = [({"role": "user", "content": text},) for text in ("ab", "cd 1", "x" * 200)]
     for temperature in (0.0, 1.0):
         options = JudgeOptions(model_path=str(folder), max_tokens=6, temperature=temperature, seed=3)
@@ -113,8 +112,6 @@ def test_a_loaded_model_answers_the_same_alone_and_among_others(folder: Path) ->
 def test_what_cannot_be_a_judge_is_told_when_it_is_loaded(
     folder: Path, save_tiny_llama: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from burnish.rollouts.answering import open_model
-
     with pytest.raises(ConfigError, match="cannot be asked"):
         open_model(JudgeOptions(model_path=str(save_tiny_llama("abc"))))
     with pytest.raises(ModelError, match="model_path"):
@@ -122,8 +119,6 @@ def test_what_cannot_be_a_judge_is_told_when_it_is_loaded(
 
 
 def test_a_run_keeps_how_its_judge_is_decoded(folder: Path) -> None:
-    from burnish.rollouts.answering import open_model
-
     paths = FastPaths()
     open_model(JudgeOptions(model_path=str(folder)), paths)
     assert any(entry.startswith("decoding (") for entry in paths.record())
