@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -71,48 +72,41 @@ def test_where_a_run_is(address: str, fields: dict[str, object], runs_on: str, m
     assert config.trains_here == (runs_on != "ray" and config.trainers == 1)
 
 
+TRAINERS, WORKERS = ("trainer 0", "trainer 1"), ("rollout worker 0", "rollout worker 1")
+
+
 def test_a_crew_is_said_in_one_line(tmp_path: Path) -> None:
-    cluster = ClusterConfig()
-    crew = Crew(("trainer 0", "trainer 1"), ("critic",), ("rollout worker 0",), cluster, False, tmp_path, tmp_path)
+    crew = Crew(TRAINERS, ("critic",), WORKERS[:1], ClusterConfig(), False, tmp_path, tmp_path)
     assert crew.in_words() == "2 trainers, 1 critic, 1 rollout worker"
 
 
-def test_each_process_of_a_machine_with_gpus_sees_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    config = ClusterConfig(trainers=2, rollout_workers=1, threads=5)
-    for on_gpu in (True, False):
-        crew = Crew(("trainer 0", "trainer 1"), (), ("rollout worker 0",), config, on_gpu, tmp_path, tmp_path)
-        with ThisMachine().reserved(crew) as launcher:
-            assert launcher.threads == 5
-            seen = [launcher._environment(name) for name in (*crew.trainers, *crew.workers)]
-        assert seen == ([{"CUDA_VISIBLE_DEVICES": str(number)} for number in range(3)] if on_gpu else [{}, {}, {}])
-
-
-def test_a_controller_that_trains_has_the_first_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    config = ClusterConfig(rollout_workers=1, own_process=("critic",), backend="processes", threads=1)
-    assert config.trains_here
-    crew = Crew((), ("critic",), ("rollout worker 0",), config, True, tmp_path, tmp_path)
-    with ThisMachine().reserved(crew) as launcher:
-        seen = [launcher._environment(name) for name in (*crew.models, *crew.workers)]
-    assert seen == [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "2"}]
-
-
-def test_rollout_workers_with_several_gpus_each_see_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("crew", "on_gpu", "seen"),
+    [
+        ((TRAINERS, (), WORKERS[:1], 1), True, ["7", "6", "5"]),
+        ((TRAINERS, (), WORKERS[:1], 1), False, [None, None, None]),
+        (((), ("critic",), WORKERS[:1], 1), True, ["6", "5"]),  # a controller that trains has the first one
+        ((TRAINERS, (), WORKERS, 2), True, ["7", "6", "5,4", "3,2"]),
+    ],
+)
+def test_each_process_of_a_machine_with_gpus_sees_its_own(
+    crew: Any, on_gpu: bool, seen: list[str | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 6)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4,3,2")
-    config, workers = ClusterConfig(trainers=2, rollout_workers=2), ("rollout worker 0", "rollout worker 1")
-    crew = Crew(("trainer 0", "trainer 1"), (), workers, config, True, tmp_path, tmp_path, worker_gpus=2)
-    with ThisMachine().reserved(crew) as launcher:
-        seen = [launcher._environment(name)["CUDA_VISIBLE_DEVICES"] for name in (*crew.trainers, *crew.workers)]
-    assert seen == ["7", "6", "5,4", "3,2"]
+    *names, worker_gpus = crew
+    given = Crew(*names, ClusterConfig(threads=5), on_gpu, tmp_path, tmp_path, worker_gpus=worker_gpus)
+    with ThisMachine().reserved(given) as launcher:
+        assert launcher.threads == 5
+        found = [launcher._environment(name) for kind in names for name in kind]
+    assert [environment.get("CUDA_VISIBLE_DEVICES") for environment in found] == seen
 
 
 def test_a_gpu_is_named_as_this_process_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     assert [gpu_number(index) for index in range(3)] == ["4", "6", ""]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert gpu_number(2) == "2"
 
 
 def waits_for_ever() -> None:
