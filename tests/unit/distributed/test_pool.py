@@ -71,13 +71,13 @@ class FakeEngine:
 
 
 def pool_of(
-    *engines: FakeEngine, lanes: int = 3, restarts: int = 0, start: Any = None
+    *engines: FakeEngine, lanes: int = 3, restarts: int = 0, start: Any = None, partial: bool = False
 ) -> tuple[RolloutPool, list[str]]:
     said: list[str] = []
     again: Any = start or (lambda: FakeEngine("again"))
     seats: list[Any] = list(engines)
     workers = [Worker(engine, lambda given_up: again()) for engine in seats]
-    return RolloutPool(workers, lanes=lanes, restarts=restarts, say=said.append), said
+    return RolloutPool(workers, lanes=lanes, restarts=restarts, say=said.append, partial=partial), said
 
 
 def lost(name: str = "b") -> None:
@@ -118,17 +118,12 @@ def test_what_a_lost_worker_had_goes_to_another() -> None:
 
 
 def test_a_worker_that_is_lost_for_good_is_not_asked_again() -> None:
-    asked: list[int] = []
-
-    def dies() -> None:
-        asked.append(1)
-        lost()
-
+    dies = Mock(side_effect=lost)
     pool, said = pool_of(FakeEngine("a", lambda: time.sleep(0.02)), FakeEngine("b", dies))
     for step in range(MAX_LOSSES + 1):
         assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=step)) == WANTED
     pool.take_metrics()
-    assert (len(asked), len(said)) == (1, 1)
+    assert (dies.call_count, len(said)) == (1, 1)
 
 
 def test_a_lost_worker_is_started_again_within_the_limit() -> None:
@@ -277,12 +272,8 @@ def test_it_says_what_the_workers_do_and_with_which_weights() -> None:
 
 
 def test_a_worker_that_cannot_be_started_again_for_any_reason_is_given_up() -> None:
-    pool, said = pool_of(
-        FakeEngine("a"),
-        FakeEngine("b", lost),
-        restarts=5,
-        start=Mock(side_effect=RuntimeError("out of memory over there")),
-    )
+    start = Mock(side_effect=RuntimeError("out of memory over there"))
+    pool, said = pool_of(FakeEngine("a"), FakeEngine("b", lost), restarts=5, start=start)
     pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
     pool.generate(REQUESTS, SAMPLING, seed=0, step=2)
     assert sum("b cannot be started again: out of memory over there" in line for line in said) <= 1
@@ -291,15 +282,8 @@ def test_a_worker_that_cannot_be_started_again_for_any_reason_is_given_up() -> N
 def test_a_worker_that_can_be_had_again_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its node is away when it is lost, and is there again at a later step."""
     monkeypatch.setattr(pool_module, "RETRY_SECONDS", 0.0)
-    back, back_again = FakeEngine("b"), threading.Event()
-    tries: list[None] = []
-
-    def start() -> FakeEngine:
-        tries.append(None)
-        if len(tries) == 1:
-            raise RuntimeError("no node has room")
-        return back
-
+    start = Mock(side_effect=[RuntimeError("no node has room"), FakeEngine("b")])
+    back_again = threading.Event()
     pool, said = pool_of(FakeEngine("b", lost), restarts=3, start=start)
     with pytest.raises(RolloutError):
         pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
@@ -316,21 +300,16 @@ def test_a_worker_that_can_be_had_again_comes_back(monkeypatch: pytest.MonkeyPat
     assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=2)) == WANTED
     assert pool.standing()[0][1].startswith("version 7")
     pool.sync(Weights(8, lambda: iter([("w", torch.zeros(2))])))
-    assert len(tries) == 2  # nobody is missing
+    assert start.call_count == 2  # nobody is missing
 
 
 def test_a_worker_that_is_gone_is_tried_again_only_now_and_then() -> None:
-    tries: list[None] = []
-
-    def start() -> FakeEngine:
-        tries.append(None)
-        raise RuntimeError("no node has room")
-
+    start = Mock(side_effect=RuntimeError("no node has room"))
     pool, _ = pool_of(FakeEngine("b", lost), restarts=3, start=start)
     with pytest.raises(RolloutError):
         pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
     pool.sync(Weights(7, lambda: iter([("w", torch.zeros(2))])))
-    assert len(tries) == 1
+    assert start.call_count == 1
     assert not pool._workers[0].is_returning
 
 
@@ -471,15 +450,7 @@ def longer(request: RolloutRequest, version: int) -> RolloutRequest:
 
 
 def partial_pool(engines: list[TokenEngine], start: Callable[[], TokenEngine], lanes: int = 3) -> RolloutPool:
-    seats: list[Any] = list(engines)
-    again: Any = start
-    pool = RolloutPool(
-        [Worker(engine, lambda given_up: again()) for engine in seats],
-        lanes=lanes,
-        restarts=99,
-        say=lambda _: None,
-        partial=True,
-    )
+    pool, _ = pool_of(*engines, lanes=lanes, restarts=99, start=start, partial=True)
     pool.sync(Weights(0, lambda: iter([("a", torch.zeros(1))])))
     return pool
 

@@ -105,8 +105,9 @@ class Rank:
 
 
 @pytest.fixture(params=["near", "far"])
-def met(request: pytest.FixtureRequest) -> tuple[RankPeer, Rank]:
+def met(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[RankPeer, Rank]:
     """The controller's side and the other side, on one machine or as if on two."""
+    monkeypatch.setattr(ranks, "NOTICE_SECONDS", 0.1)
     store = dist.HashStore()  # type: ignore[attr-defined]
     rank = Rank(store, node=0 if request.param == "near" else 1)
     answers = RankStore(here(0), store).call(TOKEN)
@@ -271,10 +272,7 @@ def watched(peer: RankPeer, loop: Callable[[ranks._LossWatch], object]) -> None:
         loop(watch)
 
 
-def test_the_loop_is_told_wherever_it_is(
-    met: tuple[RankPeer, Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ranks, "NOTICE_SECONDS", 0.1)
+def test_the_loop_is_told_wherever_it_is(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
     peer, rank = met
     seated(peer, tmp_path)
 
@@ -289,10 +287,7 @@ def test_the_loop_is_told_wherever_it_is(
         watched(peer, lambda watch: None)  # handlers are back as they were; a loop that stops in peace has not noticed
 
 
-def test_a_loop_that_has_noticed_by_itself_may_save_in_peace(
-    met: tuple[RankPeer, Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ranks, "NOTICE_SECONDS", 0.1)
+def test_a_loop_that_has_noticed_by_itself_may_save_in_peace(met: tuple[RankPeer, Rank], tmp_path: Path) -> None:
     peer, rank = met
     seated(peer, tmp_path)
     noticed = RoleLostError("policy.update: rank 1 has ended", remedy="", process="trainer 1")
@@ -366,7 +361,6 @@ def test_a_sigterm_without_a_loss_is_for_whoever_handled_it(
 def test_a_run_does_not_outlive_torchrun(
     met: tuple[RankPeer, Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "NOTICE_SECONDS", 0.1)
     peer, rank = met
     policy = seated(peer, tmp_path).role("policy", seconds=SECONDS)
 

@@ -39,11 +39,10 @@ def lost() -> None:
     raise RoleLostError("reward 'a': process 'reward model' ended", remedy="", process="reward model")
 
 
-def models_of(first: Any, *later: Any, restarts: int = 3, may_start: bool = True) -> tuple[Any, list[str]]:
+def models_of(first: Any, *later: Any, restarts: int = 3, **start: Any) -> tuple[Any, list[str]]:
     said: list[str] = []
-    waiting = iter(later)
-    start = (lambda given_up: next(waiting)) if may_start else None
-    return RewardModelProcess(first, start, restarts=restarts, seconds=SECONDS, say=said.append), said
+    given = {"start": Mock(side_effect=later), **start}
+    return RewardModelProcess(first, **given, restarts=restarts, seconds=SECONDS, say=said.append), said
 
 
 def test_it_is_asked_at_once_and_answers_later() -> None:
@@ -82,19 +81,14 @@ def test_one_that_is_lost_too_often_ends_the_run_with_the_name_of_the_reward() -
 
 
 def test_an_error_while_it_starts_again_is_the_reason() -> None:
-    models = RewardModelProcess(
-        FakePeer(lost),
-        Mock(side_effect=RewardError("the folder is gone", remedy="bring it back")),
-        restarts=3,
-        seconds=SECONDS,
-        say=lambda text: None,
-    )  # type: ignore[arg-type]
+    gone = RewardError("the folder is gone", remedy="bring it back")
+    models, _ = models_of(FakePeer(lost), start=Mock(side_effect=gone))
     with models, pytest.raises(RewardError, match="the folder is gone"):
         models.begin("a", [])()
 
 
 def test_where_another_launcher_starts_processes_the_loss_ends_the_run() -> None:
-    models, said = models_of(FakePeer(lost), may_start=False)
+    models, said = models_of(FakePeer(lost), start=None)
     with models, pytest.raises(RoleLostError):
         models.begin("a", [1])()
     assert said == []
@@ -126,7 +120,7 @@ def test_the_end_gives_up_a_start_that_is_in_progress() -> None:
         assert given_up.wait(SECONDS)
         raise RoleLostError("start: given up", remedy="", process="reward model")
 
-    models = RewardModelProcess(FakePeer(lost), start, restarts=3, seconds=SECONDS, say=lambda text: None)  # type: ignore[arg-type]
+    models, _ = models_of(FakePeer(lost), start=start)
     with models:
         outcomes = models.begin("a", [1])
         assert begun.wait(SECONDS)
