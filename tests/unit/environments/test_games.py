@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -151,26 +150,14 @@ def test_no_rewards_are_not_a_zero(place: str) -> None:
     assert game.reward() is None
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "message"),
-    [
-        ("OfRow", {}, "reset of the environment .*:OfRow wants 'number', which the row does not have"),
-    ],
-)
-def test_games_that_do_not_start(place: str, name: str, row: dict[str, Json], message: str) -> None:
-    with pytest.raises(EnvironmentFailedError, match=message):
-        started(place, name, row)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("Raises", r"step of the environment .*:Raises failed: KeyError: 'go' \(.*my_games.py:\d+\)"),
-    ],
-)
-def test_steps_that_fail(place: str, name: str, message: str) -> None:
-    with pytest.raises(EnvironmentFailedError, match=message):
-        started(place, name).step("go")
+def test_games_that_do_not_start_and_steps_that_fail(place: str) -> None:
+    with pytest.raises(
+        EnvironmentFailedError, match=r"reset of the environment .*:OfRow wants 'number', which the row"
+    ):
+        started(place, "OfRow")
+    with pytest.raises(EnvironmentFailedError, match=r":Raises failed: KeyError: 'go' \(.*my_games.py:\d+\)") as raised:
+        started(place, "Raises").step("go")
+    assert raised.value.message.startswith("step of the environment ")
 
 
 @pytest.mark.parametrize(
@@ -181,9 +168,8 @@ def test_steps_that_fail(place: str, name: str, message: str) -> None:
     ],
 )
 def test_classes_that_are_no_games(place: str, name: str, message: str) -> None:
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
         find_environment(f"{place}:{name}", {})
-    assert re.search(message, str(raised.value), re.DOTALL), str(raised.value)
 
 
 # Spaces as Gymnasium has them, which need not be installed: they are known by name and package.
