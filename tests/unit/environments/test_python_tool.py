@@ -7,11 +7,11 @@ import select
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
+from watching import children, wait_for
 
 from burnish.environments.python_tool import PythonTool, PythonToolOptions, _Fresh, _Kept, as_program, open_python_tool
 from burnish.errors import ConfigError, SandboxError
@@ -38,16 +38,14 @@ def tier() -> str:
 
 @pytest.fixture(scope="module")
 def fresh(tier: str) -> Iterator[PythonTool]:
-    tool = open_python_tool(PythonToolOptions(seconds=SECONDS), tier=tier)
-    yield tool
-    tool.close()
+    with closing(open_python_tool(PythonToolOptions(seconds=SECONDS), tier=tier)) as tool:
+        yield tool
 
 
 @pytest.fixture(scope="module")
 def kept(tier: str) -> Iterator[PythonTool]:
-    tool = open_python_tool(PythonToolOptions("kept", seconds=SECONDS), tier=tier)
-    yield tool
-    tool.close()
+    with closing(open_python_tool(PythonToolOptions("kept", seconds=SECONDS), tier=tier)) as tool:
+        yield tool
 
 
 def ask(tool: ServedTools, code: str, conversation: int = 1, seconds: float = SECONDS) -> str:
@@ -61,14 +59,6 @@ def session_of(tool: PythonTool, conversation: int) -> Session:
 
 def has_printed(tool: PythonTool, conversation: int) -> bool:
     return os.fstat(session_of(tool, conversation)._output).st_size > 0
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(1200):
-        if condition():
-            return
-        time.sleep(0.05)
-    pytest.fail("did not happen within a minute")
 
 
 def test_what_the_model_is_offered(fresh: PythonTool, kept: PythonTool) -> None:
@@ -122,36 +112,31 @@ def test_the_model_is_told_that_a_state_is_gone(kept: PythonTool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["fresh", "kept"])
 def test_time_is_limited(tier: str, state: str) -> None:
-    tool = open_python_tool(PythonToolOptions(state, seconds=1.0), tier=tier)  # type: ignore[arg-type]
-    try:
+    options = PythonToolOptions(state, seconds=1.0)  # type: ignore[arg-type]
+    with closing(open_python_tool(options, tier=tier)) as tool:
         loss = " What was defined in it is gone. The next call begins anew." if state == "kept" else ""
         assert ask(tool, "print('a')\nwhile True: pass") == f"a\n[The process was stopped after 1 s.{loss}]"
         assert ask(tool, "1 + 1") == "2"
         with pytest.raises(TimeoutError):
             tool.call(1, "python", {"code": "while True: pass"}, 0.3)
         assert ask(tool, "1 + 1") == "2"
-    finally:
-        tool.close()
     with pytest.raises(SandboxError, match="has been closed"):
         ask(tool, "1")
 
 
 @pytest.mark.slow
 def test_memory_and_output_are_limited(tier: str) -> None:
-    tool = open_python_tool(PythonToolOptions(seconds=SECONDS, memory_mb=64, output_bytes=100), tier=tier)
-    try:
+    options = PythonToolOptions(seconds=SECONDS, memory_mb=64, output_bytes=100)
+    with closing(open_python_tool(options, tier=tier)) as tool:
         assert ask(tool, "bytearray(200 << 20)").endswith("MemoryError")
         assert ask(tool, "print('x' * 300)\n7") == "x" * 100 + "\n[201 more bytes were printed]\n7"
-    finally:
-        tool.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["fresh", "kept"])
 def test_no_more_processes_than_are_allowed(tier: str, state: str) -> None:
     options = PythonToolOptions(state, seconds=SECONDS)  # type: ignore[arg-type]
-    tool = open_python_tool(options, tier=tier, conversations=1, at_once=1)
-    try:
+    with closing(open_python_tool(options, tier=tier, conversations=1, at_once=1)) as tool:
         found: list[str] = []
         slow = threading.Thread(target=lambda: found.append(ask(tool, "import time\ntime.sleep(1)\n1", 1)))
         slow.start()
@@ -163,8 +148,6 @@ def test_no_more_processes_than_are_allowed(tier: str, state: str) -> None:
         tool.end(1)
         assert ask(tool, "1 + 1", 2) == "2"
         assert found == ["1"]
-    finally:
-        tool.close()
 
 
 def test_a_conversation_that_ends_stops_its_call(kept: PythonTool) -> None:
@@ -181,9 +164,6 @@ def test_a_conversation_that_ends_stops_its_call(kept: PythonTool) -> None:
 
 @pytest.mark.slow
 def test_nothing_is_left(tier: str) -> None:
-    def children() -> set[str]:
-        return {pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()}
-
     before, descriptors = children(), len(os.listdir("/proc/self/fd"))
     for state in ("fresh", "kept"):
         tool = open_python_tool(PythonToolOptions(state, seconds=SECONDS), tier=tier)  # type: ignore[arg-type]
@@ -255,8 +235,7 @@ def test_fresh_calls_elsewhere(output: Output, found: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(RemoteSandbox, "_most_allowed", lambda self: None)
     monkeypatch.setattr(RemoteSandbox, "output", answer)
-    tool = open_python_tool(PythonToolOptions(seconds=5.0), url="http://127.0.0.1:9")
-    try:
+    with closing(open_python_tool(PythonToolOptions(seconds=5.0), url="http://127.0.0.1:9")) as tool:
         assert tool.call(1, "python", {"code": "1"}, 20.0) == found
         ((_, limits, wait),) = asked
         assert limits.seconds == 5.0  # type: ignore[attr-defined]
@@ -264,5 +243,3 @@ def test_fresh_calls_elsewhere(output: Output, found: str, monkeypatch: pytest.M
         if output.timed_out:
             with pytest.raises(TimeoutError):
                 tool.call(1, "python", {"code": "1"}, 2.0)
-    finally:
-        tool.close()
