@@ -9,22 +9,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from burnish.rollouts.local.engine import LocalEngine
-from burnish.rollouts.local.kept import KEEP_BYTES
 
 LETTERS = [chr(code) for code in range(ord("!"), ord("!") + 62)]
 PAD, EOS = 0, 1
@@ -33,28 +20,18 @@ PAD, EOS = 0, 1
 def build_model(kind: str, *, seed: int = 0, positions: int = 128) -> Any:
     torch.manual_seed(seed)
     special = {"bos_token_id": None, "eos_token_id": EOS, "pad_token_id": PAD}
-    if kind == "gpt2":
-        config = GPT2Config(
-            vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=positions, initializer_range=0.3, **special
-        )
-        return GPT2LMHeadModel(config)
     sizes = {
         "vocab_size": 64,
         "hidden_size": 32,
-        "intermediate_size": 48,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
-        "num_key_value_heads": 2,
         "max_position_embeddings": positions,
         "initializer_range": 0.3,
     }
-    if kind == "qwen2":
-        return Qwen2ForCausalLM(Qwen2Config(**sizes, **special))
-    if kind == "qwen3":
-        return Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=16, **special))
-    if kind == "mistral":
-        return MistralForCausalLM(MistralConfig(**sizes, sliding_window=None, **special))
-    return LlamaForCausalLM(LlamaConfig(**sizes, **special))
+    if kind != "gpt2":
+        sizes |= {"intermediate_size": 48, "num_key_value_heads": 2}
+    own = {"qwen3": {"head_dim": 16}, "mistral": {"sliding_window": None}}.get(kind, {})
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **own, **special))
 
 
 @pytest.fixture(params=["llama", "qwen2", "qwen3", "mistral", "gpt2"])
@@ -85,23 +62,12 @@ def tokenizer() -> Any:
 def make_engine(tokenizer: Any, request: pytest.FixtureRequest) -> Callable[..., LocalEngine]:
     """Every test runs with kernels and with the model's own steps."""
 
-    def make(
-        model: Any,
-        *,
-        max_batch_rows: int = 64,
-        eos: Sequence[int] = (EOS,),
-        context_length: int = 128,
-        keep_bytes: int = KEEP_BYTES,
-    ) -> LocalEngine:
-        return LocalEngine(
-            model,
-            tokenizer=tokenizer,
-            eos_token_ids=eos,
-            pad_token_id=PAD,
-            context_length=context_length,
-            max_batch_rows=max_batch_rows,
-            kernels="auto" if request.param == "kernels" else "off",
-            keep_bytes=keep_bytes,
-        )
+    def make(model: Any, *, eos: Sequence[int] = (EOS,), **given: Any) -> LocalEngine:
+        plain = {
+            "context_length": 128,
+            "max_batch_rows": 64,
+            "kernels": "auto" if request.param == "kernels" else "off",
+        }
+        return LocalEngine(model, tokenizer=tokenizer, eos_token_ids=eos, pad_token_id=PAD, **{**plain, **given})
 
     return make

@@ -83,17 +83,8 @@ class Script:
             tokens, reason = tokens[: sampling.max_response_tokens], FinishReason.LENGTH
             text = self.tokenizer.decode(list(tokens))
         logprobs = tuple(-0.25 - 0.01 * i for i in range(len(tokens)))
-        return Rollout(
-            request.prompt_id,
-            request.group_id,
-            index,
-            request.prompt_tokens,
-            tokens,
-            logprobs,
-            reason,
-            self.version,
-            text,
-        )
+        asked = (request.prompt_id, request.group_id, index, request.prompt_tokens)
+        return Rollout(*asked, tokens, logprobs, reason, self.version, text)
 
     def sync(self, weights: Weights) -> None:
         raise NotImplementedError
