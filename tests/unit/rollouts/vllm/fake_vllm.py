@@ -215,6 +215,10 @@ def _sample(params: SamplingParams) -> Any:
 
 
 def _module(name: str, **contents: Any) -> None:
+    """A module, and the packages that it is in."""
+    package, _, _ = name.rpartition(".")
+    if package not in sys.modules:
+        _module(package)
     module = ModuleType(name)
     module.__path__ = []  # it may have modules of its own
     vars(module).update(contents)
@@ -225,19 +229,11 @@ _ON_CPU = os.environ.get("FAKE_VLLM_PLATFORM") == "cpu"
 _PLATFORM = SimpleNamespace(is_cpu=lambda: _ON_CPU, is_sleep_mode_available=lambda: not _ON_CPU)
 _module("vllm.platforms", current_platform=_PLATFORM)
 _module("vllm.config", set_current_vllm_config=set_current_vllm_config)
-_module("vllm.lora")
 _module("vllm.lora.request", LoRARequest=LoRARequest)
-_module("vllm.model_executor")
-_module("vllm.model_executor.model_loader")
 _RELOAD = {"initialize_layerwise_reload": Model.begin, "finalize_layerwise_reload": Model.finish}
 _module("vllm.model_executor.model_loader.reload", **_RELOAD)
-_module("vllm.model_executor.layers")
 _EMBEDDING = "vllm.model_executor.layers.vocab_parallel_embedding"
 _module(_EMBEDDING, VocabParallelEmbedding=type("VocabParallelEmbedding", (), {}))
-_module("vllm.v1")
-_module("vllm.v1.sample")
 _module("vllm.v1.sample.logits_processor", AdapterLogitsProcessor=object)
-_module("vllm.v1.attention")
-_module("vllm.v1.attention.backends")
 _HEADS = SimpleNamespace(get_supported_head_sizes=lambda: [8, 16, 32, 64])
 _module("vllm.v1.attention.backends.cpu_attn", CPUAttentionBackend=_HEADS)
