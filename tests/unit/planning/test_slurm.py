@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from watching import wait_for
 
 from burnish.cli import main
 from burnish.config.loading import load_run_data
@@ -70,7 +70,7 @@ def job(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
         process = subprocess.Popen(["bash", "-c", script], env=environment, start_new_session=True)
         try:
             if not ends.isdigit():
-                await_line(calls, "running")
+                wait_for(lambda: calls.is_file() and "running" in calls.read_text().splitlines(), 20)
                 process.send_signal(signal.SIGUSR1)  # to the script alone, as with `--signal=B:`
             return process.wait(timeout=20), calls.read_text().splitlines()
         finally:
@@ -78,13 +78,6 @@ def job(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
     return run
-
-
-def await_line(file: Path, line: str) -> None:
-    deadline = time.monotonic() + 20
-    while not (file.is_file() and line in file.read_text().splitlines()):
-        assert time.monotonic() < deadline, f"no {line!r}"
-        time.sleep(0.02)
 
 
 SEVERAL = {"trainers": 8, "rollout_workers": 8}

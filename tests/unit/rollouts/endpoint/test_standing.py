@@ -48,8 +48,7 @@ def test_a_reward_ends_and_records_a_trajectory(serving: Start) -> None:
         placed(loop, Order("a", RewardCall(0.5)))
     ask(loop, "a", "one")  # the name is free again
     loop.desk.close()
-    while len(lines) < 3:
-        time.sleep(0.01)
+    wait_for(lambda: len(lines) >= 3)
     assert {json.loads(line)["trajectory"] for line in lines[1:]} == {"a", "b"}
     assert all("environment_reward" not in json.loads(line) for line in lines[1:])
 
@@ -60,8 +59,7 @@ def test_requests_without_a_name_are_alone_and_have_noise_of_their_own(serving: 
     for _ in range(3):
         ask(loop, "")
     assert [request.prompt_id for request in script.seen] == ["request 0", "request 1", "request 2"]
-    while len(lines) < 3:
-        time.sleep(0.01)
+    wait_for(lambda: len(lines) >= 3)
     assert all("trajectory" not in json.loads(line) for line in lines)
 
 
