@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,6 +14,7 @@ from burnish.api.training import move_aside
 from burnish.cli import main
 from burnish.cli.eval import metrics_table
 from burnish.config.presets import PRESETS
+from burnish.outside.listening import listening
 
 Run = Callable[..., str]
 RUN = "model: m\ndata: {train: train.jsonl}\nrewards: exact\nsteps: 4\nrollout: {prompts_per_step: 2, group_size: 3}\n"
@@ -83,11 +83,8 @@ cluster: {backend: ray, trainers: 8, rollout_workers: 8}
 """
 
 
-def test_a_plan_for_another_machine_refuses_nothing_that_this_one_lacks(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.yaml").write_text(ELSEWHERE)
+def test_a_plan_for_another_machine_refuses_nothing_that_this_one_lacks(folder: Path, run: Run) -> None:
+    (folder / "run.yaml").write_text(ELSEWHERE)
     found = run("plan", "run.yaml", "--on", "2x8xH100-80GB", "--json", "--price", "2.5")
     plan = json.loads(found)
     assert plan["fit"]["fits"] is False
@@ -103,12 +100,8 @@ def test_a_plan_for_another_machine_refuses_nothing_that_this_one_lacks(
     assert {"weights", "masters", "gradients", "Adam", "activations", "logits", "KV cache"} <= kinds
 
 
-def test_a_plan_for_another_machine_fits_80_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    (tmp_path / "run.yaml").write_text(ELSEWHERE)
+def test_a_plan_for_another_machine_fits_80_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "run.yaml").write_text(ELSEWHERE)
     for on in ("24xH100-80GB", "2x4GB"):
         assert main(["plan", "run.yaml", "rollout.group_size=4", "--on", on]) == 0
         text = capsys.readouterr().out
@@ -120,25 +113,21 @@ def test_a_plan_for_another_machine_fits_80_columns(
 
 
 def test_the_page_on_clusters_has_what_the_plan_of_its_example_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text().partition("## Two nodes of eight GPUs")[2]
     file, command = page.split("```yaml\n")[1].split("```\n")[0], page.split("`burnish ")[1].split("`")[0]
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.yaml").write_text(file)
+    (folder / "run.yaml").write_text(file)
     assert main(command.split()) == 0
     assert page.split("```text\n")[1].split("\n\nfits")[0] in capsys.readouterr().out
 
 
-def test_a_plan_for_another_machine_of_data_that_are_not_here(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_for_another_machine_of_data_that_are_not_here(folder: Path, run: Run) -> None:
     """What the keys of a file do not say, its other fields do."""
-    monkeypatch.chdir(tmp_path)
     given = "model: Qwen/Qwen3-0.6B\ndata: {train: no.jsonl}\n"
-    (tmp_path / "rm.yaml").write_text(given + "optimization: {comparisons_per_batch: 16}\n")
-    (tmp_path / "sft.yaml").write_text(given + "optimization: {tokens_per_batch: 8192}\n")
-    (tmp_path / "both.yaml").write_text(given + "optimization: {comparisons_a_batch: 16}\n")
+    (folder / "rm.yaml").write_text(given + "optimization: {comparisons_per_batch: 16}\n")
+    (folder / "sft.yaml").write_text(given + "optimization: {tokens_per_batch: 8192}\n")
+    (folder / "both.yaml").write_text(given + "optimization: {comparisons_a_batch: 16}\n")
     assert "comparisons 16" in run("plan", "rm.yaml", "--on", "H100")
     assert "fits H100" in run("plan", "sft.yaml", "--on", "H100", "model.dtype=bfloat16")
     assert "comparisons_a_batch" in run("plan", "both.yaml", "--on", "H100", code=2)
@@ -154,11 +143,8 @@ def test_a_plan_for_another_machine_of_data_that_are_not_here(
         (["--on", "H100", "rollout.group_size=1"], "rollout.group_size is 1"),
     ],
 )
-def test_what_a_plan_for_another_machine_refuses(
-    tmp_path: Path, run: Run, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.yaml").write_text(ELSEWHERE)
+def test_what_a_plan_for_another_machine_refuses(folder: Path, run: Run, words: list[str], message: str) -> None:
+    (folder / "run.yaml").write_text(ELSEWHERE)
     assert message in run("plan", "run.yaml", *words, code=2)
 
 
@@ -404,9 +390,7 @@ def test_evaluation_table_names_the_parts_of_a_reward() -> None:
 
 
 def test_a_sandbox_at_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with listening("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         assert main(["sandbox", "serve", "--port", str(port)]) == 2
     said = capsys.readouterr()

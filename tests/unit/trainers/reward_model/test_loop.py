@@ -27,6 +27,7 @@ from burnish.trainers.outer_loop import run_loop
 from burnish.trainers.reward_model.loop import RmRun, evaluated_comparisons, open_rm_run, train_reward_model
 
 QUIET = Console(quiet=True)
+NORMALISES = ("normalization.kind=gain_bias", "normalization.responses=8", "normalization.max_response_tokens=6")
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +105,7 @@ def test_a_run_writes_what_both_libraries_load(rm_run: Callable[..., RmConfig]) 
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     rm_run: Callable[..., RmConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainable: str
 ) -> None:
-    words = (
-        "normalization.kind=gain_bias",
-        "normalization.responses=8",
-        "normalization.max_response_tokens=6",
-        f"normalization.trainable={trainable}",
-    )
+    words = (*NORMALISES, f"normalization.trainable={trainable}")
     undisturbed = rm_run(*words, f"output={tmp_path / 'whole'}")
     whole = train_reward_model(undisturbed, console=QUIET)
     config = rm_run(*words)
@@ -129,8 +125,8 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     assert rows_of(config) == rows_of(undisturbed)
     first, second = (load_file(folder / "model.safetensors") for folder in (whole.weights, again.weights))
     assert all(bool((first[name] == second[name]).all()) for name in first)
-    names = ("burnish_reward_model.json",)
-    assert all((whole.weights / name).read_text() == (again.weights / name).read_text() for name in names)
+    saved, resaved = (folder / "burnish_reward_model.json" for folder in (whole.weights, again.weights))
+    assert saved.read_text() == resaved.read_text()
 
 
 @pytest.mark.slow_cases("policy")
@@ -223,10 +219,9 @@ def test_an_error_beside_the_updates_loses_no_step_and_normalises_once(
 ) -> None:
     """In the evaluation of step 3, and in that of the last step, which the normalisation comes before."""
     fields: dict[str, Any] = {"checkpoint": {"every_steps": None}}
-    words = ("normalization.kind=gain_bias", "normalization.responses=8", "normalization.max_response_tokens=6")
-    undisturbed = rm_run(*words, f"output={tmp_path / 'whole'}", **fields)
+    undisturbed = rm_run(*NORMALISES, f"output={tmp_path / 'whole'}", **fields)
     whole = train_reward_model(undisturbed, console=QUIET)
-    config, real = rm_run(*words, **fields), RmRun.evaluate
+    config, real = rm_run(*NORMALISES, **fields), RmRun.evaluate
 
     def evaluate(run: RmRun) -> dict[str, float]:
         if run.progress.step == stopped_at:
