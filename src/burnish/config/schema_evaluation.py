@@ -9,18 +9,13 @@ from pydantic import Field
 
 from burnish.config.section import PositiveInt, Section, Temperature
 
-_NO_RESPONSES = "only the evaluation of `burnish rl` samples responses"
-
 
 class EvaluationConfig(Section):
     """Held-out evaluation."""
 
-    not_here: ClassVar[Mapping[str, str]] = {
-        "samples": _NO_RESPONSES,
-        "temperature": _NO_RESPONSES,
-        "success": _NO_RESPONSES,
-        "success_score": _NO_RESPONSES,
-    }
+    not_here: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("samples", "temperature", "success", "success_score"), "only the evaluation of `burnish rl` samples responses"
+    )
 
     every_steps: PositiveInt | None = 10
     """Steps between two evaluations. The last step is always evaluated. `null`: never evaluate."""

@@ -83,10 +83,9 @@ class RlOptimizationConfig(OptimizationConfig):
 class BatchOptimizationConfig(OptimizationConfig):
     """Settings of the optimizer if one batch of data is one optimizer step."""
 
-    not_here: ClassVar[Mapping[str, str]] = {
-        "minibatches": "one batch is one optimizer step",
-        "schedule_unit": "one batch is one optimizer step",
-    }
+    not_here: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("minibatches", "schedule_unit"), "one batch is one optimizer step"
+    )
 
 
 class SftOptimizationConfig(BatchOptimizationConfig):
