@@ -44,8 +44,6 @@ class Service:
     body_bytes: int = 1 << 24
     body_seconds: float = 30.0
     token: str | None = None
-    name: str | None = None
-    """Of this server in its answers (`executor_pod_name`)."""
 
 
 class Served(Runner, Protocol):
@@ -53,7 +51,6 @@ class Served(Runner, Protocol):
 
     def stop(self, thread: int) -> None:
         """End the job that this thread waits for: it gets a SandboxError."""
-        ...
 
 
 def application(sandbox: Served, service: Service) -> Starlette:
@@ -220,7 +217,7 @@ class _Desk:
             "message": message,
             "compile_result": None,
             "run_result": result,
-            "executor_pod_name": self._service.name,
+            "executor_pod_name": None,
             "files": {},
         }
 
