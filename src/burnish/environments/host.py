@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from burnish.environments.process import ConversationProcess
 from burnish.environments.warm_parent import Wanted, WarmParent
 from burnish.errors import ConfigError, RolloutError
+from burnish.tools.checking import function_of
 from burnish.types import Json
 
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS)
@@ -38,7 +39,7 @@ class ConversationHost:
         description = self._parent.description
         own: list[Mapping[str, Json]] = description["environment_tools"]
         self.schemas: tuple[Mapping[str, Json], ...] = (*description["tools"], *own)
-        self.environment_tools = frozenset(str(_name_of(schema)) for schema in own)
+        self.environment_tools = frozenset(str(function_of(schema)["name"]) for schema in own)
         self.answers_text: bool = description["answers_text"]
         try:
             self._check_names()
@@ -90,7 +91,7 @@ class ConversationHost:
     def _check_names(self) -> None:
         seen: set[str] = set()
         for schema in self.schemas:
-            name = str(_name_of(schema))
+            name = str(function_of(schema)["name"])
             if name in seen:
                 raise ConfigError(
                     f"{self.wanted.where} has two tools that are called {name!r}, one of them the environment's",
@@ -116,9 +117,3 @@ def no_more_files() -> RolloutError:
         "run have together",
         remedy=f"lower max_open of conversations, or raise the limit (ulimit -n; the hard limit is {hard:,})",
     )
-
-
-def _name_of(schema: Mapping[str, Json]) -> Json:
-    function = schema["function"]
-    assert isinstance(function, dict)
-    return function["name"]
