@@ -313,13 +313,15 @@ def _template_options(asked: Mapping[str, Any], terms: Terms) -> tuple[dict[str,
 def _check_size(count: int, characters: int, terms: Terms, name: str) -> None:
     """Raise RefusedError for messages or a text that cannot fit, before any work is done on them."""
     if count * terms.message_tokens > terms.context or characters > _TOKEN_CHARACTERS * terms.context:
-        raise RefusedError(
-            400,
+        raise _too_long(
+            name,
             f"This model's maximum context length is {terms.context} tokens. {name} is too long for it: "
             f"{count:,} items with {characters:,} characters.",
-            code="context_length_exceeded",
-            param=name,
         )
+
+
+def _too_long(name: str, why: str) -> RefusedError:
+    return RefusedError(400, why, code="context_length_exceeded", param=name)
 
 
 def texts_in(value: Any) -> Iterator[str]:
@@ -408,12 +410,7 @@ def _stop_tokens(value: Any) -> tuple[int, ...]:
 
 def _tokens(value: Any, name: str, most: int) -> tuple[int, ...]:
     if isinstance(value, list) and len(value) > most:
-        raise RefusedError(
-            400,
-            f"{name} has {len(value):,} tokens, and {most:,} are the most here",
-            code="context_length_exceeded",
-            param=name,
-        )
+        raise _too_long(name, f"{name} has {len(value):,} tokens, and {most:,} are the most here")
     if not isinstance(value, list) or not value or not all(map(_is_token, value)):
         also = "a text or " if name == "prompt" else ""
         raise wrong(name, f"{name} has to be {also}a list of token ids")
