@@ -67,7 +67,8 @@ class Speech:
         if parser != AUTO:
             return Speech(tokenizer, stop, options, find_parser(parser))
         try:
-            return Speech(tokenizer, stop, options, find_parser(recognise(_renderer(tokenizer, options))))
+            parser = recognise(renderer(tokenizer, options, "the chat template"))
+            return Speech(tokenizer, stop, options, find_parser(parser))
         except (ConfigError, DataError) as error:
             return Speech(tokenizer, stop, options, None, without_parser=error.message)
 
@@ -221,11 +222,13 @@ def id_of_calls(number: int) -> str:
     return f"call{number % 1000:03d}"
 
 
-def _renderer(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Json]) -> Render:
+def renderer(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Json], where: str) -> Render:
+    """Writes turns by the chat template, for `recognise`. where: for messages."""
+
     def render(turns: Sequence[Mapping[str, Json]], offered: Sequence[Mapping[str, Json]]) -> str:
         messages = [Message.from_dict(turn) for turn in turns]
         template = Template(tokenizer, options, tuple(offered))
-        return template.render(messages, where="the chat template", add_generation_prompt=False)
+        return template.render(messages, where=where, add_generation_prompt=False)
 
     return render
 
@@ -239,10 +242,8 @@ def _named(messages: Sequence[Message]) -> list[Message]:
     names: dict[Json, Json] = {}
     found = []
     for message in messages:
-        for call in message.tool_calls:
-            function = call["function"]
-            assert isinstance(function, dict)
-            names[str(call.get("id"))] = function["name"]
+        for call, called in zip(message.tool_calls, message.called(), strict=True):
+            names[str(call.get("id"))] = called
         name = names.get(message.extra.get("tool_call_id"))  # type: ignore[arg-type]
         if message.role == "tool" and name is not None and "name" not in message.extra:
             message = replace(message, extra={**message.extra, "name": name})

@@ -31,6 +31,7 @@ from burnish.errors import ConfigError, DataError
 from burnish.models.loading import LoadedModel
 from burnish.observability.console import say
 from burnish.rollouts.conversation import ConversingEngine, Talk
+from burnish.rollouts.endpoint.speech import renderer
 from burnish.rollouts.engine import RolloutEngine
 from burnish.rollouts.partner import PartnerLimits, ToolsAndEnvironment
 from burnish.rollouts.tool_calls import CallLimits
@@ -40,7 +41,7 @@ from burnish.tools.parsers.protocol import Schemas, ToolParser
 from burnish.tools.parsers.registry import find_parser, recognise
 from burnish.trainers.rl.agents import Agents, open_agents
 from burnish.trainers.rl.feeds import with_template
-from burnish.types import Json, Message, Prompt
+from burnish.types import Json, Prompt
 from burnish.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -248,13 +249,7 @@ def _parser(
         return None, ""
     name = conversation.parser
     if name == AUTO_PARSER:
-
-        def render(turns: Sequence[Mapping[str, Json]], offered: Schemas) -> str:
-            messages = [Message.from_dict(turn) for turn in turns]
-            template = Template(tokenizer, chat.options, tuple(offered))
-            return template.render(messages, where=where, add_generation_prompt=False)
-
-        name = recognise(render)
+        name = recognise(renderer(tokenizer, chat.options, where))
     return find_parser(name), name
 
 
