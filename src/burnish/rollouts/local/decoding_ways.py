@@ -20,6 +20,7 @@ from burnish.forward.kernel_layers import has_known_layers
 from burnish.forward.quantized_layers import is_quantized
 from burnish.forward.race import Way
 from burnish.kernels.decoding import decode_kernels
+from burnish.rollouts.local.choice import join
 from burnish.rollouts.local.decoders import Decoder, MakeDecoder
 from burnish.rollouts.local.kernel_decoder import KernelDecoder
 from burnish.rollouts.local.packed_weights import Layout, Product, has_blocks, joined_product
@@ -116,11 +117,9 @@ def _decodes_alike(model: PreTrainedModel, make: MakeDecoder) -> bool:
     prompts = [tuple(texts[0]), tuple(texts[0]), tuple(texts[1][:4])]
     continuations = torch.randint(0, vocabulary, (3, 3), generator=generator)
     decoder = make(model, len(prompts))
-    lengths = []
-    for chunk in Prefiller(model, pad_token_id=0).prefill(prompts, keep=None):
-        decoder.join([len(prompts[row]) for row in chunk.rows], chunk.prompts, chunk.sources)
-        lengths += [len(prompts[row]) for row in chunk.rows]
-    tokens, positions = torch.tensor([prompt[-1] for prompt in prompts]), torch.tensor(lengths) - 1
+    order = join(decoder, prompts, Prefiller(model, pad_token_id=0))
+    tokens = torch.tensor([prompt[-1] for prompt in prompts])
+    positions = torch.tensor([len(prompts[row]) - 1 for row in order])
     decoded = []
     for step in range(continuations.shape[1] + 1):
         decoded.append(decoder.logits(tokens, positions + step))
