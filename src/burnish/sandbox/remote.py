@@ -13,7 +13,6 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -81,9 +80,7 @@ class RemoteSandbox:
     def __enter__(self) -> RemoteSandbox:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:

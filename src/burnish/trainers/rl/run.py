@@ -59,9 +59,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
         if evaluator is None:
             raise ConfigError("data.eval is empty", remedy="name the held-out data in data.eval")
         found, groups = evaluator.evaluate()
-    store = MetricStore()
-    store.merge(found)
-    metrics, folder = store.row(), new_eval_folder(Path(config.output))
+    metrics, folder = MetricStore.of([found]).row(), new_eval_folder(Path(config.output))
     recorder = RolloutRecorder(folder / "rollouts", token_texts(loaded))
     rollouts_file = recorder.record_evaluation(0, groups)
     return EvalReport(metrics, write_eval_metrics(folder, config, metrics), rollouts_file)
