@@ -26,19 +26,15 @@ class RoleHandle(Protocol):
 
     def ask(self, method: str, *arguments: object, **named: object) -> Any:
         """Call the method, or read the property, of the role, of every one of them where there are several."""
-        ...
 
     def ask_one(self, method: str, *arguments: object, **named: object) -> Any:
         """The same, of one of them only: for what must happen once, such as writing a file."""
-        ...
 
     def read(self, version: int) -> Iterator[Named]:
         """The weights that the role, a policy, has published."""
-        ...
 
     def share(self, version: int) -> SealedWeights:
         """The same, written once where all who want them can read them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

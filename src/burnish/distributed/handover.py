@@ -77,15 +77,12 @@ class Gate(Protocol):
 
     def receive(self, layout: Layout) -> SealedWeights:
         """Those that come with a request."""
-        ...
 
     def publish(self, weights: Weights) -> Layout:
         """Write a copy. Its layout is the answer to the request."""
-        ...
 
     def follow(self) -> None:
         """Send what has to follow the answer, if anything has."""
-        ...
 
 
 class SharedWeights(SealedWeights):

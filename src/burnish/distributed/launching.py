@@ -56,15 +56,12 @@ class Launcher(Protocol):
 
     def start(self, seat: Seat) -> Peer:
         """The process, with its roles built. May be called again for one that was lost, and from several threads."""
-        ...
 
     def meetings(self, size: int, *, seconds: float) -> AbstractContextManager[list[Meeting]]:
         """Where the trainers find each other, one meeting each. `seconds`: how long each waits for the others."""
-        ...
 
     def write(self, weights: Weights) -> SealedWeights:
         """A copy of weights of this process that those that were started can read."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,6 @@ class Site(Protocol):
 
     def reserved(self, crew: Crew) -> AbstractContextManager[Launcher]:
         """Places for all of them. Raises ConfigError when there is not enough of what they need."""
-        ...
 
 
 class ThisMachine:

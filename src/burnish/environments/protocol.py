@@ -35,23 +35,18 @@ class Environment(Protocol):
     def call(self, name: str, arguments: Mapping[str, Json]) -> object:
         """Call one of the tools. The result is a text, plain data or a `Step`, or an awaitable of one. Raises what the
         tool raises."""
-        ...
 
     def step(self, text: str) -> Step:
         """Answer a turn that calls no tool. Only called where `EnvironmentSource.answers_text`."""
-        ...
 
     def ended(self) -> bool:
         """Whether nothing can follow. Asked after calls and steps."""
-        ...
 
     def reward(self) -> float | None:
         """Of the whole conversation, asked once, at its end. None if this environment gives none, or none yet."""
-        ...
 
     def close(self) -> None:
         """Let go of everything. Called once, however the conversation ended."""
-        ...
 
 
 class EnvironmentSource(Protocol):
@@ -69,4 +64,3 @@ class EnvironmentSource(Protocol):
 
     def start(self, row: Mapping[str, Json], seed: int) -> Environment:
         """An environment for a row of data. `seed` (from 0 to 2**31 - 1) is equal within a group."""
-        ...

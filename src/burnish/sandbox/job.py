@@ -115,12 +115,9 @@ class Runner(Protocol):
 
     def run(self, job: FunctionTests | AssertTests | ProgramTests, limits: Limits | None = None) -> Verdict:
         """Judge a candidate. SandboxError when there can be no verdict."""
-        ...
 
     def output(self, job: Program, limits: Limits | None = None) -> Output:
         """Run a program once. SandboxError."""
-        ...
 
     def close(self) -> None:
         """End its processes, or its connections."""
-        ...

@@ -24,25 +24,20 @@ class Decoder(Protocol):
     def join(self, lengths: Sequence[int], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
         """Add rows after the existing ones. Row i has a text of `lengths[i]` tokens, all of which except the last are
         cached in prompt `sources[i]` (`prompts` is None for texts of one token)."""
-        ...
 
     def logits(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
         """(R, vocabulary) after each row's newest token, which is at this position in its sequence."""
-        ...
 
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
         """Move rows `sources` to the places of rows `targets`, and keep only the first `num_rows`."""
-        ...
 
     def kept(self, row: int, text: Tokens) -> KeptRow:
         """Return the cache of a row, which has read `text` and leaves next."""
-        ...
 
     def go_on(self, kept: Sequence[KeptRow], texts: Sequence[Tokens]) -> list[int]:
         """Add rows that go on from kept ones of decoders of this kind, with the same weights. Each text begins with the
         kept tokens and has at least one more. New tokens, except the last, are read. A kept row must not be used again.
         Returns the rows (indices) in the order in which they were added."""
-        ...
 
 
 MakeDecoder = Callable[["PreTrainedModel", int], Decoder]
@@ -71,7 +66,6 @@ class PromptedRows(Protocol):
 
     def columns(self, row: int, start: int, stop: int) -> Columns:
         """Like `RowCache.columns`, for all of a row's prompt, or all columns after it."""
-        ...
 
     def move(self, sources: Tensor, targets: Tensor, num_rows: int) -> None:
         """See `RowCache.move`."""

@@ -62,15 +62,12 @@ class SlottedPass(Protocol):
 
     def fit(self, slots: int, positions: Sequence[int], steps: int) -> Shape:
         """Make room for the tokens of this many steps, the first of them at these positions."""
-        ...
 
     def logits(self, shape: Shape, tokens_S: Tensor, positions_S: Tensor) -> Tensor:
         """(S, vocabulary) after these tokens. The host reads nothing from the device."""
-        ...
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield all tensors that a pass reads or writes, besides the model's."""
-        ...
 
 
 class CudaGraphs:
