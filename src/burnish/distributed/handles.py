@@ -121,7 +121,10 @@ class _RemoteLearner:
 
 
 class _RemoteAccumulator(_RemoteLearner):
-    """A learner whose optimizer step is made of parts."""
+    """A learner whose optimizer step is made of parts. Objectives are sent there pickled."""
+
+    def accumulate(self, batch: Batch, objective: Objective | ValueObjective, denominators: Denominators) -> None:
+        self._role.ask("accumulate", batch, objective, denominators)
 
     def settle(self, planned_step: int | None = None) -> Update:
         update: Update = self._role.ask("settle", planned_step)
@@ -129,14 +132,11 @@ class _RemoteAccumulator(_RemoteLearner):
 
 
 class RemotePolicy(_RemoteAccumulator):
-    """`roles.Policy` in another process. Objectives are sent there pickled."""
+    """`roles.Policy` in another process."""
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
         scores: TokenScores = self._role.ask("logprobs", batch, entropy=entropy, correct=correct)
         return scores
-
-    def accumulate(self, batch: Batch, objective: Objective, denominators: Denominators) -> None:
-        self._role.ask("accumulate", batch, objective, denominators)
 
     def update(
         self,
@@ -183,9 +183,6 @@ class RemoteCritic(_RemoteAccumulator):
     def values(self, batch: Batch) -> Tensor:
         values_BT: Tensor = self._role.ask("values", batch)
         return values_BT
-
-    def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
-        self._role.ask("accumulate", batch, objective, denominators)
 
     def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
         update: Update = self._role.ask("update", batch, objective, planned_step=planned_step)

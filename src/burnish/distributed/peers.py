@@ -143,9 +143,10 @@ class Peer(ABC):
     def share(self, role: str, version: int, *, what: str, seconds: float) -> SealedWeights:
         """The weights that this role, a policy, has published, written once for all who want them."""
 
-    @abstractmethod
     def _await_end(self, seconds: float) -> None:
-        """Wait until a process that was asked to has released its roles, at most that long."""
+        """Wait until a process that was asked to has released its roles, at most that long. It closes its connection
+        then."""
+        self._channel.receive(seconds=seconds)
 
     @abstractmethod
     def _end(self) -> None:

@@ -127,10 +127,6 @@ class RankPeer(MemoryPeer):
         self._leaving = True
         super().close()
 
-    def _await_end(self, seconds: float) -> None:
-        """See `Peer`. The process closes its connection when its roles are released."""
-        self._channel.receive(seconds=seconds)
-
     def _end(self) -> None:
         """See `Peer`. A process ends when its connections do; torchrun ends one that is stopped."""
         self._channel.end()

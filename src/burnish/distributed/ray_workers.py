@@ -199,10 +199,6 @@ class RayProcess(Peer):
             text = ray.get(self._actor.stacks.remote(), timeout=_STACKS_SECONDS)
             (self._stacks / f"{self.name.replace(' ', '-')}.txt").write_text(text, encoding="utf-8")
 
-    def _await_end(self, seconds: float) -> None:
-        """See `Peer`. The thread closes its connection when the roles are released."""
-        self._channel.receive(seconds=seconds)
-
     def _end(self) -> None:
         """See `Peer`. Ray ends a process that is stopped with SIGKILL, after some seconds."""
         with contextlib.suppress(RayError, RuntimeError, ValueError):  # Ray itself may be gone
