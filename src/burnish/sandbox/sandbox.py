@@ -73,20 +73,18 @@ class Sandbox:
 
     def run(self, job: FunctionTests | AssertTests | ProgramTests, limits: Limits | None = None) -> Verdict:
         """Judge a candidate. Raises SandboxError when the sandbox fails, or the tests cannot run or test nothing."""
+        limits = limits or self.limits
         if isinstance(job, ProgramTests):
-            return judge_programs(self.output, job, limits or self.limits)
-        return self._judge_split(job, limits or self.limits)
+            return judge_programs(self.output, job, limits)
+        tests = {name: part for name, part in plain_job(job).items() if name != "code"}
+        with self._parent() as parent:
+            lines, ended = parent.tests(job.code, tests, limits)
+        return verdict_of_lines(lines, ended)
 
     def output(self, job: Program, limits: Limits | None = None) -> Output:
         """Run a program once. Raises SandboxError."""
         with self._parent() as parent:
             return parent.program(job.code, job.stdin, limits or self.limits)
-
-    def _judge_split(self, job: FunctionTests | AssertTests, limits: Limits) -> Verdict:
-        tests = {name: part for name, part in plain_job(job).items() if name != "code"}
-        with self._parent() as parent:
-            lines, ended = parent.tests(job.code, tests, limits)
-        return verdict_of_lines(lines, ended)
 
     @contextmanager
     def _parent(self) -> Iterator[WarmParent]:

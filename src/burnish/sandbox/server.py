@@ -72,12 +72,11 @@ def application(sandbox: Served, service: Service) -> Starlette:
             try:
                 return JSONResponse(await answer(request))
             except RefusedError as error:
-                refused = error
+                return refuse(error)
             except asyncio.CancelledError:
                 if not desk.is_closed:
                     raise
-                refused = _ending()
-            return refuse(refused)
+                return refuse(_ending())
 
         return endpoint
 
