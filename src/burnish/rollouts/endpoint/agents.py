@@ -282,9 +282,6 @@ class _Hall:
         if agent.over:
             return
         agent.over, agent.failed = True, f"the agent failed: {failed}" if failed else ""
-        for order in agent.asks:  # requests of threads that it has left behind
-            order.refuse(_over())
-        agent.asks.clear()
         self._counts["timed_out"] += timed_out
 
     def _speak(self) -> None:
@@ -321,7 +318,7 @@ class _Hall:
         return found
 
     def _forget(self, name: str) -> _Agent:
-        """Remove the agent, and refuse its waiting requests."""
+        """Remove the agent, and refuse its waiting requests, such as those of threads that it has left behind."""
         agent = self._open.pop(name)
         self._server.end(name)
         for order in agent.asks:

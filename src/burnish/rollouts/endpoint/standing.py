@@ -149,9 +149,6 @@ class StandingLoop:
 
     def _write(self, name: str, trajectory: Trajectory) -> None:
         if self.record is not None and trajectory.num_spoken:
+            named = {"trajectory": name} if name else {}
             for row in trajectory.rollouts():
-                self.record(json.dumps(_line(name, row)) + "\n")
-
-
-def _line(name: str, row: Rollout) -> dict[str, object]:
-    return {**({"trajectory": name} if name else {}), **row.to_dict()}
+                self.record(json.dumps({**named, **row.to_dict()}) + "\n")

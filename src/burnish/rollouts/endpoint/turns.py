@@ -11,7 +11,7 @@ from typing import Any
 from burnish.outside.listening import RefusedError
 from burnish.rollouts.endpoint.answers import Reply, token_texts
 from burnish.rollouts.endpoint.desk import Order
-from burnish.rollouts.endpoint.requests import RewardCall, Wish
+from burnish.rollouts.endpoint.requests import RewardCall, TurnRequest, Wish
 from burnish.rollouts.endpoint.trajectory import NextTurn, Trajectory
 from burnish.rollouts.engine import Sampling
 from burnish.types import Rollout, RolloutRequest
@@ -24,9 +24,10 @@ Heard = Callable[[Order], None]
 
 @dataclass(slots=True)
 class _Begun:
-    """An order whose turn is being sampled."""
+    """An order whose turn is being sampled. asked: by it."""
 
     order: Order
+    asked: TurnRequest
     trajectory: Trajectory
     turn: NextTurn
 
@@ -58,7 +59,7 @@ class TurnSampler:
             if begun is None:
                 heard(order)
                 continue
-            wish = _wish(order)
+            wish = begun.asked.wish
             # Turns of one length are sampled together: a short one would discard the tokens that a long one needs.
             length = trajectory.room.turn_tokens if wish.max_tokens is None else begun.turn.most_tokens
             settings = _settings(sampling, wish, length)
@@ -72,7 +73,7 @@ class TurnSampler:
             return None
         assert not isinstance(order.asked, RewardCall)
         try:
-            return _Begun(order, trajectory, trajectory.next_turn(order.asked))
+            return _Begun(order, order.asked, trajectory, trajectory.next_turn(order.asked))
         except RefusedError as error:
             refused = error
         except RecursionError:  # of tools or arguments, when they are written
@@ -107,22 +108,16 @@ class TurnSampler:
             requests = [request for request in rest if request.group_id not in gone]
 
     def _reply(self, begun: _Begun, rollout: Rollout) -> Reply:
-        assert not isinstance(begun.order.asked, RewardCall)
         said = begun.trajectory.say(begun.turn, rollout)
         return Reply(
-            asked=begun.order.asked,
+            asked=begun.asked,
             said=said,
             prompt=begun.turn.prompt,
-            texts=token_texts(begun.order.asked, said, begun.trajectory.speech.text),
+            texts=token_texts(begun.asked, said, begun.trajectory.speech.text),
             model=self.model,
             number=next(self._numbers),
             created=int(time.time()),
         )
-
-
-def _wish(order: Order) -> Wish:
-    assert not isinstance(order.asked, RewardCall)
-    return order.asked.wish
 
 
 def _settings(sampling: Sampling, wish: Wish, length: int) -> Sampling:
