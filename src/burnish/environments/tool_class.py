@@ -37,10 +37,9 @@ class ToolClassSource:
         if "reset" not in methods:
             raise ConfigError(f"{wanted}, which has no method reset", remedy="add reset(self, **row)")
         self._maker = maker
-        self._names = frozenset(name for name in methods if name not in NO_TOOLS)
-        self.schemas: tuple[Mapping[str, Json], ...] = tuple(
-            _schema(kind, name, wanted) for name in methods if name not in NO_TOOLS
-        )
+        tools = [name for name in methods if name not in NO_TOOLS]
+        self._names = frozenset(tools)
+        self.schemas: tuple[Mapping[str, Json], ...] = tuple(_schema(kind, name, wanted) for name in tools)
 
     def start(self, row: Mapping[str, Json], seed: int) -> ToolClass:
         """A new object, after its `reset`."""

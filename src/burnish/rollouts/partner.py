@@ -249,10 +249,9 @@ class _Answers:
         elif line.parsed.calls:
             self._call(line)
         elif partner.answers_text:
-            limit = partner.limits.result_characters
             partner.count(steps=1)
             self._wait(line, "step", partner.limits.call_seconds)
-            self._ask(line, "step", text=turn.response, limit=limit)
+            self._ask(line, "step", text=turn.response, limit=partner.limits.result_characters)
         else:
             self._events[key] = Answer(_said(line), ends=FinishReason.STOP)
 
@@ -617,14 +616,12 @@ def start_seed(seed: int, step: int, prompt_id: str, sample: int | None) -> int:
 
 def _said(line: _Line) -> Message:
     """The policy's turn, taken apart."""
-    calls: Iterator[tuple[int, ToolCall]] = (
-        (index, call) for index, call in enumerate(line.parsed.calls) if isinstance(call, ToolCall)
+    calls = tuple(
+        {"id": line.identity(index), **call.to_dict()}
+        for index, call in enumerate(line.parsed.calls)
+        if isinstance(call, ToolCall)
     )
-    return Message(
-        "assistant",
-        line.parsed.content,
-        tool_calls=tuple({"id": line.identity(index), **call.to_dict()} for index, call in calls),
-    )
+    return Message("assistant", line.parsed.content, tool_calls=calls)
 
 
 def _ways_to_say(messages: Sequence[Message], author: Author) -> Iterator[Sequence[Message]]:
