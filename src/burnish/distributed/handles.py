@@ -103,8 +103,7 @@ class _RemoteLearner:
 
     @property
     def version(self) -> int:
-        version: int = self._role.ask_one("version")
-        return version
+        return self._role.ask_one("version")
 
     def save_weights(self, folder: Path) -> None:
         self._role.ask("save_weights", folder.absolute())  # the first process writes; others may have slices for it
@@ -113,8 +112,7 @@ class _RemoteLearner:
         self._role.ask("load_weights", folder.absolute())
 
     def training_state(self) -> TrainingState:
-        state: TrainingState = self._role.ask("training_state")  # the first one puts it together from all
-        return state
+        return self._role.ask("training_state")  # the first one puts it together from all
 
     def load_training_state(self, state: TrainingState) -> None:
         self._role.ask("load_training_state", state)
@@ -127,16 +125,14 @@ class _RemoteAccumulator(_RemoteLearner):
         self._role.ask("accumulate", batch, objective, denominators)
 
     def settle(self, planned_step: int | None = None) -> Update:
-        update: Update = self._role.ask("settle", planned_step)
-        return update
+        return self._role.ask("settle", planned_step)
 
 
 class RemotePolicy(_RemoteAccumulator):
     """`roles.Policy` in another process."""
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
-        scores: TokenScores = self._role.ask("logprobs", batch, entropy=entropy, correct=correct)
-        return scores
+        return self._role.ask("logprobs", batch, entropy=entropy, correct=correct)
 
     def update(
         self,
@@ -146,10 +142,7 @@ class RemotePolicy(_RemoteAccumulator):
         denominators: Denominators | None = None,
         planned_step: int | None = None,
     ) -> Update:
-        update: Update = self._role.ask(
-            "update", batch, objective, denominators=denominators, planned_step=planned_step
-        )
-        return update
+        return self._role.ask("update", batch, objective, denominators=denominators, planned_step=planned_step)
 
     def publish(self) -> Weights:
         """The weights of this version. Whoever reads them fetches a few tensors at a time."""
@@ -177,32 +170,26 @@ class RemoteCritic(_RemoteAccumulator):
 
     @property
     def shares_trunk(self) -> bool:
-        shares: bool = self._role.ask_one("shares_trunk")
-        return shares
+        return self._role.ask_one("shares_trunk")
 
     def values(self, batch: Batch) -> Tensor:
-        values_BT: Tensor = self._role.ask("values", batch)
-        return values_BT
+        return self._role.ask("values", batch)
 
     def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
-        update: Update = self._role.ask("update", batch, objective, planned_step=planned_step)
-        return update
+        return self._role.ask("update", batch, objective, planned_step=planned_step)
 
 
 class RemoteRewardLearner(_RemoteLearner):
     """`PreferenceLearner` in another process. Objectives are sent there pickled."""
 
     def update(self, comparisons: Sequence[Comparison], objective: PreferenceObjective) -> dict[str, Metric]:
-        metrics: dict[str, Metric] = self._role.ask("update", comparisons, objective)
-        return metrics
+        return self._role.ask("update", comparisons, objective)
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[list[float]]:
-        scores: list[list[float]] = self._role.ask("compare", comparisons)
-        return scores
+        return self._role.ask("compare", comparisons)
 
     def score(self, pairs: Sequence[PromptResponse]) -> list[float]:
-        scores: list[float] = self._role.ask("score", pairs)
-        return scores
+        return self._role.ask("score", pairs)
 
     def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
         self._role.ask("normalise", measured, scale=scale, measured_on=measured_on)
@@ -215,5 +202,4 @@ class RemoteReference:
         self._role = role
 
     def logprobs(self, batch: Batch) -> Tensor:
-        logprobs_BT: Tensor = self._role.ask("logprobs", batch)
-        return logprobs_BT
+        return self._role.ask("logprobs", batch)

@@ -441,10 +441,7 @@ class ProcessRole:
 
     def generate(self, *arguments: object, **named: object) -> tuple[list[Rollout], Mapping[str, Metric]]:
         """`RolloutEngine.generate`, which may take as long as tokens keep coming, and what it has measured."""
-        answer: tuple[list[Rollout], Mapping[str, Metric]] = self._ask(
-            "generate", f"{self.name}.generate", arguments, named
-        )
-        return answer
+        return self._ask("generate", f"{self.name}.generate", arguments, named)
 
     def generate_until(
         self, *arguments: object, stop: Stop, **named: object
@@ -452,10 +449,7 @@ class ProcessRole:
         """`StoppableEngine.generate_until`, which `stop` stops, and what it has measured."""
         what = f"{self.name}.generate"
         message = ("generate_until", self.name, arguments, named)
-        answer: tuple[list[Rollout], list[RolloutRequest], Mapping[str, Metric]] = self.process.ask(
-            message, what=what, seconds=self.seconds, stop=stop
-        )
-        return answer
+        return self.process.ask(message, what=what, seconds=self.seconds, stop=stop)
 
     def share(self, version: int) -> SealedWeights:
         """The weights that this role, a policy, has published, where other processes can read them."""

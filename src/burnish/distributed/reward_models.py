@@ -75,8 +75,7 @@ class RewardModelProcess:
         message = ("call", ROLE, "outcomes", (label, items), dict[str, object]())
         while True:
             try:
-                found: list[Outcome] = self._present().ask(message, what=f"reward {label!r}", seconds=self._seconds)
-                return found
+                return self._present().ask(message, what=f"reward {label!r}", seconds=self._seconds)
             except RoleLostError as error:
                 self._lose(label, error)
 

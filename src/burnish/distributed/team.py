@@ -52,13 +52,12 @@ class Meeting:
         limit = timedelta(seconds=self.seconds)
         if kind == "file":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            store: Store = dist.FileStore(place, self.size)  # type: ignore[attr-defined]
+            store = dist.FileStore(place, self.size)  # type: ignore[attr-defined]
             store.set_timeout(limit)
             return store
         host, _, port = place.rpartition(":")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_towards(host))
-        store = dist.TCPStore(host, int(port), is_master=False, timeout=limit)  # type: ignore[attr-defined]
-        return store
+        return dist.TCPStore(host, int(port), is_master=False, timeout=limit)  # type: ignore[attr-defined]
 
 
 class ProcessTeam:

@@ -196,8 +196,7 @@ def _attention_numbers(words: Mapping[str, object], hidden: int, queries: int, k
 @cache
 def known() -> Mapping[str, Any]:
     """The sections of `known.yaml`."""
-    sections: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("known.yaml").read_text(encoding="utf-8"))
-    return sections
+    return yaml.safe_load(Path(__file__).with_name("known.yaml").read_text(encoding="utf-8"))
 
 
 @cache

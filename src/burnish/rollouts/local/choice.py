@@ -166,8 +166,7 @@ def _own_logits(model: PreTrainedModel, text: Tokens, continued: int) -> Tensor:
     inputs = plain_inputs(model, torch.tensor([text], device=next(model.parameters()).device))
     if takes(model, "logits_to_keep"):
         inputs["logits_to_keep"] = continued
-    logits: Tensor = model(**inputs).logits[0, -continued:]
-    return logits
+    return model(**inputs).logits[0, -continued:]
 
 
 def _trial_lengths(boundaries: Boundaries, reach: int, continued: int) -> list[int]:

@@ -156,5 +156,4 @@ class MaskedPass:
             **self._cached,
             **quiet_outputs(self._model),
         )
-        logits_RV: Tensor = outputs.logits[:, -1]
-        return logits_RV
+        return outputs.logits[:, -1]

@@ -197,8 +197,7 @@ class SharedRows(Cache):
             **as_argument(self, self._model),
             **quiet_outputs(self._model),
         )
-        logits_SV: Tensor = outputs.logits[0]
-        return logits_SV
+        return outputs.logits[0]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple:
         """Write the new tokens of one layer, (1, K, S, D), whose queries `attend` next."""

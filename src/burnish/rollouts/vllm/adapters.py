@@ -135,8 +135,7 @@ class AdapterPushes:
 
 def _random_tokens(vocabulary: int, length: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(0)
-    tokens: list[list[int]] = torch.randint(vocabulary, (_TRIAL_TEXTS + 1, length), generator=generator).tolist()
-    return tokens
+    return torch.randint(vocabulary, (_TRIAL_TEXTS + 1, length), generator=generator).tolist()
 
 
 @contextlib.contextmanager
