@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from burnish.cli.output import redirect_to_null
 from burnish.errors import BurnishError
 from burnish.machine.collecting import uncollected
 from burnish.outside.shortage import shortage
@@ -115,9 +116,7 @@ def _write_error(text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
     except OSError:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 2)  # because Python flushes its buffer there when it ends
-        os.close(null)
+        redirect_to_null(2)
 
 
 def _without_controls(text: str) -> str:

@@ -42,7 +42,7 @@ class LastingOutput:
         return self._stream.fileno()
 
     def _discard(self, error: OSError) -> None:
-        _redirect_to_null(self._stream.fileno())
+        redirect_to_null(self._stream.fileno())
         try:
             sys.stderr.write(f"standard output is lost ({error.strerror}); the run continues without it\n")
         except OSError:  # most likely the same terminal
@@ -56,17 +56,17 @@ class LastingErrors(io.TextIOWrapper):
         try:
             return super().write(text)
         except OSError:
-            _redirect_to_null(self.fileno())
+            redirect_to_null(self.fileno())
             return len(text)
 
     def flush(self) -> None:
         try:
             super().flush()
         except OSError:
-            _redirect_to_null(self.fileno())
+            redirect_to_null(self.fileno())
 
 
-def _redirect_to_null(descriptor: int) -> None:
+def redirect_to_null(descriptor: int) -> None:
     """Discard the output of a descriptor, but keep it open, because buffers are still flushed when Python ends."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
