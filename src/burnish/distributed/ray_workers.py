@@ -341,28 +341,25 @@ class RaySite:
         resources = [node["Resources"] for node in nodes]
         each = _resources(crew, resources)
         of_worker = {**each, "GPU": float(crew.worker_gpus)} if each["GPU"] and crew.worker_gpus > 1 else each
-        kinds = [names for names in (crew.trainers, crew.models, crew.workers) if names]
-        amounts = [of_worker if names == crew.workers else each for names in kinds]
-        check_room([(len(names), amount) for names, amount in zip(kinds, amounts, strict=True)], resources)
-        # Each kind is on as few nodes as possible: trainers exchange gradients.
-        groups = [
-            placement_group([dict(amount) for _ in names], strategy="PACK")
-            for names, amount in zip(kinds, amounts, strict=True)
+        kinds = [
+            (names, of_worker if names == crew.workers else each)
+            for names in (crew.trainers, crew.models, crew.workers)
+            if names
         ]
+        check_room([(len(names), amount) for names, amount in kinds], resources)
+        # Each kind is on as few nodes as possible: trainers exchange gradients.
+        groups = [placement_group([dict(amount) for _ in names], strategy="PACK") for names, amount in kinds]
         try:
-            for group, names, amount in zip(groups, kinds, amounts, strict=True):
+            for group, (names, amount) in zip(groups, kinds, strict=True):
                 count = f"{len(names)} process{'es' * (len(names) > 1)}"
                 some = ", ".join((*names[:3], *(["..."] if len(names) > 3 else [])))
                 _await_places(group, f"{count} ({some})", amount, crew.say)
             expected = _expected(crew)
-            for group, names in zip(groups, kinds, strict=True):
+            places: dict[str, tuple[PlacementGroup, int]] = {}
+            for group, (names, _) in zip(groups, kinds, strict=True):
                 needs_folder = names != crew.workers or crew.workers_log
                 _check_nodes(_nodes_of(group), expected, crew, needs_folder=needs_folder)
-            places = {
-                name: (group, number)
-                for group, names in zip(groups, kinds, strict=True)
-                for number, name in enumerate(names)
-            }
+                places |= {name: (group, number) for number, name in enumerate(names)}
             yield RayLauncher(crew, places, each, of_worker, _threads(crew, each), expected["folder"])
         finally:
             for group in groups:
