@@ -230,7 +230,6 @@ class Peer(ABC):
         question for tensors, which has been answered."""
         try:
             kind, *rest = self._channel.receive(seconds=seconds)
-            self._watch.begin()
             if kind != "want":
                 self._asked = None
                 return (kind, *rest)

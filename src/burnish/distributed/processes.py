@@ -78,7 +78,6 @@ class RoleProcess(MemoryPeer):
                 f"process {name!r} cannot be started: {error.strerror or error}", remedy=FEWER
             ) from error
         self._watch = PulseWatch(self._signs)
-        self._watch.begin()
         try:
             count = threads or torch.get_num_threads()
             seat = Seat(name, build, arguments, awaited, given_up=given_up or threading.Event())

@@ -61,7 +61,6 @@ class PulseWatch:
     def __init__(self, read: Callable[[], tuple[int, int]]) -> None:
         self._read = read
         self._seen = read()
-        self._begun = False
         self._beat_at = self._progress_at = time.monotonic()
 
     def look(self) -> None:
@@ -73,10 +72,6 @@ class PulseWatch:
             self._progress_at = time.monotonic()
         self._seen = (beats, done)
 
-    def begin(self) -> None:
-        """It is there, so that it should give signs of life, though it may be stopped before its first beat."""
-        self._begun = True
-
     def restart(self) -> None:
         """Count from now on: something new is asked for."""
         self._seen = self._read()
@@ -84,8 +79,8 @@ class PulseWatch:
 
     @property
     def silent_seconds(self) -> float:
-        """Since the last beat, or since something was asked for; 0 before the first one, or `begin`."""
-        return time.monotonic() - self._beat_at if self._begun or self._seen[0] else 0.0
+        """Since the last beat, or since something was asked for: it may be stopped before its first beat."""
+        return time.monotonic() - self._beat_at
 
     @property
     def idle_seconds(self) -> float:

@@ -70,7 +70,6 @@ class RankPeer(MemoryPeer):
         self._channel = Channel(lines.requests)
         self._pulse = DistantPulse(lines.beats)
         self._watch = PulseWatch(self._pulse.read)
-        self._watch.begin()
 
     @property
     def near(self) -> bool:

@@ -153,7 +153,6 @@ class RayProcess(Peer):
         self._channel = Channel(lines.requests)
         self._pulse = DistantPulse(lines.beats)
         self._watch = PulseWatch(self._pulse.read)
-        self._watch.begin()
         self._answer(self._actor.begin.remote(token), what="start", seconds=max(deadline - time.monotonic(), 1.0))
 
     def load(self, role: str, shared: SealedWeights, *, what: str, seconds: float) -> None:
