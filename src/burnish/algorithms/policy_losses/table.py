@@ -23,7 +23,7 @@ class PolicyLossSpec(Row):
     """
 
     selection: Callable[..., Tensor] | None = None
-    zero_at_zero_advantage: bool = False
+    zero_at_zero_advantage: bool = True
 
     @property
     def needs_selection(self) -> bool:
@@ -79,7 +79,6 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "pessimistic clip of the token ratio",
         "https://arxiv.org/abs/1707.06347",
         "max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))",
-        zero_at_zero_advantage=True,
     ),
     "reinforce": PolicyLossSpec(
         "reinforce",
@@ -87,7 +86,6 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "plain policy gradient; one update per rollout",
         "https://doi.org/10.1007/BF00992696",
         "-A logprob",
-        zero_at_zero_advantage=True,
     ),
     "gspo": PolicyLossSpec(
         "gspo",
@@ -95,7 +93,6 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "clip of the sequence ratio",
         "https://arxiv.org/abs/2507.18071",
         "max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean_t d)",
-        zero_at_zero_advantage=True,
     ),
     "turn_gspo": PolicyLossSpec(
         "turn_gspo",
@@ -103,7 +100,6 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "clip of the ratio of each turn of a conversation",
         "https://arxiv.org/abs/2511.20718",
         "max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean_turn d)",
-        zero_at_zero_advantage=True,
     ),
     "gmpo": PolicyLossSpec(
         "gmpo",
@@ -111,7 +107,6 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "geometric mean of clipped token ratios",
         "https://arxiv.org/abs/2507.20673",
         "-A exp(mean_t bounded d), d <= clip_high where A > 0, d >= -clip_low where A < 0",
-        zero_at_zero_advantage=True,
     ),
     "cispo": PolicyLossSpec(
         "cispo",
@@ -119,7 +114,6 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "clips the weight but keeps every token's gradient",
         "https://arxiv.org/abs/2506.13585",
         "-sg(clip(rho, 1 - clip_low, ratio_cap)) A logprob",
-        zero_at_zero_advantage=True,
     ),
     "tis": PolicyLossSpec(
         "tis",
@@ -127,7 +121,6 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "truncated importance sampling",
         "https://arxiv.org/abs/2503.14286",
         "-sg(clip(rho, ratio_low, ratio_high)) A logprob",
-        zero_at_zero_advantage=True,
     ),
     "topr": PolicyLossSpec(
         "topr",
@@ -135,7 +128,6 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "tis for bad responses, full weight for good ones",
         "https://arxiv.org/abs/2503.14286",
         "-w A logprob, w = sg(clip(rho, ratio_low, ratio_high)) where A < 0, else 1",
-        zero_at_zero_advantage=True,
     ),
     "sapo": PolicyLossSpec(
         "sapo",
@@ -143,7 +135,6 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "smooth gate instead of the clip",
         "https://arxiv.org/abs/2511.20347",
         "-A sigmoid(tau (rho - 1)) 4 / tau, tau by the sign of A",
-        zero_at_zero_advantage=True,
     ),
     "kl_cov": PolicyLossSpec(
         "kl_cov",
@@ -152,6 +143,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "https://arxiv.org/abs/2505.22617",
         "-A rho + coef |d| on the tokens of highest covariance",
         selection=covariance.covariance_selection,
+        zero_at_zero_advantage=False,
     ),
     "clip_cov": PolicyLossSpec(
         "clip_cov",
@@ -160,6 +152,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "https://arxiv.org/abs/2505.22617",
         "ppo_clip, 0 on the unclipped tokens of highest covariance inside (covariance_low, covariance_high)",
         selection=covariance.unclipped_selection,
+        zero_at_zero_advantage=False,
     ),
     "kimi": PolicyLossSpec(
         "kimi",
@@ -167,6 +160,7 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "policy gradient with a quadratic pull to the old policy",
         "https://arxiv.org/abs/2501.12599",
         "-A logprob + tau / 2 d^2",
+        zero_at_zero_advantage=False,
     ),
 }
 
@@ -180,7 +174,7 @@ def resolve_policy_loss(name: str) -> PolicyLossSpec:
     if ":" not in name:
         return find_row(name, POLICY_LOSSES, "policy loss")
     function = load_function(name, "policy loss")
-    row = PolicyLossSpec(name, function, first_line(function), name, "see its source")
+    row = PolicyLossSpec(name, function, first_line(function), name, "see its source", zero_at_zero_advantage=False)
     if row.inputs != LOSS_INPUTS:
         raise ConfigError(
             f"policy loss {name!r} takes ({', '.join(row.inputs)})",

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from burnish.algorithms.policy_losses.result import PolicyLoss, read_tokens
+from burnish.algorithms.policy_losses.result import PolicyLoss, Tokens, read_tokens
 from burnish.errors import ConfigError
 
 
@@ -39,8 +39,8 @@ def cispo(
         raise ConfigError(
             f"ratio_cap of cispo is {ratio_cap}", remedy="it is an absolute ratio: set it above 1 (usually 5.0)"
         )
-    inputs = (logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
-    return _weighted(*inputs, low=1 - clip_low, high=ratio_cap, negative_only=False)
+    tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
+    return _weighted(tokens, tokens.mask_BT, 1 - clip_low, ratio_cap)
 
 
 def tis(
@@ -57,8 +57,8 @@ def tis(
     Both bounds are absolute ratios.
     """
     _check_bounds("tis", ratio_low, ratio_high)
-    inputs = (logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
-    return _weighted(*inputs, low=ratio_low, high=ratio_high, negative_only=False)
+    tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
+    return _weighted(tokens, tokens.mask_BT, ratio_low, ratio_high)
 
 
 def topr(
@@ -76,8 +76,8 @@ def topr(
     ratio is per token, and both bounds are absolute ratios.
     """
     _check_bounds("topr", ratio_low, ratio_high)
-    inputs = (logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
-    return _weighted(*inputs, low=ratio_low, high=ratio_high, negative_only=True)
+    tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
+    return _weighted(tokens, tokens.advantages_BT < 0, ratio_low, ratio_high)
 
 
 def sapo_gate(ratio: Tensor, tau: Tensor | float) -> Tensor:
@@ -115,19 +115,9 @@ def kimi(
     return tokens.result(loss_BT, tokens.metrics())
 
 
-def _weighted(
-    logprobs_BT: Tensor,
-    old_logprobs_BT: Tensor,
-    advantages_BT: Tensor,
-    mask_BT: Tensor,
-    *,
-    low: float,
-    high: float,
-    negative_only: bool,
-) -> PolicyLoss:
-    tokens = read_tokens(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT)
+def _weighted(tokens: Tokens, weighed_BT: Tensor, low: float, high: float) -> PolicyLoss:
+    """Policy gradient with the clipped ratio as the weight of the tokens in `weighed_BT`, and 1 elsewhere."""
     ratio_BT = tokens.ratio_BT.detach()  # the weight is a constant: the gradient goes through logprobs_BT only
-    weighed_BT = tokens.advantages_BT < 0 if negative_only else tokens.mask_BT
     weight_BT = torch.where(weighed_BT, ratio_BT.clamp(low, high), torch.ones_like(ratio_BT))
     metrics = tokens.metrics(
         clipped_low_BT=weighed_BT & (ratio_BT < low), clipped_high_BT=weighed_BT & (ratio_BT > high)
