@@ -87,15 +87,8 @@ CHARTS: tuple[Chart, ...] = (
     Chart("Policy", "KL per token", (("per token", "kl/reference_per_token"),), "nats"),
     Chart("Policy", "KL coefficient", (("coefficient", "kl/coef"),)),
     Chart("Policy", "Entropy", (("entropy", "policy/entropy"),), "nats per token"),
-    Chart(
-        "Policy",
-        "Clipped tokens",
-        (
-            ("both", "policy/clip_fraction"),
-            ("low", "policy/clip_fraction_low"),
-            ("high", "policy/clip_fraction_high"),
-        ),
-    ),
+    Chart("Policy", "Clipped tokens", (("both", "policy/clip_fraction"), ("low", "policy/clip_fraction_low"),
+                                       ("high", "policy/clip_fraction_high"))),
     Chart("Policy", "Gradient norm", (("before clipping", "policy/grad_norm"),)),
     Chart("Policy", "Learning rate", (("learning rate", "policy/learning_rate"),)),
     Chart("Critic", "Explained variance", (("returns of the step", "critic/explained_variance"),
@@ -191,15 +184,8 @@ def build_charts(rows: Sequence[Mapping[str, float]]) -> list[ChartData]:
     families = {title: _family(begin, end, data) for _, title, begin, end in FAMILIES}
     charts += [_chart(section, title, "", families[title], data) for section, title, _, _ in FAMILIES]
     charts.append(_chart("Speed", "Seconds per step", "", (("step", "time/step_seconds"),), data))
-    charts.append(
-        _chart(
-            "Speed",
-            "Sampling",
-            "seconds of engines, of all rollout workers together, without evaluation",
-            _SAMPLING,
-            data,
-        )
-    )
+    remark = "seconds of engines, of all rollout workers together, without evaluation"
+    charts.append(_chart("Speed", "Sampling", remark, _SAMPLING, data))
     charts.append(_chart("Speed", "Starting and waking of vLLM", "seconds, parts of other phases", _ENGINE, data))
     if _WAIT in data:
         charts.append(_chart("Speed", "Sampling ahead", "seconds next to the steps", _AHEAD, data))
@@ -245,14 +231,9 @@ def histogram_chart(counts: Histogram) -> ChartData:
         {"label": "others", "x": middles, "y": counts["others"]},
     ]
     remark = f"responses by score, not by step; evaluation after step {counts['step']}"
-    return {
-        "section": "Reward model",
-        "title": "Held-out scores",
-        "help": remark,
-        "kind": "line",
-        "axis": "score",
-        "series": series,
-    }
+    return ChartData(
+        section="Reward model", title="Held-out scores", help=remark, kind="line", axis="score", series=series
+    )
 
 
 def headline(rows: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:

@@ -85,14 +85,8 @@ def _score_chart(title: str, about: str, means: Sequence[tuple[int, Mapping[str,
     def series(label: str, which: int) -> Series:
         return {"label": label, "x": list(steps), "y": [measured[title][which] for _, measured in means]}
 
-    return {
-        "section": "Responses",
-        "title": title,
-        "help": about,
-        "kind": "line",
-        "axis": "step",
-        "series": [series("best-paid third", 0), series("worst-paid third", 1)],
-    }
+    thirds = [series("best-paid third", 0), series("worst-paid third", 1)]
+    return ChartData(section="Responses", title=title, help=about, kind="line", axis="step", series=thirds)
 
 
 def value_charts(folder: Path) -> list[ChartData]:
@@ -119,14 +113,9 @@ def _value_chart(step: int, firsts: Sequence[Point], later: Sequence[Point]) -> 
         _value_series("first token", "dots", evenly(firsts, MAX_DOTS // 2)),
         _value_series("mean return", "line", mean_by_value([*firsts, *later])),
     ]
-    return {
-        "section": "Critic",
-        "title": "Return by value",
-        "help": f"tokens of step {step}; on the dashed line, the value was right",
-        "kind": "scatter",
-        "axis": "value",
-        "series": [one for one in series if one["x"]],
-    }
+    remark = f"tokens of step {step}; on the dashed line, the value was right"
+    drawn = [one for one in series if one["x"]]
+    return ChartData(section="Critic", title="Return by value", help=remark, kind="scatter", axis="value", series=drawn)
 
 
 def mean_by_value(points: Sequence[Point]) -> list[Point]:

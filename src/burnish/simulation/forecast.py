@@ -49,9 +49,9 @@ class Forecast:
 
 def forecast(settings: SimulationSettings, layout: Layout, *, num_steps: int = PLAYED_STEPS) -> Forecast:
     """Play the layout and sum up the last `num_steps` steps. Raises ConfigError like `play`."""
-    skip = settings.max_staleness + 2
+    skip = settings.max_staleness + 2  # steps in which the pipeline fills
     timeline = play(settings, layout, skip + num_steps)
-    first, steps = timeline.steps[skip - 1], timeline.steady(skip)
+    first, steps = timeline.steps[skip - 1], timeline.steps[skip:]
     step_seconds = (steps[-1].updated - first.updated) / len(steps)
     goodput, failures = goodput_of(settings, layout, step_seconds), settings.failures
     hours = settings.steps * step_seconds / goodput / 3600

@@ -69,10 +69,6 @@ class Timeline:
     spans: tuple[Span, ...]
     sampler_idle_fraction: float
 
-    def steady(self, skip: int) -> tuple[PlayedStep, ...]:
-        """The steps after the first `skip`, in which the pipeline fills."""
-        return self.steps[skip:]
-
 
 def play(settings: SimulationSettings, layout: Layout, num_steps: int) -> Timeline:
     """Play so many steps on these devices. Raises ConfigError if they cannot hold one engine."""
