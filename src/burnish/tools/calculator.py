@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
+from collections.abc import Callable, Mapping
 from decimal import Context
 from fractions import Fraction
 
@@ -63,8 +65,8 @@ def _value(node: ast.expr, expression: str) -> Fraction:
         case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
             value = _value(operand, expression)
             return -value if isinstance(sign, ast.USub) else value
-        case ast.BinOp(left=left, op=operator, right=right):
-            return _bounded(_combined(_value(left, expression), operator, _value(right, expression)))
+        case ast.BinOp(left=left, op=sign, right=right):
+            return _bounded(_combined(_value(left, expression), sign, _value(right, expression)))
         case _:
             raise _NoResultError("use only numbers and + - * / // % ** ( ), and write * for products")
 
@@ -77,26 +79,12 @@ def _number(text: str) -> Fraction:
     return _bounded(Fraction(text))
 
 
-def _combined(left: Fraction, operator: ast.operator, right: Fraction) -> Fraction:
-    if right == 0 and isinstance(operator, (ast.Div, ast.FloorDiv, ast.Mod)):
+def _combined(left: Fraction, sign: ast.operator, right: Fraction) -> Fraction:
+    if right == 0 and isinstance(sign, (ast.Div, ast.FloorDiv, ast.Mod)):
         raise _NoResultError("division by zero")
-    match operator:
-        case ast.Add():
-            return left + right
-        case ast.Sub():
-            return left - right
-        case ast.Mult():
-            return left * right
-        case ast.Div():
-            return left / right
-        case ast.FloorDiv():
-            return Fraction(left // right)
-        case ast.Mod():
-            return left % right
-        case ast.Pow():
-            return _power(left, right)
-        case _:
-            raise _NoResultError("use only the operators + - * / // % **")
+    if type(sign) not in _EXACT:
+        raise _NoResultError("use only the operators + - * / // % **")
+    return _EXACT[type(sign)](left, right)
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
@@ -108,6 +96,17 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if base not in (-1, 0, 1) and _bits(base) * abs(exponent) > 2 * MAX_BITS:
         raise _NoResultError("the result is too large or too small")
     return Fraction(base ** int(exponent))
+
+
+_EXACT: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: lambda left, right: Fraction(left // right),
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+}
 
 
 def _bits(value: Fraction) -> int:
