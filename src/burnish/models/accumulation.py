@@ -36,11 +36,6 @@ class Accumulation:
         """What the loop decides by, merged over the micro-batches."""
         return functools.reduce(Signals.merge, (value.signals for value in self.values), Signals())
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no micro-batch has been added."""
-        return not self.values
-
     def odd_loss(self) -> float | None:
         """The first loss that is not finite, None if all are. Waits for the device, once for all losses."""
         numbers = torch.stack([value.loss.double() for value in self.values]).tolist() if self.values else []

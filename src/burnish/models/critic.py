@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,7 +125,6 @@ class SeparateCritic(HeadCritic):
         super().__init__(scorer, [optimizer], tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
         self.trunk = trunk
         self._gradient_checkpointing = like.gradient_checkpointing
-        self._awake: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @staticmethod
     def copy_of(
@@ -197,25 +196,10 @@ class SeparateCritic(HeadCritic):
         with self._awake():
             return super().values(batch)
 
-    def update(
-        self,
-        batch: Batch,
-        objective: ValueObjective,
-        *,
-        denominators: Denominators | None = None,
-        planned_step: int | None = None,
-    ) -> Update:
-        """See `LearnerByParts.update`."""
-        with self._awake():
-            return super().update(batch, objective, denominators=denominators, planned_step=planned_step)
-
-    def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
-        """See `LearnerByParts.accumulate`."""
-        with self._awake():
-            super().accumulate(batch, objective, denominators)
-
-    def _passes(self) -> AbstractContextManager[None]:
-        return recomputing(self.trunk, on=self._gradient_checkpointing)
+    @contextmanager
+    def _passes(self) -> Iterator[None]:
+        with self._awake(), recomputing(self.trunk, on=self._gradient_checkpointing):
+            yield
 
     def settle(self, planned_step: int | None = None) -> Update:
         """See `LearnerByParts.settle`."""

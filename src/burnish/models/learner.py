@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +40,8 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
         self._tokens_per_microbatch = tokens_per_microbatch
         self._lanes = lanes
         self._accumulation: Accumulation | None = None
+        self._awake: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Brings the role's weights back where they rest between its passes."""
 
     @property
     def version(self) -> int:
@@ -74,8 +76,9 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
         left at all, the step has a gradient of 0, which still moves weights by momentum and decay.
         """
         self._accumulation = None
-        self.accumulate(batch, objective, denominators or count_denominators(batch))
-        return self.settle(planned_step)
+        with self._awake():
+            self.accumulate(batch, objective, denominators or count_denominators(batch))
+            return self.settle(planned_step)
 
     def accumulate(self, batch: Batch, objective: ObjectiveT, denominators: Denominators) -> None:
         """Add the gradient of one part of the step; see `roles.Policy`."""
@@ -114,7 +117,7 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
         if num_tokens == 0:
             self._drop()
             return Update(dict(metric for optimizer in self._optimizers for metric in optimizer.skip().items()))
-        if accumulation.is_empty:  # trained tokens were counted, but none of their rows has a gradient
+        if not accumulation.values:  # trained tokens were counted, but none of their rows has a gradient
             own.weights.zero()
         # Everything is checked before anything moves: a diverged head must leave the policy untouched as well.
         try:
