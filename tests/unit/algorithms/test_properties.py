@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -118,10 +119,17 @@ def make_step(seed: int, *, num_groups: int = 3, T: int = 6, dtype: torch.dtype 
     )
 
 
+def loss_inputs(step: Step) -> tuple[Tensor, ...]:
+    return step.logprobs_BT, step.old_logprobs_BT, step.advantages_BT, step.mask_BT
+
+
+def selected(name: str, step: Step) -> Tensor | None:
+    return POLICY_LOSSES[name].select(*loss_inputs(step), SELECTION.get(name, {}))
+
+
 def run_loss(name: str, step: Step, **options: object):
-    inputs = (step.logprobs_BT, step.old_logprobs_BT, step.advantages_BT, step.mask_BT)
     turns = {"turn_index_BT": step.turn_index_BT} if POLICY_LOSSES[name].needs_turns else {}
-    return POLICY_LOSSES[name].function(*inputs, **{**SELECTION.get(name, {}), **turns, **options})
+    return POLICY_LOSSES[name].function(*loss_inputs(step), **{**SELECTION.get(name, {}), **turns, **options})
 
 
 def loss_and_gradient(name: str, step: Step, mode: str = "token_mean", counts: Step | None = None, **options: object):
@@ -143,9 +151,14 @@ def results(metrics: dict[str, Metric]) -> dict[str, float]:
     return {name: value for name, metric in metrics.items() if (value := metric.result()) is not None}
 
 
+def estimate(name: str, step: Step) -> Any:
+    """What an estimator returns, with a discount where it has one."""
+    return ESTIMATORS[name](step.tensors, {"gamma": 0.9} if "gamma" in ESTIMATORS[name].options else {})
+
+
 def advantages_of(name: str, step: Step) -> Tensor:
     """Advantages of an estimator, one tensor for both kinds (`[B, T]` with the returns beside, or `[B]`)."""
-    result = ESTIMATORS[name](step.tensors, {})
+    result = estimate(name, step)
     return torch.cat(result, dim=1) if ESTIMATORS[name].token_level else result
 
 
@@ -246,9 +259,7 @@ def test_mismatch_weights_ignore_masked_slots_and_stay_in_bounds(seed, level, mo
 @given(seed=SEEDS, pieces=st.sampled_from([2, 3, 7]))
 def test_micro_batches_add_up_to_the_step(name, mode, seed, pieces):
     step = make_step(seed)
-    chosen = POLICY_LOSSES[name].select(
-        step.logprobs_BT, step.old_logprobs_BT, step.advantages_BT, step.mask_BT, SELECTION.get(name, {})
-    )
+    chosen = selected(name, step)
     whole = loss_and_gradient(name, step, mode, **({} if chosen is None else {"selection_BT": chosen}))
     total, gradient, merged = torch.zeros((), dtype=torch.float64), torch.zeros_like(whole[1]), {}
     for index in torch.arange(step.scores_B.numel()).chunk(pieces):
@@ -287,7 +298,7 @@ def test_padding_width_changes_no_loss(name, seed, width):
 @given(seed=SEEDS, width=st.integers(1, 5))
 def test_padding_width_changes_no_estimator(name, seed, width):
     step, T = make_step(seed), 6
-    narrow, wide = ESTIMATORS[name](step.tensors, {}), ESTIMATORS[name](pad(step, width).tensors, {})
+    narrow, wide = estimate(name, step), estimate(name, pad(step, width))
     for before, after in zip(narrow, wide, strict=True):
         same(after[:, :T], before)
         assert after[:, T:].abs().sum() == 0
@@ -400,9 +411,7 @@ OWN_GRADIENT = ("cispo", "tis", "topr")  # a weight without gradient: compared w
 @given(seed=SEEDS)
 def test_loss_gradients_are_those_of_finite_differences(name, mode, seed):
     step = make_step(seed, num_groups=2, T=4)
-    chosen = POLICY_LOSSES[name].select(
-        step.logprobs_BT, step.old_logprobs_BT, step.advantages_BT, step.mask_BT, SELECTION.get(name, {})
-    )
+    chosen = selected(name, step)
     options = {} if chosen is None else {"selection_BT": chosen}
 
     def total(logprobs_BT: Tensor) -> Tensor:
@@ -413,30 +422,26 @@ def test_loss_gradients_are_those_of_finite_differences(name, mode, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "advantages_of_spans", "mode"),
+    [
+        ("gspo", lambda step: shaping.spread(step.scores_B, step.mask_BT), "sequence_mean_token_mean"),
+        (
+            "turn_gspo",
+            lambda step: step.turn_index_BT.double().sin() + step.scores_B.unsqueeze(1),
+            "turn_mean_token_mean",
+        ),
+    ],
+)
 @EXAMPLES
 @given(seed=SEEDS)
-def test_gspo_has_the_gradient_of_the_sequence_ratio(seed):
+def test_shared_ratios_have_their_gradient_with_one_advantage_a_span(name, advantages_of_spans, mode, seed):
     step = make_step(seed, num_groups=2, T=4)
-    step = replace(step, advantages_BT=shaping.spread(step.scores_B, step.mask_BT))  # one advantage per sequence
+    step = replace(step, advantages_BT=advantages_of_spans(step))
 
     def total(logprobs_BT: Tensor) -> Tensor:
-        result = run_loss("gspo", replace(step, logprobs_BT=logprobs_BT), clip_low=0.1, clip_high=0.1)
-        return aggregate(result.per_token_BT, step.mask_BT, "sequence_mean_token_mean")
-
-    assert torch.autograd.gradcheck(total, step.logprobs_BT.clone().requires_grad_(), eps=1e-7, atol=1e-6)
-
-
-@pytest.mark.slow
-@EXAMPLES
-@given(seed=SEEDS)
-def test_turn_gspo_has_the_gradient_of_the_ratio_of_the_turn(seed):
-    step = make_step(seed, num_groups=2, T=4)
-    of_turns = step.turn_index_BT.double().sin() + step.scores_B.unsqueeze(1)  # one advantage per turn
-    step = replace(step, advantages_BT=of_turns)
-
-    def total(logprobs_BT: Tensor) -> Tensor:
-        result = run_loss("turn_gspo", replace(step, logprobs_BT=logprobs_BT), clip_low=0.1, clip_high=0.1)
-        return aggregate(result.per_token_BT, step.mask_BT, "turn_mean_token_mean", turn_index_BT=step.turn_index_BT)
+        result = run_loss(name, replace(step, logprobs_BT=logprobs_BT), clip_low=0.1, clip_high=0.1)
+        return aggregate(result.per_token_BT, step.mask_BT, mode, turn_index_BT=step.turn_index_BT)
 
     assert torch.autograd.gradcheck(total, step.logprobs_BT.clone().requires_grad_(), eps=1e-7, atol=1e-6)
 
