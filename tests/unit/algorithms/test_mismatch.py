@@ -5,12 +5,7 @@ import math
 import pytest
 import torch
 
-from burnish.algorithms.mismatch import (
-    correction_weights,
-    effective_sample_size,
-    mismatch_metrics,
-    ratio_deviation,
-)
+from burnish.algorithms.mismatch import correction_weights, effective_sample_size, mismatch_metrics, ratio_deviation
 from burnish.errors import ConfigError
 
 NAN = float("nan")
