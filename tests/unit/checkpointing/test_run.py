@@ -49,84 +49,59 @@ def test_differences_are_refused_and_listed(tmp_path: Path) -> None:
     assert run.read_config()["seed"] == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "refused"),
-    [
-        ({"output": "elsewhere"}, []),
-        ({"steps": 500}, []),
-        ({"evaluation": {"every_steps": 3}}, []),
-        ({"checkpoint": {"keep": 9}}, []),
-        ({"max_staleness": 1, "cluster": {"rollout_workers": 3}}, ["max_staleness"]),
-        ({"cluster": {"rollout_workers": 3, "trainers": 2}}, []),
-        ({"data": {"eval": "x.jsonl"}}, []),
-        ({"data": {"train": "x.jsonl"}}, ["data.train.0"]),
-        ({"optimization": {"tokens_per_microbatch": 5}}, []),
-        ({"rewards": ["math", "length"]}, ["rewards.1"]),
-        ({"rollout": {"group_size": 4}}, ["rollout.group_size"]),
-        ({"model": {"path": "m", "device": "cuda"}}, []),
-        ({"model": {"path": "m", "lora": {"rank": 4}}}, ["model.lora"]),
-    ],
-)  # fmt: skip
-def test_what_may_differ(change: dict[str, Any], refused: list[str]) -> None:
-    before = config().model_dump(mode="json")
-    assert [d.field for d in refused_differences(before, config(**change))] == refused
+def judged_by(**changed: Any) -> dict[str, Any]:
+    options = {"url": "http://here/v1", "model": "one"} | changed
+    return {"rewards": ["math", {"name": "judge", "options": options}]}
+
+
+def of_sums(**fields: Any) -> dict[str, Any]:
+    return {"rewards": [], "data": {}, "domains": {"sums": {"train": "sums.jsonl", "rewards": "exact"} | fields}}
+
+
+def solved_from(score: float, **fields: Any) -> dict[str, Any]:
+    return of_sums(**fields) | {"evaluation": {"success": "exact", "success_score": score}}
+
+
+WEIGHED, KEPT, OWN = {"difficulty_weight": 1.0}, {"difficulty": {"keep": [0.2, 0.8]}}, {"success_score": 0.7}
+LINEAR = {"optimization": {"schedule": "linear"}}
 
 
 @pytest.mark.parametrize(
-    ("changed", "refused"),
+    ("before", "now", "refused"),
     [
-        ({"url": "http://there/v1", "retries": 9, "cache": "kept"}, []),
-        ({"model": "another"}, ["rewards.1.options.model"]),
-        ({"template": "{response}?"}, ["rewards.1.options.template"]),
-    ],
-)
-def test_where_a_judge_is_asked_may_differ_and_what_may_not(changed: dict[str, Any], refused: list[str]) -> None:
-    options = {"url": "http://here/v1", "model": "one"}
-    before = config(rewards=["math", {"name": "judge", "options": options}]).model_dump(mode="json")
-    now = config(rewards=["math", {"name": "judge", "options": options | changed}])
-    assert [d.field for d in refused_differences(before, now)] == refused
-
-
-@pytest.mark.parametrize(
-    ("changed", "refused"),
-    [
-        ({"eval": "other.jsonl", "evaluation": {"samples": 8, "max_prompts": 9}}, []),
-        ({"evaluation": {"success_score": 0.5}}, ["domains.sums.evaluation.success_score"]),
-        ({"share": 0.5}, ["domains.sums.share"]),
-        ({"train": "other.jsonl"}, ["domains.sums.train.0.path"]),
-    ],
-)
-def test_how_a_domain_is_evaluated_may_differ(changed: dict[str, Any], refused: list[str]) -> None:
-    own = {"train": "sums.jsonl", "rewards": "exact"}
-    before = config(rewards=[], data={}, domains={"sums": own}).model_dump(mode="json")
-    now = config(rewards=[], data={}, domains={"sums": own | changed})
-    assert [d.field for d in refused_differences(before, now)] == refused
-
-
-@pytest.mark.parametrize(
-    ("domain", "refused"),
-    [
-        ({"difficulty_weight": 1.0}, True),
-        ({"difficulty": {"keep": [0.2, 0.8]}}, True),
-        ({"difficulty_weight": 1.0, "evaluation": {"success_score": 0.7}}, False),  # its own
-        ({}, False),
+        ({}, {"output": "elsewhere"}, []),
+        ({}, {"steps": 500}, []),
+        (LINEAR, LINEAR | {"steps": 7}, ["steps"]),  # which set the learning rate
+        ({}, {"evaluation": {"every_steps": 3}}, []),
+        ({}, {"checkpoint": {"keep": 9}}, []),
+        ({}, {"max_staleness": 1, "cluster": {"rollout_workers": 3}}, ["max_staleness"]),
+        ({}, {"cluster": {"rollout_workers": 3, "trainers": 2}}, []),
+        ({}, {"data": {"eval": "x.jsonl"}}, []),
+        ({}, {"data": {"train": "x.jsonl"}}, ["data.train.0"]),
+        ({}, {"optimization": {"tokens_per_microbatch": 5}}, []),
+        ({}, {"rewards": ["math", "length"]}, ["rewards.1"]),
+        ({}, {"rollout": {"group_size": 4}}, ["rollout.group_size"]),
+        ({}, {"model": {"path": "m", "device": "cuda"}}, []),
+        ({}, {"model": {"path": "m", "lora": {"rank": 4}}}, ["model.lora"]),
+        # where a judge is asked, and what
+        (judged_by(), judged_by(url="http://there/v1", retries=9, cache="kept"), []),
+        (judged_by(), judged_by(model="another"), ["rewards.1.options.model"]),
+        (judged_by(), judged_by(template="{response}?"), ["rewards.1.options.template"]),
+        # how a domain is evaluated, and what it trains on
+        (of_sums(), of_sums(eval="other.jsonl", evaluation={"samples": 8, "max_prompts": 9}), []),
+        (of_sums(), of_sums(evaluation={"success_score": 0.5}), ["domains.sums.evaluation.success_score"]),
+        (of_sums(), of_sums(share=0.5), ["domains.sums.share"]),
+        (of_sums(), of_sums(train="other.jsonl"), ["domains.sums.train.0.path"]),
+        # what counts as solved, where it decides what is trained on
+        (solved_from(0.5, **WEIGHED), solved_from(1.0, **WEIGHED), ["evaluation.success_score"]),
+        (solved_from(0.5, **KEPT), solved_from(1.0, **KEPT), ["evaluation.success_score"]),
+        (solved_from(0.5, **WEIGHED, evaluation=OWN), solved_from(1.0, **WEIGHED, evaluation=OWN), []),
+        (solved_from(0.5), solved_from(1.0), []),
     ],
 )
-def test_what_counts_as_solved_may_not_differ_where_it_decides_what_is_trained_on(
-    domain: dict[str, Any], refused: bool
-) -> None:
-    own = {"train": "sums.jsonl", "rewards": "exact", **domain}
-    solved = [{"success": "exact", "success_score": score} for score in (0.5, 1.0)]
-    settings = {"rewards": [], "data": {}, "domains": {"sums": own}}
-    before = config(**settings, evaluation=solved[0]).model_dump(mode="json")
-    found = refused_differences(before, config(**settings, evaluation=solved[1]))
-    assert [one.field for one in found] == (["evaluation.success_score"] if refused else [])
-
-
-def test_steps_may_not_differ_when_they_set_the_learning_rate() -> None:
-    before = config(optimization={"schedule": "linear"}).model_dump(mode="json")
-    now = config(optimization={"schedule": "linear"}, steps=7)
-    assert [d.field for d in refused_differences(before, now)] == ["steps"]
+def test_what_may_differ(before: dict[str, Any], now: dict[str, Any], refused: list[str]) -> None:
+    saved = config(**before).model_dump(mode="json")
+    assert [d.field for d in refused_differences(saved, config(**now))] == refused
 
 
 def test_a_field_that_is_new_since_then_has_its_default() -> None:
