@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -105,12 +106,6 @@ def test_pad_never_ends_a_response():
         choose_pad_token_id(tokenizer, (0,), pad_token="Q")
 
 
-def test_missing_folder_suggests_the_nearest(copy_of_model):
-    with pytest.raises(ModelError, match="tiny-modle") as caught:
-        load_model(ModelConfig(path=str(copy_of_model.parent / "tiny-modle")))
-    assert "tiny-model" in caught.value.remedy
-
-
 def test_relative_folder_is_not_taken_for_a_hub_name(copy_of_model, monkeypatch):
     monkeypatch.chdir(copy_of_model.parent.parent)
     with pytest.raises(ModelError, match="does not exist"):
@@ -134,55 +129,41 @@ def test_weights_that_nobody_uses_are_said(copy_of_model):
     assert any("not used" in note for note in loaded.notes)
 
 
-def test_a_file_is_no_model(copy_of_model):
-    with pytest.raises(ModelError, match="is a file"):
-        load_model(ModelConfig(path=str(copy_of_model / "config.json")))
+def _pickle_weights(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
 
 
-def test_folder_without_config(copy_of_model):
-    (copy_of_model / "config.json").unlink()
-    with pytest.raises(ModelError, match=r"no config\.json"):
-        load_model(ModelConfig(path=str(copy_of_model)))
+def _remove_tokenizer(folder):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
 
 
-def test_parent_of_the_model_folder_points_inside(copy_of_model):
-    with pytest.raises(ModelError) as caught:
-        load_model(ModelConfig(path=str(copy_of_model.parent)))
-    assert "tiny-model" in caught.value.remedy
+def _shrink_vocabulary(folder):
+    tiny_llama(vocab_size=10, hidden_size=16, eos_token_id=1, pad_token_id=2).save_pretrained(folder)
 
 
-def test_pickle_weights_are_refused(copy_of_model):
-    (copy_of_model / "model.safetensors").unlink()
-    torch.save({}, copy_of_model / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin"):
-        load_model(ModelConfig(path=str(copy_of_model)))
-
-
-def test_folder_without_weights(copy_of_model):
-    (copy_of_model / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="no weights") as caught:
-        load_model(ModelConfig(path=str(copy_of_model)))
-    assert "from_scratch" in caught.value.remedy
-
-
-def test_truncated_weights(copy_of_model):
-    weights = copy_of_model / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:200])
-    with pytest.raises(ModelError, match="cannot be loaded"):
-        load_model(ModelConfig(path=str(copy_of_model)))
-
-
-def test_weights_of_another_depth(copy_of_model):
-    _edit_json(copy_of_model / "config.json", num_hidden_layers=3)
-    with pytest.raises(ModelError, match="lacks weights") as caught:
-        load_model(ModelConfig(path=str(copy_of_model)))
-    assert "layers.2" in caught.value.message
-
-
-def test_unknown_architecture(copy_of_model):
-    _edit_json(copy_of_model / "config.json", model_type="nonesuch")
-    with pytest.raises(ModelError, match="nonesuch"):
-        load_model(ModelConfig(path=str(copy_of_model)))
+@pytest.mark.parametrize(
+    ("change", "path", "message", "remedy"),
+    [
+        (str, "tiny-modle", "tiny-modle", "tiny-model"),
+        (str, ".", r"no config\.json", "tiny-model"),
+        (str, "tiny-model/config.json", "is a file", ""),
+        (lambda folder: (folder / "config.json").unlink(), "tiny-model", r"no config\.json", ""),
+        (_pickle_weights, "tiny-model", r"pytorch_model\.bin", ""),
+        (lambda folder: (folder / "model.safetensors").unlink(), "tiny-model", "no weights", "from_scratch"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 200), "tiny-model", "cannot be loaded", ""),
+        (lambda folder: _edit_json(folder / "config.json", num_hidden_layers=3), "tiny-model", r"lacks.*layers\.2", ""),
+        (lambda folder: _edit_json(folder / "config.json", model_type="nonesuch"), "tiny-model", "nonesuch", ""),
+        (_remove_tokenizer, "tiny-model", "tokenizer", "model.tokenizer"),
+        (_shrink_vocabulary, "tiny-model", "id 15", ""),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(change, path, message, remedy, copy_of_model):
+    change(copy_of_model)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_model(ModelConfig(path=str(copy_of_model.parent / path)))
+    assert remedy in caught.value.remedy
 
 
 def test_foreign_code_is_off(copy_of_model):
@@ -194,14 +175,6 @@ def test_foreign_code_is_off(copy_of_model):
     with pytest.raises(ModelError):
         load_model(ModelConfig(path=str(copy_of_model)))
     assert not marker.exists()
-
-
-def test_missing_tokenizer(copy_of_model):
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (copy_of_model / name).unlink()
-    with pytest.raises(ModelError, match="tokenizer") as caught:
-        load_model(ModelConfig(path=str(copy_of_model)))
-    assert "model.tokenizer" in caught.value.remedy
 
 
 def test_unknown_kind_of_tokenizer(shared_dir):
@@ -221,12 +194,6 @@ def test_the_class_of_the_tokenizer_is_transformers_choice(model_type, named, co
     assert type(ours) is type(theirs)
     assert ours.get_vocab() == theirs.get_vocab()
     assert ours.special_tokens_map == theirs.special_tokens_map
-
-
-def test_tokenizer_larger_than_the_model(copy_of_model):
-    tiny_llama(vocab_size=10, hidden_size=16, eos_token_id=1, pad_token_id=2).save_pretrained(copy_of_model)
-    with pytest.raises(ModelError, match="id 15"):
-        load_model(ModelConfig(path=str(copy_of_model)))
 
 
 def test_tokenizer_beside_the_model(copy_of_model, tmp_path):
