@@ -123,13 +123,15 @@ def test_a_row_without_the_metric_neither_counts_nor_resets() -> None:
 
 
 def test_resumed_alarms_carry_on() -> None:
-    rows = [*steps(5), *steps(6, policy__entropy=0.01, policy__grad_norm=0.0)]
+    gamed = [{"reward/mean": 0.1 * n, "reward/audit/judge": 1.0 - 0.1 * n} for n in range(1, 12)]
+    healthy_then_not = [*steps(5), *steps(6, policy__entropy=0.01, policy__grad_norm=0.0)]
+    rows = [row | parting for row, parting in zip(healthy_then_not, gamed, strict=True)]
     for cut in range(len(rows) + 1):
         first, second = AlarmBell(), AlarmBell()
         names = [a.name for step, row in enumerate(rows[:cut]) for a in first.check(step, row)]
         second.load_state(json.loads(json.dumps(first.state())))
         names += [a.name for step, row in enumerate(rows[cut:]) for a in second.check(step, row)]
-        assert sorted(names) == ["entropy collapse", "gradient zero"]
+        assert sorted(names) == ["entropy collapse", "gradient zero", "reward gamed: judge"]
 
 
 def test_replay_is_the_same_as_live() -> None:
@@ -218,18 +220,11 @@ def test_a_domain_that_falls_while_the_mean_rises_is_named() -> None:
         assert names(replay(rows)) == expected
 
 
-def test_an_audit_that_falls_while_the_reward_rises_is_named_once_and_survives_a_checkpoint() -> None:
+def test_an_audit_that_falls_while_the_reward_rises_is_named_once() -> None:
     rows = [{"step": n, "reward/mean": 0.1 * n, "reward/audit/judge": 1.0 - 0.1 * n} for n in range(1, 14)]
     (alarm,) = replay(rows)
     assert (alarm.name, alarm.step) == ("reward gamed: judge", 8)
     assert "audit judge fell from 0.8 to 0.2" in alarm.message
-    first, second = AlarmBell(), AlarmBell()
-    for row in rows[:6]:
-        assert not first.check(int(row["step"]), row)
-    second.load_state(first.state())
-    assert names([found for row in rows[6:] for found in second.check(int(row["step"]), row)]) == [
-        ("reward gamed: judge", 8)
-    ]
 
 
 def test_a_mean_that_falls_as_well_is_no_sign_of_gaming() -> None:
