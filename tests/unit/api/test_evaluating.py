@@ -23,6 +23,11 @@ def brief(response: str) -> float:
     return 1.0 / (1.0 + len(response))
 
 
+def run_of(folder: Path, **fields: Any) -> dict[str, Any]:
+    run = {"model": "m", "data": {"train": ROWS}, "rewards": "contains", "output": str(folder / "run")}
+    return run | fields
+
+
 @pytest.mark.parametrize(
     ("own", "given", "words"),
     [
@@ -33,26 +38,13 @@ def brief(response: str) -> float:
 def test_what_a_domain_has_of_its_own_is_not_half_replaced(
     own: dict[str, Any], given: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    run = {
-        "model": "m",
-        "data": {"train": ROWS},
-        "rewards": "contains",
-        "domains": {"sums": own, "words": {}},
-        "output": str(tmp_path / "run"),
-    }
     with pytest.raises(ConfigError, match=words):
-        burnish.evaluate(run, quiet=True, **given)
+        burnish.evaluate(run_of(tmp_path, domains={"sums": own, "words": {}}), quiet=True, **given)
 
 
 def test_what_a_domain_has_of_its_own_is_replaced_by_name(tmp_path: Path) -> None:
     """What is refused then is the model, which does not exist."""
-    run = {
-        "model": str(tmp_path / "none"),
-        "data": {"train": ROWS},
-        "rewards": "contains",
-        "domains": {"sums": {"rewards": "exact"}, "words": {}},
-        "output": str(tmp_path / "run"),
-    }
+    run = run_of(tmp_path, model=str(tmp_path / "none"), domains={"sums": {"rewards": "exact"}, "words": {}})
     replaced = {"sums": {"rewards": [brief]}}
     with pytest.raises(BurnishError, match=re.escape(str(tmp_path / "none"))):
         burnish.evaluate(run, data=ROWS, rewards="contains", domains=replaced, quiet=True)
@@ -61,10 +53,9 @@ def test_what_a_domain_has_of_its_own_is_replaced_by_name(tmp_path: Path) -> Non
 def test_evaluations_at_the_same_time_read_their_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one comes to where rows are written while the first is about to write its own."""
     write, read = Inputs.write, []
-    run = {"model": "m", "data": {"train": ROWS}, "rewards": "contains", "output": str(tmp_path / "run")}
 
     def evaluate(answer: str) -> None:
-        burnish.evaluate(run, data=[{"prompt": "1+1=", "answer": answer}], quiet=True)
+        burnish.evaluate(run_of(tmp_path), data=[{"prompt": "1+1=", "answer": answer}], quiet=True)
 
     def waiting(inputs: Inputs, *, may_change: bool) -> None:
         monkeypatch.setattr(Inputs, "write", write)

@@ -155,12 +155,7 @@ CASES: dict[str, tuple[Change, str, str, str]] = {
         "1.00 GiB of memory",
         "raise the container's limit",
     ),
-    "no compiler": (
-        refuse_to_compile,
-        "problem no-kernels",
-        "there is no C compiler",
-        "install one",
-    ),
+    "no compiler": (refuse_to_compile, "problem no-kernels", "there is no C compiler", "install one"),
     "a cache that others may write": (
         open_to_others,
         "problem cache",

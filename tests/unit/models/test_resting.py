@@ -13,14 +13,7 @@ from torch import Tensor, nn
 
 from burnish.errors import OffloadError
 from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
-from burnish.models.resting import (
-    Resting,
-    RestingFile,
-    RestingHostMemory,
-    RestingPlace,
-    own_memory,
-    resting_place,
-)
+from burnish.models.resting import Resting, RestingFile, RestingHostMemory, RestingPlace, own_memory, resting_place
 
 SETTINGS = OptimizerSettings(learning_rate=0.1, total_steps=10, weight_decay=0.1)
 

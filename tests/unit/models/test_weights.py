@@ -36,6 +36,16 @@ def build(kind: str) -> Any:
     return LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=kind == "tied"))
 
 
+def adapt(model: Any) -> Adapter:
+    """With adapters that change what the model computes."""
+    adapter = Adapter(model, LoraConfig(rank=2))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.1)
+    return adapter
+
+
 @pytest.mark.parametrize("kind", ["tied", "untied", "gpt2", "mixtral"])
 def test_names_and_numbers_are_those_on_disk(kind: str, tmp_path: Path) -> None:
     """Experts, which transformers fuses in memory, have their own names again; tied embeddings come once."""
@@ -76,11 +86,7 @@ def test_weights_of_few_bits_take_no_others() -> None:
 def test_adapters_are_merged_in() -> None:
     model = build("untied")
     before = {name: tensor.clone() for name, tensor in named_tensors(model)}
-    adapter = Adapter(model, LoraConfig(rank=2))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.fill_(0.1)
+    adapter = adapt(model)
     merged = dict(named_tensors(model))
     assert merged.keys() == before.keys()
     changed = {name for name in before if not torch.equal(before[name], merged[name])}
@@ -116,11 +122,7 @@ def test_another_model_takes_the_tensors_over(kind: str) -> None:
 
 def test_a_model_with_adapters_gives_what_the_ordinary_one_computes() -> None:
     model, plain = build("untied"), build("untied")
-    Adapter(model, LoraConfig(rank=2))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.fill_(0.1)
+    adapt(model)
     take_tensors(plain, named_tensors(model))
     tokens = torch.arange(6)[None]
     with torch.no_grad():

@@ -29,10 +29,7 @@ PROPERTIES: dict[str, Any] = {
 }
 WEATHER: dict[str, Any] = {
     "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {"type": "object", "properties": PROPERTIES, "required": ["city"]},
-    },
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": PROPERTIES, "required": ["city"]}},
 }
 NOW: dict[str, Any] = {"name": "now", "parameters": {"type": "object", "properties": {}}}
 OPEN: dict[str, Any] = {
