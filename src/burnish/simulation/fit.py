@@ -34,12 +34,8 @@ class DecodedStep:
 def decoded_step(rows: Sequence[tuple[int, int]], places: int, seconds: float) -> DecodedStep:
     """Compute a step of an engine with so many places, from the (prompt, response) lengths of its rows."""
     context = sum(tokens * prompt + tokens * (tokens - 1) / 2 for prompt, tokens in rows)
-    return DecodedStep(
-        iterations=passes([tokens for _, tokens in rows], places),
-        tokens=sum(tokens for _, tokens in rows),
-        context=context,
-        seconds=seconds,
-    )
+    lengths = [tokens for _, tokens in rows]
+    return DecodedStep(passes(lengths, places), sum(lengths), context, seconds)
 
 
 def passes(lengths: Sequence[int], places: int) -> int:

@@ -19,14 +19,7 @@ _REMEDY = "give the `output` of a finished or interrupted `burnish rl`"
 _DEFAULT_PLACES = 256
 _WARM_UP = 2
 """Number of first steps to leave out if at least as many remain: kernels are built and tried in them."""
-_NAMED = (
-    "time/generate_seconds",
-    "time/reward_seconds",
-    "time/logprobs_seconds",
-    "time/values_seconds",
-    "time/update_seconds",
-    "time/sync_seconds",
-)
+_NAMED = ("generate", "reward", "logprobs", "values", "update", "sync")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +35,6 @@ class RecordedStep:
     update_seconds: float
     push_seconds: float
     other_seconds: float
-    step_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +90,7 @@ def _recorded_step(row: Mapping[str, float], lines: Sequence[RecordedLine], plac
     responses = tuple(_lengths(lines))
     generate, prefill = row.get("time/generate_seconds", 0.0), row.get("time/prefill_seconds", 0.0)
     decode = row.get("time/decode_seconds", generate - prefill)  # an engine of your own may not measure it
-    named = sum(row.get(name, 0.0) for name in _NAMED)
-    total = row["time/step_seconds"]
+    named = sum(row.get(f"time/{phase}_seconds", 0.0) for phase in _NAMED)
     return RecordedStep(
         step=int(row["step"]),
         responses=responses,
@@ -109,8 +100,7 @@ def _recorded_step(row: Mapping[str, float], lines: Sequence[RecordedLine], plac
         logprobs_seconds=row.get("time/logprobs_seconds", 0.0) + row.get("time/values_seconds", 0.0),
         update_seconds=row.get("time/update_seconds", 0.0),
         push_seconds=row.get("time/sync_seconds", 0.0),
-        other_seconds=max(0.0, total - named) + max(0.0, generate - prefill - decode),
-        step_seconds=total,
+        other_seconds=max(0.0, row["time/step_seconds"] - named) + max(0.0, generate - prefill - decode),
     )
 
 
