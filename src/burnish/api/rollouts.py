@@ -35,11 +35,9 @@ class RecordedRollout(Rollout):
     token_advantages: tuple[float, ...] | None = None
 
     def _repr_html_(self) -> str:
-        asked = (
-            self.prompt
-            if isinstance(self.prompt, str)
-            else "\n".join(f"{t['role']}: {t['content']}" for t in self.prompt)
-        )
+        asked = self.prompt
+        if not isinstance(asked, str):
+            asked = "\n".join(f"{turn['role']}: {turn['content']}" for turn in asked)
         scored = "not scored" if self.reward is None else f"reward {self.reward:.4g}"
         advantage = "" if self.advantage is None else f", advantage {self.advantage:.3g}"
         answer = escape(self.short_text())

@@ -61,21 +61,19 @@ def by_text(turns: Sequence[ShownTurn]) -> list[ShownTurn]:
 def cut_turns(turns: Sequence[ShownTurn], tokens: int, share: float) -> list[ShownTurn]:
     """Cut the turns of a response after so many tokens, with that share of each text. The last turn includes one
     further token, which says that the response is cut."""
+
+    def cut(text: str) -> str:
+        return shortened(text, int(len(text) * share))
+
+    def cut_call(call: ShownCall) -> ShownCall:
+        return {**call, "arguments": [(name, cut(text)) for name, text in call["arguments"]]}
+
     return [
         {
             **turn,
             "stop": tokens + 1 if turn["stop"] >= tokens else turn["stop"],
-            "calls": [
-                {
-                    **call,
-                    "arguments": [(name, shortened(text, int(len(text) * share))) for name, text in call["arguments"]],
-                }
-                for call in turn["calls"]
-            ],
-            "messages": [
-                {**message, "text": shortened(message["text"], int(len(message["text"]) * share))}
-                for message in turn["messages"]
-            ],
+            "calls": [cut_call(call) for call in turn["calls"]],
+            "messages": [{**message, "text": cut(message["text"])} for message in turn["messages"]],
         }
         for turn in turns
         if turn["start"] < tokens
