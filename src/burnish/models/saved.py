@@ -69,11 +69,8 @@ class SavedPolicy:
             return f"warning: transformers cannot load {folder} again ({type(error).__name__}: {text})"
         own = self.policy.logprobs(batch).logprobs_BT.cpu().double()
         difference, size_of_own = float((found - own).abs().mean()), float(own.abs().mean())
-        tolerance = (
-            _TOLERANCE
-            if self.config.quantization is None and self.loaded.model.dtype == torch.float32
-            else _ROUNDED_TOLERANCE
-        )
+        is_exact = self.config.quantization is None and self.loaded.model.dtype == torch.float32
+        tolerance = _TOLERANCE if is_exact else _ROUNDED_TOLERANCE
         if difference <= tolerance * max(1.0, size_of_own):  # false for numbers that are not finite
             return None
         return (

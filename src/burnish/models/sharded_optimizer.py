@@ -27,11 +27,9 @@ def optimizer_for(
     parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings, lanes: Lanes
 ) -> WeightOptimizer:
     """The optimizer of these parameters for gradients that are added as `lanes` says."""
-    return (
-        WeightOptimizer(parameters, settings, lanes)
-        if lanes.slices is None
-        else ShardedOptimizer(parameters, settings, lanes, lanes.slices)
-    )
+    if lanes.slices is None:
+        return WeightOptimizer(parameters, settings, lanes)
+    return ShardedOptimizer(parameters, settings, lanes, lanes.slices)
 
 
 class ShardedOptimizer(WeightOptimizer):
@@ -114,11 +112,10 @@ class ShardedOptimizer(WeightOptimizer):
         moments: dict[str, dict[str, Tensor]] = {name: {} for name in moved}
         for key in self._adam.state[self._masters[moved[0]]] if moved else ():
             values = {name: self._adam.state[self._masters[name]][key] for name in moved}
-            whole = (
-                {name: value.to("cpu", copy=True) for name, value in values.items()}
-                if key == "step"
-                else self._whole(values)
-            )
+            if key == "step":
+                whole = {name: value.to("cpu", copy=True) for name, value in values.items()}
+            else:
+                whole = self._whole(values)
             for name, value in whole.items():
                 moments[name][key] = value
         masters = self._whole({name: self._masters[name].detach() for name in self._copied()})
