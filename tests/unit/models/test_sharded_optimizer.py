@@ -21,6 +21,7 @@ from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.sharded_optimizer import ShardedOptimizer, optimizer_for
 
 Result = TypeVar("Result")
+Parameters = list[tuple[str, nn.Parameter]]
 SHAPES = ((256,), (7,), (3, 100), (40, 33), (5, 1024), (2, 3, 700), (1,), (20, 256))
 """One row, less than one, a row and a rest, whole rows, many rows and a rest, many whole rows."""
 LANES = 12
@@ -79,7 +80,7 @@ def on_team(size: int, work: Callable[[Lanes], Result], *, sharded: bool = True)
         return list(threads.map(run, range(size)))
 
 
-def weights(dtype: torch.dtype = torch.float32) -> list[tuple[str, nn.Parameter]]:
+def weights(dtype: torch.dtype = torch.float32) -> Parameters:
     generator = torch.Generator().manual_seed(3)
     return [
         (f"weight {number}", nn.Parameter(torch.randn(shape, generator=generator).to(dtype)))
@@ -91,7 +92,12 @@ def settings(**fields: Any) -> OptimizerSettings:
     return OptimizerSettings(0.01, 20, weight_decay=0.1, schedule="linear", **fields)
 
 
-def accumulate(lanes: Lanes, parameters: list[tuple[str, nn.Parameter]], step: int, *, size: float = 1.0) -> None:
+def begun(lanes: Lanes, dtype: torch.dtype = torch.float32, **fields: Any) -> tuple[Parameters, WeightOptimizer]:
+    parameters = weights(dtype)
+    return parameters, optimizer_for(parameters, settings(**fields), lanes)
+
+
+def accumulate(lanes: Lanes, parameters: Parameters, step: int, *, size: float = 1.0) -> None:
     """One part of a step; the second weight is reached in odd steps only, and the fourth by a single micro-batch."""
     generator = torch.Generator().manual_seed(step)
     parts = [[torch.randn(shape, generator=generator) * size for shape in SHAPES] for _ in range(13)]
@@ -102,9 +108,7 @@ def accumulate(lanes: Lanes, parameters: list[tuple[str, nn.Parameter]], step: i
                     parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
 
 
-def train(
-    optimizer: WeightOptimizer, lanes: Lanes, parameters: list[tuple[str, nn.Parameter]], steps: range, **named: Any
-) -> list[float]:
+def train(optimizer: WeightOptimizer, lanes: Lanes, parameters: Parameters, steps: range, **named: Any) -> list[float]:
     norms = []
     for step in steps:
         accumulate(lanes, parameters, 2 * step, **named)
@@ -119,7 +123,7 @@ def bits(tensor: Tensor) -> str:
     return hashlib.sha256(tensor.detach().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def all_bits(parameters: list[tuple[str, nn.Parameter]]) -> list[str]:
+def all_bits(parameters: Parameters) -> list[str]:
     return [bits(parameter) for _, parameter in parameters]
 
 
@@ -149,8 +153,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_the_bits_of_one_process(size: int, kind: str, dtype: torch.dtype) -> None:
     def work(lanes: Lanes) -> tuple[list[float], list[str], Any]:
-        parameters = weights(dtype)
-        optimizer = optimizer_for(parameters, settings(optimizer=kind), lanes)
+        parameters, optimizer = begun(lanes, dtype, optimizer=kind)
         norms = train(optimizer, lanes, parameters, range(4))
         return norms, all_bits(parameters), state_bits(optimizer.state())
 
@@ -167,8 +170,7 @@ def test_the_bits_of_one_process(size: int, kind: str, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("size", [1e-25, 0.0, 1e25, float("inf")], ids=["tiny", "zero", "huge", "infinite"])
 def test_norms_beyond_the_squares_of_float32(size: float) -> None:
     def work(lanes: Lanes) -> str:
-        parameters = weights()
-        optimizer = optimizer_for(parameters, settings(), lanes)
+        parameters, optimizer = begun(lanes)
         accumulate(lanes, parameters, 1, size=size)
         return repr(float(optimizer.grad_norm()))
 
@@ -177,8 +179,7 @@ def test_norms_beyond_the_squares_of_float32(size: float) -> None:
 
 def test_a_gradient_of_zero_moves_what_momentum_moves() -> None:
     def work(lanes: Lanes) -> list[str]:
-        parameters = weights()
-        optimizer = optimizer_for(parameters, settings(), lanes)
+        parameters, optimizer = begun(lanes)
         train(optimizer, lanes, parameters, range(2))
         optimizer.zero()
         optimizer.step(2, optimizer.grad_norm())
@@ -196,19 +197,17 @@ def test_no_gradient_has_the_norm_0() -> None:
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 4), (4, 3)], ids=str)
 def test_a_state_continues_on_another_number_of_processes(sizes: tuple[int, int], dtype: torch.dtype) -> None:
     def straight(lanes: Lanes) -> list[str]:
-        parameters = weights(dtype)
-        train(optimizer_for(parameters, settings(), lanes), lanes, parameters, range(4))
+        parameters, optimizer = begun(lanes, dtype)
+        train(optimizer, lanes, parameters, range(4))
         return all_bits(parameters)
 
     def first(lanes: Lanes) -> tuple[Any, list[Tensor]]:
-        parameters = weights(dtype)
-        optimizer = optimizer_for(parameters, settings(), lanes)
+        parameters, optimizer = begun(lanes, dtype)
         train(optimizer, lanes, parameters, range(2))
         return optimizer.state(), [parameter.detach() for _, parameter in parameters]
 
     def second(lanes: Lanes) -> list[str]:
-        parameters = weights(dtype)
-        optimizer = optimizer_for(parameters, settings(), lanes)
+        parameters, optimizer = begun(lanes, dtype)
         with torch.no_grad():
             for (_, parameter), value in zip(parameters, values, strict=True):
                 parameter.copy_(value)
@@ -231,8 +230,7 @@ def test_no_process_keeps_more_than_its_slice(dtype: torch.dtype, each: int) -> 
     numbers = sum(parameter.numel() for _, parameter in weights())
 
     def work(lanes: Lanes) -> tuple[int, int]:
-        parameters = weights(dtype)
-        optimizer = optimizer_for(parameters, settings(), lanes)
+        parameters, optimizer = begun(lanes, dtype)
         assert isinstance(optimizer, ShardedOptimizer)
         accumulate(lanes, parameters, 1)
         assert all(parameter.grad is None for _, parameter in parameters)
@@ -254,8 +252,7 @@ def test_no_process_keeps_more_than_its_slice(dtype: torch.dtype, each: int) -> 
 
 def test_a_failure_in_one_process_ends_the_step_in_all() -> None:
     def work(lanes: Lanes) -> str:
-        parameters = weights()
-        optimizer = optimizer_for(parameters, settings(), lanes)
+        parameters, optimizer = begun(lanes)
         accumulate(lanes, parameters, 1)
         assert lanes.team is not None
         norm = optimizer.grad_norm() if lanes.team.rank else torch.ones(3)  # which clipping cannot multiply by
