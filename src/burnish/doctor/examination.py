@@ -153,12 +153,9 @@ def of_system() -> Iterator[Finding]:
         usable = bytes_in_words(min(amounts))
         yield "memory", f"{usable} can be used"
         if min(amounts) < _LITTLE_MEMORY:
-            yield Problem(
-                "little-memory",
-                "problem",
-                f"{usable} of memory can be used; PyTorch and a model of some million weights take about 1 GiB",
-                "end other processes, or raise the container's limit; burnish plan says what a run needs",
-            )
+            what = f"{usable} of memory can be used; PyTorch and a model of some million weights take about 1 GiB"
+            remedy = "end other processes, or raise the container's limit; burnish plan says what a run needs"
+            yield Problem("little-memory", "problem", what, remedy)
 
 
 def of_settings(*, has_gpu: bool) -> Iterator[Finding]:
@@ -315,12 +312,9 @@ def of_sandbox() -> Iterator[Finding]:
         with strongest() as sandbox:
             yield "sandbox", f"{sandbox.tier}, which held against all attacks"
     except SandboxError as error:
-        yield Problem(
-            "sandbox",
-            "note",
-            f"{hidden(error.message)}; the reward code and the tool python need one",
-            "use Linux 6.2 or newer outside of restricted containers, or a server (sandbox.url)",
-        )
+        what = f"{hidden(error.message)}; the reward code and the tool python need one"
+        remedy = "use Linux 6.2 or newer outside of restricted containers, or a server (sandbox.url)"
+        yield Problem("sandbox", "note", what, remedy)
 
 
 def _version(package: str) -> str | None:
