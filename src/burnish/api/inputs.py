@@ -56,12 +56,9 @@ class Inputs:
     def plain(self, given: Mapping[str, object]) -> dict[str, Json]:
         """Fields of a run file, with everything that a run file cannot hold replaced by plain values."""
         found = dict(given)
-        if "model" in found:
-            found["model"] = self._model(found["model"])
-        if "data" in found:
-            found["data"] = self._data(found["data"])
-        if "rewards" in found:
-            found["rewards"] = self._rewards(found["rewards"])
+        for name, convert in (("model", self._model), ("data", self._data), ("rewards", self._rewards)):
+            if name in found:
+                found[name] = convert(found[name])
         if isinstance(found.get("domains"), Mapping):
             found["domains"] = {name: self._domain(name, own) for name, own in cast("Any", found["domains"]).items()}
         normalization = found.get("normalization")

@@ -15,6 +15,7 @@ from burnish.errors import ModelError
 from burnish.outside.reading import reading
 
 GENERATION_FILE = "generation_config.json"
+_OPTIONAL = "fix it, or remove it (it is optional)"
 _LARGEST = {
     "hidden_size": 1_000_000,
     "n_embd": 1_000_000,
@@ -102,10 +103,10 @@ def read_generation_config(source: str) -> dict[str, Any]:
     file = Path(source) / GENERATION_FILE
     if not file.exists():
         return {}
-    with reading(f"{file}: reading it", ModelError, remedy="fix it, or remove it (it is optional)"):
+    with reading(f"{file}: reading it", ModelError, remedy=_OPTIONAL):
         content = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
-        raise ModelError(f"{file} is not a JSON object", remedy="fix it, or remove it (it is optional)")
+        raise ModelError(f"{file} is not a JSON object", remedy=_OPTIONAL)
     for name in sorted(_SAMPLING_NUMBERS & set(content)):
         _check_sampling_number(content[name], name, file)
     return content
@@ -124,10 +125,7 @@ def _check_sampling_number(value: Any, name: str, file: Path) -> None:
     sampled, but these values are saved again with the model, and the next program to read them would fail."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is not None and not (is_number and math.isfinite(value) and (value >= 0 or name in _SIGNED)):
-        raise ModelError(
-            f"{file}: {name} is {value!r:.60}, not a number of at least 0",
-            remedy="fix it, or remove it (it is optional)",
-        )
+        raise ModelError(f"{file}: {name} is {value!r:.60}, not a number of at least 0", remedy=_OPTIONAL)
 
 
 def checked_token_ids(value: Any, where: str) -> list[int]:
