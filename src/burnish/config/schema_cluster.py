@@ -74,9 +74,9 @@ class TrainersConfig(Section):
     `model.device` is `cpu`."""
     offload: Annotated[tuple[Offloaded, ...], BeforeValidator(as_list)] = ()
     """State to offload between the phases of a step that need it: `optimizer` (moments and float32 masters),
-    `reference`, `critic`, `reward_model`, `rollout_engine` (a vLLM engine on the GPU that trains). State on a GPU goes
-    to pinned host memory, state on a CPU to a file in the run's folder. A run's numbers do not change; each phase waits
-    for its state (docs/cluster.md)."""
+    `reference`, `critic`, `reward_model`, `rollout_engine` (one that sleeps: vLLM on the GPU that trains). State on a
+    GPU goes to pinned host memory, state on a CPU to a file in the run's folder. A run's numbers do not change; each
+    phase waits for its state (docs/cluster.md)."""
     restarts: NonNegativeInt = 3
     """How often lost trainers are started again, from the newest checkpoint. Not under torchrun, which has
     `--max-restarts`."""

@@ -238,6 +238,8 @@ class RolloutConfig(Section):
     engine: str = "local"
     """`local` (samples with the training weights themselves), `vllm` (a separate process, see docs/engines.md),
     `package.module:Class` or `path/to/file.py:Class`."""
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the engine's class, by name, if the class is your own."""
     max_batch_rows: PositiveInt = 256
     """Most responses decoded at the same time; the others wait."""
     vllm: VllmConfig = VllmConfig()
