@@ -94,6 +94,26 @@ class EngineTraits:
 NO_TRAITS = EngineTraits()
 
 
+@dataclass(frozen=True, slots=True)
+class EngineUse:
+    """How a run samples while it trains. options: those of the engine. rows: most that it samples at the same time.
+    stays: it is on the GPU of a process that trains, and never gives up its memory."""
+
+    traits: EngineTraits = NO_TRAITS
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rows: int = 0
+    stays: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that each engine computes on."""
+        size = None if self.traits.gpus_option is None else self.options.get(self.traits.gpus_option)
+        return size if isinstance(size, int) else 1
+
+
+NO_ENGINE = EngineUse()
+
+
 def traits_of(name: str) -> EngineTraits:
     """The traits of the engine that `rollout.engine` names.
 

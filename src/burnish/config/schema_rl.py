@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from burnish.config import names
+from burnish.config.engines import EngineUse, traits_of
 from burnish.config.presets import PRESETS, Preset
 from burnish.config.problems import Problem
 from burnish.config.schema_cluster import ClusterConfig
@@ -18,7 +19,7 @@ from burnish.config.schema_domains import DomainConfig
 from burnish.config.schema_evaluation import RlEvaluationConfig
 from burnish.config.schema_optimization import RlOptimizationConfig
 from burnish.config.schema_reward import Reward, RewardConfig, VariableName
-from burnish.config.schema_run import EngineUse, RlLoggingConfig, RunConfig
+from burnish.config.schema_run import RlLoggingConfig, RunConfig
 from burnish.config.section import (
     Count,
     Fraction,
@@ -245,12 +246,6 @@ class RolloutConfig(Section):
     vllm: VllmConfig = VllmConfig()
     """Used only with `engine: vllm`."""
 
-    @property
-    def gpus_per_engine(self) -> int:
-        """GPUs that one engine computes on: vLLM's `tensor_parallel_size`."""
-        size = self.vllm.options.get("tensor_parallel_size")
-        return size if self.engine == "vllm" and isinstance(size, int) else 1
-
 
 class CriticConfig(Section):
     """The critic, built only for estimators that ask for values (`gae`).
@@ -371,10 +366,9 @@ class RlFields(RunConfig):
 
     @property
     def engine(self) -> EngineUse:
-        rollout = self.rollout
-        apart = self.cluster.rollout_workers > 0 or "rollout_engine" in self.cluster.offload
-        beside = rollout.vllm.options if rollout.engine == "vllm" and not apart else None
-        return EngineUse(rollout.engine, rollout.max_batch_rows, rollout.gpus_per_engine, beside)
+        rollout, traits = self.rollout, traits_of(self.rollout.engine)
+        stays = not self.cluster.rollout_workers and "rollout_engine" not in self.cluster.offload
+        return EngineUse(traits, traits.options(rollout), rollout.max_batch_rows, stays)
 
     @property
     def has_reference(self) -> bool:
@@ -441,7 +435,8 @@ class RlFields(RunConfig):
     @property
     def sends_adapters(self) -> bool:
         """True if rollout workers, which have the policy's base, get only its adapters."""
-        return self.model.lora is not None and self.rollout.engine == "vllm" and self.cluster.rollout_workers > 0
+        trains_adapters, apart = self.model.lora is not None, self.cluster.rollout_workers > 0
+        return trains_adapters and apart and self.engine.traits.takes_adapters
 
     @property
     def policy_updates(self) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
+from burnish.config.engines import NO_ENGINE, EngineUse
 from burnish.config.names import is_template_file
 from burnish.config.presets import Preset
 from burnish.config.problems import Problem
@@ -78,20 +78,6 @@ class DebugConfig(Section):
     and gradients are PyTorch's own. The numbers are the same, only slower; if they differ, a fast path is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineUse:
-    """How a run samples while it trains; without a name it does not. rows: most that an engine samples at the same
-    time. gpus: of each engine. vllm_beside: options of a vLLM engine that has its share of a GPU all the time."""
-
-    name: str | None = None
-    rows: int = 0
-    gpus: int = 1
-    vllm_beside: Mapping[str, Any] | None = None
-
-
-NO_ENGINE = EngineUse()
-
-
 class RunConfig(Section):
     """Fields of every run, and what the rooms ask about the settings of a run of any kind."""
 
@@ -146,7 +132,7 @@ class RunConfig(Section):
 
     @property
     def engine(self) -> EngineUse:
-        """How the run samples while it trains."""
+        """How the run samples while it trains; the traits of no engine where it does not."""
         return NO_ENGINE
 
     @property

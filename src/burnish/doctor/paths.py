@@ -87,7 +87,7 @@ def _tried(config: RunConfig, paths: FastPaths) -> Iterator[Finding]:
     notes = list(loaded.notes)
     with fast_float32(loaded.model, plain=plain, paths=paths) as fast:
         yield "float32 products", "medium" if fast else "highest"
-        if config.engine.name == "local":
+        if config.engine.traits.tries_paths:
             yield "decoding", "the model's own pass"
             with open_rl_engine(cast("RlConfig", config), loaded, Console(quiet=True)) as engine:
                 notes += cast("LocalEngine", engine).notes

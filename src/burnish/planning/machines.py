@@ -27,9 +27,8 @@ USABLE = 0.95
 TRAINING_SHARE, DECODING_SHARE = 0.35, 0.3
 """Assumed shares of a card's operations and of its memory bandwidth: what trainers and engines for one card reach in
 published measurements."""
-LAYER_SECONDS, VLLM_STEP_SECONDS = 6e-4, 4e-3
-"""Assumed fixed time of a decoding step: of each layer with the local engine, which starts every operation from Python;
-of the whole step with vLLM, which replays a graph."""
+LAYER_SECONDS = 6e-4
+"""Assumed fixed time of each layer in a decoding step whose operations are started from Python."""
 NETWORK_GB = 25.0
 """Assumed gigabytes a second from a card to another machine."""
 LINK_SHARE = 0.5

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from burnish.config.names import VLLM_SHARE
 from burnish.config.schema_optimization import TOKENS_PER_MICROBATCH
 from burnish.config.schema_run import RunConfig
 from burnish.planning.machines import Machine
@@ -53,12 +52,12 @@ def microbatch_of(
 
 
 def usable_share(config: RunConfig) -> float:
-    """The part of a GPU that training may take: vLLM beside it takes its own at the start, if it does not rest."""
-    options = config.engine.vllm_beside
-    if options is None:
+    """The part of a GPU that training may take: an engine beside it may take its own at the start, unless it rests."""
+    engine, traits = config.engine, config.engine.traits
+    if not engine.stays:
         return USABLE
-    share = options.get("gpu_memory_utilization", VLLM_SHARE)
-    return max(0.0, USABLE - (share if isinstance(share, float) else VLLM_SHARE))
+    share = engine.options.get(traits.share_options[0]) if traits.share_options else None
+    return max(0.0, USABLE - (share if isinstance(share, float) else traits.gpu_share))
 
 
 def with_microbatch(config: ConfigT, tokens: int) -> ConfigT:

@@ -8,7 +8,6 @@ from burnish.config import names
 from burnish.config.domains import at_step, domain_settings, responses_per_step
 from burnish.config.schema import RlConfig
 from burnish.config.schema_run import RunConfig
-from burnish.planning.machines import VLLM_STEP_SECONDS
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import (
     NOTHING_KNOWN,
@@ -79,11 +78,9 @@ def _models(config: RlConfig) -> Iterator[ModelRole]:
 
 
 def _sampler(config: RlConfig) -> str:
-    engine = config.rollout.engine
-    if engine != "vllm":
-        return f"the {engine} engine samples from it"
-    python = config.rollout.vllm.python or "this interpreter"
-    return f"the vllm engine samples from a second copy, in its own process ({python})"
+    traits = config.engine.traits
+    weights = f"a second copy{traits.place(config.rollout)}" if traits.copies else "it"
+    return f"the {config.rollout.engine} engine samples from {weights}"
 
 
 def _critic(config: RlConfig) -> Iterator[ModelRole]:
@@ -305,15 +302,16 @@ class RlTimes(StepTimes):
         steps = max(share * mean / at_once, rounds * longest)
         prefill = self.passes(self.facts, self.prompts * prompt / engines, 0)
         rows = share * mean / steps
-        return prefill + steps * self.decoding_step(rows, prompt + mean / 2, in_vllm=config.rollout.engine == "vllm")
+        return prefill + steps * self.decoding_step(rows, prompt + mean / 2, config.engine.traits.step_seconds)
 
-    def decoding_step(self, rows: float, context: float, *, in_vllm: bool) -> float:
-        """Seconds of one token for each of these rows, with so many tokens before it."""
+    def decoding_step(self, rows: float, context: float, fixed: float | None) -> float:
+        """Seconds of one token for each of these rows, with so many tokens before it. fixed: of the step itself, if the
+        engine says that."""
         facts, speed = self.facts, self.speed
         operations = forward_operations(facts, rows, rows, rows * context) / speed.decoding_operations
         kept = 2 * facts.num_layers * facts.num_key_value_heads * facts.head_size * rows * context
         read = (self._body_read(rows) + facts.vocabulary_size * facts.hidden_size + kept) * self.width
-        fixed = VLLM_STEP_SECONDS if in_vllm else speed.token_seconds + speed.layer_seconds * facts.num_layers
+        fixed = speed.token_seconds + speed.layer_seconds * facts.num_layers if fixed is None else fixed
         return fixed + speed.row_seconds * rows + max(operations, read / speed.decoding_bytes)
 
     def _body_read(self, rows: float) -> float:

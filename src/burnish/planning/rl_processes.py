@@ -54,7 +54,7 @@ class RlTable(Table):
             "reference": config.has_reference and config.model.lora is None,
             "critic": config.has_separate_critic,
             "reward_model": any(reward.is_model for reward in config.all_rewards),
-            "rollout_engine": config.rollout.engine == "vllm" and not config.cluster.rollout_workers,
+            "rollout_engine": config.engine.traits.sleeps != "never" and not config.cluster.rollout_workers,
         }
         return (role for role, is_there in there.items() if is_there and role not in config.cluster.own_models)
 
@@ -121,10 +121,12 @@ class RlTable(Table):
 
     def engine(self) -> Iterator[MemoryItem]:
         """What an engine makes of the weights that it samples with, and what it samples in."""
-        if self.config.rollout.engine == "vllm":
-            rests = "rollout_engine" in self.offload
-            yield self.weights("weights in vLLM").needed_in("sampling", if_any=rests)
-        elif self.config.rollout.engine == "local" and not self.on_gpu:
+        traits, rests = self.config.engine.traits, "rollout_engine" in self.offload
+        if traits.copies:
+            yield self.weights(f"weights in {traits.label}").needed_in("sampling", if_any=rests)
+        for name, num_bytes in traits.memory.items():
+            yield MemoryItem(name, num_bytes, "as the engine says").needed_in("sampling", if_any=rests)
+        if traits.lays_out_weights and not self.on_gpu:
             # Decoders on a CPU lay the matrices out anew for each call; whether they do depends on the processor. Of
             # weights in few bits only the head, because they use them as they are.
             item = replace(self.weights("weights laid out for decoding"), phases=("sampling",), at_most=True)
@@ -141,15 +143,15 @@ class RlTable(Table):
         """Keys and values where responses are sampled."""
         asked = max(responses_per_step(self.config), _evaluated(self.config))
         rows = min(self.config.rollout.max_batch_rows, -(-asked // self.config.cluster.num_lanes))
-        if self.computes_on_gpu and self.config.rollout.engine == "local" and not self.config.debug.plain:
+        if self.computes_on_gpu and self.config.engine.traits.fixed_steps and not self.config.debug.plain:
             yield from self._fixed_steps(rows, self.config.longest_text)
         else:
             yield self.cache(rows, self.config.longest_text)
         yield from self._kept_conversations()
 
     def _fixed_steps(self, rows: int, tokens: int) -> Iterator[MemoryItem]:
-        """Of decoding steps of fixed shapes, which the local engine may take: sizes are rounded up, their graphs have
-        logits, and what is small enough stays until the next step."""
+        """Of decoding steps of fixed shapes: sizes are rounded up, their graphs have logits, and what is small enough
+        stays until the next step."""
         rows = 1 << (rows - 1).bit_length()
         tokens = -(-tokens // 1024) * 1024 if tokens > 1024 else max(64, 1 << (tokens - 1).bit_length())
         cache = self.cache(rows, tokens)
@@ -160,12 +162,12 @@ class RlTable(Table):
         yield MemoryItem("logits of decoding steps", size, formula, phases, at_most=True)
 
     def _kept_conversations(self) -> Iterator[MemoryItem]:
-        """Keys and values that the local engine keeps between the turns of conversations, where it samples in the
-        process that holds them and in one portion."""
+        """Keys and values that an engine may keep between the turns of conversations, where it samples in the process
+        that holds them and in one portion."""
         config = self.config
         talks = any(domain.conversation is not None for domain in domain_settings(config))
         alone = config.cluster.num_lanes == 1 and not config.cluster.rollout_workers
-        if talks and alone and config.rollout.engine == "local":
+        if talks and alone and config.engine.traits.keeps_rows:
             whole = replace(self.cache(responses_per_step(config), config.longest_text), name="kept conversations")
             most = replace(whole, num_bytes=_KEPT_BYTES, formula=f"{bytes_in_words(_KEPT_BYTES)}, however many")
             yield whole if whole.num_bytes < _KEPT_BYTES else most
@@ -271,11 +273,11 @@ class RlProcesses(Processes):
         config, engine = self.config, [*self.table.engine()]
         for number in range(config.cluster.rollout_workers):
             holds = (f"{config.rollout.engine} engine with a copy of the weights",)
-            copy, on_host = [self.table.weights("weights")], config.rollout.engine == "vllm"  # its own is on the GPU
+            copy, on_host = [self.table.weights("weights")], config.engine.traits.copies  # its own is on the GPU
             worker = self.seat(f"rollout worker {number}", holds, copy * on_host, [*copy * (not on_host), *engine])
-            for _ in range(config.rollout.gpus_per_engine - 1):
+            for _ in range(config.engine.gpus - 1):
                 next(self.gpus)
-            yield replace(worker, num_gpus=config.rollout.gpus_per_engine)
+            yield replace(worker, num_gpus=config.engine.gpus)
 
     def _with_judges(self, seat: Seat) -> Iterator[Seat]:
         """The seat with reward models, and one for each GPU other than its own on which it has some."""

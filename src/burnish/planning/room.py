@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from burnish.config.names import VLLM_SHARE
 from burnish.config.schema_run import RunConfig
 from burnish.errors import ConfigError
 from burnish.planning.machines import Machine
@@ -53,11 +52,11 @@ def refuse_impossible(
 
 
 def _refuse_uneven_heads(config: RunConfig, facts: ModelFacts | None) -> None:
-    """vLLM gives each GPU an equal number of attention heads."""
-    size = config.engine.gpus
+    """An engine gives each of its GPUs an equal number of attention heads."""
+    size, traits = config.engine.gpus, config.engine.traits
     if facts is not None and facts.num_attention_heads % size:
         raise ConfigError(
-            f"rollout.vllm.options.tensor_parallel_size is {size}, but {config.model.path} has "
+            f"{traits.options_field}.{traits.gpus_option} is {size}, but {config.model.path} has "
             f"{facts.num_attention_heads} attention heads, which {size} GPUs cannot share equally",
             remedy="set it to a number that divides them",
         )
@@ -78,7 +77,7 @@ def _refuse_gpus(config: RunConfig, machine: Machine) -> None:
     each = "one for each process"
     if (size := config.engine.gpus) > 1:
         count += config.cluster.num_workers * (size - 1)
-        each = f"{size} for each rollout worker (tensor_parallel_size) and one for each other process"
+        each = f"{size} for each rollout worker ({config.engine.traits.gpus_option}) and one for each other process"
     wants = device.startswith("cuda") or (device == "auto" and there > 0)
     if wants and count > there:
         raise ConfigError(
@@ -99,7 +98,7 @@ def _asked(config: RunConfig) -> str:
 def seat_warnings(config: RunConfig, seats: Sequence[Seat], machine: Machine) -> Iterator[str]:
     """What will be slow, or may not fit, on this machine."""
     if not machine.is_here:
-        yield from _vllm_beside_training(config, machine)
+        yield from _share_beside_training(config, machine)
         return
     if not on_this_machine(config):
         return
@@ -114,7 +113,7 @@ def seat_warnings(config: RunConfig, seats: Sequence[Seat], machine: Machine) ->
             f"the run may need {bytes_in_words(together)} of memory, and this machine has "
             f"{bytes_in_words(machine.memory_bytes)}"
         )
-    yield from _vllm_beside_training(config, machine)
+    yield from _share_beside_training(config, machine)
     for gpu, names, needed, there in _crowded(seats, machine, certain=False):
         yield f"{names} may need {bytes_in_words(needed)} of GPU {gpu}, which has {bytes_in_words(there)}"
 
@@ -162,17 +161,17 @@ def cards_within_reach(config: RunConfig, machine: Machine) -> int:
     return len(machine.gpu_bytes) if everywhere else machine.gpus_per_node
 
 
-def _vllm_beside_training(config: RunConfig, machine: Machine) -> Iterator[str]:
-    """vLLM takes a share of its GPU whatever it needs, of which the plan counts the weights and the cache."""
-    options = config.engine.vllm_beside
-    if options is None:
-        return
-    chosen = {"gpu_memory_utilization", "kv_cache_memory_bytes"} & options.keys()
-    if machine.gpu_bytes and not chosen and config.model.device != "cpu":
+def _share_beside_training(config: RunConfig, machine: Machine) -> Iterator[str]:
+    """An engine may take a share of its GPU whatever it needs, of which the plan counts the weights and the cache."""
+    engine, traits = config.engine, config.engine.traits
+    is_chosen = not engine.options.keys().isdisjoint(traits.share_options)
+    if traits.gpu_share and engine.stays and not is_chosen and machine.gpu_bytes and config.model.device != "cpu":
+        share, there = traits.gpu_share, machine.gpu_bytes[0]
+        option = next(iter(traits.share_options), None)
+        remedy = "" if option is None else f": set {traits.options_field}.{option} to what training leaves"
         yield (
-            f"vLLM reserves {VLLM_SHARE:.0%} of its GPU ({bytes_in_words(VLLM_SHARE * machine.gpu_bytes[0])} of "
-            f"{bytes_in_words(machine.gpu_bytes[0])}) beside training, however little it needs: set "
-            "rollout.vllm.options.gpu_memory_utilization to what training leaves"
+            f"{traits.label} reserves {share:.0%} of its GPU ({bytes_in_words(share * there)} of "
+            f"{bytes_in_words(there)}) beside training, however little it needs{remedy}"
         )
 
 

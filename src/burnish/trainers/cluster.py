@@ -191,7 +191,7 @@ def _crew(config: RlConfig, console: Console) -> Crew:
         workers=tuple(f"rollout worker {number}" for number in range(config.cluster.rollout_workers)),
         plugins=tuple(name for name in named if is_outside(name)),
         workers_log=config.rollout.engine == "vllm",
-        worker_gpus=config.rollout.gpus_per_engine,
+        worker_gpus=config.engine.gpus,
         trainers=0 if config.cluster.trains_here else config.cluster.trainers,
     )
 
