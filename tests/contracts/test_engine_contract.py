@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from burnish.config.schema import VllmConfig
+from burnish.config.schema_rl import RolloutConfig, VllmConfig
 from burnish.errors import RolloutError
 from burnish.models.characters import character_tokenizer
 from burnish.models.loading import LoadedModel
@@ -70,13 +70,12 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     python = os.environ.get("BURNISH_VLLM_PYTHON")
     if request.param == "vllm" and not python:
         pytest.skip("no vLLM (set BURNISH_VLLM_PYTHON to an interpreter that has it)")
+    vllm = VllmConfig(python=python, options={"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28})
     built = build_engine(
-        request.param,
+        RolloutConfig(engine=request.param, max_batch_rows=4, vllm=vllm),
         LoadedModel(new_model(), SavedLetters(), (EOS,), 0, CONTEXT),  # type: ignore[arg-type]
         context_length=CONTEXT,
-        max_batch_rows=4,
-        vllm=VllmConfig(python=python, options={"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}),
-        log=tmp_path_factory.mktemp("engine") / "log",
+        folder=tmp_path_factory.mktemp("engine"),
     )
     with built if isinstance(built, AbstractContextManager) else nullcontext():
         yield built

@@ -41,6 +41,9 @@ OTHER_MEANING = {
     # Options of single rewards, which have limits of their own.
     ("rewards/builtins/command.py", "seconds"),
 }
+ENGINE_FOLDERS = ("burnish.rollouts.local", "burnish.rollouts.vllm")
+NAMESAKES = {"distributed/ray_workers.py", "doctor/examination.py"}
+"""An address of Ray's is called `local`, and a package `vllm`."""
 
 STARTS_PROCESSES = {
     "outside/supervise.py",
@@ -182,6 +185,19 @@ def count_any(source: Path) -> tuple[int, int]:
     return uses, sum(len(path.read_text(encoding="utf-8").splitlines()) for path in trees)
 
 
+def knows_an_engine(tree: ast.Module) -> bool:
+    """Whether a module uses the name, the class, the section or the folder of one. Texts for users may recommend it."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value="local" | "vllm") | ast.Attribute(attr="vllm"):
+                return True
+            case ast.Name(id="LocalEngine" | "VllmEngine" | "VllmConfig"):
+                return True
+            case ast.ImportFrom(module=str(name)) if name.startswith(ENGINE_FOLDERS):
+                return True
+    return False
+
+
 def package(folder: Path, **files: str) -> Path:
     """A package of these modules, for trying the rules on."""
     (folder / "house").mkdir()
@@ -262,6 +278,14 @@ def test_one_place_starts_and_ends_processes_and_one_packs_messages() -> None:
             packing.add(place)
     assert starting == STARTS_PROCESSES
     assert packing == PACKS_LENGTHS
+
+
+def test_three_files_know_an_engine_by_name() -> None:
+    """The schema has its section, one table says where its traits are, and one place builds it."""
+    trees = {path.relative_to(SOURCE).as_posix(): tree for path, tree in parse_folder(SOURCE).items()}
+    knowing = {place for place, tree in trees.items() if knows_an_engine(tree)} - NAMESAKES
+    outside = {place for place in knowing if not place.startswith(("rollouts/local/", "rollouts/vllm/"))}
+    assert outside == {"config/engines.py", "config/schema_rl.py", "rollouts/registry.py"}
 
 
 def test_the_house_stays_below_its_ceilings() -> None:

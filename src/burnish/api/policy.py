@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from burnish.api.conversing import Conversing
     from burnish.config.schema import RlConfig
     from burnish.models.loading import LoadedModel
-    from burnish.rollouts.local.engine import LocalEngine
+    from burnish.rollouts.engine import RolloutEngine
 
 Asked = str | Sequence[Message | Mapping[str, Any]]
 """A text to continue, or the turns of a conversation (`burnish.Message`, or dictionaries with role and content)."""
@@ -57,7 +57,7 @@ class Policy:
         self._model = model or ModelConfig(path=str(folder))
         self._data = data or DataConfig()
         self._loaded: LoadedModel | None = None
-        self._engine: LocalEngine | None = None
+        self._engine: RolloutEngine | None = None
         self._engine_tokens = 0
 
     def __repr__(self) -> str:
@@ -165,19 +165,19 @@ class Policy:
 
         loaded = self.loaded()
 
-        def engine_for(num_tokens: int) -> tuple[LocalEngine, int]:
+        def engine_for(num_tokens: int) -> tuple[RolloutEngine, int]:
             return self._engine_for(loaded, num_tokens), self._engine_tokens
 
         with without_autocast(), conversing(loaded, engine_for, config, domain) as conversation:
             yield conversation
 
-    def _engine_for(self, loaded: LoadedModel, num_tokens: int) -> LocalEngine:
+    def _engine_for(self, loaded: LoadedModel, num_tokens: int) -> RolloutEngine:
         """An engine for texts of this many tokens, kept until a longer text comes."""
         if self._engine is None or num_tokens > self._engine_tokens:
-            from burnish.rollouts.local.engine import LocalEngine
+            from burnish.rollouts.registry import engine_of
 
             self._engine_tokens = min(loaded.context_length, max(2 * num_tokens, _LEAST_CONTEXT))
-            self._engine = LocalEngine.of(loaded, context_length=self._engine_tokens, max_batch_rows=1)
+            self._engine = engine_of(loaded, context_length=self._engine_tokens, max_batch_rows=1)
         return self._engine
 
 

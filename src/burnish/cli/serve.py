@@ -108,7 +108,7 @@ def _standing(
     from burnish.rollouts.endpoint.speech import Speech
     from burnish.rollouts.endpoint.standing import Standing
     from burnish.rollouts.endpoint.trajectory import Room
-    from burnish.rollouts.local.engine import LocalEngine
+    from burnish.rollouts.registry import engine_of
 
     loaded = policy.loaded()
     context = context or loaded.context_length
@@ -117,7 +117,7 @@ def _standing(
             f"the model has a context of {loaded.context_length:,} tokens, and {context:,} are asked for",
             remedy="lower --context, or leave it out",
         )
-    engine = LocalEngine.of(loaded, context_length=context, max_batch_rows=rows)
+    engine = engine_of(loaded, context_length=context, max_batch_rows=rows)
     ends = (*loaded.eos_token_ids, *sampling.stop_token_ids)
     speech = Speech.of(loaded.tokenizer, ends, policy.template_options, parser=parser)
     room = Room(_MOST_TURNS, min(sampling.max_response_tokens, context), context, context)

@@ -20,8 +20,10 @@ from burnish.config.checks_algorithm import check_adaptive_kl, check_algorithm
 from burnish.config.checks_conversation import check_conversations
 from burnish.config.checks_domains import check_domains, judging_reward
 from burnish.config.domains import DomainSettings, domain_settings, sources_of
+from burnish.config.engines import ENGINES, FALLBACK, EngineTraits, traits_of
 from burnish.config.problems import Problem
 from burnish.config.schema_rl import RlFields, SandboxConfig, ScoringConfig
+from burnish.outside.plugins import is_outside
 
 
 def check_rl(config: RlFields) -> list[Problem]:
@@ -31,7 +33,8 @@ def check_rl(config: RlFields) -> list[Problem]:
         *check_algorithm(config),
         *([] if of_domains else check_adaptive_kl(config)),
         *_sampling(config),
-        *_vllm(config),
+        *_engine_settings(config),
+        *([] if is_outside(config.rollout.engine) else check_engine(config)),
         *_arithmetic(config),
         *_staleness(config),
         *_timing(config),
@@ -46,7 +49,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *shared_work(config.cluster),
         *_full_sharding(config),
         *_own_process(config),
-        *offload(config.cluster, _absent(config) | _alone(config) | _awake(config)),
+        *offload(config.cluster, _absent(config) | _alone(config)),
         *quantization(config.model, config.cluster),
         *on_mps(config.model, config.cluster),
         *never_falls(config.optimization),
@@ -67,25 +70,29 @@ def _sampling(config: RlFields) -> Iterator[Problem]:
         yield Problem(f"rollout.{field}", message, remedy)
 
 
-def _vllm(config: RlFields) -> Iterator[Problem]:
-    """Refuse settings that vLLM interprets differently, and vLLM settings that are not used."""
-    rollout, settings = config.rollout, config.rollout.vllm
-    if rollout.engine != "vllm":
+def _engine_settings(config: RlFields) -> Iterator[Problem]:
+    """Refuse settings of other engines than the one that samples."""
+    rollout = config.rollout
+    for name in ENGINES.keys() & vars(rollout).keys() - {rollout.engine}:
+        settings = vars(rollout)[name]
         defaults = type(settings)()
-        for field in (name for name in type(settings).model_fields if vars(settings)[name] != vars(defaults)[name]):
+        for field in (field for field in vars(defaults) if vars(settings)[field] != vars(defaults)[field]):
             message = f"is {vars(settings)[field]!r}, but rollout.engine is {rollout.engine!r}"
-            yield Problem(f"rollout.vllm.{field}", message, "set rollout.engine: vllm, or remove it")
-        return
-    if config.model.device.startswith("mps"):
-        yield Problem("rollout.engine", "is vllm, which needs a CUDA GPU, but model.device is mps", "set it to local")
-    for option in settings.options:
-        if option in names.VLLM_RESERVED:
-            message = f"is set, but {names.VLLM_RESERVED[option]}"
-            yield Problem(f"rollout.vllm.options.{option}", message, "remove it")
-    yield from _tensor_parallel(config)
-    if rollout.top_p < 1 and rollout.min_p > 0:
-        message = f"is {rollout.min_p:g} with top_p {rollout.top_p:g}: vLLM applies min_p first, other engines top_p"
-        yield Problem("rollout.min_p", message, "use one of the two, or rollout.engine: local")
+            yield Problem(f"rollout.{name}.{field}", message, f"set rollout.engine: {name}, or remove it")
+    if rollout.engine_options and not is_outside(rollout.engine):
+        message = f"is set, but rollout.engine is {rollout.engine!r}"
+        yield Problem("rollout.engine_options", message, "remove it: it is for an engine of your own")
+
+
+def check_engine(config: RlFields) -> Iterator[Problem]:
+    """Refuse settings that the engine cannot follow, by its traits. Runs the file of a user's engine."""
+    rollout, traits = config.rollout, config.engine.traits
+    yield from traits.check(rollout, config.model)
+    for option in config.engine.options:
+        if option in traits.reserved:
+            message = f"is set, but {traits.reserved[option]}"
+            yield Problem(f"{traits.options_field}.{option}", message, "remove it")
+    yield from _several_gpus(config, traits)
     temperatures = {"rollout.temperature": rollout.temperature}
     for domain in domain_settings(config):
         if domain.evaluation.samples:
@@ -93,22 +100,27 @@ def _vllm(config: RlFields) -> Iterator[Problem]:
             place = f"domains.{domain.name}.evaluation" if own else "evaluation"
             temperatures[f"{place}.temperature"] = domain.evaluation.temperature
     for field, temperature in temperatures.items():
-        if temperature < names.VLLM_LOWEST_TEMPERATURE:
-            message = f"is {temperature:g}, but vLLM samples at {names.VLLM_LOWEST_TEMPERATURE:g} or above"
-            yield Problem(field, message, "raise it, or use rollout.engine: local")
-    if config.model.trust_remote_code:
-        message = "is true, but vLLM builds the model from its own code"
-        yield Problem("model.trust_remote_code", message, "set it to false, or rollout.engine: local")
+        if temperature < traits.lowest_temperature:
+            message = f"is {temperature:g}, but {traits.label} samples at {traits.lowest_temperature:g} or above"
+            yield Problem(field, message, f"raise it, or use rollout.engine: {FALLBACK}")
+    if not traits.takes_stop_texts:
+        for field in sorted({domain.place("rollout", "stop") for domain in domain_settings(config) if domain.stop}):
+            remedy = f"use rollout.stop_token_ids, or rollout.engine: {FALLBACK}"
+            yield Problem(field, f"is set, but {traits.label} takes no stop texts", remedy)
+    if "rollout_engine" in config.cluster.offload and (why := _awake(config, traits)):
+        yield Problem("cluster.offload", f"names rollout_engine, but {why}", "remove rollout_engine from it")
 
 
-def _tensor_parallel(config: RlFields) -> Iterator[Problem]:
+def _several_gpus(config: RlFields, traits: EngineTraits) -> Iterator[Problem]:
     """Refuse an engine on several GPUs if its process cannot have them."""
-    field, cluster = "rollout.vllm.options.tensor_parallel_size", config.cluster
-    size = config.rollout.vllm.options.get("tensor_parallel_size", 1)
+    if traits.gpus_option is None:
+        return
+    field, cluster = f"{traits.options_field}.{traits.gpus_option}", config.cluster
+    size = config.engine.options.get(traits.gpus_option, 1)
     if type(size) is not int or size < 1:
         yield Problem(field, f"is {size!r}, which is no number of GPUs", "set it to 1, 2, 4 ...")
     elif size > 1 and not cluster.rollout_workers:
-        message = f"is {size}, but without rollout workers vLLM shares the one GPU of the process that trains"
+        message = f"is {size}, but without rollout workers {traits.label} shares the one GPU of the process that trains"
         yield Problem(field, message, "set cluster.rollout_workers to 1 or more, each of which has its own GPUs")
     elif size > 1 and cluster.runs_on == "torchrun":
         message = f"is {size}, but torchrun gives each process one GPU"
@@ -116,6 +128,18 @@ def _tensor_parallel(config: RlFields) -> Iterator[Problem]:
     elif size > 1 and cluster.gpus_per_worker not in (None, 1, size):
         message = f"is {cluster.gpus_per_worker:g}, but a rollout worker needs exactly {size} GPUs ({field})"
         yield Problem("cluster.gpus_per_worker", message, "leave it out: other processes have one GPU each then")
+
+
+def _awake(config: RlFields, traits: EngineTraits) -> str:
+    """Why the engine cannot sleep, or would make room for nobody; empty if it can."""
+    if traits.sleeps == "never":
+        others = [name for name in ENGINES if traits_of(name).sleeps != "never"]
+        return f"rollout.engine is {config.rollout.engine!r}, which cannot sleep ({' and '.join(others)} can)"
+    if config.cluster.rollout_workers:
+        return "rollout workers have GPUs of their own, on which nothing trains (cluster.rollout_workers)"
+    if config.model.device == "cpu" and traits.sleeps == "on GPUs":
+        return f"model.device is cpu, and {traits.label} sleeps on GPUs only"
+    return ""
 
 
 def _arithmetic(config: RlFields) -> Iterator[Problem]:
@@ -169,18 +193,6 @@ def _alone(config: RlFields) -> dict[str, str]:
     """The roles with a process of their own, in which there is no other role to make room for."""
     own = zip(config.cluster.own_process, config.cluster.own_names, strict=True)
     return {model: f"the {name} has a process of its own (own_process)" for model, name in own}
-
-
-def _awake(config: RlFields) -> dict[str, str]:
-    """The engine, if it cannot be offloaded or there is nothing to make room for, and why."""
-    why = ""
-    if config.rollout.engine != "vllm":
-        why = f"rollout.engine is {config.rollout.engine!r}, and only vllm can sleep"
-    elif config.cluster.rollout_workers:
-        why = "rollout workers have GPUs of their own, on which nothing trains (cluster.rollout_workers)"
-    elif config.model.device == "cpu":
-        why = "model.device is cpu, and vLLM sleeps on GPUs only"
-    return {"rollout_engine": why} if why else {}
 
 
 def _absent(config: RlFields) -> dict[str, str]:

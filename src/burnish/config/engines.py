@@ -18,7 +18,8 @@ from burnish.errors import ConfigError
 from burnish.outside.plugins import find_class
 
 if TYPE_CHECKING:  # run files ask for traits
-    from burnish.config.schema_rl import RlFields, RolloutConfig
+    from burnish.config.schema_data import ModelConfig
+    from burnish.config.schema_rl import RolloutConfig
 
 ENGINES = {"local": "burnish.rollouts.local.traits", "vllm": "burnish.rollouts.vllm.traits"}
 """Module with the `TRAITS` of each built-in engine. An engine with settings of its own has a section of its name in
@@ -83,7 +84,7 @@ class EngineTraits:
         """Where its copy of the weights is, at the end of a sentence."""
         return ""
 
-    def check(self, config: RlFields) -> Iterable[Problem]:
+    def check(self, rollout: RolloutConfig, model: ModelConfig) -> Iterable[Problem]:
         """What else it refuses."""
         return ()
 

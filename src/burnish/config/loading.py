@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ from burnish.config.checks import check_complete
 from burnish.config.explain import explain
 from burnish.config.kinds import USUAL, find_kind, kind_of_keys
 from burnish.config.preset_layer import preset_of, preset_values
-from burnish.config.problems import Problem, raise_problems
+from burnish.config.problems import Problem, named, raise_problems
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.config.schema_run import RunConfig
 from burnish.config.secrets import masked_places
@@ -236,7 +236,7 @@ def _validate(layers: _Layers, problems: list[Problem], source: str) -> RunConfi
     if config is not None:
         problems += check_complete(config, f"burnish {layers.kind}")
     problems += [_masked_value(place) for place in masked_places(layers.data)]
-    raise_problems(_named(problems), source=source, where=layers.places)
+    raise_problems(named(problems), source=source, where=layers.places)
     if config is None:  # explain() never returns an empty list for an error
         raise ConfigError(f"{source} cannot be used", remedy="see docs/configuration.md")
     return config
@@ -245,11 +245,6 @@ def _validate(layers: _Layers, problems: list[Problem], source: str) -> RunConfi
 def _masked_value(place: str) -> Problem:
     message = "was masked when this file was written because it looks like a secret"
     return Problem(place, message, f"give the value again, for example on the command line: {place}=VALUE")
-
-
-def _named(problems: list[Problem]) -> list[Problem]:
-    """The problems with each field's name at the start of its message; places are added in front of it."""
-    return [replace(p, message=f"{p.field} {p.message}") if p.field else p for p in problems]
 
 
 def _full_provenance(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:

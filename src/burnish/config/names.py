@@ -72,30 +72,6 @@ MODEL_REWARD = "model:"
 IN_MEMORY = "python:"
 """Prefix of the name of a reward that is a function in the training program (`burnish.train`): `python:NAME`."""
 
-VLLM_LOWEST_TEMPERATURE = 0.01
-"""vLLM raises lower temperatures to this."""
-VLLM_SHARE = 0.92
-"""Share of a GPU's memory that vLLM takes if `gpu_memory_utilization` is not set."""
-VLLM_RESERVED = {
-    "model": "the policy is model.path",
-    "tokenizer": "the tokenizer is the policy's",
-    "skip_tokenizer_init": "stop texts need the tokenizer",
-    "load_format": "weights come from the policy in training",
-    "generation_config": "sampling is what `rollout` says",
-    "logprobs_mode": "log-probabilities must be those of the distribution that was sampled from",
-    "logits_processors": "log-probabilities must be those of the distribution that was sampled from",
-    "max_model_len": "it is rollout.max_prompt_tokens + rollout.max_response_tokens, up to the model's context",
-    "max_num_seqs": "it is rollout.max_batch_rows",
-    "seed": "every response has its own seed",
-    "enable_sleep_mode": "it is cluster.offload: [rollout_engine]",
-    "quantization": "weights are sent as they are",
-    "trust_remote_code": "vLLM builds the model from its own code",
-    "pipeline_parallel_size": "an engine is on one machine: tensor_parallel_size says on how many of its GPUs",
-    "data_parallel_size": "cluster.rollout_workers says how many engines there are",
-    "distributed_executor_backend": "vLLM starts its own processes for tensor_parallel_size",
-}
-"""Arguments of `vllm.LLM` that a run file cannot set, and why."""
-
 PUZZLES = "reasoning_gym"
 """Path of a data source whose rows reasoning-gym makes, and name of the reward that scores them."""
 PUZZLE_ROWS = 1 << 20

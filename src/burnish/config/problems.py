@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from burnish.errors import ConfigError
 
@@ -36,6 +36,11 @@ def raise_problems(problems: Sequence[Problem], *, source: str, where: dict[str,
     for number, (text, problem) in enumerate(zip(texts, problems, strict=True), start=1):
         lines += [f"  {number}. {text}", f"     -> {problem.remedy}"]
     raise ConfigError("\n".join(lines))
+
+
+def named(problems: Iterable[Problem]) -> list[Problem]:
+    """The problems with each field's name at the start of its message; places are added in front of it."""
+    return [replace(p, message=f"{p.field} {p.message}") if p.field else p for p in problems]
 
 
 def place_of(field: str, places: dict[str, str], source: str) -> str:

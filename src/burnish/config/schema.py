@@ -26,7 +26,6 @@ from burnish.config.schema_rl import (
     RolloutConfig,
     SandboxConfig,
     ScoringConfig,
-    VllmConfig,
 )
 from burnish.config.schema_rm import RmFields
 from burnish.config.schema_run import RunConfig
@@ -44,7 +43,6 @@ __all__ = [
     "SandboxConfig",
     "ScoringConfig",
     "SftConfig",
-    "VllmConfig",
 ]
 
 

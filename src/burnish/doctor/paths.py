@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from rich.console import Console
@@ -27,14 +27,12 @@ from burnish.models.loading import Head, load_model
 from burnish.models.loading_bars import without_loading_bars
 from burnish.planning.memory import bytes_in_words
 from burnish.planning.model_facts import read_model_facts
+from burnish.rollouts.engine import notes_of
 from burnish.trainers.chaining import pinned
 from burnish.trainers.placement import host_memory, threads_of
 from burnish.trainers.rl.opening import open_rl_engine
 from burnish.trainers.workplace import recorded_paths
 from burnish.types import Json
-
-if TYPE_CHECKING:
-    from burnish.rollouts.local.engine import LocalEngine
 
 _MOST_BYTES, _SHARE = 4 << 30, 0.4
 """Weights of larger models, or of a larger part of the memory, are not loaded for a report: trying needs about twice
@@ -90,7 +88,7 @@ def _tried(config: RunConfig, paths: FastPaths) -> Iterator[Finding]:
         if config.engine.traits.tries_paths:
             yield "decoding", "the model's own pass"
             with open_rl_engine(cast("RlConfig", config), loaded, Console(quiet=True)) as engine:
-                notes += cast("LocalEngine", engine).notes
+                notes += notes_of(engine)
     for choice in paths.choices:
         timed = f", timed {choice.timed}" if choice.timed else ""
         yield choice.path, in_words(choice).removeprefix(f"{choice.path} by ") + timed

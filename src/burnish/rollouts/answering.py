@@ -14,8 +14,8 @@ from burnish.errors import ConfigError, DataError
 from burnish.models.folders import resolve_source
 from burnish.models.loading import load_model
 from burnish.rewards.judging.local import Answer
-from burnish.rollouts.engine import Sampling
-from burnish.rollouts.local.engine import LocalEngine
+from burnish.rollouts.engine import RolloutEngine, Sampling
+from burnish.rollouts.registry import engine_of
 from burnish.types import FinishReason, Message, Prompt, RolloutRequest
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class LocalModel:
     """A loaded model and the sampling of its answers; an `AnsweringModel` for judges."""
 
     name: str
-    engine: LocalEngine
+    engine: RolloutEngine
     tokenizer: PreTrainedTokenizerBase
     context_length: int
     sampling: Sampling
@@ -78,7 +78,7 @@ def open_model(options: JudgeOptions, paths: FastPaths | None = None) -> LocalMo
     config = ModelConfig.model_validate({"path": path, "device": options.device, "dtype": options.dtype})
     loaded = load_model(config, paths=paths)
     _check_template(options, loaded.tokenizer)
-    engine = LocalEngine.of(loaded, max_batch_rows=MAX_BATCH_ROWS)
+    engine = engine_of(loaded, max_batch_rows=MAX_BATCH_ROWS)
     sampling = Sampling(
         max_response_tokens=options.max_tokens,
         temperature=options.temperature or 1.0,

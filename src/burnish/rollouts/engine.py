@@ -89,6 +89,18 @@ def let_rest(engine: RolloutEngine) -> None:
         engine.rest()
 
 
+class NotingEngine(RolloutEngine, ABC):
+    """An engine with something to tell the user once it is made. Being derived from this class is how it says so."""
+
+    notes: tuple[str, ...] = ()
+    """Sentences."""
+
+
+def notes_of(engine: RolloutEngine) -> tuple[str, ...]:
+    """What the engine has to tell."""
+    return engine.notes if isinstance(engine, NotingEngine) else ()
+
+
 class StoppableEngine(RolloutEngine, ABC):
     """An engine that can stop in the middle of responses and go on with them later, which `partial` needs. Being
     derived from this class is how an engine says so.

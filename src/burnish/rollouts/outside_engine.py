@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
+from burnish.config.engines import NO_TRAITS, EngineTraits
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.outside.plugins import calling_outside
-from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling, StoppableEngine
+from burnish.rollouts.engine import (
+    KeepingEngine,
+    OnFinished,
+    RestingEngine,
+    RolloutEngine,
+    Sampling,
+    StoppableEngine,
+    keeping,
+    let_rest,
+)
+from burnish.rollouts.sampling import check_traits
 from burnish.types import Metric, Rollout, RolloutRequest
 
 _PROTOCOL = "see burnish.rollouts.engine.RolloutEngine for what an engine must return"
 
 
-class OutsideEngine:
-    """A `RolloutEngine` around a user's class. Raises RolloutError for whatever it raises, for rollouts other than the
-    requested ones, and for tokens that are not among the first `vocabulary` ids. Enters and leaves the engine if it is
-    a context manager."""
+@dataclass(eq=False)
+class OutsideEngine(RestingEngine, KeepingEngine):
+    """A `RolloutEngine` around a user's class. Raises RolloutError for whatever it raises, for rollouts other than
+    those asked for, for tokens that are not among the first `vocabulary` ids, and for settings that its traits exclude.
+    Enters and leaves the engine if that is a context manager. rests: the run asks for its memory between calls."""
 
-    def __init__(self, engine: RolloutEngine, name: str, vocabulary: int) -> None:
-        self._engine = engine
-        self._name = name
-        self._vocabulary = vocabulary
+    engine: RolloutEngine
+    name: str
+    vocabulary: int
+    traits: EngineTraits = NO_TRAITS
+    rests: bool = False
 
     def generate(
         self,
@@ -36,51 +49,65 @@ class OutsideEngine:
         step: int,
         on_finished: OnFinished | None = None,
     ) -> list[Rollout]:
+        check_traits(sampling, self.traits)
         with self._calling("generate"):
-            found: Any = self._engine.generate(requests, sampling, seed=seed, step=step, on_finished=on_finished)
-        problem = _problem(found, requests, self._vocabulary)
+            found: Any = self.engine.generate(requests, sampling, seed=seed, step=step, on_finished=on_finished)
+        problem = _problem(found, requests, self.vocabulary)
         if problem:
-            raise RolloutError(f"rollout.engine {self._name!r}: generate returned {problem}", remedy=_PROTOCOL)
+            raise RolloutError(f"rollout.engine {self.name!r}: generate returned {problem}", remedy=_PROTOCOL)
         return list(found)
 
     def sync(self, weights: Weights) -> None:
         with self._calling("sync"):
-            self._engine.sync(weights)
+            self.engine.sync(weights)
 
     def take_metrics(self) -> Mapping[str, Metric]:
         with self._calling("take_metrics"):
-            found: object = self._engine.take_metrics()
+            found: object = self.engine.take_metrics()
         if not isinstance(found, Mapping) or not all(isinstance(metric, Metric) for metric in found.values()):
             raise RolloutError(
-                f"rollout.engine {self._name!r}: take_metrics returned {found!r:.80}, not names to"
-                " burnish.types.Metric",
+                f"rollout.engine {self.name!r}: take_metrics returned {found!r:.80}, not names to burnish.types.Metric",
                 remedy=_PROTOCOL,
             )
         return found
 
+    def rest(self) -> None:
+        """See `RestingEngine`."""
+        if self.rests:
+            with self._calling("rest"):
+                let_rest(self.engine)
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """See `KeepingEngine`. Nothing is kept unless the traits say so."""
+        with ExitStack() as stack:
+            if self.traits.keeps_rows:
+                with self._calling("keeping"):
+                    stack.enter_context(keeping(self.engine))
+            yield
+
     def __enter__(self) -> OutsideEngine:
-        if isinstance(self._engine, AbstractContextManager):
+        if isinstance(self.engine, AbstractContextManager):
             with self._calling("__enter__"):
-                self._engine.__enter__()
+                self.engine.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if isinstance(self._engine, AbstractContextManager):
+        if isinstance(self.engine, AbstractContextManager):
             with self._calling("__exit__"):
-                self._engine.__exit__(kind, error, at)
+                self.engine.__exit__(kind, error, at)
 
     @contextmanager
     def _calling(self, method: str) -> Iterator[None]:
-        with calling_outside(f"rollout.engine {self._name!r}, {method}", RolloutError):
+        with calling_outside(f"rollout.engine {self.name!r}, {method}", RolloutError):
             yield
 
 
+@dataclass(eq=False)
 class OutsideStoppableEngine(OutsideEngine, StoppableEngine):
     """An `OutsideEngine` around a `StoppableEngine`."""
 
-    def __init__(self, engine: StoppableEngine, name: str, vocabulary: int) -> None:
-        super().__init__(engine, name, vocabulary)
-        self._stoppable = engine
+    engine: StoppableEngine
 
     def generate_until(
         self,
@@ -93,24 +120,27 @@ class OutsideStoppableEngine(OutsideEngine, StoppableEngine):
         on_finished: OnFinished | None = None,
     ) -> tuple[list[Rollout], list[RolloutRequest]]:
         """See `StoppableEngine`."""
+        check_traits(sampling, self.traits)
         with self._calling("generate_until"):
-            found: Any = self._stoppable.generate_until(
+            found: Any = self.engine.generate_until(
                 requests, sampling, seed=seed, step=step, stopped=stopped, on_finished=on_finished
             )
-        if problem := _problem_of_both(found, requests, self._vocabulary):
+        if problem := _problem_of_both(found, requests, self.vocabulary):
             raise RolloutError(
-                f"rollout.engine {self._name!r}: generate_until returned {problem}",
+                f"rollout.engine {self.name!r}: generate_until returned {problem}",
                 remedy="see burnish.rollouts.engine.StoppableEngine for what an engine must return",
             )
         rollouts, rest = found
         return list(rollouts), list(rest)
 
 
-def outside_engine(engine: RolloutEngine, name: str, vocabulary: int) -> OutsideEngine:
+def outside_engine(
+    engine: RolloutEngine, name: str, vocabulary: int, traits: EngineTraits = NO_TRAITS, *, rests: bool = False
+) -> OutsideEngine:
     """The boundary to this engine."""
     if isinstance(engine, StoppableEngine):
-        return OutsideStoppableEngine(engine, name, vocabulary)
-    return OutsideEngine(engine, name, vocabulary)
+        return OutsideStoppableEngine(engine, name, vocabulary, traits, rests)
+    return OutsideEngine(engine, name, vocabulary, traits, rests)
 
 
 def _problem_of_both(found: object, requests: Sequence[RolloutRequest], vocabulary: int) -> str:

@@ -8,9 +8,7 @@ workers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from burnish.algorithms.dealing import deal
 from burnish.models.weights import Weights
@@ -57,17 +55,6 @@ class PortionedEngine(RestingEngine):
     def __init__(self, engine: RolloutEngine, lanes: int) -> None:
         self._engine = engine
         self._lanes = lanes
-        self._open = ExitStack()
-
-    def __enter__(self) -> PortionedEngine:
-        if isinstance(self._engine, AbstractContextManager):
-            self._open.enter_context(self._engine)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.__exit__(kind, error, trace)
 
     def generate(
         self,

@@ -1,78 +1,87 @@
-"""Which engine a run file's `rollout.engine` means."""
+"""Which engine a run file's `rollout.engine` means, and the engine of a model without a run file."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnish.config.schema import VllmConfig
+from burnish.config.engines import ENGINES, FIELD, find_outside, traits_of
+from burnish.config.schema import RolloutConfig
 from burnish.errors import ConfigError, RolloutError
-from burnish.outside.plugins import calling_outside, construct, find_class
-from burnish.rollouts.engine import RolloutEngine
+from burnish.outside.plugins import calling_outside, construct
+from burnish.rollouts.engine import KeepingEngine, RestingEngine, RolloutEngine, StoppableEngine
 from burnish.words import did_you_mean
 
 if TYPE_CHECKING:
     from burnish.models.loading import LoadedModel
 
-_LOCAL, _VLLM = "local", "vllm"
-_FIELD = "rollout.engine"
+
+def engine_of(loaded: LoadedModel, *, max_batch_rows: int, context_length: int | None = None) -> RolloutEngine:
+    """An engine that samples from the model as it is loaded, for texts up to its context if nothing else is said."""
+    from burnish.rollouts.local.engine import LocalEngine  # imports transformers, so only when needed
+
+    return LocalEngine.of(loaded, context_length=context_length, max_batch_rows=max_batch_rows)
 
 
 def build_engine(
-    name: str,
+    rollout: RolloutConfig,
     loaded: LoadedModel,
     *,
     context_length: int,
-    max_batch_rows: int,
-    vllm: VllmConfig | None = None,
     rests: bool = False,
-    log: Path = Path("vllm.log"),
+    folder: Path = Path(),
 ) -> RolloutEngine:
-    """The engine called `name`: `local`, `vllm` (with its settings, whether it `rests`, and a log file), or a class
-    given as `package.module:Class` that takes the arguments of `LocalEngine` without those that have defaults. Raises
-    ConfigError if there is no such class or it is not an engine."""
-    if name == _LOCAL:
-        from burnish.rollouts.local.engine import LocalEngine  # imports transformers, so only when needed
+    """The engine that `rollout.engine` names: `local`, `vllm`, or a user's class, which takes the arguments of
+    `LocalEngine` without those that have defaults, and `rollout.engine_options`.
 
-        return LocalEngine.of(loaded, context_length=context_length, max_batch_rows=max_batch_rows)
+    rests: the run asks for its memory between calls. folder: where it writes its log. Raises ConfigError if there is no
+    such class or it is not an engine.
+    """
+    name = rollout.engine
+    if name == "local":
+        return engine_of(loaded, context_length=context_length, max_batch_rows=rollout.max_batch_rows)
+    log = traits_of(name).log
     arguments: dict[str, Any] = {
         "tokenizer": loaded.tokenizer,
         "eos_token_ids": loaded.eos_token_ids,
         "pad_token_id": loaded.pad_token_id,
         "context_length": context_length,
-        "max_batch_rows": max_batch_rows,
+        "max_batch_rows": rollout.max_batch_rows,
+        **({} if log is None else {"log": folder / log}),
     }
-    if name == _VLLM:
+    if name == "vllm":
         from burnish.rollouts.vllm.engine import VllmEngine  # imports torch, so only when needed
 
-        settings, vocabulary = vllm or VllmConfig(), loaded.vocabulary
-        return VllmEngine(loaded.model, **arguments, settings=settings, vocabulary=vocabulary, rests=rests, log=log)
-    found = find_engine(name)
-    with calling_outside(f"{_FIELD} {name!r}, its constructor", RolloutError):
-        engine: RolloutEngine = construct(found, name, loaded.model, arguments, field=_FIELD, first_name="model")
+        return VllmEngine(loaded.model, **arguments, settings=rollout.vllm, vocabulary=loaded.vocabulary, rests=rests)
+    found: Any = find_engine(name)
+    arguments |= rollout.engine_options
+    with calling_outside(f"{FIELD} {name!r}, its constructor", RolloutError):
+        engine: RolloutEngine = construct(found, name, loaded.model, arguments, field=FIELD, first_name="model")
     return engine
 
 
 def find_engine(name: str) -> type:
-    """The class behind the name. Raises ConfigError unless it has the methods of an engine."""
-    if name == _LOCAL:
-        from burnish.rollouts.local.engine import LocalEngine  # imports transformers, so only when needed
-
-        return LocalEngine
-    if name == _VLLM:
-        from burnish.rollouts.vllm.engine import VllmEngine  # imports torch, so only when needed
-
-        return VllmEngine
+    """The user's class behind the name. Raises ConfigError unless it has the methods of an engine, and is derived from
+    what its traits promise."""
     module_name, colon, class_name = name.rpartition(":")
     if not (colon and module_name and class_name):
-        ways = f"use {_LOCAL!r}, {_VLLM!r}, 'package.module:Class' or 'path/to/file.py:Class'"
-        raise ConfigError(
-            f"{_FIELD} is {name!r}, which is not an engine", remedy=did_you_mean(name, [_LOCAL, _VLLM], ways)
-        )
-    found: Any = find_class(
-        name,
-        field=_FIELD,
-        methods=("generate", "sync", "take_metrics"),
-        protocol="burnish.rollouts.engine.RolloutEngine",
-    )
+        ways = f"use {', '.join(map(repr, ENGINES))}, 'package.module:Class' or 'path/to/file.py:Class'"
+        raise ConfigError(f"{FIELD} is {name!r}, which is not an engine", remedy=did_you_mean(name, [*ENGINES], ways))
+    found, traits = find_outside(name), traits_of(name)
+    for trait, is_promised, base in (
+        ("can_stop", traits.can_stop, StoppableEngine),
+        ("sleeps", traits.sleeps != "never", RestingEngine),
+        ("keeps_rows", traits.keeps_rows, KeepingEngine),
+    ):
+        if is_promised and not issubclass(found, base):
+            raise ConfigError(
+                f"{FIELD} is {name!r}, whose traits have {trait}, but it is not a {base.__name__}",
+                remedy=f"derive it from burnish.rollouts.engine.{base.__name__}, or leave {trait} out",
+            )
     return found
+
+
+def can_stop(name: str) -> bool:
+    """Whether the engine can stop in the middle of responses and go on later: a built-in one by its traits, without
+    importing it, a user's class by what it is derived from. Raises what `find_engine` raises."""
+    return traits_of(name).can_stop if name in ENGINES else issubclass(find_engine(name), StoppableEngine)

@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from burnish.config.engines import FALLBACK, EngineTraits
 from burnish.errors import RolloutError
 from burnish.rollouts.engine import Sampling
 
@@ -40,6 +41,21 @@ def check_sampling(sampling: Sampling) -> None:
     for name, value, good, wanted in checks:
         if not good:
             raise RolloutError(f"sampling.{name} is {value!r}", remedy=f"{name} must be {wanted}")
+
+
+def check_traits(sampling: Sampling, traits: EngineTraits) -> None:
+    """Raise RolloutError if an engine with these traits would sample something else."""
+    if sampling.temperature < traits.lowest_temperature and not sampling.greedy:
+        raise RolloutError(
+            f"sampling.temperature is {sampling.temperature:g}, but {traits.label} samples at "
+            f"{traits.lowest_temperature:g} or above",
+            remedy=f"raise the temperature, or use rollout.engine: {FALLBACK}",
+        )
+    if sampling.stop and not traits.takes_stop_texts:
+        raise RolloutError(
+            f"sampling.stop is {list(sampling.stop)!r:.80}, but {traits.label} takes no stop texts",
+            remedy=f"use stop_token_ids, or rollout.engine: {FALLBACK}",
+        )
 
 
 def sample(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

@@ -190,7 +190,7 @@ def _crew(config: RlConfig, console: Console) -> Crew:
         models=config.cluster.own_names,
         workers=tuple(f"rollout worker {number}" for number in range(config.cluster.rollout_workers)),
         plugins=tuple(name for name in named if is_outside(name)),
-        workers_log=config.rollout.engine == "vllm",
+        workers_log=config.engine.traits.log is not None,
         worker_gpus=config.engine.gpus,
         trainers=0 if config.cluster.trains_here else config.cluster.trainers,
     )

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from burnish.config.schema import RolloutConfig
 from burnish.errors import ConfigError
 from burnish.models.loading import LoadedModel
+from burnish.rollouts.engine import RolloutEngine
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.registry import build_engine
 from burnish.rollouts.vllm.engine import VllmEngine
-
-ARGUMENTS: dict[str, Any] = {"context_length": 128, "max_batch_rows": 4}
 
 
 class Remote(LocalEngine):
@@ -38,6 +38,11 @@ class OneArgument:
     def take_metrics(self) -> dict[str, Any]: ...
 
 
+def build(name: str, llama: Any, tokenizer: Any, folder: Path = Path()) -> RolloutEngine:
+    rollout = RolloutConfig(engine=name, max_batch_rows=4)
+    return build_engine(rollout, LoadedModel(llama, tokenizer, (1,), 0, 128), context_length=128, folder=folder)
+
+
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> str:
     made = types.ModuleType("engines_of_mine")
@@ -47,10 +52,10 @@ def module(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_local_and_named_classes_are_built(llama: Any, tokenizer: Any, module: str, tmp_path: Path) -> None:
-    vllm = build_engine("vllm", LoadedModel(llama, tokenizer, (1,), 0, 128), **ARGUMENTS, log=tmp_path / "log")
+    vllm = build("vllm", llama, tokenizer, tmp_path)
     assert type(vllm) is VllmEngine  # its process starts with the first call
-    assert type(build_engine("local", LoadedModel(llama, tokenizer, (1,), 0, 128), **ARGUMENTS)) is LocalEngine
-    assert type(build_engine(f"{module}:Remote", LoadedModel(llama, tokenizer, (1,), 0, 128), **ARGUMENTS)) is Remote
+    assert type(build("local", llama, tokenizer)) is LocalEngine
+    assert type(build(f"{module}:Remote", llama, tokenizer)) is Remote
 
 
 @pytest.mark.parametrize(
@@ -70,4 +75,4 @@ def test_what_is_no_engine_is_refused_with_a_remedy(
     llama: Any, tokenizer: Any, module: str, name: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_engine(name, LoadedModel(llama, tokenizer, (1,), 0, 128), **ARGUMENTS)
+        build(name, llama, tokenizer)

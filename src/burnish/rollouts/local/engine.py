@@ -26,7 +26,7 @@ from burnish.errors import RolloutError
 from burnish.forward.boundaries import Boundaries
 from burnish.forward.fast_paths import FastPaths
 from burnish.models.weights import Weights, take_tensors
-from burnish.rollouts.engine import KeepingEngine, OnFinished, Sampling, StoppableEngine
+from burnish.rollouts.engine import KeepingEngine, NotingEngine, OnFinished, Sampling, StoppableEngine
 from burnish.rollouts.limits import check_rotation, response_limit
 from burnish.rollouts.local.choice import MakeAnyDecoder, choose_way, goes_on_alike
 from burnish.rollouts.local.decoders import Decoder, ModelDecoder
@@ -72,7 +72,7 @@ class _Session:
     places: int = 0
 
 
-class LocalEngine(StoppableEngine, KeepingEngine):
+class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
     """A StoppableEngine for any `transformers` causal language model (or peft wrapper), which it never changes. It is a
     KeepingEngine, too: within `keeping`, the weights may change only by `sync`.
 

@@ -25,20 +25,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from burnish.config.names import VLLM_LOWEST_TEMPERATURE
-from burnish.config.schema import VllmConfig
+from burnish.config.schema_rl import VllmConfig
 from burnish.errors import ConfigError, RolloutError
 from burnish.models.lora import saved_adapter
 from burnish.models.weights import Weights, checkpoint_layout, take_tensors
 from burnish.rollouts.engine import OnFinished, RestingEngine, Sampling
 from burnish.rollouts.limits import response_limit
 from burnish.rollouts.noise import sample_key
-from burnish.rollouts.sampling import check_sampling
+from burnish.rollouts.sampling import check_sampling, check_traits
 from burnish.rollouts.stop import StopConditions
 from burnish.rollouts.vllm.adapters import AdapterPushes
 from burnish.rollouts.vllm.changes import PushedWeights, group_of
 from burnish.rollouts.vllm.heads import ConfigJson, HeadPadding, choose_padding
 from burnish.rollouts.vllm.process import SCRIPT, Message, WorkerFault, WorkerLost, WorkerProcess
+from burnish.rollouts.vllm.traits import TRAITS
 from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutRequest
 
 if TYPE_CHECKING:
@@ -448,12 +448,7 @@ def sampling_parameters(sampling: Sampling, stop: StopConditions) -> Message:
 
 def check_filters(sampling: Sampling) -> None:
     """RolloutError for settings that vLLM treats differently: filters in another order, temperatures that it raises."""
-    if sampling.temperature < VLLM_LOWEST_TEMPERATURE and not sampling.greedy:
-        raise RolloutError(
-            f"sampling.temperature is {sampling.temperature:g}, but vLLM samples at {VLLM_LOWEST_TEMPERATURE:g} or "
-            "above",
-            remedy="raise the temperature, or use rollout.engine: local",
-        )
+    check_traits(sampling, TRAITS)
     if sampling.top_p < 1.0 and sampling.min_p > 0.0 and not sampling.greedy:
         raise RolloutError(
             f"sampling.top_p {sampling.top_p:g} and min_p {sampling.min_p:g} are both set: vLLM applies min_p first, "

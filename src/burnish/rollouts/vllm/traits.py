@@ -8,7 +8,8 @@ from typing import Any
 
 from burnish.config.engines import FALLBACK, EngineTraits
 from burnish.config.problems import Problem
-from burnish.config.schema_rl import RlFields, RolloutConfig
+from burnish.config.schema_data import ModelConfig
+from burnish.config.schema_rl import RolloutConfig
 from burnish.errors import ConfigError
 
 _RESERVED = {
@@ -40,17 +41,16 @@ class _VllmTraits(EngineTraits):
     def place(self, rollout: RolloutConfig) -> str:
         return f", in its own process ({rollout.vllm.python or 'this interpreter'})"
 
-    def check(self, config: RlFields) -> Iterator[Problem]:
+    def check(self, rollout: RolloutConfig, model: ModelConfig) -> Iterator[Problem]:
         """Settings that vLLM interprets differently, or cannot follow."""
-        rollout = config.rollout
-        if config.model.device.startswith("mps"):
+        if model.device.startswith("mps"):
             message = "is vllm, which needs a CUDA GPU, but model.device is mps"
             yield Problem("rollout.engine", message, f"set it to {FALLBACK}")
         if rollout.top_p < 1 and rollout.min_p > 0:
             filters = f"{rollout.min_p:g} with top_p {rollout.top_p:g}"
             message = f"is {filters}: vLLM applies min_p first, other engines top_p"
             yield Problem("rollout.min_p", message, f"use one of the two, or rollout.engine: {FALLBACK}")
-        if config.model.trust_remote_code:
+        if model.trust_remote_code:
             message = "is true, but vLLM builds the model from its own code"
             yield Problem("model.trust_remote_code", message, f"set it to false, or rollout.engine: {FALLBACK}")
 

@@ -26,7 +26,7 @@ from burnish.models.reward_model import PromptResponse
 from burnish.models.tokenizers import load_tokenizer
 from burnish.observability.console import say
 from burnish.rollouts.engine import Sampling
-from burnish.rollouts.local.engine import LocalEngine
+from burnish.rollouts.registry import engine_of
 from burnish.trainers.chaining import with_weights
 from burnish.types import RolloutRequest
 
@@ -124,7 +124,7 @@ def _policy_responses(
     _check_vocabulary(path, policy.tokenizer, loaded.tokenizer)
     say(console, policy.notes)
     console.print(f"sampling {settings.responses} responses of {path} to normalise on", highlight=False)
-    engine = LocalEngine.of(policy, max_batch_rows=64)
+    engine = engine_of(policy, max_batch_rows=64)
     say(console, policy.paths.lines())
     limit = config.response_length or settings.max_response_tokens
     sampling = Sampling(

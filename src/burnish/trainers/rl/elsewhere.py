@@ -96,7 +96,7 @@ def engine_role(config: RlConfig, ways: Mapping[str, str] | None = None) -> Iter
     console = Console(quiet=True)
     paths = recorded_paths(Path(config.output)) if ways is None else FastPaths(ways)
     without_progress_bars()
-    if config.rollout.engine == "vllm":  # whose own weights take the GPU, or several
+    if config.engine.traits.copies:  # its own weights take the GPU, or several
         config = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
     with open_model(config, paths, console, takes_weights=True) as loaded:
         if config.sends_adapters and config.model.lora is not None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from rich.console import Console
 
@@ -20,8 +19,7 @@ from burnish.models.roles import Objective
 from burnish.observability.console import Standing, nobody, say
 from burnish.outside.plugins import is_outside
 from burnish.rewards.protocol import ScoringModels
-from burnish.rollouts.engine import RolloutEngine
-from burnish.rollouts.local.engine import LocalEngine
+from burnish.rollouts.engine import RolloutEngine, notes_of
 from burnish.rollouts.outside_engine import outside_engine
 from burnish.rollouts.portions import PortionedEngine
 from burnish.rollouts.registry import build_engine
@@ -29,8 +27,6 @@ from burnish.trainers.rl.preflight import check_fit, computes_twice_at_once
 from burnish.trainers.rl.roles import ALONE, Beside, Roles, build_roles
 from burnish.trainers.rl.supply_aside import AsideEngine
 from burnish.trainers.workplace import record_paths
-
-ENGINE_LOG = "vllm.log"
 
 
 @contextmanager
@@ -61,21 +57,14 @@ def open_outline(config: RlConfig) -> Iterator[LoadedModel]:
 def open_rl_engine(config: RlConfig, loaded: LoadedModel, console: Console) -> Iterator[RolloutEngine]:
     """The engine of the run file, released at the end. It gets the longest text that this run can have as its context:
     vLLM reserves memory for that much, and a sliding window that the texts fit into can be ignored."""
-    rollout = config.rollout
-    engine = build_engine(
-        rollout.engine,
-        loaded,
-        context_length=longest_text(config, loaded),
-        max_batch_rows=rollout.max_batch_rows,
-        vllm=rollout.vllm,
-        rests="rollout_engine" in config.cluster.offload,
-        log=Path(config.output) / ENGINE_LOG,
-    )
-    if rollout.engine == "local":
+    name, traits, folder = config.rollout.engine, config.engine.traits, Path(config.output)
+    context_length, rests = longest_text(config, loaded), "rollout_engine" in config.cluster.offload
+    engine = build_engine(config.rollout, loaded, context_length=context_length, rests=rests, folder=folder)
+    if traits.tries_paths:
         return_freed_memory()  # of the trials that chose how to decode
-        say(console, cast(LocalEngine, engine).notes)
-    if is_outside(rollout.engine):
-        engine = outside_engine(engine, rollout.engine, sampled_ids(loaded))
+    say(console, notes_of(engine))
+    if is_outside(name):
+        engine = outside_engine(engine, name, sampled_ids(loaded), traits, rests=rests)
     with engine if isinstance(engine, AbstractContextManager) else nullcontext():
         yield engine
 

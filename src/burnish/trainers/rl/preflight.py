@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,9 +12,12 @@ from burnish.algorithms.advantages import Estimator
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.sources import path_of, read_places
 from burnish.checkpointing.store import CheckpointStore
+from burnish.config.checks_rl import check_engine
 from burnish.config.domains import Split, domain_settings, sources_of, used_domains
+from burnish.config.engines import FALLBACK
 from burnish.config.names import MODEL_REWARD
-from burnish.config.schema import RlConfig, RunConfig, VllmConfig
+from burnish.config.problems import named, raise_problems
+from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.schema_data import DataSource, ModelConfig, places_of_sources
 from burnish.config.section import NamedPlace
 from burnish.data.overlap import Asked, find_overlap
@@ -27,6 +29,7 @@ from burnish.models.loading import resolve_device
 from burnish.models.tokenizers import load_tokenizer
 from burnish.models.weight_checks import check_token_ids
 from burnish.observability.sinks import find_sinks
+from burnish.outside.plugins import is_outside
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import Preview
 from burnish.rewards.loading import RewardSpec
@@ -34,9 +37,7 @@ from burnish.rewards.model_reward import check_model_reward
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.specs import spec_of
 from burnish.rewards.success import success_of_domain
-from burnish.rollouts.engine import StoppableEngine
-from burnish.rollouts.registry import find_engine
-from burnish.rollouts.vllm.process import has_vllm
+from burnish.rollouts.registry import can_stop
 from burnish.trainers.rl.credit import reads_responses_alone
 from burnish.trainers.rl.domains import check_difficulty
 from burnish.trainers.rl.feeds import load_prompt_set
@@ -64,17 +65,18 @@ def check_settings(config: RlConfig, parts: AlgorithmParts, *, here: bool = True
             remedy="set it to false, or choose another algorithm.loss",
         )
     name = config.rollout.engine
-    engine = StoppableEngine if name == "local" else find_engine(name)  # LocalEngine itself would import transformers
-    if config.partial and not issubclass(engine, StoppableEngine):
+    stops = can_stop(name)  # refuses what is no engine
+    if is_outside(name):  # the others were looked at when the run file was read
+        raise_problems(named(check_engine(config)), source=f"rollout.engine {name!r}")
+    if config.partial and not stops:
         raise ConfigError(
             f"partial is true, but rollout.engine {name!r} cannot stop in the middle of a response "
             "and go on with it later",
-            remedy="remove partial, use rollout.engine: local, or derive the class from "
+            remedy=f"remove partial, use rollout.engine: {FALLBACK}, or derive the class from "
             "burnish.rollouts.engine.StoppableEngine",
         )
-    if name == "vllm" and here:
-        check_vllm(config.rollout.vllm)
     if here:
+        config.engine.traits.check_here(config.rollout)
         find_sinks(config.logging.sinks)
 
 
@@ -215,26 +217,6 @@ def no_overlap_lines(config: RlConfig) -> tuple[str, ...]:
         return ()
     value, because = config.max_staleness, "what trains also samples, in turn"
     return (f"max_staleness is {value}, which saves no time without cluster.rollout_workers: {because}",)
-
-
-def check_vllm(settings: VllmConfig) -> None:
-    """ConfigError if vLLM cannot run here, or the interpreter does not have it."""
-    if not sys.platform.startswith("linux"):
-        raise ConfigError(f"rollout.engine is vllm, which needs Linux, not {sys.platform}", remedy="use local")
-    python = settings.interpreter
-    try:
-        found = has_vllm(python)
-    except OSError as error:
-        raise ConfigError(
-            f"rollout.vllm.python is {python!r}, which cannot be started: {error}",
-            remedy="name the interpreter of an environment that has vLLM, for example envs/vllm/bin/python",
-        ) from error
-    if not found:
-        raise ConfigError(
-            f"rollout.engine is vllm, but {python} has no vllm",
-            remedy=f"install it there ({python} -m pip install vllm), or set rollout.vllm.python to the interpreter of "
-            "an environment that has it",
-        )
 
 
 def check_estimator(config: RlConfig, estimator: Estimator) -> None:

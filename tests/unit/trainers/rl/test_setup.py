@@ -14,14 +14,15 @@ import pytest
 from rich.console import Console
 
 from burnish.algorithms.advantages import resolve_estimator
-from burnish.config.schema import CriticConfig, RlConfig, VllmConfig
+from burnish.config.engines import traits_of
+from burnish.config.schema import CriticConfig, RlConfig, RolloutConfig
+from burnish.config.schema_rl import VllmConfig
 from burnish.errors import ConfigError, RolloutError
 from burnish.forward.fast_paths import FastPaths
 from burnish.rollouts.engine import Sampling
 from burnish.trainers.rl.opening import open_rl_engine
 from burnish.trainers.rl.preflight import (
     check_estimator,
-    check_vllm,
     computes_twice_at_once,
     no_overlap_lines,
     precision_lines,
@@ -169,10 +170,10 @@ def test_pages_are_chosen_by_the_trained_model_before_rewards_have_memory(monkey
 
 def test_vllm_needs_an_interpreter_that_has_it() -> None:
     with pytest.raises(ConfigError, match="has no vllm") as caught:
-        check_vllm(VllmConfig())
+        traits_of("vllm").check_here(RolloutConfig())
     assert f"{sys.executable} -m pip install vllm" in str(caught.value)
     with pytest.raises(ConfigError, match="cannot be started"):
-        check_vllm(VllmConfig(python="no/such/python"))
+        traits_of("vllm").check_here(RolloutConfig(vllm=VllmConfig(python="no/such/python")))
 
 
 def unloaded_model() -> Any:
