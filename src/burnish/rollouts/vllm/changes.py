@@ -1,16 +1,26 @@
-"""The weights that a worker lacks: all, or the ones that have changed since the last push."""
+"""The weights that a worker lacks, and how it gets them: all, the ones that have changed since the last push, or an
+adapter."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from burnish.models.weights import Weights, checkpoint_layout
+from burnish.rollouts.vllm.adapters import AdapterPushes
+from burnish.rollouts.vllm.heads import ConfigJson, HeadPadding, choose_padding
+from burnish.rollouts.vllm.process import WorkerProcess
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LARGEST_PART = 1 / 3
 """Share of the bytes: if more has changed, everything is pushed."""
@@ -53,6 +63,91 @@ class PushedWeights:
         found = frozenset(group for group, digest in self._digests.items() if before.get(group) != digest)
         self._pays = sum(sizes[group] for group in found) < LARGEST_PART * sum(sizes.values())
         return found if self._pays else None
+
+
+@dataclass(slots=True)
+class WeightPushes:
+    """The weights of the last `sync` on their way to a worker.
+
+    merges: adapters are merged into the weights. note: writes into the worker's log. dtype: what vLLM computes in.
+    """
+
+    model: PreTrainedModel
+    weights: Weights
+    vocabulary: int | None
+    context_length: int
+    dtype: str
+    merges: bool
+    note: Callable[[str], None]
+    _adapters: AdapterPushes | None = None
+    """None for merged weights, and before the first worker starts."""
+    _padding: HeadPadding | None = None
+    _pushed: PushedWeights = field(default_factory=PushedWeights)
+
+    def begin(self, *, seconds: float) -> None:
+        """Look for adapters before the first worker starts. RolloutError for outdated weights."""
+        self.weights.tensors()
+        if self._adapters is None and not self.merges:
+            self._adapters = AdapterPushes.of(self.model, self.dtype, seconds=seconds)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of vllm.LLM."""
+        return {} if self._adapters is None else self._adapters.arguments
+
+    @property
+    def uses_adapters(self) -> bool:
+        return self._adapters is not None
+
+    def fit_heads(self, config: ConfigJson, sizes: list[int] | None) -> ConfigJson:
+        """The model's config.json, with wider heads if vLLM supports only heads of other sizes."""
+        self._padding = choose_padding(config, sizes)
+        if self._padding is None:
+            return config
+        if self._adapters is not None:
+            self.merge("its attention heads are made wider")
+        return self._padding.config(config)
+
+    def agree(self, worker: WorkerProcess) -> bool:
+        """Whether the worker computes with adapters what merged weights compute. If not, they are merged from now on,
+        for which it takes another worker."""
+        if self._adapters is None:
+            return True
+        reason = self._adapters.try_out(worker, self.vocabulary, self.context_length)
+        if reason is not None:
+            self.merge(reason)
+        return reason is None
+
+    def merge(self, reason: str) -> None:
+        """Push merged weights from now on, and say so in the worker's log."""
+        self._adapters, self.merges = None, True
+        self.note(f"adapters are merged into the weights that are pushed, because {reason}")
+
+    def push_all(self, worker: WorkerProcess, *, seconds: float) -> int:
+        """`push` to a worker without weights."""
+        self._pushed.forget()
+        return self.push(worker, seconds=seconds)
+
+    def push(self, worker: WorkerProcess, *, seconds: float) -> int:
+        """Push what the worker lacks of the weights. Returns the number of bytes."""
+        version, before, num_bytes = self.weights.version, self._pushed.version, 0
+        if self._adapters is not None:
+            self.weights.tensors()  # refuses outdated ones
+            if before is None:
+                before, num_bytes = version, self._adapters.push_base(worker, version)
+            num_bytes += self._adapters.push(worker, version, base=before)
+        else:
+            groups = self._pushed.changed(self._tensors())
+            base = None if groups is None else before
+            tensors = (named for named in self._tensors() if groups is None or group_of(named[0]) in groups)
+            num_bytes = worker.push(tensors, version, seconds=seconds, base=base)
+        self._pushed.version = version
+        return num_bytes
+
+    def _tensors(self) -> Iterable[tuple[str, Tensor]]:
+        """The weights as vLLM takes them."""
+        weights = checkpoint_layout(self.model, self.weights.tensors())
+        return weights if self._padding is None else self._padding.weights(weights)
 
 
 def _digests(weights: Iterable[tuple[str, Tensor]], sizes: dict[str, int]) -> dict[str, bytes]:

@@ -17,26 +17,24 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from burnish.config.schema_rl import VllmConfig
 from burnish.errors import ConfigError, RolloutError
 from burnish.models.lora import saved_adapter
-from burnish.models.weights import Weights, checkpoint_layout, take_tensors
+from burnish.models.weights import Weights, take_tensors
 from burnish.rollouts.engine import OnFinished, RestingEngine, Sampling
 from burnish.rollouts.limits import response_limit
 from burnish.rollouts.noise import sample_key
 from burnish.rollouts.sampling import check_sampling, check_traits
 from burnish.rollouts.stop import StopConditions
-from burnish.rollouts.vllm.adapters import AdapterPushes
-from burnish.rollouts.vllm.changes import PushedWeights, group_of
-from burnish.rollouts.vllm.heads import ConfigJson, HeadPadding, choose_padding
+from burnish.rollouts.vllm.changes import WeightPushes
+from burnish.rollouts.vllm.heads import ConfigJson
 from burnish.rollouts.vllm.process import SCRIPT, Message, WorkerFault, WorkerLost, WorkerProcess
 from burnish.rollouts.vllm.traits import TRAITS
 from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutRequest
@@ -55,8 +53,20 @@ _SEED_BITS = 63
 """Seeds are sent as non-negative numbers."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerLog:
+    """The file that holds what workers print, and notes on them."""
+
+    path: Path
+
+    def note(self, text: str) -> None:
+        """Add a line, if the file can be opened: whoever needs it says otherwise."""
+        with contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as log:
+            log.write(f"burnish: {text}\n")
+
+
 @dataclass(slots=True)
-class _Spent:
+class Spent:
     """Time, tokens and restarts since the metrics were last read."""
 
     generate_seconds: float = 0.0
@@ -66,6 +76,171 @@ class _Spent:
     prefilled_tokens: int = 0
     restarts: int = 0
     pushed_bytes: int = 0
+
+
+@dataclass(slots=True)
+class VllmWorker:
+    """The process in which vLLM samples: started when it is needed, awake or asleep, replaced when it is lost.
+
+    save_tokenizer: into a folder. rests: it gives up the GPU's memory between calls.
+    """
+
+    pushes: WeightPushes
+    save_tokenizer: Callable[[str], object]
+    settings: VllmConfig
+    log: WorkerLog
+    script: Path
+    max_batch_rows: int
+    rests: bool
+    process: WorkerProcess | None = None
+    asleep: tuple[str, ...] = ()
+    """The parts that sleep."""
+    spent: Spent = field(default_factory=Spent)
+
+    def close(self) -> None:
+        """End the process. Idempotent. A later call would start another one."""
+        if self.process is not None:
+            self.process.kill()
+            self.process = None
+        self.asleep = ()
+
+    def ask(self, message: Message) -> Message:
+        """The answer of the process with the weights of the last sync. One that is lost is replaced once."""
+        lost_before = False
+        while True:
+            try:
+                process = self._ready()
+                started = time.perf_counter()
+                answer = process.ask(message, seconds=self.settings.call_timeout_seconds)
+            except (WorkerLost, WorkerFault) as lost:
+                if lost_before:
+                    raise self._lost_twice(lost) from lost
+                lost_before = True
+                self._bury(lost, "generate")
+                continue
+            self.spent.generate_seconds += time.perf_counter() - started
+            return answer
+
+    def push(self) -> None:
+        """Push the weights of the last sync, if there is a process. One that is lost is replaced by the next `ask`."""
+        if self.process is not None:
+            try:
+                self._wake(self.process, ("weights",))
+                self.spent.pushed_bytes += self.pushes.push(self.process, seconds=self.settings.start_timeout_seconds)
+            except (WorkerLost, WorkerFault) as lost:
+                self._bury(lost, "sync")
+
+    def sleep(self) -> None:
+        """Give up the GPU's memory, if it rests at all. A process that is lost is replaced by the next `ask`."""
+        if self.rests and self.process is not None and self.asleep != _PARTS:
+            try:
+                self._change_sleep(self.process, {"kind": "sleep"})
+            except (WorkerLost, WorkerFault) as lost:
+                self._bury(lost, "sleep")
+
+    def _ready(self) -> WorkerProcess:
+        """The process with the weights of the last sync, awake, started if there is none."""
+        if self.process is None:
+            seconds, started = self.settings.start_timeout_seconds, time.perf_counter()
+            self.pushes.begin(seconds=seconds)
+            _make_room()
+            self.process = self._start()
+            if not self.pushes.agree(self.process):
+                self.process.kill()
+                self.process = self._start()
+            self.spent.start_seconds += time.perf_counter() - started
+            self.spent.pushed_bytes += self.pushes.push_all(self.process, seconds=seconds)
+        self._wake(self.process, _PARTS)
+        return self.process
+
+    def _wake(self, process: WorkerProcess, parts: Sequence[str]) -> None:
+        """Wake these parts, if they sleep."""
+        if tags := [part for part in parts if part in self.asleep]:
+            _make_room()
+            self._change_sleep(process, {"kind": "wake", "tags": tags})
+
+    def _change_sleep(self, process: WorkerProcess, message: Message) -> None:
+        """Send `sleep` or `wake`, and remember what sleeps then."""
+        started = time.perf_counter()
+        self.asleep = tuple(process.ask(message, seconds=self.settings.start_timeout_seconds)["asleep"])
+        self.spent.sleep_seconds += time.perf_counter() - started
+
+    def _start(self) -> WorkerProcess:
+        """A process with vLLM set up, but no weights yet. Raises RolloutError if that fails."""
+        python, seconds = self.settings.interpreter, self.settings.start_timeout_seconds
+        process = WorkerProcess(python, self.log.path, script=self.script)
+        try:
+            hello = process.ask({"kind": "hello"}, seconds=seconds)
+            if self.rests and not hello["sleeps"]:
+                raise ConfigError(
+                    f"cluster.offload names rollout_engine, but vLLM {hello['vllm']} of {python} cannot sleep here"
+                    f"{' (it computes on a CPU)' if hello['cpu'] else ''}",
+                    remedy="remove rollout_engine from cluster.offload, or use a vLLM with a sleep mode for this GPU",
+                )
+            config = self.pushes.fit_heads(model_config(self.pushes.model), hello["head_sizes"])
+            with tempfile.TemporaryDirectory(prefix="burnish-vllm-") as folder:
+                (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+                self.save_tokenizer(folder)
+                arguments = self._arguments(folder, on_cpu=hello["cpu"])
+                build = {"kind": "build", "arguments": arguments, "vocabulary": self.pushes.vocabulary}
+                process.ask(build, seconds=seconds)
+        except (WorkerLost, WorkerFault) as error:
+            process.kill()
+            if self.pushes.uses_adapters and isinstance(error, WorkerFault):
+                self.pushes.merge(f"vLLM says {error}")
+                return self._start()
+            raise RolloutError(
+                f"vLLM cannot start in {python}: the worker {_what(error)}\n{process.log_tail()}",
+                remedy=f"fix rollout.vllm (options, python, start_timeout_seconds); the full log is {self.log.path}",
+            ) from error
+        except BaseException:
+            process.kill()
+            raise
+        return process
+
+    def _arguments(self, folder: str, *, on_cpu: bool) -> Message:
+        """Arguments of vllm.LLM. Every row has its own seed. vLLM's own seed is only for its initialisation.
+
+        On a CPU each prompt is read in one piece: vLLM 0.32 fails if it reads only part of a prompt whose request has a
+        seed, because it would rewind the generator, which only a GPU's generator can do.
+        """
+        options, context_length = self.settings.options, self.pushes.context_length
+        whole_prompts = {
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(context_length, self.max_batch_rows, _TOKENS_PER_STEP),
+        }
+        return {
+            **(whole_prompts if on_cpu else {}),
+            **options,
+            "dtype": self.pushes.dtype,
+            "model": folder,
+            "load_format": "dummy",
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "max_model_len": context_length,
+            "max_num_seqs": self.max_batch_rows,
+            "seed": 0,
+            **self.pushes.arguments,
+            **({"enable_sleep_mode": True} if self.rests else {}),
+            # Not Ray, which vLLM would use if its parent is an actor.
+            **({"distributed_executor_backend": "mp"} if options.get("tensor_parallel_size", 1) > 1 else {}),
+        }
+
+    def _bury(self, lost: WorkerLost | WorkerFault, during: str) -> None:
+        """End a process that can no longer be used, and say so in its log."""
+        self.close()
+        self.spent.restarts += 1
+        self.log.note(f"the worker {_what(lost)} during {during}; starting another")
+
+    def _lost_twice(self, lost: WorkerLost | WorkerFault) -> RolloutError:
+        tail = "" if self.process is None else f"\n{self.process.log_tail()}"
+        self.close()
+        return RolloutError(
+            f"the vLLM worker was lost twice in one call: it {_what(lost)}{tail}",
+            remedy="SIGKILL usually means too little memory: lower rollout.max_batch_rows, or "
+            "gpu_memory_utilization or kv_cache_memory_bytes in rollout.vllm.options; if it only needs longer, "
+            f"raise rollout.vllm.call_timeout_seconds. The full log is {self.log.path}",
+        )
 
 
 class VllmEngine(RestingEngine):
@@ -92,27 +267,18 @@ class VllmEngine(RestingEngine):
         rests: bool = False,
         script: Path = SCRIPT,
     ) -> None:
-        self.version = 0
-        self._model = model
-        self._tokenizer = tokenizer
-        self._eos_token_ids = tuple(eos_token_ids)
-        self._context_length = context_length
-        self._max_batch_rows = max_batch_rows
-        self._settings = settings
-        self._vocabulary = vocabulary
-        self._log = log
-        self._rests = rests
-        self._asleep: tuple[str, ...] = ()
-        """The parts of the worker that sleep."""
-        self._script = script
-        self._weights = Weights.of(model)
-        self._worker: WorkerProcess | None = None
-        self._padding: HeadPadding | None = None
-        self._spent = _Spent()
-        self._pushed = PushedWeights()
-        self._merges = not settings.options.get("enable_lora", True)
-        self._adapters: AdapterPushes | None = None
-        """None for merged weights, and before the first worker starts."""
+        self._tokenizer, self._eos_token_ids = tokenizer, tuple(eos_token_ids)
+        merges = not settings.options.get("enable_lora", True)
+        dtype = settings.options.get("dtype", str(next(model.parameters()).dtype).removeprefix("torch."))
+        notes = WorkerLog(log)
+        weights = Weights.of(model)
+        self._pushes = WeightPushes(model, weights, vocabulary, context_length, dtype, merges, notes.note)
+        save = tokenizer.save_pretrained
+        self._worker = VllmWorker(self._pushes, save, settings, notes, script, max_batch_rows, rests)
+
+    @property
+    def version(self) -> int:
+        return self._pushes.weights.version
 
     def __enter__(self) -> VllmEngine:
         return self
@@ -122,18 +288,11 @@ class VllmEngine(RestingEngine):
 
     def close(self) -> None:
         """End the worker. Idempotent. A later call would start another worker."""
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
-        self._asleep = ()
+        self._worker.close()
 
     def rest(self) -> None:
         """See `RestingEngine`. If the worker is lost meanwhile, the next `generate` replaces it."""
-        if self._rests and self._worker is not None and self._asleep != _PARTS:
-            try:
-                self._change_sleep(self._worker, {"kind": "sleep"})
-            except (WorkerLost, WorkerFault) as lost:
-                self._bury(lost, "sleep")
+        self._worker.sleep()
 
     def sync(self, weights: Weights) -> None:
         """Push these weights. If the worker is lost meanwhile, the next `generate` replaces it.
@@ -141,22 +300,18 @@ class VllmEngine(RestingEngine):
         Weights of another process, which can be read only now, are copied into the engine's model first; those of a
         model with adapters are the adapters' only.
         """
-        if weights.module is not self._model:
-            take_tensors(self._model, weights.tensors(), saved_adapter(self._model))
-            weights = Weights.of(self._model, weights.version)
-        self.version, self._weights = weights.version, weights
-        if self._worker is not None:
-            try:
-                self._wake(self._worker, ("weights",))
-                self._push(self._worker)
-            except (WorkerLost, WorkerFault) as lost:
-                self._bury(lost, "sync")
+        model = self._pushes.model
+        if weights.module is not model:
+            take_tensors(model, weights.tensors(), saved_adapter(model))
+            weights = Weights.of(model, weights.version)
+        self._pushes.weights = weights
+        self._worker.push()
 
     def take_metrics(self) -> dict[str, Metric]:
         """Seconds, tokens and restarts since the last call. Prefilled tokens exclude those from the prefix cache."""
-        spent, self._spent = self._spent, _Spent()
+        spent, self._worker.spent = self._worker.spent, Spent()
         decoded = spent.decoded_tokens
-        slept = {"time/engine_sleep_seconds": Metric(Reduction.SUM, spent.sleep_seconds)} if self._rests else {}
+        slept = {"time/engine_sleep_seconds": Metric(Reduction.SUM, spent.sleep_seconds)} if self._worker.rests else {}
         return {
             "time/decode_seconds": Metric(Reduction.SUM, spent.generate_seconds),
             "time/engine_start_seconds": Metric(Reduction.SUM, spent.start_seconds),
@@ -185,7 +340,7 @@ class VllmEngine(RestingEngine):
         """
         check_sampling(sampling)
         check_filters(sampling)
-        limits = [response_limit(request, sampling, self._context_length) for request in requests]
+        limits = [response_limit(request, sampling, self._pushes.context_length) for request in requests]
         stop = StopConditions.of(sampling, self._eos_token_ids, self._tokenizer)
         message = {
             "kind": "generate",
@@ -196,7 +351,7 @@ class VllmEngine(RestingEngine):
                 for request, limit in zip(requests, limits, strict=True)
             ],
         }
-        samples = self._ask(message) if requests else []
+        samples = self._samples(message) if requests else []
         rows = [(r, index, limit) for r, limit in zip(requests, limits, strict=True) for index in r.sample_indices]
         if len(samples) != len(rows):
             raise RolloutError(f"the vLLM worker returned {len(samples)} samples, but {len(rows)} were asked for")
@@ -205,186 +360,13 @@ class VllmEngine(RestingEngine):
             for (request, index, limit), sample in zip(rows, samples, strict=True)
         ]
 
-    def _ask(self, message: Message) -> list[Message]:
-        """The samples. A worker that is lost is replaced once."""
-        lost_before = False
-        while True:
-            try:
-                worker = self._ready()
-                started = time.perf_counter()
-                answer = worker.ask(message, seconds=self._settings.call_timeout_seconds)
-            except (WorkerLost, WorkerFault) as lost:
-                if lost_before:
-                    raise self._lost_twice(lost) from lost
-                lost_before = True
-                self._bury(lost, "generate")
-                continue
-            samples: list[Message] = answer["samples"]
-            self._spent.generate_seconds += time.perf_counter() - started
-            self._spent.decoded_tokens += sum(len(sample["tokens"]) for sample in samples)
-            prompts = sum(len(r["prompt"]) * len(r["seeds"]) for r in message["requests"])
-            self._spent.prefilled_tokens += prompts - answer["cached_tokens"]
-            return samples
-
-    def _ready(self) -> WorkerProcess:
-        """The worker with the weights of the last sync, awake, started if there is none."""
-        if self._worker is None:
-            self._weights.tensors()  # refuses outdated weights before anything is started
-            _make_room()
-            started = time.perf_counter()
-            if self._adapters is None and not self._merges:
-                dtype = self._settings.options.get("dtype", self._dtype)
-                self._adapters = AdapterPushes.of(self._model, dtype, seconds=self._settings.start_timeout_seconds)
-            self._worker = self._start()
-            if self._adapters is not None:
-                self._worker = self._with_adapters(self._adapters, self._worker)
-            self._spent.start_seconds += time.perf_counter() - started
-            self._pushed.forget()
-            self._push(self._worker)
-        self._wake(self._worker, _PARTS)
-        return self._worker
-
-    def _wake(self, worker: WorkerProcess, parts: Sequence[str]) -> None:
-        """Wake these parts of the worker, if they sleep."""
-        if tags := [part for part in parts if part in self._asleep]:
-            _make_room()
-            self._change_sleep(worker, {"kind": "wake", "tags": tags})
-
-    def _change_sleep(self, worker: WorkerProcess, message: Message) -> None:
-        """Send `sleep` or `wake`, and remember what sleeps then."""
-        started = time.perf_counter()
-        self._asleep = tuple(worker.ask(message, seconds=self._settings.start_timeout_seconds)["asleep"])
-        self._spent.sleep_seconds += time.perf_counter() - started
-
-    def _start(self) -> WorkerProcess:
-        """A worker with vLLM set up, but no weights yet. Raises RolloutError if that fails."""
-        python, seconds = self._settings.interpreter, self._settings.start_timeout_seconds
-        worker = WorkerProcess(python, self._log, script=self._script)
-        try:
-            hello = worker.ask({"kind": "hello"}, seconds=seconds)
-            if self._rests and not hello["sleeps"]:
-                raise ConfigError(
-                    f"cluster.offload names rollout_engine, but vLLM {hello['vllm']} of {python} cannot sleep here"
-                    f"{' (it computes on a CPU)' if hello['cpu'] else ''}",
-                    remedy="remove rollout_engine from cluster.offload, or use a vLLM with a sleep mode for this GPU",
-                )
-            config = model_config(self._model)
-            self._padding = choose_padding(config, hello["head_sizes"])
-            if self._adapters is not None and self._padding is not None:
-                self._merge_adapters("its attention heads are made wider")
-            with tempfile.TemporaryDirectory(prefix="burnish-vllm-") as folder:
-                config = config if self._padding is None else self._padding.config(config)
-                (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-                self._tokenizer.save_pretrained(folder)
-                arguments = self._arguments(folder, on_cpu=hello["cpu"])
-                build = {"kind": "build", "arguments": arguments, "vocabulary": self._vocabulary}
-                worker.ask(build, seconds=seconds)
-        except (WorkerLost, WorkerFault) as error:
-            worker.kill()
-            if self._adapters is not None and isinstance(error, WorkerFault):
-                self._merge_adapters(f"vLLM says {error}")
-                return self._start()
-            raise RolloutError(
-                f"vLLM cannot start in {python}: the worker {_what(error)}\n{worker.log_tail()}",
-                remedy=f"fix rollout.vllm (options, python, start_timeout_seconds); the full log is {self._log}",
-            ) from error
-        except BaseException:
-            worker.kill()
-            raise
-        return worker
-
-    @property
-    def _dtype(self) -> str:
-        """The model's, as vLLM says it."""
-        return str(next(self._model.parameters()).dtype).removeprefix("torch.")
-
-    def _arguments(self, folder: str, *, on_cpu: bool) -> Message:
-        """Arguments of vllm.LLM. Every row has its own seed. vLLM's own seed is only for its initialisation.
-
-        On a CPU each prompt is read in one piece: vLLM 0.32 fails if it reads only part of a prompt whose request has a
-        seed, because it would rewind the generator, which only a GPU's generator can do.
-        """
-        whole_prompts = {
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(self._context_length, self._max_batch_rows, _TOKENS_PER_STEP),
-        }
-        options = self._settings.options
-        return {
-            "dtype": self._dtype,
-            **(whole_prompts if on_cpu else {}),
-            **options,
-            "model": folder,
-            "load_format": "dummy",
-            "generation_config": "vllm",
-            "logprobs_mode": "processed_logprobs",
-            "max_model_len": self._context_length,
-            "max_num_seqs": self._max_batch_rows,
-            "seed": 0,
-            **({} if self._adapters is None else self._adapters.arguments),
-            **({"enable_sleep_mode": True} if self._rests else {}),
-            # Not Ray, which vLLM would use if its parent is an actor.
-            **({"distributed_executor_backend": "mp"} if options.get("tensor_parallel_size", 1) > 1 else {}),
-        }
-
-    def _push(self, worker: WorkerProcess) -> None:
-        """Push what the worker lacks of the weights of the last sync."""
-        if self._adapters is not None:
-            self._weights.tensors()  # refuses outdated ones
-            base = self._pushed.version
-            if base is None:
-                base = self.version
-                self._spent.pushed_bytes += self._adapters.push_base(worker, base)
-            self._spent.pushed_bytes += self._adapters.push(worker, self.version, base=base)
-            self._pushed.version = self.version
-            return
-        groups = self._pushed.changed(self._tensors())
-        base = None if groups is None else self._pushed.version
-        tensors = (named for named in self._tensors() if groups is None or group_of(named[0]) in groups)
-        seconds = self._settings.start_timeout_seconds
-        self._spent.pushed_bytes += worker.push(tensors, self.version, seconds=seconds, base=base)
-        self._pushed.version = self.version
-
-    def _tensors(self) -> Iterable[tuple[str, Tensor]]:
-        """The weights of the last sync as vLLM takes them."""
-        weights = checkpoint_layout(self._model, self._weights.tensors())
-        return weights if self._padding is None else self._padding.weights(weights)
-
-    def _with_adapters(self, adapters: AdapterPushes, worker: WorkerProcess) -> WorkerProcess:
-        """The worker, or another one for merged weights if it does not compute the same with adapters."""
-        reason = adapters.try_out(worker, self._vocabulary, self._context_length)
-        if reason is None:
-            return worker
-        self._merge_adapters(reason)
-        worker.kill()
-        return self._start()
-
-    def _merge_adapters(self, reason: str) -> None:
-        """Push merged weights from now on, and say so in the worker's log."""
-        self._adapters, self._merges = None, True
-        self._note(f"adapters are merged into the weights that are pushed, because {reason}")
-
-    def _note(self, text: str) -> None:
-        with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:  # the next one also opens it
-            log.write(f"burnish: {text}\n")
-
-    def _bury(self, lost: WorkerLost | WorkerFault, during: str) -> None:
-        """End a worker that can no longer be used, and say so in its log."""
-        self.close()
-        self._spent.restarts += 1
-        self._note(f"the worker {_what(lost)} during {during}; starting another")
-
-    def _lost_twice(self, lost: WorkerLost | WorkerFault) -> RolloutError:
-        worker, self._worker = self._worker, None
-        tail = ""
-        if worker is not None:
-            worker.kill()
-            tail = f"\n{worker.log_tail()}"
-        return RolloutError(
-            f"the vLLM worker was lost twice in one call: it {_what(lost)}{tail}",
-            remedy="SIGKILL usually means too little memory: lower rollout.max_batch_rows, or "
-            "gpu_memory_utilization or kv_cache_memory_bytes in rollout.vllm.options; if it only needs longer, "
-            f"raise rollout.vllm.call_timeout_seconds. The full log is {self._log}",
-        )
+    def _samples(self, message: Message) -> list[Message]:
+        answer, spent = self._worker.ask(message), self._worker.spent
+        samples: list[Message] = answer["samples"]
+        spent.decoded_tokens += sum(len(sample["tokens"]) for sample in samples)
+        prompts = sum(len(r["prompt"]) * len(r["seeds"]) for r in message["requests"])
+        spent.prefilled_tokens += prompts - answer["cached_tokens"]
+        return samples
 
     def _rollout(
         self, request: RolloutRequest, index: int, limit: int, sample: Message, stop: StopConditions
@@ -396,7 +378,7 @@ class VllmEngine(RestingEngine):
                 f"vLLM returned {len(tokens)} tokens and {len(logprobs)} log-probabilities for prompt "
                 f"{request.name!r}, sample {index}, and finished with {sample['finish']!r}, but up to {limit} "
                 "tokens were asked for",
-                remedy=f"see {self._log}; more memory for keys and values may help (rollout.vllm.options)",
+                remedy=f"see {self._worker.log.path}; more memory for keys and values may help (rollout.vllm.options)",
             )
         for position, logprob in enumerate(logprobs[:length]):
             if not math.isfinite(logprob):

@@ -137,8 +137,8 @@ def test_a_worker_that_dies_is_started_again_with_the_same_weights(make: Make, l
 def test_a_worker_killed_between_calls_is_replaced_by_the_next_one(make: Make, llama: Any) -> None:
     engine = make()
     first = engine.generate(REQUESTS, SAMPLING, seed=0, step=0)
-    assert engine._worker is not None
-    os.kill(engine._worker.pid, signal.SIGKILL)
+    assert engine._worker.process is not None
+    os.kill(engine._worker.process.pid, signal.SIGKILL)
     engine.sync(Weights.of(llama, 1))
     second = engine.generate(REQUESTS, SAMPLING, seed=0, step=0)
     assert [r.response_tokens for r in first] == [r.response_tokens for r in second]
@@ -175,7 +175,7 @@ def test_a_restart_does_not_take_weights_of_another_version(make: Make, llama: A
     engine.sync(Weights(4, Mock(side_effect=RolloutError("the policy is at version 5 by now")), llama))
     with pytest.raises(RolloutError, match="at version 5"):
         engine.generate(ONE, SAMPLING, seed=0, step=0)
-    assert engine._worker is None
+    assert engine._worker.process is None
 
 
 def test_weights_of_another_process_outlast_it(make: Make, llama: Any) -> None:
@@ -187,8 +187,8 @@ def test_weights_of_another_process_outlast_it(make: Make, llama: Any) -> None:
     for _ in range(2):
         (rollout,) = engine.generate(ONE, SAMPLING, seed=0, step=0)
         assert (rollout.policy_version, rollout.rollout_logprobs[0]) == (3, -0.5)
-        assert engine._worker is not None
-        os.kill(engine._worker.pid, signal.SIGKILL)
+        assert engine._worker.process is not None
+        os.kill(engine._worker.process.pid, signal.SIGKILL)
 
 
 @torch.no_grad()
@@ -228,7 +228,7 @@ def test_only_what_has_changed_is_pushed_if_that_is_little(make: Make, llama: An
     assert pushed() == 0
     assert pushed(layer.self_attn.v_proj.weight, llama.model.norm.weight) == attention + size["model.norm.weight"]
     assert pushed(llama.lm_head.weight) == size["lm_head.weight"]
-    os.kill(engine._worker.pid, signal.SIGKILL)  # type: ignore[union-attr]
+    os.kill(engine._worker.process.pid, signal.SIGKILL)  # type: ignore[union-attr]
     assert pushed(llama.lm_head.weight) == sum(size.values())
     assert pushed(llama.lm_head.weight) == size["lm_head.weight"]
     assert pushed(*llama.parameters()) == sum(size.values())
@@ -343,7 +343,7 @@ def test_a_vllm_that_cannot_sleep_is_refused(make: Make, fake_vllm: Path, monkey
     ) as caught:
         engine.generate(ONE, SAMPLING, seed=0, step=0)
     assert "remove rollout_engine from cluster.offload" in str(caught.value)
-    assert engine._worker is None
+    assert engine._worker.process is None
 
 
 @pytest.mark.slow
@@ -351,7 +351,7 @@ def test_the_real_worker_refuses_what_its_sleep_does_not_allow(make: Make, llama
     engine = make(script=SCRIPT, rests=True)
     engine.generate(ONE, SAMPLING, seed=0, step=0)
     engine.rest()
-    engine._asleep = ()  # as if it had forgotten
+    engine._worker.asleep = ()  # as if it had forgotten
     with pytest.raises(RolloutError, match="refuses 'generate': weights and kv_cache are asleep"):
         engine.generate(ONE, SAMPLING, seed=0, step=0)
     with pytest.raises(RolloutError, match="refuses 'chunk': the weights are asleep"):
@@ -366,29 +366,29 @@ def test_a_worker_lost_over_its_sleep_is_replaced_by_an_awake_one(
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "sleeps")
     engine = make(fake={"does": does, "during": during, "marker": str(tmp_path / "lost")}, rests=True)
-    patient = engine._settings
+    patient = engine._worker.settings
     first = engine.generate(ONE, SAMPLING, seed=0, step=0)
     if during == "wake":
         engine.rest()
     if does == "hang":
-        engine._settings = patient.model_copy(update={"start_timeout_seconds": 0.5})
+        engine._worker.settings = patient.model_copy(update={"start_timeout_seconds": 0.5})
     if during == "wake":
         engine.sync(Weights.of(llama, 0))
     else:
         engine.rest()
-    engine._settings = patient
+    engine._worker.settings = patient
     assert engine.generate(ONE, SAMPLING, seed=0, step=0) == first
     assert engine.take_metrics()["rollout/engine_restarts"].result() == 1
     assert message in log_of(tmp_path)
     engine.rest()
-    assert engine._asleep == ("weights", "kv_cache")
+    assert engine._worker.asleep == ("weights", "kv_cache")
 
 
 def test_closing_ends_the_worker(make: Make, gone: Callable[..., bool]) -> None:
     engine = make()
     engine.generate(ONE, SAMPLING, seed=0, step=0)
-    assert engine._worker is not None
-    pid = engine._worker.pid
+    assert engine._worker.process is not None
+    pid = engine._worker.process.pid
     engine.close()
     engine.close()
     assert gone(pid)
