@@ -18,7 +18,7 @@ from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.models.weights import Weights
 from burnish.rollouts.conversation import ConversingEngine, Talk
-from burnish.rollouts.engine import OnFinished, RolloutEngine, Sampling
+from burnish.rollouts.engine import OnFinished, Requests, RolloutEngine, Sampling
 from burnish.rollouts.partner import ToolsAndEnvironment
 from burnish.trainers.rl.conversations import open_partner, talk_with
 from burnish.trainers.rl.domains import build_sampling
@@ -174,13 +174,7 @@ class TypedTurns(RolloutEngine):
         self._known = 0
 
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        sampling: Sampling,
-        *,
-        seed: int,
-        step: int,
-        on_finished: OnFinished | None = None,
+        self, requests: Requests, sampling: Sampling, *, seed: int, step: int, on_finished: OnFinished | None = None
     ) -> list[Rollout]:
         """See `RolloutEngine`. Nothing ends the turn but its text, so whatever follows closes it."""
         return [self._turn(request) for request in requests]

@@ -21,9 +21,9 @@ from burnish.distributed.peers import END_SECONDS, ProcessRole, RoleLostError, S
 from burnish.errors import BurnishError, RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore, total
-from burnish.rollouts.engine import OnFinished, RestingEngine, Sampling
+from burnish.rollouts.engine import OnFinished, Requests, RestingEngine, Sampling
 from burnish.rollouts.portions import Portion, cut, in_order
-from burnish.types import Metric, Rollout, RolloutRequest
+from burnish.types import Metric, Rollout
 
 MAX_LOSSES = 3
 """A portion over which this many workers were lost is not given to another one."""
@@ -178,13 +178,7 @@ class RolloutPool(RestingEngine):
         return store.merged()
 
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        sampling: Sampling,
-        *,
-        seed: int,
-        step: int,
-        on_finished: OnFinished | None = None,
+        self, requests: Requests, sampling: Sampling, *, seed: int, step: int, on_finished: OnFinished | None = None
     ) -> list[Rollout]:
         """See `RolloutEngine`. `on_finished` gets all responses. One call at a time.
 

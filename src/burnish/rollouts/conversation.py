@@ -22,7 +22,7 @@ from typing import Generic, Protocol, TypeVar
 from burnish.errors import RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore
-from burnish.rollouts.engine import OnFinished, RestingEngine, RolloutEngine, Sampling, keeping, let_rest
+from burnish.rollouts.engine import OnFinished, Requests, RestingEngine, RolloutEngine, Sampling, keeping, let_rest
 from burnish.rollouts.portions import in_order
 from burnish.types import (
     Author,
@@ -314,13 +314,7 @@ class TalkingEngine(RestingEngine, Generic[T]):
         self._version = 0
 
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        sampling: Sampling,
-        *,
-        seed: int,
-        step: int,
-        on_finished: OnFinished | None = None,
+        self, requests: Requests, sampling: Sampling, *, seed: int, step: int, on_finished: OnFinished | None = None
     ) -> list[Rollout]:
         """See `RolloutEngine`, but for the number of rows. Raises what the engine raises."""
         single = [request for request in requests if request.prompt_id not in self._talks]

@@ -11,6 +11,7 @@ from typing import Protocol
 from burnish.models.weights import Weights
 from burnish.types import Metric, Rollout, RolloutRequest
 
+Requests = Sequence[RolloutRequest]
 OnFinished = Callable[[Sequence[Rollout]], None]
 """Called during sampling, up to once per token, with the responses that have finished since the last call (or none)."""
 
@@ -47,13 +48,7 @@ class RolloutEngine(Protocol):
     """
 
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        sampling: Sampling,
-        *,
-        seed: int,
-        step: int,
-        on_finished: OnFinished | None = None,
+        self, requests: Requests, sampling: Sampling, *, seed: int, step: int, on_finished: OnFinished | None = None
     ) -> list[Rollout]:
         """One rollout per request and sample index, in the order of the requests.
 
@@ -112,7 +107,7 @@ class StoppableEngine(RolloutEngine, ABC):
     @abstractmethod
     def generate_until(
         self,
-        requests: Sequence[RolloutRequest],
+        requests: Requests,
         sampling: Sampling,
         *,
         seed: int,

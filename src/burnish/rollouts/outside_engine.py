@@ -15,6 +15,7 @@ from burnish.outside.plugins import calling_outside
 from burnish.rollouts.engine import (
     KeepingEngine,
     OnFinished,
+    Requests,
     RestingEngine,
     RolloutEngine,
     Sampling,
@@ -41,13 +42,7 @@ class OutsideEngine(RestingEngine, KeepingEngine):
     rests: bool = False
 
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        sampling: Sampling,
-        *,
-        seed: int,
-        step: int,
-        on_finished: OnFinished | None = None,
+        self, requests: Requests, sampling: Sampling, *, seed: int, step: int, on_finished: OnFinished | None = None
     ) -> list[Rollout]:
         check_traits(sampling, self.traits)
         with self._calling("generate"):
@@ -111,7 +106,7 @@ class OutsideStoppableEngine(OutsideEngine, StoppableEngine):
 
     def generate_until(
         self,
-        requests: Sequence[RolloutRequest],
+        requests: Requests,
         sampling: Sampling,
         *,
         seed: int,

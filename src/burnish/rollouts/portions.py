@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from burnish.algorithms.dealing import deal
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore
-from burnish.rollouts.engine import OnFinished, RestingEngine, RolloutEngine, Sampling, let_rest
+from burnish.rollouts.engine import OnFinished, Requests, RestingEngine, RolloutEngine, Sampling, let_rest
 from burnish.types import Metric, Rollout, RolloutRequest
 
 
@@ -57,13 +57,7 @@ class PortionedEngine(RestingEngine):
         self._lanes = lanes
 
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        sampling: Sampling,
-        *,
-        seed: int,
-        step: int,
-        on_finished: OnFinished | None = None,
+        self, requests: Requests, sampling: Sampling, *, seed: int, step: int, on_finished: OnFinished | None = None
     ) -> list[Rollout]:
         """See `RolloutEngine`."""
         rollouts: list[Rollout] = []
