@@ -47,7 +47,7 @@ PHASES = {
         "choose_decoder": "choice: decoder",
     },
     "burnish.forward.float32": {"_faster_precision": "choice: float32 products"},
-    "burnish.rollouts.local.engine": {"LocalEngine._admit": "prompts read", "LocalEngine._taken_decoder": "decoder"},
+    "burnish.rollouts.local.engine": {"DecodingLoop._admit": "prompts read", "DecodingLoop._taken_decoder": "decoder"},
     "burnish.rollouts.local.rows": {"RowsInProgress.advance": "first token"},
 }
 """Functions by module, with the phase that they are; those that a version does not have are left out."""

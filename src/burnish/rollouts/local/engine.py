@@ -15,10 +15,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -26,7 +25,7 @@ from burnish.errors import RolloutError
 from burnish.forward.boundaries import Boundaries
 from burnish.forward.fast_paths import FastPaths
 from burnish.models.weights import Weights, take_tensors
-from burnish.rollouts.engine import KeepingEngine, NotingEngine, OnFinished, Sampling, StoppableEngine
+from burnish.rollouts.engine import KeepingEngine, NotingEngine, OnFinished, Requests, Sampling, StoppableEngine
 from burnish.rollouts.limits import check_rotation, response_limit
 from burnish.rollouts.local.choice import MakeAnyDecoder, choose_way, goes_on_alike
 from burnish.rollouts.local.decoders import Decoder, ModelDecoder
@@ -34,13 +33,13 @@ from burnish.rollouts.local.decoding_ways import choose_decoder, no_kernels
 from burnish.rollouts.local.kept import KEEP_BYTES, KeptRows
 from burnish.rollouts.local.own_ways import TextDecoder
 from burnish.rollouts.local.prefill import Prefiller, attention_kind
-from burnish.rollouts.local.rows import Row, RowsInProgress
+from burnish.rollouts.local.rows import Row, RowsInProgress, requests_for
 from burnish.rollouts.local.static_decoder import StaticDecoders
 from burnish.rollouts.local.static_ways import choose_static, takes_static
 from burnish.rollouts.noise import sample_key
 from burnish.rollouts.sampling import check_sampling
 from burnish.rollouts.stop import StopConditions
-from burnish.types import Begun, Metric, Reduction, Rollout, RolloutRequest, UseKernels, Versions
+from burnish.types import Metric, Reduction, Rollout, RolloutRequest, UseKernels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -63,13 +62,125 @@ class _Seconds:
 
 
 @dataclass(slots=True)
-class _Session:
+class Session:
     """What stays from call to call while the engine is keeping. decoder: with the present weights, for that many
     places."""
 
     rows: KeptRows
     decoder: Decoder | None = None
     places: int = 0
+
+
+@dataclass(slots=True)
+class DecodingLoop:
+    """Decodes the rows of a call: they wait, join, get token after token, and leave. session: while the engine is
+    keeping; it then outlasts the call."""
+
+    model: PreTrainedModel
+    make_decoder: MakeAnyDecoder
+    pad_token_id: int
+    max_batch_rows: int
+    vocabulary: int | None
+    session: Session | None = None
+    spent: _Seconds = field(default_factory=_Seconds)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def run(
+        self, rows: list[Row], sampling: Sampling, stop: StopConditions, stopped: Callable[[], bool]
+    ) -> Iterator[list[Row]]:
+        """Yields after each token, or block of tokens, the rows that it finished."""
+        begun = sum(len(row.tokens) for row in rows)
+        # Sorting brings equal prompts together, to be prefilled once, and prompts of similar length, to pad little.
+        queue = deque(sorted(rows, key=lambda row: (-len(row.text), row.text)))
+        places = min(self.max_batch_rows, len(rows))
+        prefiller = Prefiller(self.model, pad_token_id=self.pad_token_id)
+        decoder = self._taken_decoder(places)
+        kept = self.session.rows if self.session else None
+        decoding = RowsInProgress(decoder, self.device, kept, self.vocabulary)
+        while (queue or decoding.rows) and not stopped():
+            free = places - len(decoding.rows)
+            if queue and free >= min(len(queue), max(1, int(places * _ADMISSION_FRACTION))):
+                joining = [queue.popleft() for _ in range(min(free, len(queue)))]
+                self._admit(joining, queue[0] if queue else None, prefiller, decoding)
+            started = time.perf_counter()
+            done = decoding.advance(sampling, stop)
+            self.spent.decode_seconds += time.perf_counter() - started
+            yield done
+        self.spent.decoded_tokens += sum(len(row.tokens) for row in rows) - begun
+        if self.session is not None and not isinstance(decoder, TextDecoder) and not decoding.rows:
+            self.session.decoder, self.session.places = decoder, places
+        if self.session is None:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Let go of memory that the next call can do without."""
+        if isinstance(self.make_decoder, StaticDecoders):
+            self.make_decoder.let_go()
+
+    def _taken_decoder(self, places: int) -> Decoder | TextDecoder:
+        """That of the last call, if it stayed and has the places. It stays again if this call leaves it empty."""
+        session = self.session
+        if session is not None and session.decoder is not None and places <= session.places:
+            decoder, session.decoder = session.decoder, None
+            return decoder
+        return self.make_decoder(self.model, places)
+
+    def _admit(self, joining: list[Row], waiting: Row | None, prefiller: Prefiller, decoding: RowsInProgress) -> None:
+        """Give the rows their prompts' caches and let them join. `waiting` is the next row in the queue."""
+        if decoding.reads_texts:  # with the first token, so that their time counts as decoding
+            decoding.join_texts(joining)
+            self.spent.prefilled_tokens += sum(len(row.text) - 1 for row in joining)
+            return
+        started = time.perf_counter()
+        new = self._go_on(joining, decoding) if self.session else joining
+        # Samples of one prompt may be admitted in two calls: its cache is then kept for the second.
+        later = waiting.text if waiting else None
+        for chunk in prefiller.prefill([row.text for row in new], keep=later):
+            decoding.join([new[i] for i in chunk.rows], chunk.prompts, chunk.sources)
+        self.spent.prefill_seconds += time.perf_counter() - started
+        self.spent.prefilled_tokens += prefiller.take_token_count()
+
+    def _go_on(self, joining: list[Row], decoding: RowsInProgress) -> list[Row]:
+        """Let those join that go on from a kept row. Returns the others."""
+        assert self.session is not None
+        found = self.session.rows.take([row.text for row in joining])
+        going_on = [(row, kept) for row, kept in zip(joining, found, strict=True) if kept is not None]
+        if going_on:
+            decoding.go_on([row for row, _ in going_on], [kept for _, kept in going_on])
+        self.spent.prefilled_tokens += sum(len(row.text) - 1 - len(kept.text) for row, kept in going_on)
+        self.spent.reused_tokens += sum(len(kept.text) for _, kept in going_on)
+        return [row for row, kept in zip(joining, found, strict=True) if kept is None]
+
+
+class _Decoding(NamedTuple):
+    """How a model is decoded. note: what the user is told if rows cannot share a cache. sees_all: no window or boundary
+    of the model is exceeded."""
+
+    make: MakeAnyDecoder
+    note: str | None
+    sees_all: bool
+
+
+def _decoding(
+    model: PreTrainedModel, context_length: int, *, plain: bool, kernels: UseKernels, paths: FastPaths
+) -> _Decoding:
+    """The decoder for texts of this length, which is tried here. RolloutError for models that have none."""
+    attention = attention_kind(model.config)
+    way = choose_way(model, attention, context_length)
+    make, own = way.make, partial(ModelDecoder, attention=attention)
+    sees_all = not Boundaries.of(model.config).crossed_by(context_length)
+    has_choice = way.note is None and not plain
+    if has_choice and kernels != "required" and takes_static(next(model.parameters()).device):
+        make = choose_static(model, own, context_length, paths)
+    # The kernels attend to every token, so the model may have no window that this run can exceed.
+    elif has_choice and sees_all:
+        make = choose_decoder(model, own, kernels, paths)
+    elif kernels == "required":
+        raise no_kernels()
+    return _Decoding(make, way.note, sees_all)
 
 
 class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
@@ -108,35 +219,18 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
     ) -> None:
         if max_batch_rows < 1:
             raise RolloutError(f"max_batch_rows is {max_batch_rows}", remedy="max_batch_rows must be at least 1")
+        check_rotation(model.config, context_length)
         self.version = 0
         self._model = model
         self._tokenizer = tokenizer
         self._eos_token_ids = tuple(eos_token_ids)
-        self._pad_token_id = pad_token_id
         self._context_length = context_length
-        self._max_batch_rows = max_batch_rows
-        self._vocabulary = vocabulary
-        check_rotation(model.config, context_length)
-        self._device = next(model.parameters()).device
-        attention = attention_kind(model.config)
         with _evaluation_mode(model):
-            way = choose_way(model, attention, context_length)
-            self.notes = () if way.note is None else (way.note,)
-            self._make_decoder: MakeAnyDecoder = way.make
-            sees_all = not Boundaries.of(model.config).crossed_by(context_length)
-            own, paths = partial(ModelDecoder, attention=attention), paths or FastPaths()
-            has_choice = way.note is None and not plain
-            if has_choice and kernels != "required" and takes_static(self._device):
-                self._make_decoder = choose_static(model, own, context_length, paths)
-            # The kernels attend to every token, so the model may have no window that this run can exceed.
-            elif has_choice and sees_all:
-                self._make_decoder = choose_decoder(model, own, kernels, paths)
-            elif kernels == "required":
-                raise no_kernels()
-        self._keep_bytes = keep_bytes if sees_all and way.note is None else 0
+            found = _decoding(model, context_length, plain=plain, kernels=kernels, paths=paths or FastPaths())
+        self.notes = () if found.note is None else (found.note,)
+        self._keep_bytes = keep_bytes if found.sees_all and found.note is None else 0
         self._goes_on: bool | None = None  # whether kept rows can; not tried yet
-        self._session: _Session | None = None
-        self._spent = _Seconds()
+        self._loop = DecodingLoop(model, found.make, pad_token_id, max_batch_rows, vocabulary)
 
     @staticmethod
     def of(loaded: LoadedModel, *, max_batch_rows: int, context_length: int | None = None) -> LocalEngine:
@@ -158,20 +252,20 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
     @contextmanager
     def keeping(self) -> Iterator[None]:
         """See `KeepingEngine`. Raises RolloutError if it is called inside itself."""
-        if self._session is not None:
+        if self._loop.session is not None:
             raise RolloutError("the local engine is keeping rows already", remedy="leave the first `keeping` before")
         if self._goes_on is None and self._keep_bytes:
             with _evaluation_mode(self._model):
-                self._goes_on = goes_on_alike(self._model, self._make_decoder)
+                self._goes_on = goes_on_alike(self._model, self._loop.make_decoder)
         if not self._goes_on:
             yield
             return
-        self._session = _Session(KeptRows(self._keep_bytes))
+        self._loop.session = Session(KeptRows(self._keep_bytes))
         try:
             yield
         finally:
-            self._session = None
-            self._let_go()
+            self._loop.session = None
+            self._loop.let_go()
 
     def sync(self, weights: Weights) -> None:
         """Use these weights and their version. If they are the engine's own module, nothing is copied. An engine in
@@ -179,12 +273,12 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
         if weights.module is not self._model:
             take_tensors(self._model, weights.tensors())
         self.version = weights.version
-        if self._session is not None:
-            self._session = _Session(KeptRows(self._keep_bytes))
+        if self._loop.session is not None:
+            self._loop.session = Session(KeptRows(self._keep_bytes))
 
     def take_metrics(self) -> dict[str, Metric]:
         """Seconds and tokens of prefill and decoding since the last call, and of reuse if there was any."""
-        spent, self._spent = self._spent, _Seconds()
+        spent, self._loop.spent = self._loop.spent, _Seconds()
         reused = {"rollout/reused_tokens": Metric(Reduction.SUM, spent.reused_tokens)} if spent.reused_tokens else {}
         return reused | {
             "time/prefill_seconds": Metric(Reduction.SUM, spent.prefill_seconds),
@@ -195,13 +289,7 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
         }
 
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        sampling: Sampling,
-        *,
-        seed: int,
-        step: int,
-        on_finished: OnFinished | None = None,
+        self, requests: Requests, sampling: Sampling, *, seed: int, step: int, on_finished: OnFinished | None = None
     ) -> list[Rollout]:
         """One rollout per request and sample index, in the order of the requests.
 
@@ -216,7 +304,7 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
 
     def generate_until(
         self,
-        requests: Sequence[RolloutRequest],
+        requests: Requests,
         sampling: Sampling,
         *,
         seed: int,
@@ -230,13 +318,13 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
         stop = StopConditions.of(sampling, self._eos_token_ids, self._tokenizer)
         finished: dict[int, Rollout] = {}
         with torch.no_grad(), _evaluation_mode(self._model):
-            for done in self._run(rows, sampling, stop, stopped):
-                rollouts = {row.order: self._rollout(row, stop) for row in done}
+            for done in self._loop.run(rows, sampling, stop, stopped):
+                rollouts = {row.order: row.rollout(stop, self.version) for row in done}
                 finished |= rollouts
                 if on_finished is not None:
                     on_finished(list(rollouts.values()))
         open_rows = [row for row in rows if row.finish_reason is None]
-        return [finished[row.order] for row in rows if row.order in finished], self._rest(open_rows)
+        return [finished[row.order] for row in rows if row.order in finished], requests_for(open_rows, self.version)
 
     def _rows(self, requests: Sequence[RolloutRequest], sampling: Sampling, seed: int, step: int) -> list[Row]:
         samples = [(request, *sample) for request in requests for sample in request.samples()]
@@ -254,105 +342,6 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
             )
             for order, (request, index, begun) in enumerate(samples)
         ]
-
-    def _rest(self, rows: Sequence[Row]) -> list[RolloutRequest]:
-        """Requests for what these rows lack."""
-        return [
-            replace(
-                request,
-                sample_indices=tuple(row.sample_index for row in members),
-                begun=tuple(Begun(tuple(row.tokens), tuple(row.logprobs), self._versions_of(row)) for row in members),
-            )
-            for request, members in ((request, list(rows)) for request, rows in groupby(rows, lambda row: row.request))
-        ]
-
-    def _run(
-        self, rows: list[Row], sampling: Sampling, stop: StopConditions, stopped: Callable[[], bool]
-    ) -> Iterator[list[Row]]:
-        """Yields after each token, or block of tokens, the rows that it finished."""
-        begun = sum(len(row.tokens) for row in rows)
-        # Sorting brings equal prompts together, to be prefilled once, and prompts of similar length, to pad little.
-        queue = deque(sorted(rows, key=lambda row: (-len(row.text), row.text)))
-        places = min(self._max_batch_rows, len(rows))
-        prefiller = Prefiller(self._model, pad_token_id=self._pad_token_id)
-        decoder = self._taken_decoder(places)
-        kept = self._session.rows if self._session else None
-        decoding = RowsInProgress(decoder, self._device, kept, self._vocabulary)
-        while (queue or decoding.rows) and not stopped():
-            free = places - len(decoding.rows)
-            if queue and free >= min(len(queue), max(1, int(places * _ADMISSION_FRACTION))):
-                joining = [queue.popleft() for _ in range(min(free, len(queue)))]
-                self._admit(joining, queue[0] if queue else None, prefiller, decoding)
-            started = time.perf_counter()
-            done = decoding.advance(sampling, stop)
-            self._spent.decode_seconds += time.perf_counter() - started
-            yield done
-        self._spent.decoded_tokens += sum(len(row.tokens) for row in rows) - begun
-        if self._session is not None and not isinstance(decoder, TextDecoder) and not decoding.rows:
-            self._session.decoder, self._session.places = decoder, places
-        if self._session is None:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """Let go of memory that the next call can do without."""
-        if isinstance(self._make_decoder, StaticDecoders):
-            self._make_decoder.let_go()
-
-    def _taken_decoder(self, places: int) -> Decoder | TextDecoder:
-        """That of the last call, if it stayed and has the places. It stays again if this call leaves it empty."""
-        session = self._session
-        if session is not None and session.decoder is not None and places <= session.places:
-            decoder, session.decoder = session.decoder, None
-            return decoder
-        return self._make_decoder(self._model, places)
-
-    def _admit(self, joining: list[Row], waiting: Row | None, prefiller: Prefiller, decoding: RowsInProgress) -> None:
-        """Give the rows their prompts' caches and let them join. `waiting` is the next row in the queue."""
-        if decoding.reads_texts:  # with the first token, so that their time counts as decoding
-            decoding.join_texts(joining)
-            self._spent.prefilled_tokens += sum(len(row.text) - 1 for row in joining)
-            return
-        started = time.perf_counter()
-        new = self._go_on(joining, decoding) if self._session else joining
-        # Samples of one prompt may be admitted in two calls: its cache is then kept for the second.
-        later = waiting.text if waiting else None
-        for chunk in prefiller.prefill([row.text for row in new], keep=later):
-            decoding.join([new[i] for i in chunk.rows], chunk.prompts, chunk.sources)
-        self._spent.prefill_seconds += time.perf_counter() - started
-        self._spent.prefilled_tokens += prefiller.take_token_count()
-
-    def _go_on(self, joining: list[Row], decoding: RowsInProgress) -> list[Row]:
-        """Let those join that go on from a kept row. Returns the others."""
-        assert self._session is not None
-        found = self._session.rows.take([row.text for row in joining])
-        going_on = [(row, kept) for row, kept in zip(joining, found, strict=True) if kept is not None]
-        if going_on:
-            decoding.go_on([row for row, _ in going_on], [kept for _, kept in going_on])
-        self._spent.prefilled_tokens += sum(len(row.text) - 1 - len(kept.text) for row, kept in going_on)
-        self._spent.reused_tokens += sum(len(kept.text) for _, kept in going_on)
-        return [row for row, kept in zip(joining, found, strict=True) if kept is None]
-
-    def _rollout(self, row: Row, stop: StopConditions) -> Rollout:
-        assert row.finish_reason is not None
-        versions = self._versions_of(row)
-        return Rollout(
-            prompt_id=row.request.prompt_id,
-            group_id=row.request.group_id,
-            sample_index=row.sample_index,
-            prompt_tokens=row.request.prompt_tokens,
-            response_tokens=tuple(row.tokens),
-            rollout_logprobs=tuple(row.logprobs),
-            finish_reason=row.finish_reason,
-            policy_version=versions[0][1],
-            response=stop.response_text(row.tokens),
-            versions=versions if len(versions) > 1 else (),
-        )
-
-    def _versions_of(self, row: Row) -> Versions:
-        """Those that sampled what the row began with, and the engine's if it has sampled more of it."""
-        first = len(row.text) - len(row.request.prompt_tokens)
-        goes_on = row.versions and row.versions[-1][1] == self.version
-        return row.versions if goes_on or first == len(row.tokens) else (*row.versions, (first, self.version))
 
 
 @contextmanager

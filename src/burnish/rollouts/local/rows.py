@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from burnish.rollouts.local.static_steps import BLOCK, COUNT, POSITION, TOKEN
 from burnish.rollouts.noise import uniforms
 from burnish.rollouts.sampling import sample
 from burnish.rollouts.stop import StopConditions
-from burnish.types import FinishReason, RolloutRequest, Versions
+from burnish.types import Begun, FinishReason, Rollout, RolloutRequest, Versions
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +40,41 @@ class Row:
     logprobs: list[float]
     versions: Versions
     finish_reason: FinishReason | None = None
+
+    def rollout(self, stop: StopConditions, version: int) -> Rollout:
+        """The row as a response, of which weights of this version sampled the newest tokens."""
+        assert self.finish_reason is not None
+        versions = self.versions_with(version)
+        return Rollout(
+            prompt_id=self.request.prompt_id,
+            group_id=self.request.group_id,
+            sample_index=self.sample_index,
+            prompt_tokens=self.request.prompt_tokens,
+            response_tokens=tuple(self.tokens),
+            rollout_logprobs=tuple(self.logprobs),
+            finish_reason=self.finish_reason,
+            policy_version=versions[0][1],
+            response=stop.response_text(self.tokens),
+            versions=versions if len(versions) > 1 else (),
+        )
+
+    def versions_with(self, version: int) -> Versions:
+        """Those that sampled what the row began with, and this one if it has sampled more of it."""
+        first = len(self.text) - len(self.request.prompt_tokens)
+        goes_on = self.versions and self.versions[-1][1] == version
+        return self.versions if goes_on or first == len(self.tokens) else (*self.versions, (first, version))
+
+
+def requests_for(rows: Sequence[Row], version: int) -> list[RolloutRequest]:
+    """Requests for what these rows lack, of which weights of this version sampled the newest tokens."""
+    return [
+        replace(
+            request,
+            sample_indices=tuple(row.sample_index for row in members),
+            begun=tuple(Begun(tuple(row.tokens), tuple(row.logprobs), row.versions_with(version)) for row in members),
+        )
+        for request, members in ((request, list(rows)) for request, rows in groupby(rows, lambda row: row.request))
+    ]
 
 
 class RowsInProgress:

@@ -28,7 +28,7 @@ from burnish.config.schema_rl import VllmConfig
 from burnish.errors import ConfigError, RolloutError
 from burnish.models.lora import saved_adapter
 from burnish.models.weights import Weights, take_tensors
-from burnish.rollouts.engine import OnFinished, RestingEngine, Sampling
+from burnish.rollouts.engine import OnFinished, Requests, RestingEngine, Sampling
 from burnish.rollouts.limits import response_limit
 from burnish.rollouts.noise import sample_key
 from burnish.rollouts.sampling import check_sampling, check_traits
@@ -114,7 +114,9 @@ class VllmWorker:
                 answer = process.ask(message, seconds=self.settings.call_timeout_seconds)
             except (WorkerLost, WorkerFault) as lost:
                 if lost_before:
-                    raise self._lost_twice(lost) from lost
+                    tail = "" if self.process is None else f"\n{self.process.log_tail()}"
+                    self.close()
+                    raise _lost_twice(lost, tail, self.log.path) from lost
                 lost_before = True
                 self._bury(lost, "generate")
                 continue
@@ -232,16 +234,6 @@ class VllmWorker:
         self.spent.restarts += 1
         self.log.note(f"the worker {_what(lost)} during {during}; starting another")
 
-    def _lost_twice(self, lost: WorkerLost | WorkerFault) -> RolloutError:
-        tail = "" if self.process is None else f"\n{self.process.log_tail()}"
-        self.close()
-        return RolloutError(
-            f"the vLLM worker was lost twice in one call: it {_what(lost)}{tail}",
-            remedy="SIGKILL usually means too little memory: lower rollout.max_batch_rows, or "
-            "gpu_memory_utilization or kv_cache_memory_bytes in rollout.vllm.options; if it only needs longer, "
-            f"raise rollout.vllm.call_timeout_seconds. The full log is {self.log.path}",
-        )
-
 
 class VllmEngine(RestingEngine):
     """A RolloutEngine on vLLM. Also a context manager, which ends the worker.
@@ -324,13 +316,7 @@ class VllmEngine(RestingEngine):
         }
 
     def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        sampling: Sampling,
-        *,
-        seed: int,
-        step: int,
-        on_finished: OnFinished | None = None,
+        self, requests: Requests, sampling: Sampling, *, seed: int, step: int, on_finished: OnFinished | None = None
     ) -> list[Rollout]:
         """One rollout per request and sample index, in the order of the requests. The worker answers once with all of
         them, so `on_finished` is not called.
@@ -356,7 +342,7 @@ class VllmEngine(RestingEngine):
         if len(samples) != len(rows):
             raise RolloutError(f"the vLLM worker returned {len(samples)} samples, but {len(rows)} were asked for")
         return [
-            self._rollout(request, index, limit, sample, stop)
+            _rollout(request, index, limit, sample, stop, version=self.version, log=self._worker.log.path)
             for (request, index, limit), sample in zip(rows, samples, strict=True)
         ]
 
@@ -367,37 +353,6 @@ class VllmEngine(RestingEngine):
         prompts = sum(len(r["prompt"]) * len(r["seeds"]) for r in message["requests"])
         spent.prefilled_tokens += prompts - answer["cached_tokens"]
         return samples
-
-    def _rollout(
-        self, request: RolloutRequest, index: int, limit: int, sample: Message, stop: StopConditions
-    ) -> Rollout:
-        tokens, logprobs = sample["tokens"], sample["logprobs"]
-        length, reason = _end(tokens, limit, stop, said_stop=sample["finish"] == "stop")
-        if reason is None or len(logprobs) != len(tokens):
-            raise RolloutError(
-                f"vLLM returned {len(tokens)} tokens and {len(logprobs)} log-probabilities for prompt "
-                f"{request.name!r}, sample {index}, and finished with {sample['finish']!r}, but up to {limit} "
-                "tokens were asked for",
-                remedy=f"see {self._worker.log.path}; more memory for keys and values may help (rollout.vllm.options)",
-            )
-        for position, logprob in enumerate(logprobs[:length]):
-            if not math.isfinite(logprob):
-                raise RolloutError(
-                    f"the model gives log-probability {logprob} at response token {position} of prompt "
-                    f"{request.name!r}, sample {index}",
-                    remedy="weights or activations are not finite: lower the learning rate or use a wider dtype",
-                )
-        return Rollout(
-            prompt_id=request.prompt_id,
-            group_id=request.group_id,
-            sample_index=index,
-            prompt_tokens=request.prompt_tokens,
-            response_tokens=tuple(tokens[:length]),
-            rollout_logprobs=tuple(logprobs[:length]),
-            finish_reason=reason,
-            policy_version=self.version,
-            response=stop.response_text(tokens[:length]),
-        )
 
 
 def _make_room() -> None:
@@ -450,6 +405,38 @@ def _seeds(request: RolloutRequest, seed: int, step: int) -> list[int]:
     return [sample_key(seed, step, request.name, index) & mask for index in request.sample_indices]
 
 
+def _rollout(
+    request: RolloutRequest, index: int, limit: int, sample: Message, stop: StopConditions, *, version: int, log: Path
+) -> Rollout:
+    tokens, logprobs = sample["tokens"], sample["logprobs"]
+    length, reason = _end(tokens, limit, stop, said_stop=sample["finish"] == "stop")
+    if reason is None or len(logprobs) != len(tokens):
+        raise RolloutError(
+            f"vLLM returned {len(tokens)} tokens and {len(logprobs)} log-probabilities for prompt "
+            f"{request.name!r}, sample {index}, and finished with {sample['finish']!r}, but up to {limit} "
+            "tokens were asked for",
+            remedy=f"see {log}; more memory for keys and values may help (rollout.vllm.options)",
+        )
+    for position, logprob in enumerate(logprobs[:length]):
+        if not math.isfinite(logprob):
+            raise RolloutError(
+                f"the model gives log-probability {logprob} at response token {position} of prompt "
+                f"{request.name!r}, sample {index}",
+                remedy="weights or activations are not finite: lower the learning rate or use a wider dtype",
+            )
+    return Rollout(
+        prompt_id=request.prompt_id,
+        group_id=request.group_id,
+        sample_index=index,
+        prompt_tokens=request.prompt_tokens,
+        response_tokens=tuple(tokens[:length]),
+        rollout_logprobs=tuple(logprobs[:length]),
+        finish_reason=reason,
+        policy_version=version,
+        response=stop.response_text(tokens[:length]),
+    )
+
+
 def _end(
     tokens: Sequence[int], limit: int, stop: StopConditions, *, said_stop: bool
 ) -> tuple[int, FinishReason | None]:
@@ -463,6 +450,15 @@ def _end(
     if stop.texts and said_stop and reason is not FinishReason.STOP:
         reason = FinishReason.STOP
     return len(tokens), reason
+
+
+def _lost_twice(lost: WorkerLost | WorkerFault, tail: str, log: Path) -> RolloutError:
+    return RolloutError(
+        f"the vLLM worker was lost twice in one call: it {_what(lost)}{tail}",
+        remedy="SIGKILL usually means too little memory: lower rollout.max_batch_rows, or "
+        "gpu_memory_utilization or kv_cache_memory_bytes in rollout.vllm.options; if it only needs longer, "
+        f"raise rollout.vllm.call_timeout_seconds. The full log is {log}",
+    )
 
 
 def _what(lost: WorkerLost | WorkerFault) -> str:

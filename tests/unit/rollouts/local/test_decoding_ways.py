@@ -55,7 +55,7 @@ def make(tokenizer: Any) -> Callable[..., LocalEngine]:
 
 
 def decoder_of(engine: LocalEngine) -> Any:
-    return type(engine._make_decoder(engine._model, 4))
+    return type(engine._loop.make_decoder(engine._model, 4))
 
 
 @compiler
@@ -129,7 +129,7 @@ def test_a_processor_without_packed_weights_decodes_with_other_layouts(
         monkeypatch.setattr(decoding_ways, "has_blocks", lambda *_: True)
     paths = paths_with([PACKED, ORDINARY, KERNELS])
     engine = make(llama.to(dtype), paths)
-    assert engine._make_decoder.keywords == {"layout": "ordinary"}
+    assert engine._loop.make_decoder.keywords == {"layout": "ordinary"}
     assert [note for note in paths.notes if "could not create a memory object" in note] == paths.notes
     assert len(paths.notes) == (without != "onednn")
     rollouts = engine.generate([RolloutRequest("p", 0, (3, 4, 5), (0, 1))], Sampling(8), seed=0, step=0)
@@ -159,7 +159,7 @@ def test_the_layout_with_the_fastest_products_is_taken(make, llama: Any, fastest
     if not packed_weights.has_blocks(torch.device("cpu"), torch.float32):
         pytest.skip("this PyTorch has no oneDNN")
     engine = make(llama, paths_with([fastest, KERNELS]))
-    assert engine._make_decoder.keywords == {"layout": decoding_ways.LAYOUTS[fastest]}
+    assert engine._loop.make_decoder.keywords == {"layout": decoding_ways.LAYOUTS[fastest]}
 
 
 @pytest.mark.parametrize("bits", ["nf4", None])

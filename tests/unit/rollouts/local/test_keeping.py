@@ -272,13 +272,15 @@ def test_a_row_that_went_on_is_held_once(llama: Any, make_engine: Make) -> None:
         for number in range(3):
             rollouts = engine.generate(requests, Sampling(5), seed=0, step=0)
             requests = next_turn(rollouts, number + 2)
-        assert engine._session is not None
-        held = engine._session.rows
+        assert engine._loop.session is not None
+        held = engine._loop.session.rows
         shared = sum(len(prompt) - 1 for prompt in PROMPTS)
         own = sum(len(r.prompt_tokens) + 4 - (len(PROMPTS[r.group_id]) - 1) for r in rollouts)
         per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head size, bytes
         assert len(held) == 12
-        if isinstance(engine._session.decoder, KernelDecoder):  # whose stores have room for 64 tokens, twice as wide
+        if isinstance(
+            engine._loop.session.decoder, KernelDecoder
+        ):  # whose stores have room for 64 tokens, twice as wide
             assert held.num_bytes == 2 * per_token * (12 * 64 + 16 + 0 + 32)
         else:
             assert held.num_bytes == (shared + own) * per_token
@@ -321,13 +323,13 @@ def test_a_decoder_that_goes_on_otherwise_is_found_out(
     """The last of the new tokens is read as another one."""
     model = make_model("llama").eval()
     engine = make_engine(model)
-    maker = engine._make_decoder.func  # type: ignore[attr-defined]
-    assert goes_on_alike(model, engine._make_decoder)
+    maker = engine._loop.make_decoder.func  # type: ignore[attr-defined]
+    assert goes_on_alike(model, engine._loop.make_decoder)
     go_on = maker.go_on
     monkeypatch.setattr(
         maker, "go_on", lambda self, kept, texts: go_on(self, kept, [(*text[:-2], 3, text[-1]) for text in texts])
     )
-    assert not goes_on_alike(model, engine._make_decoder)
+    assert not goes_on_alike(model, engine._loop.make_decoder)
     conversations(engine, turns=2)
     assert "rollout/reused_tokens" not in engine.take_metrics()
 
@@ -386,7 +388,7 @@ def test_trajectories_are_the_same_with_and_without(llama: Any, make_engine: Mak
         talks = {f"p{i}": (talk, Prompt(f"p{i}", text="p")) for i in range(2)}  # the third prompt has no conversation
         conversing = ConversingEngine(engine, talks, context_length=128, decode=str)
         found = conversing.generate(first_turn(samples=6), Sampling(90), seed=0, step=0)
-        assert engine._session is None
+        assert engine._loop.session is None
         return found, prefilled(engine)
 
     kept, few = trajectories(1 << 30)

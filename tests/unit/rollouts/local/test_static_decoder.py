@@ -51,7 +51,7 @@ def make(tokenizer: Any) -> Callable[..., LocalEngine]:
         settings = {"eos_token_ids": (1, 2, 3), "pad_token_id": 0, "context_length": 128, "max_batch_rows": 6} | fields
         engine = LocalEngine(model, tokenizer=tokenizer, kernels="off", **settings)
         if static is not None:
-            engine._make_decoder = static
+            engine._loop.make_decoder = static
         return engine
 
     return made
@@ -320,7 +320,7 @@ def test_the_calls_before_change_no_bit(make: Any, llama: Any, attention: Any) -
     engine = make(llama, static(llama, attention), max_batch_rows=16, eos_token_ids=())
     longer = RolloutRequest("longer", 0, (5, 6) * 30, tuple(range(9)))
     engine.generate([longer], Sampling(20), seed=0, step=0)
-    again = make(llama, engine._make_decoder)
+    again = make(llama, engine._loop.make_decoder)
     assert again.generate(asked, sampling, seed=0, step=0) == alone
 
 
