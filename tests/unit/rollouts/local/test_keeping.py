@@ -278,9 +278,7 @@ def test_a_row_that_went_on_is_held_once(llama: Any, make_engine: Make) -> None:
         own = sum(len(r.prompt_tokens) + 4 - (len(PROMPTS[r.group_id]) - 1) for r in rollouts)
         per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head size, bytes
         assert len(held) == 12
-        if isinstance(
-            engine._loop.session.decoder, KernelDecoder
-        ):  # whose stores have room for 64 tokens, twice as wide
+        if isinstance(engine._loop.session.decoder, KernelDecoder):  # its stores have room for 64 tokens, twice as wide
             assert held.num_bytes == 2 * per_token * (12 * 64 + 16 + 0 + 32)
         else:
             assert held.num_bytes == (shared + own) * per_token

@@ -135,7 +135,7 @@ def test_an_engine_without_a_compiler_goes_without_or_refuses(
     decode_kernels.cache_clear()
     monkeypatch.setenv("CC", "no-such-compiler")
     without = engine(make_model("llama"), "auto", tokenizer)
-    assert without._make_decoder.func is ModelDecoder
+    assert without._loop.make_decoder.func is ModelDecoder
     requests = [RolloutRequest("p", 0, (5, 6, 7), (0, 1, 2))]
     assert without.generate(requests, Sampling(8), seed=0, step=0) == engine(
         make_model("llama"), "off", tokenizer
@@ -146,6 +146,6 @@ def test_an_engine_without_a_compiler_goes_without_or_refuses(
 
 @pytest.mark.compiler
 def test_kernels_that_are_required_must_fit_the_model(make_model: Callable[..., Any]) -> None:
-    assert engine(make_model("llama"), "required")._make_decoder.func is KernelDecoder
+    assert engine(make_model("llama"), "required")._loop.make_decoder.func is KernelDecoder
     with pytest.raises(RolloutError, match=r"model\.kernels is `required`"):
         engine(make_model("gpt2"), "required")

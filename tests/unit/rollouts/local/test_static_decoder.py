@@ -341,7 +341,7 @@ def test_the_fastest_is_taken_where_static_steps_are_tried(
     set_packed_attention(llama, "merged")
     names: list[str] = []
     paths = raced(fastest, names)
-    maker = make(llama, paths=paths)._make_decoder
+    maker = make(llama, paths=paths)._loop.make_decoder
     assert names == [f"{GRAPHS}, fused", f"{STEPS}, fused", OWN]
     assert (paths.way(DECODING) or "").startswith(fastest)
     assert paths.notes == []
@@ -355,7 +355,7 @@ def test_where_nothing_can_be_captured_the_record_says_so(make: Any, llama: Any,
     """This machine has no CUDA."""
     monkeypatch.setattr(static_ways, "_DEVICES", ("cpu",))
     paths = raced(STEPS, [])
-    assert not make(llama, paths=paths)._make_decoder._captures
+    assert not make(llama, paths=paths)._loop.make_decoder._captures
     assert f"{DECODING} without {GRAPHS}, masked: the trial ended with" in paths.notes[0]
     assert set(paths.record().values()) == {f"{STEPS}, masked"}
 
