@@ -69,14 +69,15 @@ class PushedWeights:
 class WeightPushes:
     """The weights of the last `sync` on their way to a worker.
 
-    merges: adapters are merged into the weights. note: writes into the worker's log. dtype: what vLLM computes in.
+    merges: adapters are merged into the weights. note: writes into the worker's log. asked_dtype: that of vLLM, if it
+    is not the model's.
     """
 
     model: PreTrainedModel
     weights: Weights
     vocabulary: int | None
     context_length: int
-    dtype: str
+    asked_dtype: str | None
     merges: bool
     note: Callable[[str], None]
     _adapters: AdapterPushes | None = None
@@ -89,6 +90,11 @@ class WeightPushes:
         self.weights.tensors()
         if self._adapters is None and not self.merges:
             self._adapters = AdapterPushes.of(self.model, self.dtype, seconds=seconds)
+
+    @property
+    def dtype(self) -> str:
+        """What vLLM computes in, by its name."""
+        return self.asked_dtype or str(next(self.model.parameters()).dtype).removeprefix("torch.")
 
     @property
     def arguments(self) -> dict[str, Any]:

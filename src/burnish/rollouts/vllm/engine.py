@@ -17,7 +17,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,11 +82,11 @@ class Spent:
 class VllmWorker:
     """The process in which vLLM samples: started when it is needed, awake or asleep, replaced when it is lost.
 
-    save_tokenizer: into a folder. rests: it gives up the GPU's memory between calls.
+    rests: it gives up the GPU's memory between calls.
     """
 
     pushes: WeightPushes
-    save_tokenizer: Callable[[str], object]
+    tokenizer: PreTrainedTokenizerBase
     settings: VllmConfig
     log: WorkerLog
     script: Path
@@ -182,7 +182,7 @@ class VllmWorker:
             config = self.pushes.fit_heads(model_config(self.pushes.model), hello["head_sizes"])
             with tempfile.TemporaryDirectory(prefix="burnish-vllm-") as folder:
                 (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-                self.save_tokenizer(folder)
+                self.tokenizer.save_pretrained(folder)
                 arguments = self._arguments(folder, on_cpu=hello["cpu"])
                 build = {"kind": "build", "arguments": arguments, "vocabulary": self.pushes.vocabulary}
                 process.ask(build, seconds=seconds)
@@ -261,12 +261,9 @@ class VllmEngine(RestingEngine):
     ) -> None:
         self._tokenizer, self._eos_token_ids = tokenizer, tuple(eos_token_ids)
         merges = not settings.options.get("enable_lora", True)
-        dtype = settings.options.get("dtype", str(next(model.parameters()).dtype).removeprefix("torch."))
-        notes = WorkerLog(log)
-        weights = Weights.of(model)
+        dtype, notes, weights = settings.options.get("dtype"), WorkerLog(log), Weights.of(model)
         self._pushes = WeightPushes(model, weights, vocabulary, context_length, dtype, merges, notes.note)
-        save = tokenizer.save_pretrained
-        self._worker = VllmWorker(self._pushes, save, settings, notes, script, max_batch_rows, rests)
+        self._worker = VllmWorker(self._pushes, tokenizer, settings, notes, script, max_batch_rows, rests)
 
     @property
     def version(self) -> int:
