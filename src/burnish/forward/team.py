@@ -47,15 +47,12 @@ class Team(Protocol):
 
     def exchange(self, own: object) -> list[Any]:
         """Give every process a small value; return all values, in order. Waits until each has given one."""
-        ...
 
     def swap(self, sent: Sequence[Tensor], lengths: Sequence[int]) -> Sequence[Tensor]:
         """Send every process its own vector; return the vectors that they sent to this one, of these `lengths`."""
-        ...
 
     def gather(self, own: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
         """The vectors of all processes. `lengths`: theirs."""
-        ...
 
 
 class PeerFailedError(Exception):

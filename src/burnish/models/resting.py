@@ -42,15 +42,12 @@ class RestingPlace(Protocol):
 
     def keep(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """Copy all of them here, in place of the numbers kept before. OSError or RuntimeError if there is no room."""
-        ...
 
     def give_back(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """Copy the numbers back into storages of the same sizes, in the same order."""
-        ...
 
     def after(self) -> None:
         """Called when the storages' own memory has been freed, so that others can have it."""
-        ...
 
 
 class RestingFile:

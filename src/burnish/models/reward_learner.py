@@ -65,19 +65,15 @@ class PreferenceLearner(Learner, Protocol):
     def update(self, comparisons: Sequence[Comparison], objective: PreferenceObjective) -> dict[str, Metric]:
         """One optimizer step on the comparisons. Raises DivergenceError if loss or gradient is not finite, with the
         weights untouched."""
-        ...
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[list[float]]:
         """Scores of every candidate of every comparison, without gradient."""
-        ...
 
     def score(self, pairs: Sequence[PromptResponse]) -> list[float]:
         """Rewards of the responses, without gradient."""
-        ...
 
     def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
         """Shift rewards so that those `measured` have mean 0 and, with `scale`, standard deviation 1."""
-        ...
 
 
 REWARD_MODEL = Owner("rm", "reward model", "lower optimization.learning_rate, or use model.dtype: float32")

@@ -82,7 +82,6 @@ class Reference(Protocol):
 
     def logprobs(self, batch: Batch) -> Tensor:
         """(B, T) log-probabilities of the response tokens, without gradient."""
-        ...
 
 
 class Learner(Protocol):
@@ -91,23 +90,18 @@ class Learner(Protocol):
     @property
     def version(self) -> int:
         """Optimizer steps begun so far. As long as it stays the same, no weight has changed."""
-        ...
 
     def save_weights(self, folder: Path) -> None:
         """Write a folder that `from_pretrained` loads (safetensors, config, tokenizer)."""
-        ...
 
     def load_weights(self, folder: Path) -> None:
         """Load what `save_weights` wrote, bit for bit. Raises CheckpointError if it does not fit."""
-        ...
 
     def training_state(self) -> TrainingState:
         """Optimizer state and version: tensors and plain values. The next update may change the tensors."""
-        ...
 
     def load_training_state(self, state: TrainingState) -> None:
         """The inverse of `training_state`. Load the weights first."""
-        ...
 
 
 class Policy(Learner, Protocol):
@@ -118,7 +112,6 @@ class Policy(Learner, Protocol):
 
     def logprobs(self, batch: Batch, *, entropy: bool = False, correct: bool = False) -> TokenScores:
         """Score the response tokens under the current weights, without gradient."""
-        ...
 
     def accumulate(self, batch: Batch, objective: Objective, denominators: Denominators) -> None:
         """Forward and backward over a part of an optimizer step, in micro-batches by token budget.
@@ -126,7 +119,6 @@ class Policy(Learner, Protocol):
         `denominators` count over the whole step and are the same in all of its parts. The weights do not change until
         `settle`. Any exception discards all parts of the step.
         """
-        ...
 
     def settle(self, planned_step: int | None = None) -> Update:
         """Make the optimizer step from all parts since the last one: check losses and gradients, clip, step, clear.
@@ -135,7 +127,6 @@ class Policy(Learner, Protocol):
         cleared. `planned_step` is this step's index (from 0) among the steps that the run would make if it skipped
         none. It determines the learning rate; without it, `version` does.
         """
-        ...
 
     def update(
         self,
@@ -149,11 +140,9 @@ class Policy(Learner, Protocol):
 
         Pass `denominators` if rows without a gradient have been left out of the batch; they count those rows too.
         """
-        ...
 
     def publish(self) -> Weights:
         """The weights of this version, for engines to sync with before the next update."""
-        ...
 
 
 class ValueObjective(Protocol):
@@ -168,20 +157,15 @@ class Critic(Learner, Protocol):
     @property
     def shares_trunk(self) -> bool:
         """True if the policy's own update also trains the critic (one backward pass for both)."""
-        ...
 
     def values(self, batch: Batch) -> Tensor:
         """(B, T) values of the states before the response tokens, without gradient. 0 past the end of a response."""
-        ...
 
     def accumulate(self, batch: Batch, objective: ValueObjective, denominators: Denominators) -> None:
         """Forward and backward over a part of an optimizer step of the critic alone, as in `Policy.accumulate`."""
-        ...
 
     def settle(self, planned_step: int | None = None) -> Update:
         """Make the optimizer step from all parts, as in `Policy.settle`. Never changes the policy."""
-        ...
 
     def update(self, batch: Batch, objective: ValueObjective, *, planned_step: int | None = None) -> Update:
         """One optimizer step of the critic alone: `accumulate` and `settle`."""
-        ...

@@ -40,11 +40,9 @@ class MetricSink(Protocol):
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         """Log the metrics of one step."""
-        ...
 
     def close(self) -> None:
         """Write out buffered data and release resources."""
-        ...
 
 
 class JsonlSink:

@@ -19,19 +19,15 @@ class RewardScorer(Protocol):
         Called repeatedly while other responses are still being sampled, also with no items. Finally `score` is called
         with all of them.
         """
-        ...
 
     def score(self, items: Sequence[tuple[Prompt, Rollout]]) -> list[Rollout]:
         """Return the rollouts in the same order, with reward, reward_parts, token_rewards and status set."""
-        ...
 
     def take_metrics(self) -> dict[str, Metric]:
         """Return failures by status and domain, and seconds spent, since the last call, and reset them."""
-        ...
 
     def close(self) -> None:
         """End the worker processes."""
-        ...
 
 
 class ScoringModels(Protocol):
@@ -40,4 +36,3 @@ class ScoringModels(Protocol):
     def begin(self, label: str, items: Sequence[tuple[Prompt, Rollout]]) -> Callable[[], list[Outcome]]:
         """Start scoring the responses with the model of the reward of this label. The returned function waits for the
         outcomes, one per response, in order, and raises the errors of scoring."""
-        ...

@@ -89,28 +89,22 @@ class Answerer(Protocol):
 
     def open(self, key: ConversationKey, prompt: Prompt) -> None:
         """Begin a conversation: `Opened`."""
-        ...
 
     def begin(self, key: ConversationKey, turn: Rollout, number: int) -> None:
         """Answer a turn: `Answer`. `turn` has only this turn's tokens and text; `number` counts the policy's turns,
         from 1."""
-        ...
 
     def finish(self, key: ConversationKey) -> None:
         """End a conversation that nothing has failed in: `Closed`."""
-        ...
 
     def events(self, *, wait_for_all: bool) -> Mapping[ConversationKey, Event]:
         """Wait for events: at least one, or, with `wait_for_all`, one for everything begun."""
-        ...
 
     def check(self) -> None:
         """Raise OutageError if in too many of the conversations a tool has failed at every call."""
-        ...
 
     def close(self) -> None:
         """Drop all conversations."""
-        ...
 
 
 class Partner(Protocol):
@@ -118,11 +112,9 @@ class Partner(Protocol):
 
     def answering(self, *, seed: int, step: int) -> Answerer:
         """The answerer for one call. May be requested from several threads."""
-        ...
 
     def take_metrics(self) -> Mapping[str, Metric]:
         """Return the metrics since the last call, by name."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

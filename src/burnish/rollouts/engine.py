@@ -56,17 +56,14 @@ class RolloutEngine(Protocol):
         `on_finished` gets the same rollouts, each once, in any order. An engine that gets all of them at once need not
         call it.
         """
-        ...
 
     def sync(self, weights: Weights) -> None:
         """Use these weights: share `weights.module` if the engine samples from it, or copy `weights.tensors()`. Later
         rollouts have `weights.version`. The weights are valid until the policy's next update."""
-        ...
 
     def take_metrics(self) -> Mapping[str, Metric]:
         """Metrics of the work since the last call, by name (`rollout/...`); may be empty. Each call starts again at 0,
         so nothing is reported twice."""
-        ...
 
 
 class RestingEngine(RolloutEngine, ABC):

@@ -133,8 +133,6 @@ class Link(Protocol):
 
     def send(self, message: Any) -> None:
         """Raises NotPlainError for one that cannot be sent, and ClosedError."""
-        ...
 
     def receive(self) -> Any:
         """The next message. Raises NotPlainError for anything that is not a message, and ClosedError."""
-        ...

@@ -91,15 +91,12 @@ class ServedTools(Protocol):
         Several threads may call, also for one conversation. Blocks for about `seconds` at most, then raises
         TimeoutError. Exceptions of the tool pass through.
         """
-        ...
 
     def end(self, conversation: Hashable) -> None:
         """Release the state of a conversation, which may never have called anything."""
-        ...
 
     def close(self) -> None:
         """Release everything. Idempotent."""
-        ...
 
 
 def _exact(arguments: Mapping[str, Json]) -> str:

@@ -37,7 +37,6 @@ class AnsweringModel(Protocol):
 
     def answer(self, conversations: Sequence[Messages]) -> list[Answer | DataError]:
         """Return an answer to each, or the error for which it cannot be answered."""
-        ...
 
 
 GATHERING_SECONDS = 0.01

@@ -23,4 +23,3 @@ class ToolParser(Protocol):
         an error, and the time is proportional to its length. Calls need not fit `tools` (see
         `burnish.tools.checking.check_call`): the schemas only supply the types that a format does not write.
         """
-        ...

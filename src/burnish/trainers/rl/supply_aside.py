@@ -32,15 +32,12 @@ class AsideEngine(RolloutEngine, Protocol):
 
     def keep(self, weights: Weights) -> Weights:
         """A copy for `sync`, which stays as it is when the policy goes on. It is let go of with its last reference."""
-        ...
 
     def renew(self, weights: Weights) -> None:
         """Like `sync`, and responses that are being sampled go on with these weights. Only for `partial`."""
-        ...
 
     def stop(self) -> None:
         """End the call of `generate` that another thread has open, which raises."""
-        ...
 
 
 class SupplyAside(SupplyAhead):
