@@ -46,10 +46,14 @@ def work(response: str = "") -> str:
     re.match(r"(a+)+$", "a" * 60 + "b")
 """
 ROLES = """
-import contextlib
+import contextlib, pathlib, time
+class Role:
+    def work(self):
+        pathlib.Path("at work").touch()
+        time.sleep(600)
 @contextlib.contextmanager
 def roles():
-    yield {}
+    yield {"policy": Role()}
 """
 PROGRAM = """
 import os, pathlib, signal, sys, threading, time
@@ -118,7 +122,14 @@ close = worker.kill
 ROLE = """
 from burnish.distributed.processes import RoleProcess
 import user
-close = RoleProcess("role", user.roles, threads=1).close
+process = RoleProcess("role", user.roles, threads=1)
+close = process.close
+"""
+ROLE_AT_WORK = """
+threading.Thread(target=process.role("policy", seconds=600.0).ask, args=("work",), daemon=True).start()
+while not os.path.exists("at work"):
+    time.sleep(0.01)
+close = process.kill
 """
 
 
@@ -146,6 +157,7 @@ FAMILIES = {
     "confined session": Family(SESSIONS.format(tier="landlock"), 2, CONFINED, leaves=False, outlives=HELD),
     "vLLM": Family(VLLM, 1, "", leaves=False, outlives=("it is stopped, and the program is killed",)),
     "role": Family(ROLE, 1, ROLES, leaves=False),
+    "role at work": Family(ROLE + ROLE_AT_WORK, 1, ROLES, leaves=False),
 }
 EVENTS = (
     "the program closes it",
