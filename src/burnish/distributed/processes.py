@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from burnish.distributed.peers import END_SECONDS, START_SECONDS, BuildRoles, Pe
 from burnish.distributed.pulse import Pulse, PulseWatch
 from burnish.distributed.server import STACKS_SIGNAL
 from burnish.errors import BurnishError
+from burnish.outside.frames import pair
 from burnish.outside.plugins import describe_exit
 from burnish.outside.shortage import FEWER
 from burnish.outside.supervise import activity, start_interpreter
@@ -90,9 +90,7 @@ class RoleProcess(MemoryPeer):
         with contextlib.ExitStack() as ours:  # what is closed if it cannot be started
             self._pulse = Pulse.new()
             ours.callback(self._pulse.close)
-            here, theirs = socket.socketpair()
-            ours.callback(here.close)
-            with theirs:
+            with pair() as (here, theirs):
                 descriptors = theirs.fileno(), self._pulse.descriptor
                 stacks = () if self._stacks is None else (str(self._stacks / f"{self.name.replace(' ', '-')}.txt"),)
                 self._process = start_interpreter(
@@ -104,7 +102,7 @@ class RoleProcess(MemoryPeer):
                     output=None,
                     environment=environment,
                 )
-            self._channel = Channel(here)
+                self._channel = Channel(here)
             ours.pop_all()
 
     @property

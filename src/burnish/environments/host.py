@@ -11,8 +11,7 @@ import resource
 import threading
 from collections.abc import Mapping
 
-from burnish.environments.process import ConversationProcess
-from burnish.environments.warm_parent import Wanted, WarmParent
+from burnish.environments.warm_parent import ConversationProcess, Wanted, WarmParent
 from burnish.errors import ConfigError, RolloutError
 from burnish.tools.checking import function_of
 from burnish.types import Json

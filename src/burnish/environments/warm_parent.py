@@ -9,19 +9,20 @@ import contextlib
 import itertools
 import json
 import os
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from burnish.config.secrets import hidden_name
+from burnish.environments.messages import MAX_ANSWER_BYTES, encode
 from burnish.environments.parent import WORD_BYTES
-from burnish.environments.process import ConversationProcess
 from burnish.errors import ConfigError, RolloutError
-from burnish.outside.frames import GarbledError, ask
+from burnish.outside.frames import Correspondent, GarbledError, ask, pair, read_object
 from burnish.outside.plugins import describe_exit
 from burnish.outside.supervise import start_interpreter
 from burnish.outside.user_processes import forward, worker_environment
@@ -62,6 +63,36 @@ class Wanted:
         return {name: os.environ[name] for name in self.variables}
 
 
+class ConversationProcess(Correspondent):
+    """Asks it, and hears its answers. Nothing here waits."""
+
+    def __init__(self, channel: socket.socket, end: Callable[[], None]) -> None:
+        """end: makes sure that it ends, whatever it is doing."""
+        super().__init__(channel, MAX_ANSWER_BYTES)
+        self._end = end
+        self._number = ""
+        """Of the request, which its answers repeat. The functions that the process calls share it and may write to the
+        socket; none can answer what another one will be asked."""
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a request, as far as there is room now. A process that has ended is noticed when answers are awaited."""
+        self._number = secrets.token_hex(8)
+        self.post(encode({**message, "number": self._number}))
+
+    def receive(self) -> Iterator[dict[str, Any]]:
+        """Answers to the last request that have arrived. Raises GarbledError for anything else."""
+        for message in map(read_object, self.arrived()):
+            if message.get("number") != self._number:
+                raise GarbledError("what answers no request, or an earlier one")
+            yield message
+
+    def close(self) -> None:
+        """End it, with all that it has started. Idempotent."""
+        if self._channel.fileno() >= 0:
+            self._channel.close()
+            self._end()
+
+
 class WarmParent:
     """A warm parent.
 
@@ -80,9 +111,8 @@ class WarmParent:
 
     def _start(self) -> dict[str, Any]:
         """Start it; what it says of tools and environment."""
-        self._control, theirs = socket.socketpair()
         reading, writing = os.pipe()
-        with theirs, os.fdopen(writing, "wb"):
+        with pair() as (self._control, theirs), os.fdopen(writing, "wb"):
             self._process = start_interpreter(
                 "burnish.environments.parent:main",
                 theirs.fileno(),
@@ -113,13 +143,8 @@ class WarmParent:
 
     def open(self) -> ConversationProcess:
         """A new process. RolloutError if the parent ends whenever it is started, or does not answer."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                number = self._adopt(theirs)
-            except BaseException:
-                ours.close()
-                raise
+        with pair() as (ours, theirs):
+            number = self._adopt(theirs)
         return ConversationProcess(ours, partial(self._end, number))
 
     def _adopt(self, channel: socket.socket) -> int:

@@ -6,6 +6,7 @@ a limit, and one above it raises GarbledError before anything is read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -28,6 +29,19 @@ blocking socket is one."""
 
 class GarbledError(Exception):
     """A process sent something that is not an answer. The message says what."""
+
+
+@contextlib.contextmanager
+def pair(kind: int = socket.SOCK_STREAM) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two connected sockets: ours, which is closed if the block fails, and one for a process that the block starts,
+    which is closed at the end of it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    with theirs:
+        try:
+            yield ours, theirs
+        except BaseException:
+            ours.close()
+            raise
 
 
 def frame(data: bytes) -> bytes:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from burnish.errors import RewardError
-from burnish.outside.frames import Correspondent, read_frame, until
+from burnish.outside.frames import Correspondent, pair, read_frame, until
 from burnish.outside.supervise import end_group, start_interpreter
 from burnish.rewards.forking import fork_supervisor
 from burnish.rewards.loading import RewardSpec
@@ -49,13 +49,7 @@ class WorkerProcess(Correspondent):
         self.post(first)
 
     def _start(self, environment: Mapping[str, str], *, forked: bool) -> None:
-        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            self._control, control = socket.socketpair()
-            ours.callback(self._control.close)  # if starting the process fails; else `pop_all` below keeps it open
-            theirs.callback(control.close)
-            channel, their_channel = socket.socketpair()
-            ours.callback(channel.close)
-            theirs.callback(their_channel.close)
+        with pair() as (self._control, control), pair() as (channel, their_channel):
             descriptors = control.fileno(), their_channel.fileno()
             if forked:
                 self._process = fork_supervisor(*descriptors, environment)
@@ -68,7 +62,6 @@ class WorkerProcess(Correspondent):
                     output=2,  # named, because otherwise it is not inherited if it was opened close-on-exec
                     environment=environment,
                 )
-            ours.pop_all()
         super().__init__(channel, MAX_ANSWER_BYTES)
 
     def send(self, message: Any) -> None:

@@ -23,7 +23,7 @@ from burnish.data.histories import HistoryEncoder, opened
 from burnish.data.observations import ObservationFormat, Observer
 from burnish.environments.host import ConversationHost
 from burnish.environments.messages import count, flag, number, opening, text
-from burnish.environments.process import ConversationProcess
+from burnish.environments.warm_parent import ConversationProcess
 from burnish.errors import DataError, OutageError
 from burnish.outside.frames import GarbledError
 from burnish.rollouts.conversation import Answer, Closed, ConversationKey, Event, Opened

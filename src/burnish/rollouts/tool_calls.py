@@ -21,7 +21,7 @@ from typing import Any
 
 from burnish.environments.host import ConversationHost
 from burnish.environments.messages import count, flag, text
-from burnish.environments.process import ConversationProcess
+from burnish.environments.warm_parent import ConversationProcess
 from burnish.errors import RolloutError
 from burnish.outside.frames import GarbledError
 from burnish.rollouts.conversation import ConversationKey

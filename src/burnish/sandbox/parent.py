@@ -10,13 +10,13 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from burnish.errors import SandboxError
-from burnish.outside.frames import can_be_read
+from burnish.outside.frames import can_be_read, pair
 from burnish.outside.supervise import NOWHERE, start
 from burnish.sandbox.confinement import Tier
 from burnish.sandbox.job import Limits, Output
@@ -57,9 +57,8 @@ class Parent:
             raise TierRefusedError(
                 f"the sandbox needs Linux, and this is {sys.platform}", remedy="run the reward on a Linux machine"
             )
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
-        with theirs:
+        with pair(socket.SOCK_SEQPACKET) as (self._channel, theirs):
             self._process = start(
                 # Not -I, which overlooks PYTHONHASHSEED: the environment and the folder are given anyway.
                 [sys.executable, "-s", "-P", "-c", _BOOT, str(_ROOT), module, str(theirs.fileno()), tier],
@@ -95,6 +94,13 @@ class Parent:
         finally:
             self._said.close()
 
+    def ask(self, what: str, header: dict[str, Any], *descriptors: int) -> None:
+        """Have it do something with these descriptors."""
+        try:
+            socket.send_fds(self._channel, [json.dumps(header).encode()], descriptors)
+        except OSError as error:
+            raise self._broken(what) from error
+
     def _answer(self, seconds: float, what: str) -> dict[str, Any]:
         if can_be_read(self._channel.fileno(), seconds):
             with contextlib.suppress(ConnectionError):
@@ -127,7 +133,7 @@ class WarmParent(Parent):
             reading, writing = os.pipe()
             try:
                 try:
-                    self._ask("tests", limits, (source, questions, writing, stdout, stderr))
+                    self._begin("tests", limits, source, questions, writing, stdout, stderr)
                 finally:
                     os.close(writing)
                 lines, ended = self._collect(reading, limits)
@@ -139,17 +145,13 @@ class WarmParent(Parent):
     def program(self, code: str, stdin: str, limits: Limits) -> Output:
         """Run it once. Raises SandboxError."""
         with _files(_bytes(code), _bytes(stdin), b"", b"") as (source, given, stdout, stderr):
-            self._ask("program", limits, (source, given, stdout, stderr))
+            self._begin("program", limits, source, given, stdout, stderr)
             ended = self._answer(limits.seconds + GRACE_SECONDS, "program")
             self._check(ended, stderr)
             return Output(_text(stdout), _text(stderr), ended["code"], ended["seconds"], ended["timed_out"])
 
-    def _ask(self, kind: str, limits: Limits, descriptors: Sequence[int]) -> None:
-        header = json.dumps({"kind": kind, "limits": dataclasses.asdict(limits)}).encode()
-        try:
-            socket.send_fds(self._channel, [header], list(descriptors))
-        except OSError as error:
-            raise self._broken(kind) from error
+    def _begin(self, kind: str, limits: Limits, *descriptors: int) -> None:
+        self.ask(kind, {"kind": kind, "limits": dataclasses.asdict(limits)}, *descriptors)
 
     def _check(self, ended: dict[str, Any], stderr: int) -> None:
         if not ended["confined"]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import json
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from burnish.errors import SandboxError
 from burnish.outside.frames import frame
@@ -134,19 +134,12 @@ class _SessionParent(Parent):
     def is_running(self) -> bool:
         return self._process.status() is None
 
-    def fork(self, header: object, cells: int, output: int, life: int) -> None:
-        """Have a session forked with these descriptors."""
-        try:
-            socket.send_fds(self._channel, [json.dumps(header).encode()], [cells, output, life])
-        except OSError as error:
-            raise self._broken("session") from error
-
 
 class Session:
     """One session. Opened by `Sessions.open`; `run` is for one thread at a time, `close` for any."""
 
     def __init__(
-        self, parent: _SessionParent, header: object, most_bytes: int, when_ended: Callable[[Session], None]
+        self, parent: _SessionParent, header: dict[str, Any], most_bytes: int, when_ended: Callable[[Session], None]
     ) -> None:
         self._most_bytes = most_bytes
         self._when_ended = when_ended
@@ -159,7 +152,7 @@ class Session:
             # What follows a cell's output is written after it, wherever an earlier cell had come to.
             fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)
             try:
-                parent.fork(header, cells.fileno(), self._output, life.fileno())
+                parent.ask("session", header, cells.fileno(), self._output, life.fileno())
             except BaseException:
                 self._let_go()
                 raise

@@ -17,8 +17,7 @@ from watching import runs, wait_for
 
 from burnish.environments import warm_parent as parent_module
 from burnish.environments.host import ConversationHost
-from burnish.environments.process import ConversationProcess
-from burnish.environments.warm_parent import Wanted
+from burnish.environments.warm_parent import ConversationProcess, Wanted
 from burnish.errors import ConfigError, RolloutError
 from burnish.outside.frames import GarbledError
 

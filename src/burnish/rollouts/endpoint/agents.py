@@ -18,7 +18,7 @@ from typing import Any
 from burnish.data.chat import turns_of
 from burnish.environments.host import ConversationHost
 from burnish.environments.messages import flag, number, text
-from burnish.environments.process import ConversationProcess
+from burnish.environments.warm_parent import ConversationProcess
 from burnish.observability.metrics import MetricStore
 from burnish.outside.frames import GarbledError
 from burnish.outside.listening import RefusedError

@@ -6,7 +6,6 @@ import contextlib
 import json
 import mmap
 import os
-import socket
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from burnish.errors import RolloutError
-from burnish.outside.frames import GarbledError, ask, send_frame
+from burnish.outside.frames import GarbledError, ask, pair, send_frame
 from burnish.outside.plugins import describe_exit
 from burnish.outside.supervise import holding_back_stop_signals, run_program, start
 
@@ -50,11 +49,9 @@ class WorkerProcess:
             try:
                 output = theirs.enter_context(_open_log(log))
                 self._log_start = output.tell()
-                self._socket, socket_of_worker = socket.socketpair()
-                ours.callback(self._socket.close)  # unless the process starts
-                theirs.callback(socket_of_worker.close)
+                self._socket, socket_of_worker = theirs.enter_context(pair())
                 self._memory = os.memfd_create("burnish-weights")
-                ours.callback(os.close, self._memory)
+                ours.callback(os.close, self._memory)  # unless the process starts
                 self._start(python, script, (socket_of_worker.fileno(), self._memory), output)
             except OSError as error:
                 raise RolloutError(
