@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from watching import children, runs, wait_for
+from watching import children, runs
 
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
 from burnish.trainers.rl.run import train_rl
@@ -157,18 +157,6 @@ def test_the_second_signal_stops_at_once_and_leaves_no_process(
     (tmp_path / "slow.py").write_text(reward)
     assert "finished at step 5" in commands.run(*words, f"output={run}").output
     assert trace(run) == trace(tmp_path / "calm")
-
-
-@pytest.mark.slow
-def test_a_killed_run_leaves_no_worker_behind(
-    commands: Any, run_file: WriteRunFile, slow_run: RlConfig, tmp_path: Path
-) -> None:
-    run, pids = tmp_path / "run", tmp_path / "pids"
-    command = commands.start("rl", run_file(slow_run), f"output={run}", before=NOTE_WORKERS.format(path=str(pids)))
-    assert command.wait_for(lambda: lines(run) >= 1)
-    command.kill()
-    (worker,) = [int(line) for line in pids.read_text().split()]
-    wait_for(lambda: not runs(worker))
 
 
 @pytest.mark.slow

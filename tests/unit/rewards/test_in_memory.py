@@ -72,15 +72,6 @@ def test_a_hang_and_a_death_cost_their_response_only_and_the_closure_is_still_th
     assert "exit status 3" in scored[3].status_detail
 
 
-def test_no_process_is_left_behind(scorer_of: MakeScorer, make_items: Any) -> None:
-    scorer = scorer_of(lambda response: len(response))
-    scorer.score(make_items(["a"]))
-    (worker,) = scorer.worker_pids
-    scorer.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(worker, 0)
-
-
 def test_a_worker_outlives_the_stop_signals(scorer_of: MakeScorer, make_items: Any) -> None:
     scorer = scorer_of(lambda response: len(response))
     scorer.score(make_items(["a"]))

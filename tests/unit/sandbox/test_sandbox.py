@@ -339,25 +339,6 @@ def test_a_sandbox_that_closes_ends_the_jobs_that_run(sandbox: Sandbox) -> None:
     one.close()
 
 
-def test_a_parent_that_is_left_alone_ends_with_its_candidate(sandbox: Sandbox) -> None:
-    before = children()
-    one = Sandbox(sandbox.tier, limits=sandbox.limits)
-    parent = one._idle.queue[0]
-    assert parent is not None
-
-    def is_refused() -> None:
-        with pytest.raises(SandboxError):
-            judged(one, "while True: pass")
-
-    thread = threading.Thread(target=is_refused, daemon=True)
-    thread.start()
-    wait_for(lambda: len(children() - before) >= 3)
-    parent._channel.shutdown(2)  # as when the program has been killed
-    wait_for(lambda: not {pid for pid in children() - before if pid != parent._process.pid})
-    thread.join(60)
-    parent.close()
-
-
 def test_sets_have_the_same_order_in_every_process(sandbox: Sandbox) -> None:
     look = Program("print(*{'one', 'two', 'three', 'four', 'five'}, hash('a'))")
     first = sandbox.output(look).stdout

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from watching import children, runs, wait_for
+from watching import children, wait_for
 
 from burnish.errors import SandboxError
 from burnish.sandbox.cells import TAIL_BYTES
@@ -436,30 +433,3 @@ def test_too_few_descriptors_are_an_error(sessions: Sessions, monkeypatch: pytes
                 sessions.open(1.0)
     sessions.open(SECONDS).close()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
-
-
-PROGRAM = """
-import sys, threading, time
-sys.path.insert(0, sys.argv[1])
-from burnish.sandbox.sessions import Sessions
-sessions = Sessions(sys.argv[2])
-idle, busy = sessions.open(60.0), sessions.open(60.0)
-print(idle.run("1 + 1", 60.0).text, flush=True)
-busy.run("import time\\nwhile True: time.sleep(1)", 600.0)
-"""
-
-
-def test_nothing_is_left_when_the_program_is_killed(sessions: Sessions) -> None:
-    source = str(Path(__file__).parents[3] / "src")
-    program = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), source, sessions.tier], stdout=subprocess.PIPE, text=True
-    )
-    assert program.stdout is not None
-    assert program.stdout.readline() == "2\n"
-    started = children(program.pid)
-    assert len(started) >= 3
-    program.send_signal(signal.SIGKILL)
-    program.wait()
-    program.stdout.close()
-
-    wait_for(lambda: not any(map(runs, started)))
