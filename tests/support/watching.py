@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -33,6 +34,15 @@ def children(of: int | None = None) -> set[int]:
         size = len(found)
         found |= {pid for pid, parent in parents.items() if parent in found}
     return found - {root}
+
+
+@contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Assert that the block leaves no process and no open file."""
+    before, descriptors = children(), len(os.listdir("/proc/self/fd"))
+    yield
+    assert children() <= before
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def runs(pid: int) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -206,6 +207,14 @@ def run_program(
             if process.returncode is None:
                 end_group(process.pid)
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def limit(bounds: Mapping[int, int]) -> None:
+    """Let this process, and what it starts, take no more of these resources, nor more than it may take now."""
+    for bound, amount in bounds.items():
+        hard = resource.getrlimit(bound)[1]
+        value = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
+        resource.setrlimit(bound, (value, value))
 
 
 def fork(work: Callable[[], int], *, failed: int = 1) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from burnish.outside.frames import can_be_read
-from burnish.outside.supervise import Child, Forked, adopt_orphans, end_with, end_with_parent, fork
+from burnish.outside.supervise import Child, Forked, adopt_orphans, end_with, end_with_parent, fork, limit
 from burnish.sandbox import kernel, seccomp
 from burnish.sandbox.job import Limits
 
@@ -93,20 +93,18 @@ def readable_paths() -> list[str]:
 
 
 def _limit(confinement: Confinement, limits: Limits) -> None:
-    bounds = {
-        resource.RLIMIT_CPU: max(1, math.ceil(limits.processor_seconds)),
-        resource.RLIMIT_AS: confinement.own_memory + limits.memory_mb * 2**20,
-        resource.RLIMIT_FSIZE: limits.output_bytes,
-        resource.RLIMIT_NOFILE: limits.files,
-        resource.RLIMIT_NPROC: limits.processes + (0 if confinement.alone else _tasks_of_this_user()),
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
-    }
-    for bound, amount in bounds.items():
-        hard = resource.getrlimit(bound)[1]
-        value = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
-        resource.setrlimit(bound, (value, value))
+    limit(
+        {
+            resource.RLIMIT_CPU: max(1, math.ceil(limits.processor_seconds)),
+            resource.RLIMIT_AS: confinement.own_memory + limits.memory_mb * 2**20,
+            resource.RLIMIT_FSIZE: limits.output_bytes,
+            resource.RLIMIT_NOFILE: limits.files,
+            resource.RLIMIT_NPROC: limits.processes + (0 if confinement.alone else _tasks_of_this_user()),
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_MEMLOCK: 0,
+            resource.RLIMIT_MSGQUEUE: 0,
+        }
+    )
 
 
 def _tasks_of_this_user() -> int:

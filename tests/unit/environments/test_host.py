@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from watching import runs, wait_for
+from watching import leaving_nothing, runs, wait_for
 
 from burnish.environments import warm_parent as parent_module
 from burnish.environments.host import ConversationHost
@@ -116,20 +116,16 @@ def test_a_process_that_has_ended_is_not_lent(make: Callable[..., ConversationHo
 
 @pytest.mark.slow
 def test_nothing_is_left_when_it_is_closed(make: Callable[..., ConversationHost]) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    host = make()
-    held = [host.lease() for _ in range(5)]
-    pids = [int(ask(process)) for process in held]
-    for process in held[:3]:
-        host.give_back(process)
-    parent = host.pid
-    for process in held[3:]:
-        process.close()
-    host.close()
-    host.close()
-    assert not runs(parent)
-    assert not any(map(runs, pids))
-    assert len(os.listdir("/proc/self/fd")) <= before
+    with leaving_nothing():
+        host = make()
+        held = [host.lease() for _ in range(5)]
+        assert len({ask(process) for process in held}) == 5
+        for process in held[:3]:
+            host.give_back(process)
+        for process in held[3:]:
+            process.close()
+        host.close()
+        host.close()
 
 
 @pytest.mark.slow

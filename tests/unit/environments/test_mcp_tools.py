@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from watching import children, leaving_nothing
 
 from burnish.environments.mcp_tools import McpServer, McpTools, result_of_call, schema_of_tool
 from burnish.errors import ConfigError
@@ -97,15 +97,6 @@ def tools(command: Callable[[], tuple[str, ...]]) -> Iterator[McpTools]:
     opened.close()
 
 
-@pytest.fixture
-def children() -> Callable[[], set[str]]:
-    def of_this_process() -> set[str]:
-        tasks = Path("/proc/self/task").glob("*/children")
-        return {pid for task in tasks for pid in task.read_text().split()}
-
-    return of_this_process
-
-
 @needs_sdk
 def test_tools_are_called(tools: McpTools) -> None:
     assert tools.call("one", "add", {"a": 2, "b": 3}, 60) == "5"
@@ -178,15 +169,14 @@ def test_two_servers(command: Callable[..., tuple[str, ...]], monkeypatch: pytes
 
 
 @needs_sdk
-def test_nothing_is_left(command: Callable[..., tuple[str, ...]], children: Callable[[], set[str]]) -> None:
-    before, descriptors = children(), len(os.listdir("/proc/self/fd"))
-    opened = McpTools([McpServer(command())])
-    assert children() > before
-    opened.end("one")
-    opened.close()
-    opened.close()
-    assert children() <= before
-    assert len(os.listdir("/proc/self/fd")) <= descriptors
+def test_nothing_is_left(command: Callable[..., tuple[str, ...]]) -> None:
+    before = children()
+    with leaving_nothing():
+        opened = McpTools([McpServer(command())])
+        assert children() > before
+        opened.end("one")
+        opened.close()
+        opened.close()
     with pytest.raises(ConnectionError, match="have been left"):
         opened.call("one", "add", {"a": 1}, 60)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from watching import children, wait_for
+from watching import leaving_nothing, wait_for
 
 from burnish.environments.python_tool import PythonTool, PythonToolOptions, _Fresh, _Kept, as_program, open_python_tool
 from burnish.errors import ConfigError, SandboxError
@@ -164,16 +164,14 @@ def test_a_conversation_that_ends_stops_its_call(kept: PythonTool) -> None:
 
 @pytest.mark.slow
 def test_nothing_is_left(tier: str) -> None:
-    before, descriptors = children(), len(os.listdir("/proc/self/fd"))
     for state in ("fresh", "kept"):
-        tool = open_python_tool(PythonToolOptions(state, seconds=SECONDS), tier=tier)  # type: ignore[arg-type]
-        for conversation in range(3):
-            ask(tool, "x = 1", conversation)
-        tool.end(0)
-        tool.close()
-        tool.close()
-    assert children() <= before
-    assert len(os.listdir("/proc/self/fd")) <= descriptors
+        with leaving_nothing():
+            tool = open_python_tool(PythonToolOptions(state, seconds=SECONDS), tier=tier)  # type: ignore[arg-type]
+            for conversation in range(3):
+                ask(tool, "x = 1", conversation)
+            tool.end(0)
+            tool.close()
+            tool.close()
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ import resource
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from burnish.errors import ConfigError
-from burnish.outside.supervise import start
+from burnish.outside.supervise import limit, start
 from burnish.rewards.builtins.reading_rows import NoScoreError, check_positive, check_word
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -180,14 +181,7 @@ def _limiter(memory_mb: int | None, most_bytes: int) -> Callable[[], None]:
     bounds = {resource.RLIMIT_FSIZE: most_bytes, resource.RLIMIT_CORE: 0}
     if memory_mb is not None:
         bounds[resource.RLIMIT_AS] = memory_mb * 2**20
-
-    def limit() -> None:
-        for bound, amount in bounds.items():
-            hard = resource.getrlimit(bound)[1]
-            value = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
-            resource.setrlimit(bound, (value, value))
-
-    return limit
+    return partial(limit, bounds)
 
 
 def _filled(argument: str, paths: dict[str, str]) -> str:
