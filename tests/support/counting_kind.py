@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pydantic import model_validator
 
 from burnish.cli.arguments import Overrides, RunFile
-from burnish.cli.rl import AcceptChanges, Fresh
+from burnish.cli.training import AcceptChanges, Fresh, train_from_file
 from burnish.config.checks import check_training
 from burnish.config.kinds import Kind, register
 from burnish.config.schema_cluster import TrainersConfig
@@ -79,8 +79,6 @@ def train_to_count(
     file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False
 ) -> None:
     """Train a model to count."""
-    from burnish.cli.training import train_from_file
-
     train_from_file("count", file, overrides or (), fresh=fresh, accept_changes=accept_changes)
 
 

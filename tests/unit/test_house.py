@@ -28,8 +28,7 @@ FILES_OF_KINDS = (
     *("config/schema_r?.py", "config/checks_*.py", "config/domains.py", "data/prompts.py", "data/preferences.py"),
     *("planning/r*_processes.py", "planning/rl.py", "planning/sft.py", "planning/rm.py", "simulation/*.py"),
     *("trainers/rl/*.py", "trainers/sft.py", "trainers/reward_model/*.py", "api/conversing.py"),
-    *("cli/rl.py", "cli/sft.py", "cli/rm.py", "cli/check.py", "cli/replay.py", "cli/simulated_plan.py"),
-    "cli/speakers.py",
+    *("cli/training.py", "cli/check.py", "cli/replay.py", "cli/simulated_plan.py", "cli/speakers.py"),
 )
 """A kind's own: its settings, plan, data, training, and commands that only its runs have."""
 OTHERS_CALLED_SO = {"models/reward_learner.py": "rm", "demo.py": "rl sft"}

@@ -1,17 +1,94 @@
-"""Steps shared by the commands that train: `burnish rl`, `sft` and `rm`."""
+"""`burnish rl FILE`, `sft FILE` and `rm FILE`, the commands that train."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 
+from burnish.cli.arguments import Overrides, RunFile
 from burnish.errors import ConfigError
 
 if TYPE_CHECKING:
     from burnish.trainers.result import RunResult
+
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Start over: an earlier run in the output folder is moved aside, not deleted.")
+]
+
+AcceptChanges = Annotated[
+    bool,
+    typer.Option(
+        "--accept-changes",
+        help="Continue although data, code, base model or package versions have changed since the run began.",
+    ),
+]
+
+
+def rl(file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False) -> None:
+    """Train a policy on its own rollouts: sample, score, update, repeat.
+
+    The same command continues from the newest checkpoint in the output folder.
+    Ctrl-C finishes the step and saves. A second Ctrl-C stops at once.
+
+    [bold]Sizes[/bold]
+    [bold]rollout.prompts_per_step[/bold]: prompts (not responses) in one step.
+    [bold]rollout.group_size[/bold]: responses per prompt.
+    [bold]optimization.minibatches[/bold]: optimizer steps per pass over the responses.
+    [bold]optimization.epochs[/bold]: passes over the responses of a step.
+    [bold]optimization.tokens_per_microbatch[/bold]: tokens computed at once. It affects
+    memory and speed, not the result.
+
+    [bold]Examples[/bold]
+    burnish rl run.yaml
+    burnish rl run.yaml algorithm=rloo steps=50 output=runs/rloo
+    burnish rl run.yaml optimization.learning_rate=1e-5 rewards.0.weight=2
+    """
+    train_from_file("rl", file, overrides or (), fresh=fresh, accept_changes=accept_changes)
+
+
+def sft(
+    file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False
+) -> None:
+    """Train a model on given texts.
+
+    The data are prompts with completions, conversations (with the loss on the
+    assistant's turns) or plain text. The layout is recognised and printed.
+
+    [bold]Sizes[/bold]
+    [bold]optimization.tokens_per_batch[/bold]: tokens per optimizer step.
+    [bold]optimization.epochs[/bold]: passes over the data (or [bold]steps[/bold] optimizer steps, if set).
+    [bold]max_tokens[/bold]: limit on the length of an example.
+
+    [bold]Examples[/bold]
+    burnish sft sft.yaml
+    burnish sft sft.yaml data.train=chats.jsonl steps=200 output=runs/sft
+    """
+    train_from_file("sft", file, overrides or (), fresh=fresh, accept_changes=accept_changes)
+
+
+def rm(file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False) -> None:
+    """Train a reward model on comparisons of responses.
+
+    Rows have chosen and rejected responses, several candidates with the best
+    one marked, or token ids (query, sample0 ..., best). How they are read is
+    printed. The result scores responses in `burnish rl` as rewards:
+    model:PATH.
+
+    [bold]Sizes[/bold]
+    [bold]optimization.comparisons_per_batch[/bold]: comparisons per optimizer step.
+    [bold]optimization.epochs[/bold]: passes over the data; one is usual.
+    [bold]max_tokens[/bold]: limit on a prompt together with a response.
+
+    [bold]Examples[/bold]
+    burnish rm rm.yaml
+    burnish rm rm.yaml data.train=pairs.jsonl held_out_fraction=0.1 output=runs/rm
+    burnish rm rm.yaml loss=best_of normalization.kind=gain_bias
+    """
+    train_from_file("rm", file, overrides or (), fresh=fresh, accept_changes=accept_changes)
 
 
 def train_from_file(kind: str, file: str, overrides: Sequence[str], *, fresh: bool, accept_changes: bool) -> None:
