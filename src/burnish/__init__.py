@@ -83,7 +83,7 @@ def __getattr__(name: str) -> Any:
     for kind in all_kinds():
         if kind.function == name:
             training = importlib.import_module("burnish.api.training")
-            return training.function_of(kind, training.train)
+            return training.function_of(kind, training.train_kind)
     raise AttributeError(f"module 'burnish' has no attribute {name!r}")
 
 

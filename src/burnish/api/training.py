@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, cast
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, prepared_run
@@ -56,47 +57,21 @@ def train(
     Ctrl-C finishes the step and saves. Outside the main thread, and in notebooks, signals are left alone.
     Raises BurnishError for everything that the caller can fix.
     """
-    return _train("rl", config, fields, on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes)
+    return train_kind("rl", config, on_step=on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes, **fields)
 
 
-def function_of(kind: Kind, like: Callable[Arguments, Run]) -> Callable[Arguments, Run]:
-    """`burnish.FUNCTION` of a kind of run, with the arguments of `like`, which is `train`."""
-
-    def call(
-        config: Given,
-        *,
-        on_step: OnStep | None = None,
-        quiet: bool = False,
-        fresh: bool = False,
-        accept_changes: bool = False,
-        **fields: object,
-    ) -> Run:
-        return _train(kind.name, config, fields, on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes)
-
-    call.__name__ = call.__qualname__ = kind.function
-    call.__doc__ = (
-        f"Train {kind.trains}, as `burnish {kind.name}` does, and return the run. Arguments are those of `train`."
-    )
-    return cast("Callable[Arguments, Run]", call)
-
-
-sft = function_of(find_kind("sft"), train)
-"""Train a model on given texts, as `burnish sft` does, and return the run. Arguments are those of `train`."""
-reward_model = function_of(find_kind("rm"), train)
-"""Train a reward model on comparisons, as `burnish rm` does, and return the run, which `train` takes as one of its
-`rewards`. Arguments are those of `train`."""
-
-
-def _train(
+def train_kind(
     kind: str,
+    /,
     config: Given,
-    fields: Mapping[str, object],
-    on_step: OnStep | None,
     *,
-    quiet: bool,
-    fresh: bool,
-    accept_changes: bool,
+    on_step: OnStep | None = None,
+    quiet: bool = False,
+    fresh: bool = False,
+    accept_changes: bool = False,
+    **fields: object,
 ) -> Run:
+    """`train`, for a run of any kind."""
     from rich.console import Console
 
     from burnish.rewards.in_memory import functions_at_hand
@@ -118,6 +93,27 @@ def _train(
         stack.enter_context(watching(Watch(watchers, stop)))
         _run_trainer(call.loaded, console, stop, accept_changes=accept_changes)
     return Run(output)
+
+
+def function_of(kind: Kind, like: Callable[Concatenate[str, Arguments], Run]) -> Callable[Arguments, Run]:
+    """`burnish.FUNCTION` of a kind of run, with the arguments of `like` (which is `train_kind`) after the kind."""
+
+    @wraps(train)
+    def call(*arguments: Arguments.args, **fields: Arguments.kwargs) -> Run:
+        return like(kind.name, *arguments, **fields)
+
+    call.__name__ = call.__qualname__ = kind.function
+    call.__doc__ = (
+        f"Train {kind.trains}, as `burnish {kind.name}` does, and return the run. Arguments are those of `train`."
+    )
+    return call
+
+
+sft = function_of(find_kind("sft"), train_kind)
+"""Train a model on given texts, as `burnish sft` does, and return the run. Arguments are those of `train`."""
+reward_model = function_of(find_kind("rm"), train_kind)
+"""Train a reward model on comparisons, as `burnish rm` does, and return the run, which `train` takes as one of its
+`rewards`. Arguments are those of `train`."""
 
 
 def _check_callback(on_step: object) -> None:
@@ -158,8 +154,8 @@ def trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool, las
 
 def _trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool, lasting: bool) -> RunResult:
     with uncollected(lasting=lasting):
-        train_kind = load(find_kind(loaded.config.kind).train)
-    return train_kind(loaded.config, console=console, accept_changes=accept_changes)
+        train_as = load(find_kind(loaded.config.kind).train)
+    return train_as(loaded.config, console=console, accept_changes=accept_changes)
 
 
 def _run_trainer(loaded: LoadedConfig, console: Console, stop: StopRequest, *, accept_changes: bool) -> None:
