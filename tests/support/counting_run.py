@@ -27,7 +27,7 @@ from burnish.trainers.sft import build_sft_batch, held_out_loss, open_policy
 
 @dataclass(slots=True, kw_only=True)
 class CountingRun(Training):
-    settings: CountingConfig  # type: ignore[misc]
+    config: CountingConfig
     policy: Policy
     train: list[SftExample]
     heldout: list[SftExample]
@@ -36,7 +36,7 @@ class CountingRun(Training):
         return {"policy": self.policy}
 
     def train_step(self) -> dict[str, float]:
-        after = self.progress.position + self.settings.rows_per_step
+        after = self.progress.position + self.config.rows_per_step
         rows = [self.train[n % len(self.train)] for n in range(self.progress.position, after)]
         metrics = MetricStore()
         metrics.merge(self.policy.update(build_sft_batch(rows, pad_token_id=0), LikelihoodObjective()).metrics)
@@ -52,7 +52,7 @@ def open_counting(config: CountingConfig, console: Any, **how: Any) -> Iterator[
     with beginning(config, console, how["open_learner"], accept_changes=how["accept_changes"]) as begun:
         train, heldout = (examples_of(config, begun.opened.loaded.tokenizer, split) for split in ("train", "eval"))
         run = CountingRun(
-            settings=begun.config,
+            config=begun.config,
             policy=begun.opened.learner(config.steps),
             train=train,
             heldout=heldout,

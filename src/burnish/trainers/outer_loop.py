@@ -27,6 +27,7 @@ from burnish.models.loading import LoadedModel
 from burnish.models.roles import Learner
 from burnish.models.saved import SavedPolicy
 from burnish.observability.console import Standing, nobody, say
+from burnish.observability.metrics import MetricStore
 from burnish.outside.plugins import describe_failure
 from burnish.outside.shortage import naming_shortages
 from burnish.trainers.chaining import pinned
@@ -86,17 +87,13 @@ class Controller(Protocol):
 class Training(ABC):
     """An open run of one kind: its step, its evaluation, and the models that it trains."""
 
+    config: RunConfig
     journal: Journal
     store: CheckpointStore
     total_steps: int
     progress: Progress = field(default_factory=Progress)
     saved: SavedPolicy | None = None
     """Completes the policy in a checkpoint for other programs, and tries it; None in runs without a policy."""
-
-    @property
-    @abstractmethod
-    def settings(self) -> RunConfig:
-        """The run file; the outer loop reads from it when to evaluate and save."""
 
     @abstractmethod
     def learners(self) -> Mapping[str, Learner]:
@@ -130,17 +127,17 @@ def train_to_end(opened: AbstractContextManager[Training], console: Console) -> 
     ):
         run_loop(training, stop)
         step = training.progress.step
-        return RunResult.of(Path(training.settings.output), step, stopped=step < training.total_steps)
+        return RunResult.of(Path(training.config.output), step, stopped=step < training.total_steps)
 
 
 def run_loop(training: Training, stop: StopRequest) -> None:
     """Train from where `progress` is to the last step, or until asked to stop. Always leaves a checkpoint."""
     with saving_finished_steps(training):
-        settings, progress = training.settings, training.progress
+        config, progress = training.config, training.progress
         if progress.saved_step is None:
             # Once any checkpoint exists, even of step 0, this has been done and its evaluation written.
             training.before_first_step()
-            if settings.evaluation.begins and (row := training.evaluate()):
+            if config.evaluation.begins and (row := training.evaluate()):
                 training.journal.write(0, row)
         close_step(training)  # an error may have stopped the run between the last step's updates and its metrics
         while progress.step < training.total_steps and not stop:
@@ -154,18 +151,18 @@ def run_loop(training: Training, stop: StopRequest) -> None:
 
 def close_step(training: Training) -> None:
     """Finish a step after its updates: evaluation, the line of metrics, a checkpoint. Nothing if that is done."""
-    settings, progress, pending = training.settings, training.progress, training.progress.pending
+    config, progress, pending = training.config, training.progress, training.progress.pending
     if pending is None:
         return
     row, last = pending.row, progress.step == training.total_steps
     if last:
         training.after_last_step(pending)
-    if settings.evaluation.due(progress.step, last=last):
+    if config.evaluation.due(progress.step, last=last):
         row = row | training.evaluate()
     training.journal.write(progress.step, row)
     progress.pending = None  # before saving: a resume from this checkpoint must not write the line a second time
     lacking = training.journal.lacks_checkpoint(progress.saved_step)  # asked at every step, because it also says so
-    if lacking or settings.checkpoint.due(progress.step, last=last):
+    if lacking or config.checkpoint.due(progress.step, last=last):
         save_and_try(training)
 
 
@@ -224,9 +221,15 @@ def restore(training: Training, checkpoint: Checkpoint) -> None:
         progress.pending = read_pending(checkpoint.folder)
 
 
-def with_throughput(row: dict[str, float], tokens: int, stopwatch: Stopwatch) -> dict[str, float]:
-    """The row with the tokens per second of an update on this many tokens."""
-    return row | {"throughput/tokens_per_second": tokens / max(stopwatch.seconds("update"), 1e-9)}
+def trained_on(
+    tokens: int, progress: Progress, position: int, metrics: MetricStore, stopwatch: Stopwatch
+) -> dict[str, float]:
+    """Record that an update on this many tokens is done, and return the metrics of its step with times and speed.
+    `position`: items drawn so far."""
+    metrics.merge(stopwatch.metrics())
+    row = metrics.row() | {"throughput/tokens_per_second": tokens / max(stopwatch.seconds("update"), 1e-9)}
+    progress.advance(position, row)
+    return row
 
 
 def _versions(training: Training) -> tuple[int, ...]:

@@ -34,14 +34,7 @@ from burnish.models.saved import SavedPolicy
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.microbatch import settle_microbatch
-from burnish.trainers.outer_loop import (
-    Opened,
-    OpenLearner,
-    Training,
-    beginning,
-    check_warmup,
-    with_throughput,
-)
+from burnish.trainers.outer_loop import Opened, OpenLearner, Training, beginning, check_warmup, trained_on
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.rl.batching import padded
 from burnish.trainers.rl.objective import LikelihoodObjective
@@ -97,10 +90,6 @@ class SftRun(Training):
     """Draws after which the run ends (a number of passes); None if it ends after a number of steps."""
     objective: LikelihoodObjective = field(default_factory=LikelihoodObjective)
 
-    @property
-    def settings(self) -> SftConfig:
-        return self.config
-
     def learners(self) -> dict[str, Learner]:
         return {WEIGHTS_FOLDER: self.policy}
 
@@ -114,10 +103,7 @@ class SftRun(Training):
         tokens = int(batch.prompt_lengths.sum() + batch.response_lengths.sum())
         metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
         metrics.add("train/examples", Metric(Reduction.SUM, len(batch)))
-        metrics.merge(stopwatch.metrics())
-        row = with_throughput(metrics.row(), tokens, stopwatch)
-        progress.advance(position, row)
-        return row
+        return trained_on(tokens, progress, position, metrics, stopwatch)
 
     def evaluate(self) -> dict[str, float]:
         """`held_out_loss` of the current policy, and how long it took."""

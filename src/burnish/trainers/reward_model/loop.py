@@ -37,14 +37,7 @@ from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.microbatch import settle_microbatch
-from burnish.trainers.outer_loop import (
-    Opened,
-    OpenLearner,
-    Training,
-    beginning,
-    check_warmup,
-    with_throughput,
-)
+from burnish.trainers.outer_loop import Opened, OpenLearner, Training, beginning, check_warmup, trained_on
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.reward_model.normalization import Measure, check_measured, measured_pairs
 from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, describe, histogram
@@ -113,10 +106,6 @@ class RmRun(Training):
     last_position: int | None
     """Draws after which the run ends (a number of passes); None if it ends after a number of steps."""
 
-    @property
-    def settings(self) -> RmConfig:
-        return self.config
-
     def learners(self) -> dict[str, Learner]:
         return {WEIGHTS_FOLDER: self.learner}
 
@@ -137,10 +126,7 @@ class RmRun(Training):
         tokens = sum(len(prompt) + len(response) for comparison in batch for prompt, response in comparison.pairs())
         metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
         metrics.add("train/comparisons", Metric(Reduction.SUM, count))
-        metrics.merge(stopwatch.metrics())
-        row = with_throughput(metrics.row(), tokens, stopwatch)
-        progress.advance(progress.position + count, row)
-        return row
+        return trained_on(tokens, progress, progress.position + count, metrics, stopwatch)
 
     def after_last_step(self, pending: Pending) -> None:
         """Normalise the scores of the trained model, once."""

@@ -68,10 +68,6 @@ class RlRun(Training):
     beside: Beside = ALONE
     """The models that work while others do."""
 
-    @property
-    def settings(self) -> RlConfig:
-        return self.config
-
     def learners(self) -> dict[str, Learner]:
         policy: dict[str, Learner] = {WEIGHTS_FOLDER: self.policy}
         return policy if self.critic is None else policy | {CRITIC_FOLDER: self.critic}
