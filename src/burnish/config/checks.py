@@ -8,25 +8,24 @@ from collections.abc import Iterator, Mapping
 from burnish.config import names
 from burnish.config.problems import Problem
 from burnish.config.schema_cluster import ClusterConfig, TrainersConfig
-from burnish.config.schema_data import DataSource, ModelConfig
-from burnish.config.schema_optimization import OptimizationConfig
+from burnish.config.schema_data import DataSource
 from burnish.config.schema_run import RunConfig
 from burnish.words import suggestion
 
 
 def check_training(config: RunConfig) -> Iterator[Problem]:
     """Yield contradictions in a run file of a run that trains one model on data."""
-    yield from held_out(config)
-    yield from generated(config)
-    yield from shared_work(config.cluster)
+    yield from check_any(config)
     yield from _only_optimizer_rests(config.cluster)
-    yield from quantization(config.model, config.cluster)
-    yield from on_mps(config.model, config.cluster)
-    yield from never_falls(config.optimization)
-    yield from known_sinks(config)
     steps, warmup = config.steps, config.optimization.warmup_steps
     if steps is not None and warmup > steps:
         yield warmup_too_long(warmup, steps, "steps")
+
+
+def check_any(config: RunConfig) -> Iterator[Problem]:
+    """Yield contradictions in sections that run files of all kinds have."""
+    for check in (_held_out, _generated, _shared_work, _quantization, _on_mps, _never_falls, _known_sinks):
+        yield from check(config)
 
 
 def check_complete(config: RunConfig, kind: str) -> list[Problem]:
@@ -46,9 +45,10 @@ def check_complete(config: RunConfig, kind: str) -> list[Problem]:
     return problems
 
 
-def on_mps(model: ModelConfig, cluster: TrainersConfig) -> Iterator[Problem]:
+def _on_mps(config: RunConfig) -> Iterator[Problem]:
     """Refuse what Apple's GPUs do not support: several processes, which could not exchange gradients; quantized
     weights; state offloaded to host memory, which is the GPU's as well."""
+    model, cluster = config.model, config.cluster
     if not model.device.startswith("mps"):
         return
     found = {
@@ -61,8 +61,9 @@ def on_mps(model: ModelConfig, cluster: TrainersConfig) -> Iterator[Problem]:
         yield Problem(field, message, "leave it out (and all else that asks for processes), or set model.device: cpu")
 
 
-def quantization(model: ModelConfig, cluster: TrainersConfig) -> Iterator[Problem]:
+def _quantization(config: RunConfig) -> Iterator[Problem]:
     """Refuse quantized weights that would have to train, or to be sharded over trainers."""
+    model, cluster = config.model, config.cluster
     if model.quantization is None:
         return
     if model.from_scratch:
@@ -76,8 +77,9 @@ def quantization(model: ModelConfig, cluster: TrainersConfig) -> Iterator[Proble
         yield Problem("cluster.sharding", message, "set it to optimizer, or remove model.quantization")
 
 
-def never_falls(optimization: OptimizationConfig) -> Iterator[Problem]:
+def _never_falls(config: RunConfig) -> Iterator[Problem]:
     """Refuse a final learning rate for a schedule that never falls."""
+    optimization = config.optimization
     final = optimization.final_learning_rate_fraction
     if optimization.schedule == "constant" and final != type(optimization)().final_learning_rate_fraction:
         message = f"is {final:g}, but optimization.schedule is constant, which never falls"
@@ -89,23 +91,23 @@ def warmup_too_long(warmup: int, total: int, product: str) -> Problem:
     return Problem("optimization.warmup_steps", message, f"set it to at most {total}")
 
 
-def held_out(config: RunConfig) -> Iterator[Problem]:
+def _held_out(config: RunConfig) -> Iterator[Problem]:
     """Refuse evaluation data that is also training data."""
     files = [source for source in config.named_sources("train").values() if source.reasoning_gym is None]
     paths = {source.path for source in files if source.split == "train" and source.limit is None}
     for field, source in config.named_sources("eval").items():
         if source.reasoning_gym is not None:
-            continue  # `generated` compares the seeds
+            continue  # `_generated` compares the seeds
         if source.path in paths and source.split == "train" and source.subset is None and source.limit is None:
             message = f"{source.path!r} is also training data, so the evaluation would not be held out"
             yield Problem(f"{field}.path", message, "name another file or split, or set a limit to allow it")
 
 
-def generated(config: RunConfig) -> Iterator[Problem]:
+def _generated(config: RunConfig) -> Iterator[Problem]:
     """Check sources whose rows reasoning-gym generates. The existence of tasks and parameters is checked on loading."""
     train, evaluated = config.named_sources("train"), config.named_sources("eval")
     for field, source in (train | evaluated).items():
-        yield from _generated(field, source)
+        yield from _generated_rows(field, source)
     made = [source for source in train.values() if source.reasoning_gym is not None]
     for field, source in evaluated.items():
         for other in made:
@@ -116,7 +118,7 @@ def generated(config: RunConfig) -> Iterator[Problem]:
                 break
 
 
-def _generated(field: str, source: DataSource) -> Iterator[Problem]:
+def _generated_rows(field: str, source: DataSource) -> Iterator[Problem]:
     tasks = source.reasoning_gym
     changed = source.model_dump(exclude_defaults=True)
     if tasks is None:
@@ -134,7 +136,7 @@ def _generated(field: str, source: DataSource) -> Iterator[Problem]:
         yield Problem(f"{field}.{other}", "is for rows from files", "remove it")
 
 
-def known_sinks(config: RunConfig) -> Iterator[Problem]:
+def _known_sinks(config: RunConfig) -> Iterator[Problem]:
     """Refuse sinks that are neither built in nor the name of a class, or that are named twice."""
     for index, name in enumerate(config.logging.sinks):
         if name in config.logging.sinks[:index]:
@@ -144,8 +146,9 @@ def known_sinks(config: RunConfig) -> Iterator[Problem]:
             yield Problem(f"logging.sinks.{index}", f"is {name!r}, which is not a sink", remedy)
 
 
-def shared_work(cluster: TrainersConfig) -> Iterator[Problem]:
+def _shared_work(config: RunConfig) -> Iterator[Problem]:
     """Refuse numbers of processes and lanes, or settings of a backend, that do not fit together."""
+    cluster = config.cluster
     if cluster.backend == "inline" and cluster.num_processes > 1:
         asked = f"cluster.trainers ({cluster.trainers})"
         if isinstance(cluster, ClusterConfig):

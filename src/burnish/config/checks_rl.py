@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from burnish.config import names
-from burnish.config.checks import (
-    generated,
-    held_out,
-    known_sinks,
-    never_falls,
-    offload,
-    on_mps,
-    quantization,
-    shared_work,
-    warmup_too_long,
-)
+from burnish.config.checks import check_any, offload, warmup_too_long
 from burnish.config.checks_algorithm import check_adaptive_kl, check_algorithm
 from burnish.config.checks_conversation import check_conversations
 from burnish.config.checks_domains import check_domains, judging_reward
@@ -46,17 +36,11 @@ def check_rl(config: RlFields) -> list[Problem]:
         *_judging_reward(config),
         *of_domains,
         *check_conversations(config),
-        *shared_work(config.cluster),
         *_full_sharding(config),
         *_own_process(config),
         *offload(config.cluster, _absent(config) | _alone(config)),
-        *quantization(config.model, config.cluster),
-        *on_mps(config.model, config.cluster),
-        *never_falls(config.optimization),
-        *held_out(config),
-        *generated(config),
+        *check_any(config),
         *_unsound_puzzles(config),
-        *known_sinks(config),
     ]
 
 
