@@ -72,10 +72,6 @@ class SftConfig(RunConfig):
     optimization: SftOptimizationConfig = SftOptimizationConfig()
     cluster: TrainersConfig = TrainersConfig()
 
-    @property
-    def longest_text(self) -> int:
-        return self.max_tokens
-
     @model_validator(mode="after")
     def _consistent(self) -> SftConfig:
         problems = [*check_training(self)]

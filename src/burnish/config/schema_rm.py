@@ -140,10 +140,6 @@ class RmFields(RunConfig):
     cluster: TrainersConfig = TrainersConfig()
 
     @property
-    def longest_text(self) -> int:
-        return self.max_tokens
-
-    @property
     def holds_out(self) -> bool:
         return super().holds_out or self.held_out_fraction > 0
 

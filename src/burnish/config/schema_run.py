@@ -107,13 +107,14 @@ class RunConfig(Section):
 
     if TYPE_CHECKING:  # sections that each kind has with settings of its own, in a place of its own
         steps: int | None = None
+        max_tokens: int = 0  # in files of kinds whose texts have a single limit
         optimization: OptimizationConfig = OptimizationConfig()
         cluster: TrainersConfig = TrainersConfig()
 
     @property
     def longest_text(self) -> int:
         """Most tokens of a text that a pass reads."""
-        raise NotImplementedError
+        return self.max_tokens
 
     @property
     def texts_each(self) -> int:
