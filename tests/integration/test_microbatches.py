@@ -106,7 +106,7 @@ def ready_batch(run: RlRun, collected: Collected) -> Batch:
         ref_logprobs=logprobs + 0.3 * noise[1],
         turn_index=torch.where(batch.loss_mask, (torch.arange(logprobs.shape[1]) > 0).long(), -1),  # two turns
     )
-    outcome = build_rewards(rows, run.reward_weights)
+    outcome = build_rewards(rows, run.config.reward_weights)
     settings = run.config.algorithm
     return assign_advantages(batch, outcome, algorithm=settings, estimator=run.estimator, kl_coef=run.kl.coef)[0]
 

@@ -332,11 +332,6 @@ class RlFields(RunConfig):
         return found
 
     @property
-    def turn_limit(self) -> int | None:
-        """Most tokens of a turn in a conversation; None without such a limit."""
-        return None if self.conversation is None else self.conversation.max_turn_tokens
-
-    @property
     def all_rewards(self) -> tuple[RewardConfig, ...]:
         """The rewards of all domains, those under `rewards` first. A reward that several domains name with the same
         settings is there once, with all of their names."""
@@ -348,6 +343,11 @@ class RlFields(RunConfig):
                 before = bound[key].domains if key in bound else ()
                 bound[key] = reward.model_copy(update={"domains": (*before, name)})
         return (*found, *bound.values())
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """The weights of the rewards that are added up, by label."""
+        return {reward.log_label: reward.weight for reward in self.all_rewards if not reward.audit}
 
     def named_sources(self, split: Literal["train", "eval"]) -> dict[str, DataSource]:
         found = super().named_sources(split)

@@ -94,7 +94,9 @@ class Collector:
         self, sampled: Sequence[RolloutGroup], kept: Sequence[RolloutGroup], wanted: Mapping[str, int]
     ) -> dict[str, Metric]:
         fixed = all(domain.sampling.ignore_eos for domain in self.domains.by_name.values())
-        metrics = describe_groups(sampled, sum(wanted.values()) - len(kept), self.config.turn_limit, fixed_length=fixed)
+        talk = self.config.conversation
+        turn_limit = None if talk is None else talk.max_turn_tokens
+        metrics = describe_groups(sampled, sum(wanted.values()) - len(kept), turn_limit, fixed_length=fixed)
         metrics |= describe_audits(sampled, [reward.log_label for reward in self.config.all_rewards if reward.audit])
         if ALL in self.domains.by_name:
             return metrics

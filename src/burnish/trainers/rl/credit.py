@@ -247,17 +247,16 @@ def credit_rows(
     *,
     config: RlConfig,
     estimator: Estimator,
-    reward_weights: Mapping[str, float],
     kl_coef: float,
     domain_credit: DomainCredit | None,
 ) -> tuple[Batch, Mapping[str, Metric]]:
     """The batch with advantages (whitened, unless that is left to minibatches), and what to log.
 
-    rows: of the batch, in its order. The batch has what the algorithm needs: values, log-probabilities. reward_weights:
-    by label. domain_credit: None for a run without domains.
+    rows: of the batch, in its order. The batch has what the algorithm needs: values, log-probabilities.
+    domain_credit: None for a run without domains.
     """
     reads_parts = not {"parts_BC", "weights_C"}.isdisjoint(estimator.inputs)
-    rewards = build_rewards(rows, reward_weights if reads_parts else {})
+    rewards = build_rewards(rows, config.reward_weights if reads_parts else {})
     if estimator.needs_states:
         rewards = with_states(rewards, [rollout for _, rollout in rows])
     if domain_credit is not None:

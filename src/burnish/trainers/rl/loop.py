@@ -58,7 +58,6 @@ class RlRun(Training):
     """Gives the policy's objective for a KL coefficient."""
     select_tokens: TokenSelection | None
     kl: KLController
-    reward_weights: dict[str, float]
     pad_token_id: int
     critic: Critic | None = None
     value_objective: ValueObjective | None = None
@@ -130,7 +129,6 @@ class RlRun(Training):
             rows,
             config=config,
             estimator=self.estimator,
-            reward_weights=self.reward_weights,
             kl_coef=self.kl.coef,
             domain_credit=self.domain_credit,
         )

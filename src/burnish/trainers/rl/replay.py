@@ -199,13 +199,11 @@ class Replayer:
         for name in self._needed:
             rows_of = [[float(value) for value in line[name]] for line in lines]
             batch = batch.replace(**{given[name]: padded(rows_of, 0.0, torch.float32)})
-        weights = {reward.log_label: reward.weight for reward in self.config.all_rewards if not reward.audit}
         batch, _ = credit_rows(
             batch,
             rows,
             config=self.config,
             estimator=self.estimator,
-            reward_weights=weights,
             kl_coef=self.kl_coefs.get(recorded.step, self.config.algorithm.kl_coef),
             domain_credit=DomainCredit(self.domains) if self.config.domains else None,
         )

@@ -110,11 +110,6 @@ def open_rl_run(
             select_tokens=partial(loss.select, options=numbers) if loss.needs_selection else None,
             kl=build_kl(config.algorithm),
             domain_credit=DomainCredit(collector.domains) if config.domains else None,
-            reward_weights={
-                label: reward.weight
-                for label, reward in zip(scorer.labels, config.all_rewards, strict=True)
-                if not reward.audit
-            },
             pad_token_id=loaded.pad_token_id,
             journal=journal,
             progress=progress,
@@ -139,14 +134,13 @@ def open_supply(
     config: RlConfig, collector: Collector, progress: Progress, beginning: Weights, aside: AsideEngine | None
 ) -> Iterator[Supply]:
     """Batches as `max_staleness` says. `aside`: the collector's engine, if it can sample while the policy learns."""
-    timing = {"max_staleness": config.max_staleness, "last_step": config.steps}
     if config.max_staleness == 0:
         yield Supply(collector, progress, beginning)
     elif aside is None:
-        yield SupplyAhead(collector, progress, beginning, **timing)
+        yield SupplyAhead(collector, progress, beginning)
     else:
         ahead = SupplyPartial if config.partial else SupplyAside
-        with ahead(collector, progress, beginning, aside, **timing) as supply:
+        with ahead(collector, progress, beginning, aside) as supply:
             yield supply
 
 

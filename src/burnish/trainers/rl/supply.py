@@ -78,14 +78,11 @@ class SupplyAhead(Supply):
     """Batches of later steps, too. This one samples them in the loop's own thread when a step begins: nothing overlaps,
     and the numbers are those of `burnish.trainers.rl.supply_aside`."""
 
-    def __init__(
-        self, collector: Collector, progress: Progress, beginning: Weights, *, max_staleness: int, last_step: int
-    ) -> None:
+    def __init__(self, collector: Collector, progress: Progress, beginning: Weights) -> None:
         """See `Supply`."""
         super().__init__(collector, progress, beginning)
         self._newest_step = 0  # the step after which the policy has had the newest weights
-        self._max_staleness = max_staleness
-        self._last_step = last_step
+        self._max_staleness, self._last_step = collector.config.max_staleness, collector.config.steps
         self._asked = 0  # the last step whose batch was asked for
         self._collected: dict[int, Collected] = {}  # by step: of the present one and of later ones
         self._failure: BaseException | None = None

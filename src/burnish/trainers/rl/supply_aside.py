@@ -46,19 +46,9 @@ class SupplyAside(SupplyAhead):
     The engine belongs to whoever has the lock: the thread for a whole batch, the loop for an evaluation.
     """
 
-    def __init__(
-        self,
-        collector: Collector,
-        progress: Progress,
-        beginning: Weights,
-        engine: AsideEngine,
-        *,
-        max_staleness: int,
-        last_step: int,
-    ) -> None:
+    def __init__(self, collector: Collector, progress: Progress, beginning: Weights, engine: AsideEngine) -> None:
         """See `SupplyAhead`. `engine` is the collector's."""
-        kept = engine.keep(beginning)
-        super().__init__(collector, progress, kept, max_staleness=max_staleness, last_step=last_step)
+        super().__init__(collector, progress, engine.keep(beginning))
         self._aside = engine
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[tuple[int, Weights, int] | None] = queue.SimpleQueue()
@@ -129,19 +119,12 @@ class SupplyPartial(SupplyAside):
     """Batches whose responses go on with new weights. `max_staleness` is then a bound: a batch is begun as early as
     without `partial`, with the newest weights, and ends with newer ones."""
 
-    def __init__(
-        self,
-        collector: Collector,
-        progress: Progress,
-        beginning: Weights,
-        engine: AsideEngine,
-        **timing: int,
-    ) -> None:
+    def __init__(self, collector: Collector, progress: Progress, beginning: Weights, engine: AsideEngine) -> None:
         """See `SupplyAside`."""
         self._renewing = threading.Lock()
         """So that a thread that begins a batch does not load older weights over newer ones."""
         self._steps = {beginning.version: 0}
-        super().__init__(collector, progress, beginning, engine, **timing)
+        super().__init__(collector, progress, beginning, engine)
 
     def publish(self, weights: Weights, step: int) -> None:
         """Everything is sampled with these weights from now on, which the policy has after this step."""

@@ -58,12 +58,13 @@ class Feed:
 class FakeCollector:
     """Batches of two groups; `asked` are (step, position, version)."""
 
-    def __init__(self, lag: int = 0) -> None:
+    def __init__(self, lag: int = 0, staleness: int = 0) -> None:
         self.engine = Engine()
         self.patience = Patience()
         self.feed = Feed()
         self.domains = SimpleNamespace(feeds=SimpleNamespace(at=self.drawn), observe=lambda step, groups: None)
-        self.config = SimpleNamespace(algorithm=SimpleNamespace(overlong_buffer=None))
+        algorithm = SimpleNamespace(overlong_buffer=None)
+        self.config = SimpleNamespace(algorithm=algorithm, steps=LAST, max_staleness=staleness)
         self.asked: list[tuple[int, int, int]] = []
         self.lag = lag
 
@@ -104,30 +105,29 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def supply_of(kind: str, collector: Any, progress: Progress, staleness: int) -> Any:
-    if kind == "inline" and staleness == 0:
-        return Supply(collector, progress, weights(0))
+def supply_of(kind: str, collector: Any, progress: Progress) -> Any:
     if kind == "inline":
-        return SupplyAhead(collector, progress, weights(0), max_staleness=staleness, last_step=LAST)
-    return SupplyAside(collector, progress, weights(0), collector.engine, max_staleness=staleness, last_step=LAST)
+        ahead = SupplyAhead if collector.config.max_staleness else Supply
+        return ahead(collector, progress, weights(0))
+    return SupplyAside(collector, progress, weights(0), collector.engine)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2, 9])
 def test_the_batch_of_a_step_has_the_weights_of_the_rule(kind: str, staleness: int) -> None:
-    collector, progress = FakeCollector(), Progress()
-    train(supply_of(kind, collector, progress, staleness), progress)
+    collector, progress = FakeCollector(staleness=staleness), Progress()
+    train(supply_of(kind, collector, progress), progress)
     assert collector.asked == [(s, 2 * (s - 1), max(0, s - 1 - staleness)) for s in range(1, LAST + 1)]
 
 
 def test_an_engine_with_other_weights_is_refused(kind: str) -> None:
-    collector, progress = FakeCollector(lag=1), Progress()
+    collector, progress = FakeCollector(lag=1, staleness=1), Progress()
     with pytest.raises(RolloutError, match="sampled with version -1 of the policy instead of version 0"):
-        train(supply_of(kind, collector, progress, 1), progress)
+        train(supply_of(kind, collector, progress), progress)
 
 
 def test_an_evaluation_has_the_newest_weights_and_the_next_batch_its_own(kind: str) -> None:
-    collector, progress = FakeCollector(), Progress()
-    supply = supply_of(kind, collector, progress, 2)
+    collector, progress = FakeCollector(staleness=2), Progress()
+    supply = supply_of(kind, collector, progress)
     train(supply, progress, 2)
     with supply.evaluating():
         assert collector.engine.version == 2
@@ -137,7 +137,7 @@ def test_an_evaluation_has_the_newest_weights_and_the_next_batch_its_own(kind: s
 
 def test_the_same_weights_are_not_handed_over_twice() -> None:
     collector, progress = FakeCollector(), Progress()
-    supply = supply_of("inline", collector, progress, 0)
+    supply = supply_of("inline", collector, progress)
     for _ in range(2):
         train(supply, progress, progress.step + 1)
         with supply.evaluating():
@@ -147,13 +147,13 @@ def test_the_same_weights_are_not_handed_over_twice() -> None:
 
 
 def test_a_checkpoint_has_what_is_sampled_and_a_run_goes_on_with_it(kind: str) -> None:
-    collector, progress = FakeCollector(), Progress()
-    supply = supply_of(kind, collector, progress, 2)
+    collector, progress = FakeCollector(staleness=2), Progress()
+    supply = supply_of(kind, collector, progress)
     train(supply, progress, 2)
     state = supply.state_dict()
     assert list(state) == ["3", "4"]
-    later, resumed = FakeCollector(), Progress(step=2, position=4, positions={ALL: 4})
-    again = supply_of(kind, later, resumed, 2)
+    later, resumed = FakeCollector(staleness=2), Progress(step=2, position=4, positions={ALL: 4})
+    again = supply_of(kind, later, resumed)
     again.load_state_dict(state)
     again.publish(weights(2), 2)
     assert again.lines() == ()
@@ -163,11 +163,11 @@ def test_a_checkpoint_has_what_is_sampled_and_a_run_goes_on_with_it(kind: str) -
 
 def test_a_run_that_samples_nothing_ahead_misses_nothing_when_it_goes_on() -> None:
     """Its checkpoints hold no batches, so that `load_state_dict` is never called."""
-    assert supply_of("inline", FakeCollector(), Progress(step=2, position=4, positions={ALL: 4}), 0).lines() == ()
+    assert supply_of("inline", FakeCollector(), Progress(step=2, position=4, positions={ALL: 4})).lines() == ()
 
 
 def test_missing_batches_of_a_checkpoint_are_told() -> None:
-    supply = supply_of("inline", FakeCollector(), Progress(step=2, position=4, positions={ALL: 4}), 2)
+    supply = supply_of("inline", FakeCollector(staleness=2), Progress(step=2, position=4, positions={ALL: 4}))
     supply.load_state_dict({})
     assert supply.lines() == (
         "max_staleness: the checkpoint has no batch of steps 3 to 4: sampled with the weights of step 2",
@@ -175,7 +175,7 @@ def test_missing_batches_of_a_checkpoint_are_told() -> None:
 
 
 def test_what_fails_ahead_is_raised_by_the_step_that_needs_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    collector, progress = FakeCollector(), Progress()
+    collector, progress = FakeCollector(staleness=1), Progress()
     collect = collector.collect
 
     def failing(step: int, positions: Mapping[str, int], stopwatch: Stopwatch) -> Collected:
@@ -184,7 +184,7 @@ def test_what_fails_ahead_is_raised_by_the_step_that_needs_it(kind: str, monkeyp
         return collect(step, positions, stopwatch)
 
     monkeypatch.setattr(collector, "collect", failing)
-    supply = supply_of(kind, collector, progress, 1)
+    supply = supply_of(kind, collector, progress)
     with pytest.raises(RolloutError, match="no more"):
         train(supply, progress)
     assert progress.step == 4
@@ -192,8 +192,8 @@ def test_what_fails_ahead_is_raised_by_the_step_that_needs_it(kind: str, monkeyp
 
 
 def test_leaving_stops_the_engine_and_the_thread() -> None:
-    collector, progress = FakeCollector(), Progress()
-    supply = supply_of("aside", collector, progress, 1)
+    collector, progress = FakeCollector(staleness=1), Progress()
+    supply = supply_of("aside", collector, progress)
     with supply:
         train(supply, progress, 2)
     assert collector.engine.stopped
@@ -214,7 +214,7 @@ class MixingCollector(FakeCollector):
     that it began with, and two of the newest that there can be."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(staleness=1)
         self.begun = defaultdict[int, threading.Event](threading.Event)
 
     def collect(self, step: int, positions: Mapping[str, int], stopwatch: Stopwatch) -> Collected:
@@ -244,8 +244,8 @@ class MixingCollector(FakeCollector):
         return dataclasses.replace(collected, groups=groups, sampled=groups)
 
 
-def partial_supply(collector: Any, progress: Progress, staleness: int = 1) -> SupplyPartial:
-    return SupplyPartial(collector, progress, weights(0), collector.engine, max_staleness=staleness, last_step=LAST)
+def partial_supply(collector: Any, progress: Progress) -> SupplyPartial:
+    return SupplyPartial(collector, progress, weights(0), collector.engine)
 
 
 def train_slowly(supply: Supply, collector: MixingCollector, progress: Progress, steps: int) -> list[Collected]:
@@ -287,6 +287,6 @@ def test_a_partial_batch_of_a_checkpoint_keeps_the_versions_of_its_tokens() -> N
 
 
 def test_a_partial_batch_of_unknown_weights_is_refused() -> None:
-    collector, progress = FakeCollector(lag=1), Progress()
+    collector, progress = FakeCollector(lag=1, staleness=1), Progress()
     with pytest.raises(RolloutError, match="sampled with version -1 of the policy instead of version 0"):
         train(partial_supply(collector, progress), progress)
