@@ -23,19 +23,36 @@ from burnish.observability.console import say
 from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 
 Config = TypeVar("Config", bound=RunConfig)
-Found = list[str]
 
 
 def pinned(config: Config) -> tuple[Config, list[str]]:
     """The configuration with each model path that names a run replaced by the weights of its checkpoint, and one line
     about each replacement. Raises CheckpointError as `find_checkpoint` does."""
-    said: Found = []
-    take = {"weights": _weights, "reward": _reward, "critic": _critic}
+    said: list[str] = []
     for place in config.named_places():
-        if place.role is not None:
-            field = f"{place.field}.name" if place.role == "reward" else place.field
-            config = _with_value(config, field.split("."), take[place.role](place.text, field, said))
+        field = f"{place.field}.name" if place.role == "reward" else place.field
+        chosen = None if place.role is None else find_checkpoint(place.text, field=field)
+        if chosen is None:
+            continue
+        said.append(f"{field}: {chosen}")
+        weights = str(_weights(chosen, place.role))
+        if place.role == "reward":
+            weights = MODEL_REWARD + weights
+            if _is_before_normalization(chosen):
+                said.append(
+                    f"{field}: scores of step {chosen.checkpoint.step} are not normalised, which {chosen.run} does "
+                    "after its last step: let that run finish and take its last checkpoint, or choose a weight that "
+                    "suits their scale"
+                )
+        config = _with_value(config, field.split("."), weights)
     return config, said
+
+
+def _weights(chosen: Chosen, role: str | None) -> Path:
+    """The folder in a checkpoint that stands for it in this role: for `critic.init` the separate critic of the run, if
+    there is one."""
+    own = chosen.checkpoint.folder / CRITIC_FOLDER
+    return own if role == "critic" and own.is_dir() else chosen.checkpoint.folder / WEIGHTS_FOLDER
 
 
 def _with_value(inside: Any, path: Sequence[str], value: str) -> Any:
@@ -66,17 +83,6 @@ def with_weights(model: ModelConfig, weights: str) -> ModelConfig:
     return model.model_copy(update={"path": weights, **whole})
 
 
-def _reward(path: str, field: str, said: Found) -> str:
-    weights = _weights(path, field, said)
-    chosen = find_checkpoint(path, field=field)
-    if chosen is not None and _is_before_normalization(chosen):
-        said.append(
-            f"{field}: scores of step {chosen.checkpoint.step} are not normalised, which {chosen.run} does after its "
-            "last step: let that run finish and take its last checkpoint, or choose a weight that suits their scale"
-        )
-    return MODEL_REWARD + weights
-
-
 def _is_before_normalization(chosen: Chosen) -> bool:
     """Return whether this checkpoint precedes the final normalisation of its run, as far as its folder tells: of a run
     without `steps`, the newest may be the last."""
@@ -89,22 +95,3 @@ def _is_before_normalization(chosen: Chosen) -> bool:
         return True
     pending = read_pending(chosen.checkpoint.folder)
     return pending is not None and not pending.normalised
-
-
-def _critic(path: str, field: str, said: Found) -> str:
-    """Resolve `critic.init`: a run with a separate critic gives that critic, a run of `burnish rm` its reward model."""
-    chosen = find_checkpoint(path, field=field)
-    if chosen is None:
-        return path
-    own = chosen.checkpoint.folder / CRITIC_FOLDER
-    folder = own if own.is_dir() else chosen.checkpoint.folder / WEIGHTS_FOLDER
-    said.append(f"{field}: {chosen}")
-    return str(folder)
-
-
-def _weights(path: str, field: str, said: Found) -> str:
-    chosen = find_checkpoint(path, field=field)
-    if chosen is None:
-        return path
-    said.append(f"{field}: {chosen}")
-    return str(chosen.checkpoint.folder / WEIGHTS_FOLDER)
