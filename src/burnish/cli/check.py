@@ -73,11 +73,11 @@ def check_rewards(
         return _list_rewards(console)
     if file is None:
         raise ConfigError("no run file is given", remedy="burnish check FILE, or burnish check --list")
+    from burnish.observability.console import say
     from burnish.trainers.chaining import pinned
 
     config, chained = pinned(load_any_run_file(file, overrides or ()).config)
-    for line in chained:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    say(console, chained)
     if load(find_kind(config.kind).check)(config, top_score, show, console):
         raise typer.Exit(EXIT_FOUND_SOMETHING)
     return None
@@ -86,12 +86,12 @@ def check_rewards(
 def check_data(config: RunConfig, top_score: float | None, show: int, console: Console) -> int:
     """Read the data of a run without gold answers, and refuse what training would refuse."""
     from burnish.config.kinds import find_kind, load
+    from burnish.observability.console import say
     from burnish.trainers.placement import model_facts
 
     found: Preview = load(find_kind(config.kind).preview)(config, model_facts(config), here=True)
     console.print(f"data.train can be used: {found.rows or 'an unknown number of'} rows", highlight=False)
-    for note in found.notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    say(console, found.notes)
     return 0
 
 
@@ -113,6 +113,7 @@ def _check_domain(
     failures."""
     from burnish.config.domains import sources_of
     from burnish.data.prompts import DomainRows, check_bound_rewards, check_golds, read_prompts
+    from burnish.observability.console import say
 
     name = domain.title("data", split)
     sources = sources_of(config, domain, split)
@@ -124,8 +125,7 @@ def _check_domain(
         check_bound_rewards(config, prompts)
     console.print(f"[bold]{name}[/]")
     for understanding in understandings:
-        for line in understanding.lines():
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, understanding.lines())
     judges = [reward for reward in domain.rewards if reward.name == "judge"]
     for judge in judges:
         _show_agreement(config, judge, prompts, console)

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from burnish.api.planning import time_lines
-from burnish.config.loading import LoadedConfig, flat_values
-from burnish.config.secrets import masked
+from burnish.config.loading import LoadedConfig
 from burnish.planning.fitting import COLUMNS, Fit, MemoryTable
 from burnish.planning.memory import bytes_in_words
 from burnish.planning.plan import Plan
@@ -140,8 +139,6 @@ def json_of(plan: Plan, loaded: LoadedConfig, notes: Sequence[str]) -> dict[str,
         found["time"] |= _computed(plan.time)
     if plan.changed_time is not None:
         found["changed_time"] |= _computed(plan.changed_time)
-    values = flat_values(loaded.config)
-    chosen = {path: masked(values[path], place=path) for path in loaded.provenance}
     return {
         "format": FORMAT,
         "run_file": loaded.source,
@@ -149,7 +146,7 @@ def json_of(plan: Plan, loaded: LoadedConfig, notes: Sequence[str]) -> dict[str,
         "columns": list(COLUMNS),
         "memory_bytes": plan.memory_bytes,
         "notes": list(notes),
-        "configuration": chosen,
+        "configuration": loaded.values(),
     }
 
 

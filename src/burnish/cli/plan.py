@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -181,16 +181,8 @@ def _show_seats(plan: Plan, console: Console) -> None:
 
 def _show_values(loaded: LoadedConfig, console: Console, all_values: bool) -> None:
     table = Table("value", "", "from", title="configuration", title_justify="left")
-    for path, value, origin in _values(loaded):
+    for path, value in loaded.values().items():
+        origin = loaded.provenance[path]
         if all_values or origin != "default":
-            table.add_row(path, escape(value), origin)
+            table.add_row(path, escape(str(value)), origin)
     console.print(table)
-
-
-def _values(loaded: LoadedConfig) -> Iterable[tuple[str, str, str]]:
-    from burnish.config.loading import flat_values
-    from burnish.config.secrets import masked
-
-    values = flat_values(loaded.config)
-    for path, origin in loaded.provenance.items():
-        yield path, str(masked(values[path], place=path)), origin

@@ -38,9 +38,8 @@ class SimulationOptions:
 
     def refuse_without_simulate(self) -> None:
         """Raise ConfigError if one of them was given without `--simulate`."""
-        words = ("--devices", "--numbers", "--html", "--steps", "--mtbf")
-        values = (self.devices, self.numbers, self.html, self.steps, self.mtbf)
-        given = [word for word, value in zip(words, values, strict=True) if value is not None]
+        words = ("devices", "numbers", "html", "steps", "mtbf")
+        given = [f"--{word}" for word in words if getattr(self, word) is not None]
         given += ["--from"] if self.recorded else []
         if given:
             raise ConfigError(f"{', '.join(given)} only means something with --simulate", remedy="add --simulate")

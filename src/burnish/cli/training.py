@@ -140,14 +140,15 @@ def served_as_rank(*, fresh: bool) -> bool:
 
 def show_result(result: RunResult, console: Console) -> None:
     """Print where the results are, and what to do next."""
+    from burnish.observability.console import say
+
     state = "stopped" if result.stopped else "finished"
     lines = [
         f"{state} at step {result.step}",
         f"  model    {result.weights}",
         f"  metrics  {result.folder / 'metrics.jsonl'}",
+        f"  next     burnish report {result.folder}",
     ]
-    lines.append(f"  next     burnish report {result.folder}")
     if result.stopped:
         lines.append("  to continue, run the same command again")
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    say(console, lines)

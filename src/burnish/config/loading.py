@@ -23,7 +23,7 @@ from burnish.config.preset_layer import preset_of, preset_values
 from burnish.config.problems import Problem, named, raise_problems
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.config.schema_run import RunConfig
-from burnish.config.secrets import masked_places
+from burnish.config.secrets import masked, masked_places
 from burnish.config.yaml_text import ParsedYaml, parse_value, parse_yaml, read_run_text
 from burnish.errors import ConfigError
 from burnish.outside.reading import reading
@@ -46,6 +46,11 @@ class LoadedConfig:
     config: RunConfig
     provenance: Mapping[str, str]
     source: str
+
+    def values(self) -> dict[str, Json]:
+        """Every value by its dotted path, with secrets masked."""
+        values = flat_values(self.config)
+        return {path: masked(values[path], place=path) for path in self.provenance}
 
     @property
     def rl(self) -> RlConfig:

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.torchrun import TorchrunRank, check_world
-from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference, TeamRole
+from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference, RoleHandle, TeamRole
 from burnish.distributed.launching import Crew, Launcher, Site, ThisMachine, start_all
 from burnish.distributed.peers import START_SECONDS, BuildRoles, Peer, ProcessRole, RoleLostError, Seat
 from burnish.distributed.pool import RolloutPool, Worker
@@ -308,11 +308,13 @@ def _remote_roles(config: RlConfig, team: tuple[Peer, ...]) -> Roles:
     """Make handles to the models that all trainers have."""
     cuts = config.cluster.sharding == "full"
     there = {name: TeamRole(team, name, config.cluster.stall_seconds, cuts) for name in team[0].roles}
-    return Roles(
-        RemotePolicy(there["policy"]),
-        RemoteReference(there["reference"]) if "reference" in there else None,
-        RemoteCritic(there["critic"]) if "critic" in there else None,
-    )
+    return _with_handles(Roles(RemotePolicy(there["policy"]), None, None), there)
+
+
+def _with_handles(roles: Roles, there: Mapping[str, RoleHandle]) -> Roles:
+    """The roles, with handles to reference and critic where they are in other processes."""
+    reference = RemoteReference(there["reference"]) if "reference" in there else roles.reference
+    return Roles(roles.policy, reference, RemoteCritic(there["critic"]) if "critic" in there else roles.critic)
 
 
 StartAgain = Callable[[str, threading.Event], Peer]
@@ -370,11 +372,7 @@ class OwnProcesses:
     def added_to(self, roles: Roles) -> Roles:
         """The roles, with handles to the ones that have a process of their own."""
         there = {name: process.role(name, seconds=self.seconds) for name, process in self.roles.items()}
-        return Roles(
-            roles.policy,
-            RemoteReference(there["reference"]) if "reference" in there else roles.reference,
-            RemoteCritic(there["critic"]) if "critic" in there else roles.critic,
-        )
+        return _with_handles(roles, there)
 
     def standing(self) -> list[tuple[str, str]]:
         """The names of the processes, and what each is doing."""
