@@ -385,7 +385,6 @@ def test_domains_with_and_without_conversations(run: Callable[..., RlConfig], ti
         return {"share": 0.5, **{part: str(tmp_path / f"{name}-{part}.jsonl") for part in ("train", "eval")}}
 
     conversation = run("one", "echo").conversation
-    assert conversation is not None
     talk = conversation.model_dump(exclude_unset=True)
     config = run(
         "two",

@@ -126,39 +126,52 @@ def grpo(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., RlC
     return build
 
 
+def finished(launched: Launched) -> str:
+    """What it has said, once it has ended well."""
+    assert launched.wait() == 0, launched.said
+    return " ".join(launched.said.split())
+
+
+@pytest.fixture
+def of_one(grpo: Callable[..., RlConfig], trace: Callable[[Path], Any]) -> Callable[..., Any]:
+    """The trace of the same run in one process."""
+
+    def train(*overrides: str) -> Any:
+        alone = grpo("inline", *overrides)
+        train_rl(alone, console=Console(quiet=True))
+        return trace(Path(alone.output))
+
+    return train
+
+
 def lines_of(config: RlConfig) -> int:
     journal = Path(config.output) / "metrics.jsonl"
     return len(journal.read_text().splitlines()) if journal.exists() else 0
 
 
 def test_two_trainers_and_a_rollout_worker_change_no_bit(
-    torchrun: Any, grpo: Any, run_file: Any, trace: Callable[[Path], Any]
+    torchrun: Any, grpo: Any, run_file: Any, of_one: Any, trace: Callable[[Path], Any]
 ) -> None:
     config = grpo("ranks", trainers=2, rollout_workers=1)
-    launched = torchrun(3, "rl", run_file(config))
-    assert launched.wait() == 0, launched.said
-    assert launched.said.count("finished at step 4") == 1  # only one of the three speaks
-    alone = grpo("inline")
-    train_rl(alone, console=Console(quiet=True))
-    assert trace(Path(config.output)) == trace(Path(alone.output))
+    assert (
+        finished(torchrun(3, "rl", run_file(config))).count("finished at step 4") == 1
+    )  # only one of the three speaks
+    assert trace(Path(config.output)) == of_one()
 
 
 @pytest.mark.matrix
 def test_reward_models_on_a_rank_of_their_own_change_no_bit(
-    torchrun: Any, grpo: Any, run_file: Any, trace: Callable[[Path], Any], tiny_model: Path, tmp_path: Path
+    torchrun: Any, grpo: Any, run_file: Any, of_one: Any, trace: Callable[[Path], Any], tiny_model: Path, tmp_path: Path
 ) -> None:
     new_reward_model(ModelConfig(path=str(tiny_model), device="cpu"), Readout(), seed=1).save(tmp_path / "rm")
     learned = f"rewards=model:{tmp_path}/rm"
     config = grpo("ranks", learned, own_process=["reward_model"])
-    launched = torchrun(2, "rl", run_file(config))
-    assert launched.wait() == 0, launched.said
-    alone = grpo("inline", learned)
-    train_rl(alone, console=Console(quiet=True))
-    assert trace(Path(config.output)) == trace(Path(alone.output))
+    finished(torchrun(2, "rl", run_file(config)))
+    assert trace(Path(config.output)) == of_one(learned)
 
 
 def test_ranks_of_two_nodes_change_no_bit(
-    grpo: Any, run_file: Any, trace: Callable[[Path], Any], tmp_path: Path
+    grpo: Any, run_file: Any, of_one: Any, trace: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     """Two of them on one machine, whose processes share no memory with those of the other. The second one has a trainer
     and a rollout worker."""
@@ -173,9 +186,7 @@ def test_ranks_of_two_nodes_change_no_bit(
     finally:
         for node in nodes:
             node.end()
-    alone = grpo("inline")
-    train_rl(alone, console=Console(quiet=True))
-    assert trace(Path(config.output)) == trace(Path(alone.output))
+    assert trace(Path(config.output)) == of_one()
 
 
 @pytest.mark.matrix
@@ -184,28 +195,24 @@ def test_sft_with_two_trainers_changes_no_bit(
 ) -> None:
     common = ("steps=4", "cluster.lanes=2", "cluster.threads=1")
     config = tiny_sft(f"output={tmp_path}/ranks", *common, "cluster.trainers=2", "cluster.sharding=optimizer")
-    launched = torchrun(2, "sft", run_file(config))
-    assert launched.wait() == 0, launched.said
+    finished(torchrun(2, "sft", run_file(config)))
     alone = tiny_sft(f"output={tmp_path}/inline", *common)
     train_sft(alone, console=Console(quiet=True))
     assert trace(tmp_path / "ranks") == trace(tmp_path / "inline")
 
 
 def test_a_killed_rank_and_a_restart_change_no_bit(
-    torchrun: Any, grpo: Any, run_file: Any, trace: Callable[[Path], Any], tmp_path: Path
+    torchrun: Any, grpo: Any, run_file: Any, of_one: Any, trace: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     """The second trainer kills itself in the third step. Then all processes start again, once."""
     (tmp_path / "mine.py").write_text(LOSS)
     own = f"algorithm.loss={tmp_path}/mine.py:loss"
     config = grpo("ranks", own, trainers=2)
-    launched = torchrun(2, "rl", run_file(config), restarts=1)
-    assert launched.wait() == 0, launched.said
+    said = finished(torchrun(2, "rl", run_file(config), restarts=1))
     assert (tmp_path / "killed").exists()
-    assert "rank 1 (trainer 1) on" in " ".join(launched.said.split())
-    assert f"resuming {config.output} after step 2" in " ".join(launched.said.split())
-    alone = grpo("inline", own)
-    train_rl(alone, console=Console(quiet=True))
-    assert trace(Path(config.output)) == trace(Path(alone.output))
+    assert "rank 1 (trainer 1) on" in said
+    assert f"resuming {config.output} after step 2" in said
+    assert trace(Path(config.output)) == of_one(own)
 
 
 def test_a_lost_rank_is_named_and_ends_the_run(torchrun: Any, grpo: Any, run_file: Any) -> None:

@@ -40,7 +40,6 @@ def test_rows_are_the_samplers_own_tokens_right_padded() -> None:
     assert batch.response_lengths.tolist() == [3, 1]
     assert batch.loss_mask.tolist() == [[True, True, True], [True, False, False]]
     assert batch.group_ids.tolist() == [0, 1]
-    assert batch.rollout_logprobs is not None
     assert batch.rollout_logprobs.tolist() == [[-0.5, -1.0, -1.5], [-0.5, 0.0, 0.0]]
     assert batch.old_logprobs is None
 
@@ -74,14 +73,12 @@ def test_scores_and_nothing_else() -> None:
 
 def test_the_greedy_score_stands_beside_every_sample() -> None:
     outcome = outcome_of(rollout(0, 0, 1), rollout(0, 1, 1), greedy=rollout(0, -1, 1, 0.5))
-    assert outcome.greedy_scores_B is not None
     assert outcome.greedy_scores_B.tolist() == [0.5, 0.5]
     assert outcome_of(rollout(0, 0, 1), greedy=rollout(0, -1, 1, None)).greedy_scores_B is None
 
 
 def test_a_row_scored_as_a_whole_keeps_its_score_on_its_last_token_beside_dense_ones() -> None:
     outcome = outcome_of(rollout(0, 0, 2, 0.75, token_rewards=(0.5, 0.25)), rollout(0, 1, 3, 2.0))
-    assert outcome.dense_rewards_BT is not None
     assert outcome.dense_rewards_BT.tolist() == [[0.5, 0.25, 0.0], [0.0, 0.0, 2.0]]
 
 
@@ -91,9 +88,7 @@ def test_parts_follow_the_order_of_the_weights() -> None:
         rollout(0, 1, 1, reward_parts={"b": 4.0, "a": 3.0}),
     ]
     outcome = outcome_of(*rows, weights={"b": 0.5, "a": 2.0})
-    assert outcome.parts_BC is not None
     assert outcome.parts_BC.tolist() == [[2.0, 1.0], [4.0, 3.0]]
-    assert outcome.weights_C is not None
     assert outcome.weights_C.tolist() == [0.5, 2.0]
 
 
@@ -109,7 +104,6 @@ def test_rows_of_a_sample_with_one_score_count_once() -> None:
         rollout(0, 1, 1, 1.0),
         rollout(0, 1, 1, 0.5, branch=2),
     )
-    assert rewards.counted_B is not None
     assert rewards.counted_B.tolist() == [0, 1, 1, 3]
     assert outcome_of(rollout(0, 0, 1, 0.0), rollout(0, 1, 1, 0.0)).counted_B is None
 
@@ -118,7 +112,6 @@ def test_rows_of_a_conversation_count_once_whatever_each_scores() -> None:
     """An end of 3 rows, and a sample of one row."""
     first, second = (rollout(0, 0, 1, score, ends_in=0, branch=row) for row, score in ((1, 0.9), (2, 0.8)))
     rewards = outcome_of(first, second, rollout(0, 0, 1, 0.7), rollout(0, 1, 1, 0.0))
-    assert rewards.counted_B is not None
     assert rewards.counted_B.tolist() == [0, 0, 0, 3]
 
 

@@ -90,17 +90,50 @@ def collector(reward: Reward, *, size: int = 100, needs_greedy: bool = False, **
     return Collector(config, domains_of(config, {ALL: Feed(size)}), Engine(), Scorer(reward), needs_greedy)
 
 
-def test_a_step_has_the_prompts_and_groups_that_were_asked_for() -> None:
-    collected = collector(lambda prompt, rollout: float(rollout.sample_index)).collect(1, {ALL: 0}, Stopwatch())
-    assert [group.prompt.id for group in collected.groups] == ["p0", "p1", "p2"]
-    assert [len(group.rollouts) for group in collected.groups] == [2, 2, 2]
-    assert collected.positions == {ALL: 3}
+def told_apart(prompt: Prompt, rollout: Rollout) -> float:
+    return float(rollout.sample_index)
+
+
+def alike_before_p2(prompt: Prompt, rollout: Rollout) -> float:
+    return 1.0 if int(prompt.id[1:]) < 2 else told_apart(prompt, rollout)
+
+
+def first_of_two_fails_before_p2(prompt: Prompt, rollout: Rollout) -> float | None:
+    return None if int(prompt.id[1:]) < 2 and rollout.sample_index == 0 else told_apart(prompt, rollout)
+
+
+def greedy_of_p1_fails(prompt: Prompt, rollout: Rollout) -> float | None:
+    return None if prompt.id == "p1" and rollout.sample_index == -1 else told_apart(prompt, rollout)
+
+
+@pytest.mark.parametrize(
+    ("reward", "settings", "kept", "sampled"),
+    [
+        (told_apart, {}, "p0 p1 p2", 3),
+        (lambda p, r: 1.0, {}, "p0 p1 p2", 3),
+        (lambda p, r: None if p.id == "p1" else 1.0, {}, "p0 p2", 3),
+        (greedy_of_p1_fails, {"needs_greedy": True}, "p0 p2", 3),
+        (alike_before_p2, {"dynamic_sampling": True}, "p2 p3 p4", 5),
+        (first_of_two_fails_before_p2, {"dynamic_sampling": True}, "p2 p3 p4", 5),
+        (lambda p, r: 1.0, {"dynamic_sampling": True, "max_refills": 2}, "", 9),
+    ],
+)
+def test_groups_that_teach_are_kept_and_the_others_replaced_where_that_is_asked_for(
+    reward: Reward, settings: dict[str, Any], kept: str, sampled: int
+) -> None:
+    collected = collector(reward, **settings).collect(1, {ALL: 0}, Stopwatch())
+    assert [group.prompt.id for group in collected.groups] == kept.split()
+    assert {len(group.rollouts) for group in collected.groups} <= {2}
+    assert (len(collected.sampled), collected.positions) == (sampled, {ALL: sampled})
+    assert collected.metrics["groups/missing"].result() == 3 - len(collected.groups)
+    if reward is alike_before_p2:
+        assert collected.metrics["groups/constant_fraction"].result() == pytest.approx(2 / 5)
 
 
 @pytest.mark.parametrize("overlaps", ["all", "waiting", "none"])
 def test_responses_are_begun_while_others_are_sampled(overlaps: Overlaps) -> None:
     """The greedy ones too, and each of them once, as the very rollout that is scored later."""
-    plain = collector(lambda prompt, rollout: float(rollout.sample_index), needs_greedy=True)
+    plain = collector(told_apart, needs_greedy=True)
     loop = dataclasses.replace(plain, overlaps=overlaps)
     collected = loop.collect(1, {ALL: 0}, Stopwatch())
     begun = [(prompt.id, rollout.sample_index) for prompt, rollout in loop.scorer.begun]  # type: ignore[attr-defined]
@@ -114,17 +147,6 @@ def test_a_prompt_drawn_twice_in_a_step_gets_other_noise() -> None:
     loop.collect(1, {ALL: 0}, Stopwatch())
     asked = [(request.prompt_id, request.sample_indices) for request in loop.engine.requests]  # type: ignore[attr-defined]
     assert asked == [("p0", (0, 1)), ("p1", (0, 1)), ("p0", (2, 3))]
-
-
-def test_dynamic_sampling_replaces_constant_groups_and_moves_the_position() -> None:
-    def informative_from_p2(prompt: Prompt, rollout: Rollout) -> float:
-        return float(rollout.sample_index) if int(prompt.id[1:]) >= 2 else 1.0
-
-    collected = collector(informative_from_p2, dynamic_sampling=True).collect(1, {ALL: 0}, Stopwatch())
-    assert [group.prompt.id for group in collected.groups] == ["p2", "p3", "p4"]
-    assert len(collected.sampled) == 5
-    assert collected.positions == {ALL: 5}
-    assert collected.metrics["groups/constant_fraction"].result() == pytest.approx(2 / 5)
 
 
 def test_a_step_without_any_score_is_no_step() -> None:
@@ -161,18 +183,6 @@ def test_an_outage_is_waited_for_within_a_deadline(
     assert all(f"the server is gone. Trying again for up to {seconds:.0f} s" in line for line in said[:1])
 
 
-def test_refills_end_and_the_missing_groups_are_counted() -> None:
-    collected = collector(lambda p, r: 1.0, dynamic_sampling=True, max_refills=2).collect(1, {ALL: 0}, Stopwatch())
-    assert collected.groups == ()
-    assert collected.metrics["groups/missing"].result() == 3
-    assert collected.positions == {ALL: 9}
-
-
-def test_without_dynamic_sampling_constant_groups_stay() -> None:
-    collected = collector(lambda p, r: 1.0).collect(1, {ALL: 0}, Stopwatch())
-    assert len(collected.groups) == 3
-
-
 def test_a_failed_reward_is_not_a_number_and_a_shrunken_group_is_counted() -> None:
     collected = collector(lambda p, r: None if r.sample_index == 0 else 2.0).collect(1, {ALL: 0}, Stopwatch())
     assert collected.metrics["reward/mean"].result() == 2.0
@@ -180,18 +190,9 @@ def test_a_failed_reward_is_not_a_number_and_a_shrunken_group_is_counted() -> No
     assert collected.metrics["groups/constant_fraction"].result() is None
 
 
-def test_a_group_whose_rewards_all_failed_is_left_out() -> None:
-    collected = collector(lambda p, r: None if p.id == "p1" else 1.0).collect(1, {ALL: 0}, Stopwatch())
-    assert [group.prompt.id for group in collected.groups] == ["p0", "p2"]
-
-
 def test_the_overlong_penalty_comes_after_the_filter_and_is_logged_apart() -> None:
     """10 tokens at most, buffer .8: free up to 2 tokens, then 1/8 a token."""
-
-    def lengths(prompt: Prompt, rollout: Rollout) -> float:
-        return 1.0
-
-    loop = collector(lengths, overlong_buffer=0.8)
+    loop = collector(lambda p, r: 1.0, overlong_buffer=0.8)
     feeds = dataclasses.replace(loop.domains.feeds, by_name={ALL: Feed(1)})
     loop = dataclasses.replace(loop, domains=dataclasses.replace(loop.domains, feeds=feeds))
     collected = loop.collect(1, {ALL: 0}, Stopwatch())
@@ -203,7 +204,7 @@ def test_the_overlong_penalty_comes_after_the_filter_and_is_logged_apart() -> No
 
 
 def test_a_greedy_response_is_asked_for_only_when_needed() -> None:
-    loop = collector(lambda p, r: float(r.sample_index), needs_greedy=True)
+    loop = collector(told_apart, needs_greedy=True)
     collected = loop.collect(1, {ALL: 0}, Stopwatch())
     assert all(group.greedy is not None and group.greedy.reward == -1.0 for group in collected.groups)
     assert all(len(group.rollouts) == 2 for group in collected.groups)
@@ -225,26 +226,8 @@ def test_the_greedy_baseline_bears_the_overlong_penalty_of_its_samples() -> None
     """Every response of the engine's index -1 has one token; with a buffer of all 10 tokens that costs .1."""
     collected = collector(lambda p, r: 1.0, needs_greedy=True, overlong_buffer=1.0).collect(1, {ALL: 0}, Stopwatch())
     greedy = collected.groups[0].greedy
-    assert greedy is not None
     assert greedy.reward == pytest.approx(0.9)
     assert collected.groups[0].rollouts[0].reward == pytest.approx(0.9)
-
-
-def test_dynamic_sampling_also_replaces_groups_with_a_single_score() -> None:
-    def first_half_fails(prompt: Prompt, rollout: Rollout) -> float | None:
-        return None if int(prompt.id[1:]) < 2 and rollout.sample_index == 0 else float(rollout.sample_index)
-
-    collected = collector(first_half_fails, dynamic_sampling=True).collect(1, {ALL: 0}, Stopwatch())
-    assert [group.prompt.id for group in collected.groups] == ["p2", "p3", "p4"]
-
-
-def test_a_group_whose_greedy_response_failed_has_no_baseline_and_is_left_out() -> None:
-    def greedy_of_p1_fails(prompt: Prompt, rollout: Rollout) -> float | None:
-        return None if prompt.id == "p1" and rollout.sample_index == -1 else float(rollout.sample_index)
-
-    collected = collector(greedy_of_p1_fails, needs_greedy=True).collect(1, {ALL: 0}, Stopwatch())
-    assert [group.prompt.id for group in collected.groups] == ["p0", "p2"]
-    assert len(collected.sampled) == 3
 
 
 def test_a_conversation_of_several_rows_bears_the_penalty_of_its_whole_length() -> None:

@@ -77,7 +77,6 @@ def test_equal_scores_are_shifted_and_not_scaled(over: str, score: float, greedy
     scores_B = torch.full((count,), score)
     rewards = BatchRewards(scores_B, greedy_scores_B=scores_B + greedy)
     found = credit_of(a={"normalize": over}).normalized(rewards, batch, rows)
-    assert found.greedy_scores_B is not None
     torch.testing.assert_close(found.scores_B, torch.zeros(count), atol=1e-6 * max(1, abs(score)), rtol=0)
     torch.testing.assert_close(found.greedy_scores_B, scores_B + greedy - score, atol=1e-6 * max(1, abs(score)), rtol=0)
 
@@ -113,7 +112,6 @@ def test_token_rewards_are_scaled_and_take_the_shift_at_the_last_token() -> None
     batch = build_batch([rollout for _, rollout in rows], pad_token_id=0, mask_truncated=False)
     rewards = BatchRewards(torch.tensor([1.0, 3.0]), dense_rewards_BT=torch.tensor([[0.5, 0.5], [1.0, 2.0]]))
     found = credit_of(a={"normalize": "domain"}).normalized(rewards, batch, rows)
-    assert found.dense_rewards_BT is not None
     torch.testing.assert_close(found.dense_rewards_BT, torch.tensor([[0.5, -1.5], [1.0, 0.0]]), atol=1e-5, rtol=0)
     torch.testing.assert_close(found.dense_rewards_BT.sum(dim=1), found.scores_B, atol=1e-5, rtol=0)
 
@@ -122,7 +120,6 @@ def weights(credit: DomainCredit, rows: Rows) -> list[float]:
     batch = build_batch([rollout for _, rollout in rows], pad_token_id=0, mask_truncated=False)
     ones = torch.ones(batch.loss_mask.shape)
     advantages = credit.weighted(batch.replace(advantages=ones), rows).advantages
-    assert advantages is not None
     return [round(weight, 4) for weight in advantages[:, 0].tolist()]
 
 
