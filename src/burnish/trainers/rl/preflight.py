@@ -100,11 +100,7 @@ def preview_rl(config: RlConfig, facts: ModelFacts | None, *, here: bool) -> Pre
         check_fit(config, context, facts.vocabulary_size)
     if not here:
         return preview_elsewhere(config, partial(local_rows, config, context), partial(_check_elsewhere, config))
-    found = preview(config, context)
-    if found.rows is not None:
-        return found
-    unknown = "data.train names a data set on the hub, so the number of prompts is unknown"
-    return replace(found, notes=(unknown, *found.notes))
+    return preview(config, context)
 
 
 def _check_elsewhere(config: RlConfig, absent: Collection[str]) -> None:
@@ -129,7 +125,8 @@ def preview(config: RlConfig, context_tokens: int | None) -> Preview:
         check_bound_rewards(config, prompts[0])
     twice = find_overlap(*([asked for some in found for asked in _asked(some)] for found in (train, heldout)))
     told = (*timing_lines(config), *precision_lines(config), *no_overlap_lines(config))
-    notes = [*twice.lines(), *told, *notes_on(config)]
+    unknown = () if train else ("data.train names a data set on the hub, so the number of prompts is unknown",)
+    notes = [*unknown, *twice.lines(), *told, *notes_on(config)]
     return count_prompts(train, heldout, notes)
 
 
