@@ -30,34 +30,24 @@ from burnish.trainers.telemetry.journal import Journal
 
 WRITE = Journal.write
 
+WITH_KL = {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05}
+PPO = {"preset": "ppo", "kl_in": "reward", "kl_coef": 0.05}
+ONCE = {"learning_rate": 1e-3}
+TWICE = {**ONCE, "minibatches": 2}
 CASES: dict[str, dict[str, Any]] = {
-    "grpo": {
-        "algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05},
-        "optimization": {"minibatches": 2, "epochs": 2, "learning_rate": 1e-3},
-    },
-    "dapo": {"algorithm": {"preset": "dapo"}, "optimization": {"minibatches": 2, "learning_rate": 1e-3}},
-    "ppo": {
-        "algorithm": {"preset": "ppo", "kl_in": "reward", "kl_coef": 0.05},
-        "critic": {"kind": "separate", "learning_rate": 1e-3, "warmup_steps": 1},
-        "optimization": {"minibatches": 2, "learning_rate": 1e-3},
-    },
-    "ppo shared": {
-        "algorithm": {"preset": "ppo", "kl_in": "reward", "kl_coef": 0.05},
-        "critic": {"kind": "shared", "learning_rate": 1e-3},
-        "optimization": {"minibatches": 2, "learning_rate": 1e-3},
-    },
-    "remax": {"algorithm": {"preset": "remax"}, "optimization": {"learning_rate": 1e-3}},
-    "lora": {
-        "algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05},
-        "lora": True,
-        "optimization": {"learning_rate": 1e-3},
-    },
-    "few bits": {
-        "algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05},
-        "quantization": "nf4",
-        "optimization": {"learning_rate": 1e-3},
-    },
-    "bfloat16": {"dtype": "bfloat16", "optimization": {"learning_rate": 1e-3}},
+    "grpo": {"algorithm": WITH_KL, "optimization": {**TWICE, "epochs": 2}},
+    "dapo": {"algorithm": "dapo", "optimization": TWICE},
+    "ppo": {"algorithm": PPO, "critic": {**ONCE, "kind": "separate", "warmup_steps": 1}, "optimization": TWICE},
+    "ppo shared": {"algorithm": PPO, "critic": {**ONCE, "kind": "shared"}, "optimization": TWICE},
+    "remax": {"algorithm": "remax", "optimization": ONCE},
+    "lora": {"algorithm": WITH_KL, "optimization": ONCE},
+    "few bits": {"algorithm": WITH_KL, "optimization": ONCE},
+    "bfloat16": {"optimization": ONCE},
+}
+WORDS = {
+    "lora": ("model.lora.rank=4",),
+    "few bits": ("model.lora.rank=4", "model.quantization=nf4"),
+    "bfloat16": ("model.dtype=bfloat16",),
 }
 
 
@@ -75,40 +65,39 @@ def by_hand(case: Any) -> Any:
 def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path]:
     """Trains in `tmp_path/NAME` with four lanes and returns the folder."""
 
-    def train(
-        name: str,
-        case: str,
-        *overrides: str,
-        trainers: int = 1,
-        workers: int = 0,
-        steps: int = 4,
-        sharding: str = "whole",
-    ) -> Path:
-        fields = dict(CASES[case])
-        if fields.pop("lora", False):
-            overrides = (*overrides, "model.lora.rank=4")
-        if "quantization" in fields:
-            overrides = (*overrides, "model.lora.rank=4", f"model.quantization={fields.pop('quantization')}")
-        if "dtype" in fields:
-            overrides = (*overrides, f"model.dtype={fields.pop('dtype')}")
+    def train(name: str, case: str, *overrides: str, steps: int = 4, workers: int = 0, **cluster: Any) -> Path:
         config = tiny_run(
             f"output={tmp_path}/{name}",
             *overrides,
+            *WORDS.get(case, ()),
             steps=steps,
             checkpoint={"every_steps": 2},
-            cluster={
-                "lanes": 4,
-                "trainers": trainers,
-                "rollout_workers": workers,
-                "threads": 1,
-                "sharding": sharding,
-            },
-            **fields,
+            cluster={"lanes": 4, "rollout_workers": workers, "threads": 1, **cluster},
+            **CASES[case],
         )
         train_rl(config, console=Console(quiet=True))
         return tmp_path / name
 
     return train
+
+
+@pytest.fixture
+def hit(started: list[RoleProcess], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Kills, or stops, a process by name after step 3, once. Gives all processes of that name, as they are started."""
+
+    def ready(name: str, number: signal.Signals = signal.SIGKILL) -> Callable[[], list[RoleProcess]]:
+        def found() -> list[RoleProcess]:
+            return [process for process in started if process.name == name]
+
+        def hitting(journal: Journal, step: int, row: dict[str, float]) -> None:
+            WRITE(journal, step, row)
+            if step == 3 and len(found()) == 1:
+                os.kill(found()[0].pid, number)
+
+        monkeypatch.setattr(Journal, "write", hitting)
+        return found
+
+    return ready
 
 
 def test_a_system_without_shared_memory_is_named(run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,20 +154,12 @@ def test_no_number_of_rollout_workers_changes_a_token_of_sixty_thousand(
 @pytest.mark.slow
 @pytest.mark.matrix
 def test_a_lost_critic_costs_time_only(
-    run: Callable[..., Path], trace: Callable[[Path], Any], started: list[RoleProcess], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Path], trace: Callable[[Path], Any], hit: Callable[..., Any]
 ) -> None:
     """It is killed after step 3; all processes start again from the checkpoint of step 2."""
-
-    def hitting(journal: Journal, step: int, row: dict[str, float]) -> None:
-        WRITE(journal, step, row)
-        critics = [process for process in started if process.name == "critic"]
-        if step == 3 and len(critics) == 1:
-            os.kill(critics[0].pid, signal.SIGKILL)
-
-    expected = trace(run("one", "ppo"))
-    monkeypatch.setattr(Journal, "write", hitting)
+    expected, critics = trace(run("one", "ppo")), hit("critic")
     assert trace(run("hit", "ppo", "cluster.own_process=critic")) == expected
-    assert sum(process.name == "critic" for process in started) == 2
+    assert len(critics()) == 2
 
 
 LEARNED: dict[str, tuple[str, ...]] = {
@@ -219,7 +200,7 @@ def learn(tiny_sft: Callable[..., SftConfig], tiny_model: Path, tiny_task: Path,
             "checkpoint": {"every_steps": 2},
             "logging": {"sinks": []},
         }
-        train_reward_model(load_run_data(data, list(words), "rm").rm, console=console)
+        train_reward_model(load_run_data(data, list(words), "rm").config, console=console)
         return tmp_path / name
 
     return train
@@ -261,25 +242,14 @@ def test_one_trainer_in_its_own_process_is_a_run_without_the_section(
 @pytest.mark.slow
 @pytest.mark.parametrize("case", most_by_hand(["sft", "rm of policy"], "sft"))
 def test_a_run_on_given_data_goes_on_after_a_lost_trainer_and_on_another_number(
-    case: str,
-    learn: Callable[..., Path],
-    trace: Callable[[Path], Any],
-    started: list[RoleProcess],
-    monkeypatch: pytest.MonkeyPatch,
+    case: str, learn: Callable[..., Path], trace: Callable[[Path], Any], hit: Callable[..., Any]
 ) -> None:
     """One of two trainers is killed after step 3; both start again from the checkpoint of step 2. Then the run goes
     on with one trainer, and the undisturbed one with four."""
-
-    def hitting(journal: Journal, step: int, row: dict[str, float]) -> None:
-        WRITE(journal, step, row)
-        if step == 3 and len(started) == 2:
-            os.kill(started[1].pid, signal.SIGKILL)
-
     words = ("cluster.lanes=4", "optimization.schedule=constant")
-    expected = trace(learn("one", case, *words, steps=5))
-    monkeypatch.setattr(Journal, "write", hitting)
+    expected, trainers = trace(learn("one", case, *words, steps=5)), hit("trainer 1")
     assert trace(learn("hit", case, *words, "cluster.trainers=2", steps=5)) == expected
-    assert len(started) == 4
+    assert len(trainers()) == 2
     longer = trace(learn("one", case, *words, "cluster.trainers=4", steps=7))
     assert trace(learn("hit", case, *words, steps=7)) == longer
 
@@ -372,21 +342,13 @@ def test_a_lost_trainer_costs_time_only(
     sharding: str,
     run: Callable[..., Path],
     trace: Callable[[Path], Any],
-    started: list[RoleProcess],
-    monkeypatch: pytest.MonkeyPatch,
+    hit: Callable[..., Any],
 ) -> None:
     """One of two trainers is killed, or stopped, in step 4; all start again from the checkpoint of step 2."""
-
-    def hitting(journal: Journal, step: int, row: dict[str, float]) -> None:
-        WRITE(journal, step, row)
-        if step == 3 and len(started) == 2:
-            os.kill(started[1].pid, number)
-
-    expected = trace(run("one", "grpo", steps=6))
-    monkeypatch.setattr(Journal, "write", hitting)
+    expected, trainers = trace(run("one", "grpo", steps=6)), hit("trainer 1", number)
     begun = time.monotonic()
     assert trace(run("hit", "grpo", trainers=2, steps=6, sharding=sharding)) == expected
-    assert len(started) == 4, f"trainers were not started again ({time.monotonic() - begun:.0f} s)"
+    assert len(trainers()) == 2, f"trainers were not started again ({time.monotonic() - begun:.0f} s)"
 
 
 def weights_of(run: Path) -> dict[str, Tensor]:

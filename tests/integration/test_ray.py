@@ -114,6 +114,35 @@ def add_nodes(cluster: Any) -> Iterator[Callable[[int, int], list[Any]]]:
             cluster.remove_node(node)
 
 
+@pytest.fixture
+def lose_node(cluster: Any, gone: Callable[..., bool], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Takes the node of a process of the next run away after a step, and gives the list that it is then in."""
+
+    def ready(there: list[Any], name: str, after: int) -> list[Any]:
+        launchers, pids, removed = list[Any](), dict[str, int](), list[Any]()
+        start = ray_workers.RayLauncher.start
+
+        def noting(launcher: Any, seat: Seat) -> Any:
+            launchers.append(launcher)
+            process = start(launcher, seat)
+            pids[seat.name] = process.pid
+            return process
+
+        def losing(journal: Journal, step: int, row: dict[str, float]) -> None:
+            WRITE(journal, step, row)
+            if step == after and not removed:
+                removed.append(node_of(launchers[0], name, there))
+                pid = pids[name]
+                cluster.remove_node(removed[0], allow_graceful=False)
+                wait_for(lambda: gone(pid, 0.1))  # a process outlives its node by a moment
+
+        monkeypatch.setattr(ray_workers.RayLauncher, "start", noting)
+        monkeypatch.setattr(Journal, "write", losing)
+        return removed
+
+    return ready
+
+
 def node_of(launcher: Any, name: str, there: list[Any]) -> Any:
     """Where a process runs that has the places of its node to itself."""
     (node_id,) = ray_workers._nodes_of(launcher.places[name][0])
@@ -284,15 +313,17 @@ def test_what_ray_hears_of_lost_nodes_stays_out_of_the_table(monkeypatch: pytest
     assert shown.getvalue() == ""
 
 
+MOVING = {"minibatches": 2, "learning_rate": 1e-3}
+CRITIC = {"kind": "separate", "learning_rate": 1e-3, "warmup_steps": 1}
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {
         "algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05},
-        "optimization": {"minibatches": 2, "epochs": 2, "learning_rate": 1e-3},
+        "optimization": {**MOVING, "epochs": 2},
     },
     "ppo": {
         "algorithm": {"preset": "ppo", "kl_in": "reward", "kl_coef": 0.05},
-        "critic": {"kind": "separate", "learning_rate": 1e-3, "warmup_steps": 1},
-        "optimization": {"minibatches": 2, "learning_rate": 1e-3},
+        "critic": CRITIC,
+        "optimization": MOVING,
     },
 }
 
@@ -422,44 +453,19 @@ def test_trainers_of_two_nodes_one_of_which_is_lost(
 @pytest.mark.slow
 @pytest.mark.matrix
 def test_a_lost_node_leaves_a_smaller_pool(
-    cluster: Any,
     add_nodes: Any,
+    lose_node: Callable[..., list[Any]],
     run: Callable[..., Path],
     trace: Callable[[Path], Any],
     monkeypatch: pytest.MonkeyPatch,
-    gone: Callable[..., bool],
 ) -> None:
     """Trainer and two rollout workers on three nodes. One node with a worker is lost, and nothing takes its place."""
     monkeypatch.setattr(ray_workers, "PLACE_SECONDS", 10.0)
-    nodes = add_nodes(2, 4)
-    lost: list[Any] = []
-    launchers: list[Any] = []
-    pids: list[int] = []
-    start = ray_workers.RayLauncher.start
-
-    def noting(launcher: Any, seat: Seat) -> Any:
-        launchers.append(launcher)
-        process = start(launcher, seat)
-        if seat.name.startswith("rollout"):
-            pids.append(process.pid)
-        return process
-
-    def losing(journal: Journal, step: int, row: dict[str, float]) -> None:
-        WRITE(journal, step, row)
-        if step == 2 and not lost:
-            group = launchers[0].places["rollout worker 0"][0]
-            of_workers = ray_workers._nodes_of(group)
-            lost.append(next(node for node in nodes if node.node_id in of_workers))
-            cluster.remove_node(lost[0], allow_graceful=False)
-            wait_for(lambda: any(gone(pid, 0.1) for pid in pids))  # a process outlives its node by a moment
-
-    monkeypatch.setattr(ray_workers.RayLauncher, "start", noting)
-    monkeypatch.setattr(Journal, "write", losing)
+    lost = lose_node(add_nodes(2, 4), "rollout worker 0", after=2)
     found = trace(run("smaller", backend="ray", rollout_workers=2, cpus_per_worker=3))
-    expected = trace(run("inline"))
     assert lost
     assert lost_workers(found) == 1
-    assert found == expected
+    assert found == trace(run("inline"))
 
 
 @pytest.mark.slow
@@ -474,33 +480,14 @@ def test_a_lost_node_leaves_a_smaller_pool(
 def test_a_run_goes_on_without_any_node_while_there_are_places(
     lost: str,
     spare: int,
-    cluster: Any,
     add_nodes: Any,
+    lose_node: Callable[..., list[Any]],
     run: Callable[..., Path],
     trace: Callable[[Path], Any],
     monkeypatch: pytest.MonkeyPatch,
-    gone: Callable[..., bool],
 ) -> None:
     """A trainer and a rollout worker have a node each, one of which goes in the middle of a run that samples ahead."""
-    there, launchers, removed, pids = add_nodes(2 + spare, 5), list[Any](), list[Any](), dict[str, int]()
-    start = ray_workers.RayLauncher.start
-
-    def noting(launcher: Any, seat: Seat) -> Any:
-        launchers.append(launcher)
-        process = start(launcher, seat)
-        pids[seat.name] = process.pid
-        return process
-
-    def losing(journal: Journal, step: int, row: dict[str, float]) -> None:
-        WRITE(journal, step, row)
-        if step == 3 and not removed:
-            removed.append(node_of(launchers[0], lost, there))
-            pid = pids[lost]
-            cluster.remove_node(removed[0], allow_graceful=False)
-            wait_for(lambda: gone(pid, 0.1))  # a process outlives its node by a moment
-
-    monkeypatch.setattr(ray_workers.RayLauncher, "start", noting)
-    monkeypatch.setattr(Journal, "write", losing)
+    lose_node(add_nodes(2 + spare, 5), lost, after=3)
     monkeypatch.setattr(ray_workers, "PLACE_SECONDS", 60.0 if spare else 2.0)
     settings = {"backend": "ray", "rollout_workers": 1, "cpus_per_worker": 5}
     if spare == 0:
