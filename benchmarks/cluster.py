@@ -222,7 +222,7 @@ def load(folder: Path, model: str, name: str, steps: int, fields: Mapping[str, A
     }
     file = folder / f"{name}.yaml"
     file.write_text(json.dumps(data), encoding="utf-8")  # JSON is YAML
-    return load_run_file(file, (), "rl").rl
+    return load_run_file(file, (), "rl").config
 
 
 def command(folder: Path, name: str) -> list[str]:

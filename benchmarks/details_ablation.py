@@ -198,7 +198,7 @@ def two_epochs(given: Sequence[str], output: Path, seed: int, form: str, rate: f
         f"optimization.learning_rate={rate}",
         "rollout.prompts_per_step=512",
     ]
-    config: RlConfig = load_run_file(EXAMPLE / "rl.yaml", overrides).rl
+    config: RlConfig = load_run_file(EXAMPLE / "rl.yaml", overrides).config
     with open_rl_run(config, Console(file=io.StringIO())) as run:
         collected = run.supply.collector.collect(1, {}, Stopwatch())
         metrics = MetricStore()

@@ -90,7 +90,7 @@ def config_of(folder: Path, prompts: int, steps: int = STEPS_PER_TURN) -> RlConf
     output = folder / f"run-{prompts}"
     text = RUN.format(output=output, model=demo.model, data=demo.train, steps=steps, prompts=prompts)
     file.write_text(text, encoding="utf-8")
-    return load_run_file(file, (), "rl").rl
+    return load_run_file(file, (), "rl").config
 
 
 def train(folder: Path, prompts: int, steps: int) -> None:

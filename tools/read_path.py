@@ -158,7 +158,7 @@ def walk_one_step(folder: Path, *, plain: bool) -> Walk:
     from burnish.trainers.rl.setup import open_rl_run
 
     walk = Walk()
-    config = load_run_data(run_file(folder, plain=plain)).rl
+    config = load_run_data(run_file(folder, plain=plain)).config
     with open_rl_run(config, Console(quiet=True)) as run, walking(walk):
         run_loop(run, StopRequest())
     return walk

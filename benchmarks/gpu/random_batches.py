@@ -58,7 +58,9 @@ def causal_pairs(*, prompts: int, group: int, prompt: int, response: int, shared
 
 @functools.cache
 def grpo_objective() -> Objective:
-    config = load_run_data({"output": "-", "model": "-", "data": {"train": "-"}, "rewards": ["exact"], "steps": 1}).rl
+    config = load_run_data(
+        {"output": "-", "model": "-", "data": {"train": "-"}, "rewards": ["exact"], "steps": 1}
+    ).config
     return objectives(config, resolve_algorithm(config.algorithm))(0.0)
 
 

@@ -103,7 +103,7 @@ def build_config(task: dict[str, Any], workload: Workload, tool: Path = TOOL) ->
         data["optimization"]["tokens_per_microbatch"] = task["microbatch_tokens"]
     if workload.turns is not None:
         data["conversation"] = {"tools": [f"{tool}:look_up"], "parser": "hermes", "max_turns": workload.turns.count}
-    return load_run_data(data).rl
+    return load_run_data(data).config
 
 
 def measure(run: RlRun, warmup: int, steps: int, *, logged: bool) -> dict[str, Any]:

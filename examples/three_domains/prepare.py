@@ -119,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     folder = parser.parse_args().output
-    domains = load_run_file(str(RUN_FILE)).rl.domains
+    domains = load_run_file(str(RUN_FILE)).config.domains
     chance, shown = random.Random(1), []
     for name, mistake in MISTAKES.items():
         train, held_out = additions() if name == "sums" else puzzles(domains[name].train[0])

@@ -33,7 +33,7 @@ ADAPTIVE = ("algorithm.kl_horizon=1000",)
 def preset(*overrides: str, name: str = "oai_2019") -> RlConfig:
     return load_run_data(
         {"model": "m", "data": {"train": "a.txt"}, "rewards": "model:rm", "algorithm": name}, overrides
-    ).rl
+    ).config
 
 
 def credited(*overrides: str) -> Batch:

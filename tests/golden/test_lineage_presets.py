@@ -97,7 +97,7 @@ COLUMNS = {"oai_2019": 0, "tldr_2020": 1}
 
 @pytest.mark.parametrize("preset", COLUMNS)
 def test_every_field_of_the_policys_presets(preset: str) -> None:
-    config = load_run_data({**RUN, "rewards": "model:rm", "algorithm": preset}).rl
+    config = load_run_data({**RUN, "rewards": "model:rm", "algorithm": preset}).config
     found = flat_values(config)
     for field, values in RL.items():
         assert found.get(field) == values[COLUMNS[preset]], field
@@ -107,7 +107,7 @@ def test_every_field_of_the_policys_presets(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", COLUMNS)
 def test_every_field_of_the_reward_models_presets(preset: str) -> None:
-    found = flat_values(load_run_data({**RUN, "preset": preset}, (), "rm").rm)
+    found = flat_values(load_run_data({**RUN, "preset": preset}, (), "rm").config)
     for field, values in RM.items():
         assert found[field] == values[COLUMNS[preset]], field
     assert set(RM_PRESETS[preset].values) <= set(RM)
@@ -115,7 +115,7 @@ def test_every_field_of_the_reward_models_presets(preset: str) -> None:
 
 def test_the_file_wins_over_the_preset_of_a_reward_model() -> None:
     loaded = load_run_data({**RUN, "preset": "oai_2019", "loss": "best_of", "candidates": 3}, ["max_tokens=99"], "rm")
-    assert (loaded.rm.candidates, loaded.rm.max_tokens, loaded.rm.score_at) == (3, 99, "last_position")
+    assert (loaded.config.candidates, loaded.config.max_tokens, loaded.config.score_at) == (3, 99, "last_position")
     assert loaded.provenance["score_at"] == "preset oai_2019"
     assert loaded.provenance["candidates"] == "file"
     assert loaded.provenance["max_tokens"] == "command line"
@@ -147,7 +147,7 @@ def test_the_file_wins_over_the_preset_of_a_reward_model() -> None:
     ],
 )
 def test_each_detail_is_one_word_from_off(words: str) -> None:
-    assert load_run_data({**RUN, "rewards": "model:rm", "algorithm": "oai_2019"}, [words]).rl
+    assert load_run_data({**RUN, "rewards": "model:rm", "algorithm": "oai_2019"}, [words]).config
 
 
 @pytest.mark.parametrize(
@@ -164,26 +164,30 @@ def test_each_detail_is_one_word_from_off(words: str) -> None:
     ],
 )
 def test_each_detail_of_the_reward_model_too(words: str) -> None:
-    assert load_run_data({**RUN, "preset": "oai_2019"}, [words], "rm").rm
+    assert load_run_data({**RUN, "preset": "oai_2019"}, [words], "rm").config
 
 
 @pytest.mark.parametrize(
     "words", ["normalization.kind=none", "normalization.on=policy", "optimization.schedule=linear"]
 )
 def test_and_those_of_the_other_one(words: str) -> None:
-    assert load_run_data({**RUN, "preset": "tldr_2020"}, [words], "rm").rm
+    assert load_run_data({**RUN, "preset": "tldr_2020"}, [words], "rm").config
 
 
 def test_without_its_token_the_rule_about_truncation_is_gone() -> None:
-    config = load_run_data({**RUN, "rewards": "model:rm", "algorithm": "oai_2019"}, ["scoring.truncate_token=null"]).rl
+    config = load_run_data(
+        {**RUN, "rewards": "model:rm", "algorithm": "oai_2019"}, ["scoring.truncate_token=null"]
+    ).config
     assert (config.scoring.truncate_after, config.scoring.incomplete_score) == (0, None)
-    trick = load_run_data({**RUN, "rewards": "model:rm", "algorithm": "tldr_2020"}, ["scoring.truncate_token=null"]).rl
+    trick = load_run_data(
+        {**RUN, "rewards": "model:rm", "algorithm": "tldr_2020"}, ["scoring.truncate_token=null"]
+    ).config
     assert trick.scoring.incomplete_score == -1.0  # which is about the end of the response there
 
 
 def test_learning_rates_of_the_reward_model_of_2019() -> None:
     """4,992 labels in batches of 32 are 156 steps, from 5e-5 down to 5e-5 * 32 / 4992."""
-    config = load_run_data({**RUN, "preset": "oai_2019"}, (), "rm").rm
+    config = load_run_data({**RUN, "preset": "oai_2019"}, (), "rm").config
     steps = 4992 // config.optimization.comparisons_per_batch
     settings = OptimizerSettings.from_config(config.optimization, total_steps=steps)
     rates = [settings.learning_rate_at(step) for step in range(steps)]
@@ -194,7 +198,7 @@ def test_learning_rates_of_the_reward_model_of_2019() -> None:
 
 def test_learning_rates_of_the_policy_of_2019() -> None:
     """The four epochs of a step share one rate, 1e-5 at first and 1e-5 / 1953 at last."""
-    config = load_run_data({**RUN, "rewards": "model:rm", "algorithm": "oai_2019"}).rl
+    config = load_run_data({**RUN, "rewards": "model:rm", "algorithm": "oai_2019"}).config
     settings = OptimizerSettings.from_config(config.optimization, total_steps=config.policy_updates)
     rates = [settings.learning_rate_at(update) for update in range(config.policy_updates)]
     assert len(rates) == 1953 * 4

@@ -257,7 +257,7 @@ def tiny_run(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[...,
             "logging": {"sinks": []},
             **fields,
         }
-        return load_run_data(data, list(overrides), "rl").rl
+        return load_run_data(data, list(overrides), "rl").config
 
     return build
 
@@ -296,7 +296,7 @@ def tiny_sft(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[...,
             "logging": {"sinks": []},
             **fields,
         }
-        return load_run_data(data, list(overrides), "sft").sft
+        return load_run_data(data, list(overrides), "sft").config
 
     return build
 

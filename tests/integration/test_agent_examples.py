@@ -32,10 +32,10 @@ def trainer_of(example: str, folder: Path, *sft_changes: str) -> Train:
         file, given = EXAMPLES / example / f"{name}.yaml", [f"output={folder / name}", "logging.sinks=[]", *changes]
         if name == "sft":
             given += [f"model.path={task / 'model'}", f"data.train={task / 'demonstrations.jsonl'}"]
-            train_sft(load_run_file(file, given, kind="sft").sft, console=Console(quiet=True))
+            train_sft(load_run_file(file, given, kind="sft").config, console=Console(quiet=True))
         else:
             given += [f"data.train={task / 'train.jsonl'}", f"data.eval={task / 'heldout.jsonl'}"]
-            train_rl(load_run_file(file, [*given, f"model.path={folder / 'sft'}"]).rl, console=Console(quiet=True))
+            train_rl(load_run_file(file, [*given, f"model.path={folder / 'sft'}"]).config, console=Console(quiet=True))
         return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
 
     train("sft", *sft_changes)

@@ -58,7 +58,7 @@ def stage(task: Path, model_folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
             f"output={tmp_path / name}",
             "logging.sinks=[]",
         ]
-        return load_run_file(EXAMPLE / f"{name}.yaml", given).rl
+        return load_run_file(EXAMPLE / f"{name}.yaml", given).config
 
     return load_stage
 

@@ -84,7 +84,7 @@ def test_the_best_is_that_of_a_metric_among_those_kept(sft_run: Path) -> None:
 
     def chosen(choice: str) -> tuple[str, str]:
         data = {"model": f"{sft_run}@{choice}", "data": {"train": "x"}}
-        config, (line,) = pinned(load_run_data(data, [], "sft").sft)
+        config, (line,) = pinned(load_run_data(data, [], "sft").config)
         return config.model.path, line
 
     path, line = chosen("best")
@@ -113,7 +113,7 @@ def test_the_direction_of_a_metric(sft_run: Path, metric: str, is_lowest: bool) 
     rows = [{"step": 2, metric: 1.0}, {"step": 4, metric: 2.0}]
     (sft_run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"model": f"{sft_run}@best:{metric}", "data": {"train": "x"}}
-    config, _ = pinned(load_run_data(data, [], "sft").sft)
+    config, _ = pinned(load_run_data(data, [], "sft").config)
     assert config.model.path == str(policy(sft_run, 2 if is_lowest else 4))
 
 
@@ -131,21 +131,21 @@ def test_a_choice_that_there_is_not_names_those_there_are(
     sft_run: Path, choice: str, message: str, remedy: str
 ) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
-        pinned(load_run_data({"model": f"{sft_run}{choice}", "data": {"train": "x"}}, [], "sft").sft)
+        pinned(load_run_data({"model": f"{sft_run}{choice}", "data": {"train": "x"}}, [], "sft").config)
     assert remedy in str(caught.value.remedy)
 
 
 def test_runs_without_a_whole_checkpoint_and_misspelt_ones_are_refused(sft_run: Path) -> None:
     def refused(path: Any) -> CheckpointError:
         with pytest.raises(CheckpointError) as caught:
-            pinned(load_run_data({"model": str(path), "data": {"train": "x"}}, [], "sft").sft)
+            pinned(load_run_data({"model": str(path), "data": {"train": "x"}}, [], "sft").config)
         return caught.value
 
     misspelt = refused(f"{sft_run.parent / 'stf'}@2")
     assert "is not the folder of a run" in misspelt.message
     assert f"did you mean {str(sft_run)!r}?" in str(misspelt.remedy)
     (policy(sft_run, 4) / "model.safetensors").write_bytes(b"torn")
-    config, (line,) = pinned(load_run_data({"model": str(sft_run), "data": {"train": "x"}}, [], "sft").sft)
+    config, (line,) = pinned(load_run_data({"model": str(sft_run), "data": {"train": "x"}}, [], "sft").config)
     assert config.model.path == str(policy(sft_run, 2))  # as resuming does, and said
     assert "not used: " in line
     assert "is damaged" in refused(f"{sft_run}@4").message
@@ -177,7 +177,7 @@ def test_scores_from_before_the_last_step_are_said_not_to_be_normalised(tiny_mod
     data = {"output": f"{tmp_path}/rm", "model": str(tiny_model), "data": {"train": f"{tmp_path}/pairs.jsonl"}}
     data |= {"steps": 2, "max_tokens": 16, "logging": {"sinks": []}, "checkpoint": {"every_steps": 1}}
     data |= {"normalization": {"kind": "bias", "on": "references"}}
-    train_reward_model(load_run_data(data, [], "rm").rm, console=QUIET)
+    train_reward_model(load_run_data(data, [], "rm").config, console=QUIET)
 
     def said(choice: str) -> bool:
         lines = pinned(RlConfig(model="m", rewards=f"model:{tmp_path}/rm{choice}"))[1]
@@ -204,7 +204,7 @@ def test_reward_model_and_critic_come_from_runs_too(
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"output": f"{tmp_path}/rm", "model": str(tiny_model), "data": {"train": f"{tmp_path}/pairs.jsonl"}}
     data |= {"steps": 1, "max_tokens": 16, "logging": {"sinks": []}}
-    train_reward_model(load_run_data(data, [], "rm").rm, console=QUIET)
+    train_reward_model(load_run_data(data, [], "rm").config, console=QUIET)
 
     def ppo(name: str, init: str) -> RlConfig:
         return tiny_run(

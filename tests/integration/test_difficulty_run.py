@@ -36,7 +36,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
                          "schedule": "linear"},
         "checkpoint": {"every_steps": None}, "logging": {"sinks": []},
     }  # fmt: skip
-    train_sft(load_run_data(sft, kind="sft").sft, console=Console(quiet=True))
+    train_sft(load_run_data(sft, kind="sft").config, console=Console(quiet=True))
     train, held_out = split_problems(1)
     carries = [problem for problem in train if problem.answer != problem.without_carry]
     others = [problem for problem in train if problem.answer == problem.without_carry]
@@ -70,7 +70,7 @@ def run(task: Path) -> Callable[..., Path]:
             "evaluation": {"every_steps": RL_STEPS, "max_prompts": 200},
             "checkpoint": {"every_steps": None}, "logging": {"sinks": []},
         }  # fmt: skip
-        train_rl(load_run_data(config).rl, console=Console(quiet=True))
+        train_rl(load_run_data(config).config, console=Console(quiet=True))
         return task / name
 
     return train

@@ -61,7 +61,7 @@ def rm_config(tiny_model: Path, tmp_path: Path) -> Callable[..., RmConfig]:
             "logging": {"sinks": []},
             **fields,
         }
-        return load_run_data(data, [], "rm").rm
+        return load_run_data(data, [], "rm").config
 
     return build
 

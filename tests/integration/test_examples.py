@@ -65,7 +65,7 @@ def test_custom_reward_gold_answers(custom_task: list[str], capsys: pytest.Captu
 def test_custom_reward_run(custom_task: list[str], tmp_path: Path) -> None:
     words = ["steps=2", "rollout.prompts_per_step=8", "evaluation.max_prompts=4"]
     assert main(["rl", CUSTOM, *custom_task, *words]) == 0
-    weights = {r.name.partition(":")[2]: r.weight for r in load_run_file(CUSTOM).rl.rewards}
+    weights = {r.name.partition(":")[2]: r.weight for r in load_run_file(CUSTOM).config.rewards}
     assert set(weights) == {"solved", "overlap", "judged", "Brief", "prefix", "details"}
     for line in recorded(tmp_path / "run"):
         parts = line["reward_parts"]

@@ -91,7 +91,7 @@ def test_every_metric_of_sft_and_rm_is_in_the_table(
         "optimization": {"comparisons_per_batch": 4},
         "logging": {"sinks": []},
     }
-    train_reward_model(load_run_data(data, [], "rm").rm, console=Console(quiet=True))
+    train_reward_model(load_run_data(data, [], "rm").config, console=Console(quiet=True))
     found = written_metrics(tmp_path / "sft") | written_metrics(tmp_path / "rm")
     assert len(found) > 30
     assert not unlike_the_table(found, merged)

@@ -180,7 +180,7 @@ def measured(engine, *arguments, **named):
     return generate(engine, *arguments, **named)
 
 LocalEngine.generate = measured
-train_rl(load_run_file(sys.argv[1], (), "rl").rl, console=Console(quiet=True))
+train_rl(load_run_file(sys.argv[1], (), "rl").config, console=Console(quiet=True))
 print(json.dumps(found))
 """
 

@@ -33,7 +33,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoFolder:
     """The demo's folder after its supervised half, which leaves a good third of the answers wrong."""
     folder = DemoFolder(tmp_path_factory.mktemp("ppo") / "demo")
     prepare(folder, 0, QUIET)
-    train_sft(load_run_file(folder.sft_file, (), "sft").sft, console=QUIET)
+    train_sft(load_run_file(folder.sft_file, (), "sft").config, console=QUIET)
     return folder
 
 
@@ -47,7 +47,7 @@ def test_ppo_reaches_critic_free_accuracy(demo: DemoFolder, tmp_path: Path, kind
     asked of it here. A head on a shared trunk is one row of numbers and needs the higher rate to get that far from 0.
     """
     words = (*PPO, f"output={tmp_path}/run", f"critic.kind={kind}", f"critic.learning_rate={learning_rate}")
-    train_rl(load_run_file(demo.rl_file, words, "rl").rl, console=QUIET)
+    train_rl(load_run_file(demo.rl_file, words, "rl").config, console=QUIET)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     before, after = rows[0]["eval/accuracy"], rows[-1]["eval/accuracy"]
     assert before < 0.7
@@ -63,7 +63,7 @@ def test_the_critic_explains_a_policy_that_sits_still(demo: DemoFolder, tmp_path
     fields = {word.partition("=")[0] for word in own}
     shared = [word for word in PPO if word.partition("=")[0] not in fields]
     words = (*shared, *own, f"output={tmp_path}/run")
-    train_rl(load_run_file(demo.rl_file, words, "rl").rl, console=QUIET)
+    train_rl(load_run_file(demo.rl_file, words, "rl").config, console=QUIET)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[1]["critic/explained_variance"] < 0.1
     assert rows[-1]["critic/explained_variance"] > 0.5

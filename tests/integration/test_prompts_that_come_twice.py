@@ -56,5 +56,5 @@ def test_without_a_tokenizer_other_tools_are_another_question(tmp_path: Path) ->
     rows = [{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2", "tools": [tool]} for tool in tools]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"model": "owner/model", "data": {"train": str(tmp_path / "train.jsonl")}, **OWN["rl"]}
-    notes = preview(load_run_data(data, [], "rl").rl, None).notes
+    notes = preview(load_run_data(data, [], "rl").config, None).notes
     assert notes[0] == "1 of 3 training prompts repeat an earlier one: train:1 repeats train:0"

@@ -43,7 +43,7 @@ def test_a_policy_learns_from_a_reward_model(
         "normalization": {"kind": "gain_bias", "responses": 32, "max_response_tokens": 4},
         "logging": {"sinks": []},
     }
-    learned = train_reward_model(load_run_data(data, (), "rm").rm, console=QUIET)
+    learned = train_reward_model(load_run_data(data, (), "rm").config, console=QUIET)
     assert rows_of(learned.folder)[-1]["eval/accuracy"] > 0.9
     reward = {"name": f"model:{learned.weights}", "label": "learned", "options": {"device": "cpu"}}
     config = tiny_run("steps=25", "rollout.prompts_per_step=8", "optimization.learning_rate=1e-2", rewards=[reward])
@@ -82,7 +82,7 @@ def test_human_preferences_are_told_apart_better_than_by_chance(shared_dir: Path
         "evaluation": {"every_steps": None},
         "logging": {"sinks": []},
     }
-    result = train_reward_model(load_run_data(data, (), "rm").rm, console=QUIET)
+    result = train_reward_model(load_run_data(data, (), "rm").config, console=QUIET)
     last = rows_of(result.folder)[-1]
     assert last["eval/comparisons"] > 400
     assert last["eval/accuracy_low"] > 0.52

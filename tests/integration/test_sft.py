@@ -40,7 +40,7 @@ def sft_run(tiny_model: Path, tiny_task: Path, tmp_path: Path) -> Callable[..., 
             "logging": {"sinks": []},
             **fields,
         }
-        return load_run_data(data, [], "sft").sft
+        return load_run_data(data, [], "sft").config
 
     return build
 

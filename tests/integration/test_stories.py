@@ -87,7 +87,7 @@ def test_stories_become_happy_and_stay_stories(
         f"algorithm.preset={preset}",
         "logging.sinks=[]",
     ]
-    config = load_run_file(EXAMPLE / "run.yaml", [*given, *OVERRIDES[preset]]).rl
+    config = load_run_file(EXAMPLE / "run.yaml", [*given, *OVERRIDES[preset]]).config
     result = train_rl(config, console=Console(quiet=True))
 
     curve = read_history(result.folder)["eval/sampled_reward_mean"][1]

@@ -41,7 +41,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def words(task: Path) -> tuple[str, ...]:
     """The command of the second half, after the first half has been run."""
     overrides = [f"model.path={task / 'model'}", f"data.train.0.path={task / 'demonstrations.jsonl'}"]
-    config = load_run_file(EXAMPLE / "sft.yaml", [*overrides, f"output={task / 'sft'}"], "sft").sft
+    config = load_run_file(EXAMPLE / "sft.yaml", [*overrides, f"output={task / 'sft'}"], "sft").config
     train_sft(config, console=Console(quiet=True))
     (weights,) = (task / "sft" / "checkpoints").glob("step-*/policy")
     held_out = (f"domains.{name}.eval.0.path={task / f'{name}_held_out.jsonl'}" for name in SHARES)
@@ -69,7 +69,7 @@ def test_every_domain_learns_and_none_pays_for_it(calm: Path) -> None:
 
 
 def test_every_step_has_each_domain_s_share(calm: Path) -> None:
-    prompts = load_run_file(EXAMPLE / "rl.yaml").rl.rollout.prompts_per_step
+    prompts = load_run_file(EXAMPLE / "rl.yaml").config.rollout.prompts_per_step
     so_far: Counter[str] = Counter()
     for step, row in enumerate(rows_of(calm)[1:], start=1):
         for name, share in SHARES.items():
@@ -90,7 +90,7 @@ def test_each_domain_has_its_own_reward(calm: Path) -> None:
 def test_a_kill_at_any_step_changes_no_bit(
     calm: Path, words: tuple[str, ...], task: Path, commands: Any, trace: Callable[[Path], Any]
 ) -> None:
-    config = load_run_file(EXAMPLE / "rl.yaml").rl
+    config = load_run_file(EXAMPLE / "rl.yaml").config
     assert config.checkpoint.every_steps is not None
     step = random.randrange(config.checkpoint.every_steps + 1, config.steps)
     print({"killed after step": step})

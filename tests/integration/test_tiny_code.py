@@ -72,11 +72,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Ca
         given = [f"output={tmp_path / name}", "logging.sinks=[]"]
         if name == "sft":
             given += [f"model.path={task / 'model'}", f"data.train={task / 'demonstrations.jsonl'}"]
-            train_sft(load_run_file(EXAMPLE / "sft.yaml", given, kind="sft").sft, console=Console(quiet=True))
+            train_sft(load_run_file(EXAMPLE / "sft.yaml", given, kind="sft").config, console=Console(quiet=True))
         else:
             given += [f"data.train={task / 'train.jsonl'}", f"data.eval={task / 'heldout.jsonl'}"]
             given += [f"model.path={tmp_path / 'sft'}"]
-            train_rl(load_run_file(EXAMPLE / f"{name}.yaml", given).rl, console=Console(quiet=True))
+            train_rl(load_run_file(EXAMPLE / f"{name}.yaml", given).config, console=Console(quiet=True))
         return tmp_path / name
 
     return train

@@ -253,7 +253,7 @@ def test_the_demo_learns(python: str, tmp_path: Path) -> None:
     """Its first half is supervised; of the second twenty of sixty steps are enough to see it."""
     assert main(["demo", "--output", str(tmp_path / "demo")]) == 0
     folder = DemoFolder(tmp_path / "demo")
-    config = load_run_file(folder.rl_file, [*on_vllm(python), "steps=20", f"output={tmp_path / 'rl'}"]).rl
+    config = load_run_file(folder.rl_file, [*on_vllm(python), "steps=20", f"output={tmp_path / 'rl'}"]).config
     train_rl(config, console=Console(quiet=True))
     history = read_history(tmp_path / "rl")
     accuracy = history["eval/accuracy"][1]
@@ -277,7 +277,7 @@ def test_stories_become_happy(
         f"output={tmp_path / 'run'}",
         "logging.sinks=[]",
     ]
-    config = load_run_file(STORIES / "run.yaml", [*given, *on_vllm(python)]).rl
+    config = load_run_file(STORIES / "run.yaml", [*given, *on_vllm(python)]).config
     train_rl(config, console=Console(quiet=True))
     history = read_history(tmp_path / "run")
     curve = history["eval/sampled_reward_mean"][1]

@@ -37,7 +37,7 @@ def sampled_step(
         "logging": {"sinks": [], "record_rollouts": False},
         **fields,
     }
-    with open_rl_run(load_run_data(data).rl, Console(quiet=True)) as run:
+    with open_rl_run(load_run_data(data).config, Console(quiet=True)) as run:
         collector = dataclasses.replace(run.supply.collector, needs_greedy=needs_greedy)
         yield run, collector.collect(1, {}, Stopwatch())
 

@@ -71,7 +71,7 @@ def run_file(settings: Settings, place: Place) -> dict[str, Any]:
 
 
 def measure(settings: Settings, place: Place) -> Figures:
-    config = load_run_data(run_file(settings, place)).rl
+    config = load_run_data(run_file(settings, place)).config
     sizes = model_facts(config)
     assert sizes is not None
     planned = estimate_memory(config, sizes, on_gpu=True)

@@ -245,7 +245,7 @@ def whole(settings: Settings, place: Place) -> Figures:
 @contextmanager
 def warm_run(settings: Settings, place: Place) -> Iterator[RlRun]:
     """A run after its first step, which compiles and fetches memory."""
-    config = load_run_data(run_data(settings, place, steps=3)).rl
+    config = load_run_data(run_data(settings, place, steps=3)).config
     with weights_made_on(place.device.name), open_rl_run(config, Console(quiet=True)) as run:
         run.train_step()
         place.device.forget_peak()

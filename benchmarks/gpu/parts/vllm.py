@@ -38,7 +38,7 @@ def run_file(settings: Settings, place: Place) -> dict[str, Any]:
 def measure(settings: Settings, place: Place) -> Figures:
     if importlib.util.find_spec("vllm") is None:
         raise Skipped(f"vLLM is not installed for {sys.executable}")
-    config = load_run_data(run_file(settings, place)).rl
+    config = load_run_data(run_file(settings, place)).config
     with weights_made_on(place.device.name), open_rl_run(config, Console(quiet=True)) as run:
         steps = [run.train_step() for _ in range(3)]
     names = ("step", "generate", "update", "sync", "engine_sleep", "engine_start")

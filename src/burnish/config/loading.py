@@ -21,7 +21,6 @@ from burnish.config.explain import explain
 from burnish.config.kinds import USUAL, find_kind, kind_of_keys
 from burnish.config.preset_layer import preset_of, preset_values
 from burnish.config.problems import Problem, named, raise_problems
-from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.config.schema_run import RunConfig
 from burnish.config.secrets import masked, masked_places
 from burnish.config.yaml_text import ParsedYaml, parse_value, parse_yaml, read_run_text
@@ -51,21 +50,6 @@ class LoadedConfig:
         """Every value by its dotted path, with secrets masked."""
         values = flat_values(self.config)
         return {path: masked(values[path], place=path) for path in self.provenance}
-
-    @property
-    def rl(self) -> RlConfig:
-        """The configuration of an RL run. ConfigError if it is of another kind."""
-        return self.of(RlConfig)
-
-    @property
-    def sft(self) -> SftConfig:
-        """The configuration of a supervised run. ConfigError if it is of another kind."""
-        return self.of(SftConfig)
-
-    @property
-    def rm(self) -> RmConfig:
-        """The configuration of a reward model's run. ConfigError if it is of another kind."""
-        return self.of(RmConfig)
 
     def of(self, wanted: type[_Run]) -> _Run:
         """The configuration of a run of this kind. ConfigError if it is of another."""

@@ -68,7 +68,7 @@ def test_run_files_of_all_rows_are_valid(script: Script, tmp_path: Path, monkeyp
             data = steps.run_data(row.settings, place, steps=3)
         else:
             continue
-        config = load_run_data(data).rl
+        config = load_run_data(data).config
         planned = estimate_memory(config, shapes.facts(shapes.SHAPES[row.settings["shape"]]), on_gpu=True)
         assert peak_bytes(planned) < 80e9 or not row.targets, row.name
 

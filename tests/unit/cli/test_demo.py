@@ -70,8 +70,8 @@ def test_the_run_files_read_back_what_was_written(tmp_path: Path) -> None:
     folder = DemoFolder(tmp_path / "a folder: with #odd 'signs'")
     wrong = write_data(folder, 0)
     write_run_files(folder, 5)
-    sft = load_run_file(folder.sft_file, (), "sft").sft
-    rl = load_run_file(folder.rl_file, (), "rl").rl
+    sft = load_run_file(folder.sft_file, (), "sft").config
+    rl = load_run_file(folder.rl_file, (), "rl").config
     assert (sft.seed, rl.seed, sft.output, rl.output) == (5, 5, str(folder.sft_run), str(folder.rl_run))
     assert rl.model.path.startswith(str(folder.sft_run))
     assert rl.model.path.endswith(f"step-{sft.steps:06d}/policy")

@@ -132,7 +132,7 @@ def test_a_reward_model_of_its_own_process_cannot_choose_among_gpus() -> None:
     data = {**RUNS["rl"], "rewards": [{"name": "model:rm", "options": {"device": "cuda:1"}}]}
     with pytest.raises(ConfigError, match=r"rewards\.0\.options\.device.*cuda:1.*which sees one GPU"):
         load_run_data(data, ("cluster.own_process=reward_model",), "rl")
-    assert load_run_data(data, (), "rl").rl.cluster.own_process == ()
+    assert load_run_data(data, (), "rl").config.cluster.own_process == ()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ FORK = {"environment": "a.py:B", "trajectory": "fork"}
 
 
 def load(conversation: Any, **fields: Any) -> RlConfig:
-    config: RlConfig = load_run_data({**RUN, "conversation": conversation, **fields}, [], "rl").rl
+    config: RlConfig = load_run_data({**RUN, "conversation": conversation, **fields}, [], "rl").config
     return config
 
 

@@ -14,7 +14,7 @@ from burnish.planning.rl import plan_rl
 
 
 def load(domains: dict[str, Any], *overrides: str, **fields: Any) -> RlConfig:
-    return load_run_data({"model": "m", "domains": domains, **fields}, overrides).rl
+    return load_run_data({"model": "m", "domains": domains, **fields}, overrides).config
 
 
 RAW = {"algorithm": {"estimator": "raw"}}
@@ -24,7 +24,7 @@ CODE = {"train": "code.jsonl", "rewards": [{"name": "code", "weight": 2.0}]}
 
 
 def test_without_domains_there_is_one_for_all_prompts() -> None:
-    config = load_run_data({"model": "m", "data": {"train": "x.jsonl"}, "rewards": "math"}).rl
+    config = load_run_data({"model": "m", "data": {"train": "x.jsonl"}, "rewards": "math"}).config
     (one,) = domain_settings(config)
     assert (one.name, one.group_size, one.shares) == (ALL, config.rollout.group_size, {0: 1.0})
     assert [source.path for source in one.train] == ["x.jsonl"]

@@ -26,7 +26,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def load(tmp_path: Path, text: str, *overrides: str) -> RlConfig:
-    return load_run_file(write(tmp_path, text), overrides).rl
+    return load_run_file(write(tmp_path, text), overrides).config
 
 
 def refused(tmp_path: Path, text: str, *overrides: str) -> str:
@@ -50,9 +50,9 @@ def test_shorthand_forms_are_the_long_ones(tmp_path: Path) -> None:
 def test_layers_win_in_their_order(tmp_path: Path) -> None:
     text = MINIMAL + "algorithm: {preset: grpo, kl_coef: 0.1}\nrollout: {group_size: 6}\n"
     loaded = load_run_file(write(tmp_path, text), ["rollout.group_size=2", "seed=7"])
-    assert loaded.rl.algorithm.kl_coef == 0.1  # file over preset (0.04)
-    assert loaded.rl.algorithm.kl_in == "loss"  # preset over default (none)
-    assert loaded.rl.rollout.group_size == 2  # command line over file
+    assert loaded.config.algorithm.kl_coef == 0.1  # file over preset (0.04)
+    assert loaded.config.algorithm.kl_in == "loss"  # preset over default (none)
+    assert loaded.config.rollout.group_size == 2  # command line over file
     assert loaded.provenance["algorithm.kl_coef"] == "file"
     assert loaded.provenance["algorithm.kl_in"] == "preset grpo"
     assert loaded.provenance["rollout.group_size"] == "command line"
@@ -77,7 +77,7 @@ def test_every_value_has_a_provenance(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_every_preset_loads_and_sets_what_it_says(name: str) -> None:
-    config = load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "model:rm", "algorithm": name}).rl
+    config = load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "model:rm", "algorithm": name}).config
     found = config.model_dump(mode="json")
     for path, value in PRESETS[name].values.items():
         assert functools.reduce(lambda section, key: section[key], path.split("."), found) == value, path
@@ -173,13 +173,13 @@ def test_supervised_files_load_as_their_own_kind(tmp_path: Path) -> None:
     loaded = load_run_file(
         write(tmp_path, "model: m\ndata: {train: a}\nmax_tokens: 128\n"), ["optimization.epochs=2"], "sft"
     )
-    assert (loaded.sft.max_tokens, loaded.sft.optimization.epochs, loaded.sft.optimization.learning_rate) == (
+    assert (loaded.config.max_tokens, loaded.config.optimization.epochs, loaded.config.optimization.learning_rate) == (
         128,
         2,
         1e-5,
     )
     with pytest.raises(ConfigError, match="burnish sft"):
-        _ = loaded.rl
+        loaded.of(RlConfig)
 
 
 def test_direct_construction_is_checked_too() -> None:

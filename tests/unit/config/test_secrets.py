@@ -139,4 +139,4 @@ def test_a_masked_value_must_be_given_again() -> None:
         load_run_data(data)
     assert "rewards.0.options.api_key=VALUE" in str(caught.value)
     loaded = load_run_data(data, ["rewards.0.options.api_key=abc"])
-    assert loaded.rl.rewards[0].options == {"api_key": "abc"}
+    assert loaded.config.rewards[0].options == {"api_key": "abc"}

@@ -168,7 +168,7 @@ ALL_THERE, TOLD = threading.Barrier(5), dict[str, set[str]]()
 def test_all_start_side_by_side_and_take_the_paths_of_the_kinds_before_them(tmp_path: Path) -> None:
     sizes = {"trainers": 2, "rollout_workers": 2, "own_process": ["critic"]}
     data = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "rewards": {"name": "length"}, "cluster": sizes}
-    config = load_run_data({**data, "algorithm": {"preset": "ppo"}, "output": str(tmp_path)}).rl
+    config = load_run_data({**data, "algorithm": {"preset": "ppo"}, "output": str(tmp_path)}).config
     crew = cluster._crew(config, Console(quiet=True))
     turns = cluster.PathsInTurn(crew, Console(quiet=True))
     others = cluster._seats_of_others(config, crew, turns)

@@ -106,7 +106,7 @@ def test_nothing_is_cut_where_every_row_has_a_token(load):
 
 def test_a_stop_id_that_is_never_sampled_is_refused():
     run = {"model": "m", "data": {"train": "t"}, "rewards": "length", "rollout": {"stop_token_ids": [TOKENS]}}
-    config = load_run_data(run).rl
+    config = load_run_data(run).config
     with pytest.raises(ModelError, match="stop_token_ids names 16, which is beyond"):
         check_fit(config, None, TOKENS)
     check_fit(config, None, ROWS)

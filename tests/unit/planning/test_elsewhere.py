@@ -38,7 +38,7 @@ def rl(*words: str, **sections: Any) -> RlConfig:
         "rollout": {"prompts_per_step": 8, "group_size": 8, "max_prompt_tokens": 512, "max_response_tokens": 512},
         **sections,
     }
-    return load_run_data(data, words).rl
+    return load_run_data(data, words).config
 
 
 def fit_of(name: str, on: str, **sections: Any) -> tuple[str, ...] | None:

@@ -32,7 +32,7 @@ LLAMA = {
 
 
 def rl(**sections: Any) -> RlConfig:
-    return load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "math", **sections}).rl
+    return load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "math", **sections}).config
 
 
 def llama(num_parameters: int | None = None, **fields: int) -> ModelFacts:
@@ -167,7 +167,7 @@ def test_warnings_name_what_does_not_fit() -> None:
 def test_supervised_steps_and_passes_follow_from_each_other() -> None:
     config = load_run_data(
         {"model": "m", "data": {"train": "a"}, "optimization": {"tokens_per_batch": 100, "epochs": 3}}, kind="sft"
-    ).sft
+    ).config
     assert plan_sft(config, Preview(40, 950, 31)).optimizer_steps == 31
     assert plan_sft(config).optimizer_steps is None
     fixed = config.model_copy(update={"steps": 62})

@@ -44,15 +44,15 @@ MACHINE = Machine(cores=8, threads=8, memory_bytes=64 << 30)
 
 def rl(**sections: Any) -> RlConfig:
     fields = {"model": {"path": "m", "device": "cpu"}, "data": {"train": "a"}, "rewards": "math", "algorithm": "dapo"}
-    return load_run_data({**fields, **sections}).rl
+    return load_run_data({**fields, **sections}).config
 
 
 def sft(**cluster: Any) -> SftConfig:
-    return load_run_data({"model": "m", "data": {"train": "a"}, "cluster": cluster}, (), "sft").sft
+    return load_run_data({"model": "m", "data": {"train": "a"}, "cluster": cluster}, (), "sft").config
 
 
 def rm(**cluster: Any) -> RmConfig:
-    return load_run_data({"model": "m", "data": {"train": "a"}, "cluster": cluster}, (), "rm").rm
+    return load_run_data({"model": "m", "data": {"train": "a"}, "cluster": cluster}, (), "rm").config
 
 
 def named(seat: Seat) -> dict[str, int]:

@@ -41,7 +41,9 @@ if [ "$1" = show ]; then printf 'n1\\nn2\\n'; else echo "scontrol $*" >> "$CALLS
 
 
 def rl(**sections: Any) -> RlConfig:
-    return load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "math", "algorithm": "grpo", **sections}).rl
+    return load_run_data(
+        {"model": "m", "data": {"train": "a"}, "rewards": "math", "algorithm": "grpo", **sections}
+    ).config
 
 
 def script_of(config: RlConfig, *options: str) -> str:

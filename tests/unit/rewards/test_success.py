@@ -104,7 +104,7 @@ def test_messages_name_the_field_that_the_run_file_sets() -> None:
                 "words": {"train": "b.jsonl"},
             },
         }
-    ).rl
+    ).config
     sums, words = domain_settings(config)
     with pytest.raises(ConfigError, match=r"^domains\.sums\.evaluation\.success_score is 2,"):
         success_of_domain(sums, ("exact",))
@@ -118,7 +118,7 @@ def test_a_score_that_nothing_has_to_reach_is_refused_where_it_is_set() -> None:
     own = {"domains": {"x": {"train": "a", **length, **score}}}
     shared = {"domains": {"x": {"train": "a", **length}}, **score}
     for run, place in ((one, "evaluation"), (own, r"domains\.x\.evaluation"), (shared, None)):
-        (domain,) = domain_settings(load_run_data({"model": "m", **run}).rl)
+        (domain,) = domain_settings(load_run_data({"model": "m", **run}).config)
         assert success_of_domain(domain, ("length",)) is not None
         if place is None:
             assert success_of_domain(domain, ()) is None

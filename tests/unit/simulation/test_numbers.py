@@ -29,7 +29,7 @@ partial: true
 
 def config(tmp_path: Path) -> RlConfig:
     (tmp_path / "run.yaml").write_text(RUN)
-    return load_run_file(tmp_path / "run.yaml", (), "rl").rl
+    return load_run_file(tmp_path / "run.yaml", (), "rl").config
 
 
 def numbers(tmp_path: Path, text: str) -> dict[str, object]:

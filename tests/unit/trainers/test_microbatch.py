@@ -36,7 +36,7 @@ def rl(**sections: Any) -> RlConfig:
     fields["model"] = {"path": "m", "dtype": "bfloat16"}
     fields["optimization"] = {"tokens_per_microbatch": "auto"}
     fields["rollout"] = {"prompts_per_step": 64, "group_size": 16, "max_response_tokens": 1024}
-    return load_run_data({**fields, **sections}).rl
+    return load_run_data({**fields, **sections}).config
 
 
 def gpus(*gib: int) -> Machine:

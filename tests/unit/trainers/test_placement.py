@@ -48,7 +48,7 @@ def test_an_impossible_run_leaves_nothing_behind(model: Path, tmp_path: Path, mo
     (tmp_path / "train.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     data = {"model": {"path": str(model), "device": "cpu"}, "data": {"train": str(tmp_path / "train.jsonl")}}
     words = [f"output={tmp_path / 'run'}", "cluster.trainers=2"]
-    config = load_run_data(data, words, "sft").sft
+    config = load_run_data(data, words, "sft").config
     assert check_placement(config, Machine(2, 2, 8 << 30)) == []
     assert "2 processes share 1 core," in check_placement(config, Machine(1, 1, 8 << 30))[0]
     whole = seats_of(with_sharding(config, "whole"), read_model_facts(model), Machine(2, 2, 8 << 30))
@@ -74,7 +74,7 @@ def test_the_sizes_of_reward_models_are_read_without_their_weights(model: Path, 
     options = {"dtype": "bfloat16", "device": "cuda:1", "tokens_per_microbatch": 64}
     rewards = [{"name": f"model:{folder}", "label": "a", "options": options}, "math", {"name": "model:hub/name"}]
     data = {"model": {"path": str(model), "device": "cpu"}, "data": {"train": "a"}, "rewards": rewards}
-    first, second = reward_facts(load_run_data(data, (), "rl").rl)
+    first, second = reward_facts(load_run_data(data, (), "rl").config)
     assert first.facts is not None
     assert first.facts.num_parameters == 300
     assert (first.label, first.width, first.device, first.tokens_per_microbatch) == ("a", 2, "cuda:1", 64)
@@ -95,7 +95,7 @@ def kept(folder: Path, path: str, seconds: float, shape: str = SHAPE, threads: i
 
 def test_the_speed_of_this_processor_is_what_was_timed_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("burnish.trainers.placement.own_cache", lambda: VerdictCache(tmp_path))
-    config = load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "math", "cluster": {"threads": 1}}).rl
+    config = load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "math", "cluster": {"threads": 1}}).config
     facts = Trial.of(({"path": "decoding", "shape": SHAPE}, RaceResult("a", {"a": 1.0})))
     assert facts is not None
     machine = Machine(2, 2, 8 << 30)

@@ -65,7 +65,7 @@ def rm_run(model: Path, tmp_path: Path) -> Callable[..., RmConfig]:
             "logging": {"sinks": []},
             **fields,
         }
-        return load_run_data(data, list(overrides), "rm").rm
+        return load_run_data(data, list(overrides), "rm").config
 
     return build
 

@@ -73,7 +73,7 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., tuple[Conversations, str]]]
         def build(conversation: Any, template: str | None = PYTHONIC, **fields: Any) -> tuple[Conversations, str]:
             given = {k: v.format(here=tmp_path) if isinstance(v, str) else v for k, v in (conversation or {}).items()}
             data = {"model": "m", "data": {"train": "a", "chat": "always"}, "rewards": "math", **fields}
-            config = load_run_data(data | {"conversation": given or None}, [], "rl").rl
+            config = load_run_data(data | {"conversation": given or None}, [], "rl").config
             said = StringIO()
             console = Console(file=said, width=400)
             found = stack.enter_context(

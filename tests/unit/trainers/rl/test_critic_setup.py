@@ -55,7 +55,7 @@ def config(folder: Path) -> Callable[..., RlConfig]:
             "rewards": reward,
             "algorithm": algorithm,
         }
-        return load_run_data(data, overrides).rl
+        return load_run_data(data, overrides).config
 
     return build
 
