@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from pathlib import Path
 
+import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from burnish.config import fields
-from burnish.config.elsewhere import advice
 from burnish.config.problems import Problem
+from burnish.config.schema_run import RunConfig
 from burnish.config.section import Section
 from burnish.words import did_you_mean, nearest
 
+WORDS_OF_OTHERS = Path(__file__).with_name("elsewhere.yaml")
+"""The settings that correspond to fields of TRL, verl, OpenRLHF and similar systems."""
 _NOWHERE = object()
 
 
@@ -160,3 +165,23 @@ def _expected(path: str, section: type[BaseModel]) -> str:
         return fields.describe(annotation)
     required = [name for name, info in inner.model_fields.items() if info.is_required()]
     return "a section with keys such as " + ", ".join(required or list(inner.model_fields)[:4])
+
+
+def advice(word: str, section: type[BaseModel]) -> str | None:
+    """The setting in a run file of this class; None if the word means nothing that it has.
+
+    Two names are called equivalent only if unit and meaning are the same.
+    """
+    same, differs = _words()
+    if word in differs and issubclass(section, RunConfig):
+        return differs[word].get(section.kind) or differs[word].get("any")
+    known = {field.path for field in fields.iter_fields(section)}
+    return f"did you mean {same[word]}? (that is its name here)" if same.get(word) in known else None
+
+
+@functools.cache
+def _words() -> tuple[Mapping[str, str], Mapping[str, Mapping[str, str]]]:
+    """(field by each of its other names, sentences by kind of run for each of the other words)."""
+    table = yaml.safe_load(WORDS_OF_OTHERS.read_text(encoding="utf-8"))
+    same = {word: field for field, words in table["same"].items() for word in words}
+    return same, {word: entry for entry in table["differs"] for word in entry["words"]}

@@ -9,7 +9,7 @@ import yaml
 
 from burnish.algorithms.advantages import ESTIMATORS
 from burnish.algorithms.policy_losses import POLICY_LOSSES
-from burnish.config import elsewhere, names
+from burnish.config import explain, names
 from burnish.config.fields import iter_fields
 from burnish.config.kinds import all_kinds
 from burnish.config.loading import load_run_data
@@ -54,12 +54,12 @@ FIELD = re.compile(
 @pytest.mark.parametrize("section", [kind.section for kind in all_kinds()], ids=[kind.name for kind in all_kinds()])
 def test_words_of_other_systems_lead_to_fields_that_exist(section) -> None:  # type: ignore[no-untyped-def]
     known = {field.path for field in iter_fields(section)}
-    table = yaml.safe_load(elsewhere.TABLE.read_text())
+    table = yaml.safe_load(explain.WORDS_OF_OTHERS.read_text())
     assert set(table["same"]) <= {field.path for field in iter_fields(RlConfig)}
     words = [word for words in table["same"].values() for word in words]
     words += [word for entry in table["differs"] for word in entry["words"]]
     assert len(words) == len(set(words))
-    told = [text for text in (elsewhere.advice(word, section) for word in words) if text is not None]
+    told = [text for text in (explain.advice(word, section) for word in words) if text is not None]
     assert len(told) > 30
     for named in FIELD.findall(" ".join(told)):
         assert named.rstrip(".") in known, named
