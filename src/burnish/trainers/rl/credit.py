@@ -66,6 +66,7 @@ def assign_advantages(
     if algorithm.whiten_rewards and whiten:
         rewards_BT, scores_B, reward_metrics = _whiten(rewards_BT, scores_B, batch, rewards, estimator)
         metrics |= reward_metrics
+    by_turns = algorithm.discount != "token" or estimator.compares_turns
     tensors = {
         "scores_B": scores_B,  # outcome estimators read these and the others token_rewards_BT: both are shaped alike
         "group_ids_B": batch.group_ids,
@@ -76,7 +77,7 @@ def assign_advantages(
         "token_rewards_BT": rewards_BT,
         "values_BT": batch.values,
         "mask_BT": batch.loss_mask,
-        "turn_index_BT": _turns(batch, estimator, algorithm, rewards.counted_B),
+        "turn_index_BT": _turns(batch, estimator, rewards.counted_B) if by_turns else None,
         "observation_ids_BT": rewards.observation_ids_BT,
         "history_ids_BT": rewards.history_ids_BT,
     }
@@ -100,11 +101,12 @@ def whiten_minibatch(
     metrics: dict[str, Metric] = {}
     if algorithm.whiten_rewards:
         rewards_BT, metrics = _whiten_tokens(present(minibatch.token_rewards, "token_rewards"), minibatch.loss_mask)
+        by_turns = algorithm.discount != "token" or estimator.compares_turns
         tensors = {
             "token_rewards_BT": rewards_BT,
             "values_BT": minibatch.values,
             "mask_BT": minibatch.loss_mask,
-            "turn_index_BT": _turns(minibatch, estimator, algorithm, None),  # they were checked before
+            "turn_index_BT": _turns(minibatch, estimator, None) if by_turns else None,  # they were checked before
         }
         advantages_BT, returns_BT = _estimate(estimator, tensors, algorithm, None)
         minibatch = minibatch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
@@ -182,11 +184,9 @@ def _sampled(batch: Batch) -> Tensor:
     return response_mask(batch) if batch.turn_index is None else batch.turn_index >= 0
 
 
-def _turns(batch: Batch, estimator: Estimator, algorithm: AlgorithmConfig, counted_B: Tensor | None) -> Tensor | None:
-    """The turn of each token, where credit is given by turns; rows without turns are one each. ConfigError if turns of
-    one conversation are in several rows."""
-    if algorithm.discount == "token" and not estimator.compares_turns:
-        return None
+def _turns(batch: Batch, estimator: Estimator, counted_B: Tensor | None) -> Tensor:
+    """The turn of each token; rows without turns are one each. ConfigError if turns of one conversation are in several
+    rows."""
     if counted_B is not None:
         raise ConfigError(
             f"the estimator {estimator.name!r} gives credit by turns, but some conversations of this step are several "
