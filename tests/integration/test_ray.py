@@ -314,7 +314,6 @@ def test_what_ray_hears_of_lost_nodes_stays_out_of_the_table(monkeypatch: pytest
 
 
 MOVING = {"minibatches": 2, "learning_rate": 1e-3}
-CRITIC = {"kind": "separate", "learning_rate": 1e-3, "warmup_steps": 1}
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {
         "algorithm": {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05},
@@ -322,7 +321,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "ppo": {
         "algorithm": {"preset": "ppo", "kl_in": "reward", "kl_coef": 0.05},
-        "critic": CRITIC,
+        "critic": {"kind": "separate", "learning_rate": 1e-3, "warmup_steps": 1},
         "optimization": MOVING,
     },
 }

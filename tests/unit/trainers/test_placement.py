@@ -75,7 +75,6 @@ def test_the_sizes_of_reward_models_are_read_without_their_weights(model: Path, 
     rewards = [{"name": f"model:{folder}", "label": "a", "options": options}, "math", {"name": "model:hub/name"}]
     data = {"model": {"path": str(model), "device": "cpu"}, "data": {"train": "a"}, "rewards": rewards}
     first, second = reward_facts(load_run_data(data, (), "rl").config)
-    assert first.facts is not None
     assert first.facts.num_parameters == 300
     assert (first.label, first.width, first.device, first.tokens_per_microbatch) == ("a", 2, "cuda:1", 64)
     assert (second.label, second.facts, second.width, second.device) == ("model", None, 4, "auto")
@@ -97,19 +96,16 @@ def test_the_speed_of_this_processor_is_what_was_timed_on_it(tmp_path: Path, mon
     monkeypatch.setattr("burnish.trainers.placement.own_cache", lambda: VerdictCache(tmp_path))
     config = load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "math", "cluster": {"threads": 1}}).config
     facts = Trial.of(({"path": "decoding", "shape": SHAPE}, RaceResult("a", {"a": 1.0})))
-    assert facts is not None
     machine = Machine(2, 2, 8 << 30)
     assert with_kept_speed(machine, config, facts.facts).speed is None
     kept(tmp_path, "training passes", 0.5, SHAPE.replace("hidden_size 64", "hidden_size 128"))
     kept(tmp_path, "training passes", 1e-9, threads=2)
     kept(tmp_path, "float32 products", 1e-9, "512 x 64 x 256")
     other = with_kept_speed(machine, config, facts.facts).speed
-    assert other is not None
     assert other.source.endswith("a model of hidden size 128")
     kept(tmp_path, "training passes", 0.5)
     kept(tmp_path, "decoding", 0.01)
     speed = with_kept_speed(machine, config, facts.facts).speed
-    assert speed is not None
     assert speed.source.endswith("a model of these sizes")
     layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 172 + 2 * 64
     assert speed.operations == pytest.approx(6 * 2 * layer * 31 * 16 / 0.5)  # two layers, 31 x 16 tokens

@@ -18,14 +18,7 @@ from burnish.rollouts.outages import Patience
 from burnish.trainers.rl.collection import Collector, Overlaps, penalised
 from burnish.trainers.telemetry.groups import describe_groups
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.types import (
-    Metric,
-    Prompt,
-    RewardStatus,
-    Rollout,
-    RolloutGroup,
-    RolloutRequest,
-)
+from burnish.types import Metric, Prompt, RewardStatus, Rollout, RolloutGroup, RolloutRequest
 
 Reward = Callable[[Prompt, Rollout], float | None]
 
