@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from burnish.api.inputs import Inputs
 from burnish.api.preparing import Given, as_overrides, kind_of, output_of, prepare, prepared_run
@@ -86,9 +86,7 @@ def _refuse_what_domains_own(
     """`data` and `rewards` stand in for all of a run's own, but what a domain names itself stays as it is. ConfigError
     if there is any of it that the call does not replace by name."""
     by_name = fields.get("domains")
-    both: tuple[tuple[str, bool, Literal["eval", "rewards"]], ...]
-    both = ("data", has_data, "eval"), ("rewards", has_rewards, "rewards")
-    for argument, given, field in both:
+    for argument, given, field in (("data", has_data, "eval"), ("rewards", has_rewards, "rewards")):
         for name in config.domains_with_own(field) if given else ():
             replaced = fields.get(f"domains.{name}", by_name.get(name) if isinstance(by_name, Mapping) else None)
             if f"domains.{name}.{field}" in fields or (isinstance(replaced, Mapping) and field in replaced):

@@ -387,7 +387,7 @@ class RlFields(RunConfig):
             (init,) = (one.name.removeprefix(names.MODEL_REWARD) for one in self.all_rewards if one.is_model)
         return init if self.has_separate_critic and init != "policy" else None
 
-    def domains_with_own(self, field: Literal["eval", "rewards"]) -> Iterator[str]:
+    def domains_with_own(self, field: str) -> Iterator[str]:
         return (name for name, domain in self.domains.items() if vars(domain)[field])
 
     def missing(self) -> Iterator[Problem]:
@@ -415,9 +415,8 @@ class RlFields(RunConfig):
     @property
     def whitens_minibatches(self) -> bool:
         """True if whitening uses the statistics of minibatches. A single minibatch is the step."""
-        return (
-            self.algorithm.whiten_over == "minibatch" and self.algorithm.whitens and self.optimization.minibatches > 1
-        )
+        algorithm, minibatches = self.algorithm, self.optimization.minibatches
+        return algorithm.whiten_over == "minibatch" and algorithm.whitens and minibatches > 1
 
     @property
     def old_logprobs_of_sampler(self) -> bool:

@@ -146,7 +146,7 @@ class RunConfig(Section):
         """The rewards that score responses of the run."""
         return ()
 
-    def domains_with_own(self, field: Literal["eval", "rewards"]) -> Iterator[str]:
+    def domains_with_own(self, field: str) -> Iterator[str]:
         """Domains that do not share the run's data to evaluate on, or its rewards, but name some of their own."""
         return iter(())
 
