@@ -160,7 +160,7 @@ def _show_agreement(config: RlConfig, judge: RewardConfig, prompts: Sequence[Pro
         from burnish.rollouts.answering import open_model  # imports torch
 
     scoring = config.scoring.model_copy(update={"max_failure_fraction": 1.0})
-    with ProcessRewardScorer([judge], scoring, columns=_columns(prompts), open_model=open_model) as scorer:
+    with ProcessRewardScorer([judge], scoring, columns=set(prompts[0].columns), open_model=open_model) as scorer:
         found = measure_agreement(prompts, scorer, options)
     return console.print(f"judge {judge.log_label!r}: {found}", markup=False, highlight=False, soft_wrap=True)
 
@@ -182,7 +182,7 @@ def _check_gold(
     rewards = domain.rewards
     # So that all failures are reported, instead of stopping at the first bad batch.
     scoring = config.scoring.model_copy(update={"max_failure_fraction": 1.0})
-    with ProcessRewardScorer(rewards, scoring, columns=_columns(prompts), sandbox=config.sandbox) as scorer:
+    with ProcessRewardScorer(rewards, scoring, columns=set(prompts[0].columns), sandbox=config.sandbox) as scorer:
         scorer.check_prompts(prompts)
         judge = full_marks(rewards, scorer.answer_labels) if top_score is None else None
         success = success_of_domain(domain, scorer.answer_labels)
@@ -295,10 +295,6 @@ def _options_column(rewards: Sequence[RewardConfig]) -> str | None:
     """The column that holds the options of multiple choice, if one of the rewards names it."""
     named = [reward.options.get("column") for reward in rewards if reward.name == "choice"]
     return next((column for column in named if isinstance(column, str)), None)
-
-
-def _columns(prompts: Sequence[Prompt]) -> set[str]:
-    return set(prompts[0].columns) if prompts else set()
 
 
 def _show_report(report: GoldReport, judge: Success | None, labels: Sequence[str], show: int, console: Console) -> None:

@@ -20,7 +20,7 @@ from burnish.config.checks import check_complete
 from burnish.config.explain import explain
 from burnish.config.kinds import USUAL, find_kind, kind_of_keys
 from burnish.config.preset_layer import preset_of, preset_values
-from burnish.config.problems import Problem, named, raise_problems
+from burnish.config.problems import Problem, named, place_of, raise_problems
 from burnish.config.schema_run import RunConfig
 from burnish.config.secrets import masked, masked_places
 from burnish.config.yaml_text import ParsedYaml, parse_value, parse_yaml, read_run_text
@@ -140,7 +140,8 @@ def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: str, *, source: st
     for path, origin in given.provenance.items():
         layers.set_by(origin, [path])
     config = _validate(layers, given.problems, source)
-    return LoadedConfig(config, _full_provenance(config, layers.provenance), source)
+    provenance = {path: place_of(path, layers.provenance, DEFAULT) for path in flat_values(config)}
+    return LoadedConfig(config, provenance, source)
 
 
 def _add_preset(layers: _Layers, given: Mapping[str, Json]) -> None:
@@ -234,15 +235,6 @@ def _validate(layers: _Layers, problems: list[Problem], source: str) -> RunConfi
 def _masked_value(place: str) -> Problem:
     message = "was masked when this file was written because it looks like a secret"
     return Problem(place, message, f"give the value again, for example on the command line: {place}=VALUE")
-
-
-def _full_provenance(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for path in flat_values(config):
-        parts = path.split(".")
-        prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-        found[path] = next((given[p] for p in prefixes if p in given), DEFAULT)
-    return found
 
 
 def _merge(base: dict[str, Json], top: Mapping[str, Json]) -> None:

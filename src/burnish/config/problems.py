@@ -44,10 +44,7 @@ def named(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def place_of(field: str, places: dict[str, str], source: str) -> str:
-    """Place of a field, or of the nearest enclosing key that has one."""
+    """Place of a field, or of the nearest enclosing key that has one; else `source`."""
     parts = field.split(".")
-    for length in range(len(parts), 0, -1):
-        place = places.get(".".join(parts[:length]))
-        if place is not None:
-            return place
-    return source
+    enclosing = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((places[key] for key in enclosing if key in places), source)
