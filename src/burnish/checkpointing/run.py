@@ -232,8 +232,7 @@ class RunDirectory:
 def dump_config(config: RunConfig) -> str:
     """The resolved run file as YAML, with all fields in the order of the reference, and secrets masked."""
     values = masked(config.model_dump(mode="json"), hashed=True)
-    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    return text
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Difference]:

@@ -126,5 +126,4 @@ def _lies_as_in_the_file(tensor: Tensor) -> bool:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     flat = tensor.as_strided((tensor.numel(),), (1,))  # `reshape` leaves a single number its stride
-    numbers: memoryview = flat.view(torch.uint8).numpy().data
-    return numbers
+    return flat.view(torch.uint8).numpy().data

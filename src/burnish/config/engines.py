@@ -122,8 +122,7 @@ def traits_of(name: str) -> EngineTraits:
     whoever builds those refuses them. Raises what `find_outside` raises.
     """
     if name in ENGINES:
-        built_in: EngineTraits = import_module(ENGINES[name]).TRAITS
-        return built_in
+        return import_module(ENGINES[name]).TRAITS
     place, _, class_name = name.rpartition(":")
     if not (place and class_name) or (place.endswith(".py") and not Path(place).expanduser().is_file()):
         return NO_TRAITS

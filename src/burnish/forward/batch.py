@@ -167,8 +167,7 @@ class Batch:
 
     def sequence_lengths(self) -> list[int]:
         """Tokens of each row, prompt and response together."""
-        lengths: list[int] = (self.host.prompt_lengths + self.host.response_lengths).tolist()
-        return lengths
+        return (self.host.prompt_lengths + self.host.response_lengths).tolist()
 
     @property
     def num_tokens(self) -> int:

@@ -117,8 +117,7 @@ class _NotCompiled:
 
     def attend(self, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, scaling: float | None) -> Tensor:
         """Attend as `PackedAttention` says, outside the compiled code."""
-        seen_SHD: Tensor = self._attend(self._packed, query_SHD, key_SKD, value_SKD, scaling)
-        return seen_SHD
+        return self._attend(self._packed, query_SHD, key_SKD, value_SKD, scaling)
 
 
 @cache
@@ -126,5 +125,4 @@ def _attend_outside() -> Callable[..., Tensor]:
     def attend(packed: PackedAttention, *given: Any) -> Tensor:
         return packed.attend(*given)
 
-    outside: Callable[..., Tensor] = torch.compiler.disable(attend)
-    return outside
+    return torch.compiler.disable(attend)

@@ -104,14 +104,12 @@ class _Block:
 
 def _inside(lengths_N: Ints) -> Bools:
     """(N, longest): True at the tokens of each sequence, False in its padding."""
-    inside: Bools = np.arange(lengths_N.max()) < lengths_N[:, None]
-    return inside
+    return np.arange(lengths_N.max()) < lengths_N[:, None]
 
 
 def _padded(starts_N: Ints, lengths_N: Ints) -> Ints:
     """(N, longest): the slots of each sequence, and its last one again where it is shorter."""
-    padded: Ints = starts_N[:, None] + np.minimum(np.arange(lengths_N.max()), lengths_N[:, None] - 1)
-    return padded
+    return starts_N[:, None] + np.minimum(np.arange(lengths_N.max()), lengths_N[:, None] - 1)
 
 
 def _gathered(rows_SXD: Tensor, slots_NQ: Tensor) -> Tensor:

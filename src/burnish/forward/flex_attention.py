@@ -88,8 +88,7 @@ def _blocks_of(span: slice) -> slice:
 
 def _flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scaling: float | None) -> Tensor:
     shares_keys = query.shape[1] != key.shape[1]
-    output: Tensor = flex_attention(query, key, value, block_mask=mask, scale=scaling, enable_gqa=shares_keys)
-    return output
+    return flex_attention(query, key, value, block_mask=mask, scale=scaling, enable_gqa=shares_keys)
 
 
 @cache

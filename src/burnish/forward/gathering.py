@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 def gather_rows(rows_SX: Tensor, index_N: Tensor) -> Tensor:
     """(N, ...): row `index_N[n]` of `rows_SX` (S, ...); differentiable once."""
-    picked: Tensor = _GatherRows.apply(rows_SX, index_N)
-    return picked
+    return _GatherRows.apply(rows_SX, index_N)
 
 
 def add_rows(sum_SX: Tensor, index_N: Tensor, rows_NX: Tensor) -> Tensor:
@@ -99,8 +98,7 @@ def _is_plain(embedding: nn.Module) -> bool:
 
 def _looked_up(embedding: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
     assert isinstance(embedding, nn.Embedding)
-    states: Tensor = _EmbeddingGradient.apply(embedding.weight, arguments[0], output.detach(), embedding.padding_idx)
-    return states
+    return _EmbeddingGradient.apply(embedding.weight, arguments[0], output.detach(), embedding.padding_idx)
 
 
 class _EmbeddingContext(FunctionCtx):

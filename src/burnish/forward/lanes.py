@@ -263,8 +263,7 @@ class LanesInStep(Lanes):
     def reaching(self, outputs: Sequence[Tensor], loss: Tensor) -> Tensor:
         """Like `Lanes.reaching`, but through all outputs, because all processes have to exchange gradients of the same
         weights."""
-        reaching: Tensor = _ReachingAll.apply(loss, *outputs)
-        return reaching
+        return _ReachingAll.apply(loss, *outputs)
 
 
 class _ReachingAll(torch.autograd.Function):

@@ -104,8 +104,7 @@ class MergedAttention:
 
     def attend(self, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, scaling: float | None) -> Tensor:
         """(S, H, D); differentiable once. `scaling` None is 1 / sqrt(D)."""
-        output_SHD: Tensor = _MergedAttention.apply(query_SHD, key_SKD, value_SKD, self, scaling)
-        return output_SHD
+        return _MergedAttention.apply(query_SHD, key_SKD, value_SKD, self, scaling)
 
 
 def _slots(span: slice) -> Ints:
@@ -240,10 +239,9 @@ def _attend_backward(
     where that was the faster way to compute them."""
     if query.dtype == torch.bfloat16 and key.shape[2] <= FLOAT32_KEYS:
         grad, query, key, value, output = (tensor.float() for tensor in (grad, query, key, value, output))
-    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, query, key, value, output, sums, 0.0, is_causal, scale=scaling
     )
-    return grads
 
 
 def _sum_type(dtype: torch.dtype) -> torch.dtype:

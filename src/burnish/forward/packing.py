@@ -145,14 +145,12 @@ def bunches(lengths: Sequence[int], spread: float) -> list[list[int]]:
 
 def _starts(lengths: Ints) -> Ints:
     """First slots of sequences that follow each other."""
-    starts: Ints = np.cumsum(lengths) - lengths
-    return starts
+    return np.cumsum(lengths) - lengths
 
 
 def _ranges(firsts: Ints, lengths: Ints) -> Ints:
     """`first, first + 1, ...` of each length, one after the other."""
-    ranges: Ints = np.repeat(firsts - _starts(lengths), lengths) + np.arange(lengths.sum())
-    return ranges
+    return np.repeat(firsts - _starts(lengths), lengths) + np.arange(lengths.sum())
 
 
 def _spans(starts: Ints, lengths: Ints) -> list[slice]:

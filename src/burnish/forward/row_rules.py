@@ -232,8 +232,7 @@ def _texts(trunk: PreTrainedModel, boundaries: Boundaries) -> list[Tensor]:
 
 def _embedding_weight(trunk: PreTrainedModel) -> Tensor:
     try:
-        weight: Tensor = trunk.get_input_embeddings().weight
-        return weight
+        return trunk.get_input_embeddings().weight
     except NotImplementedError as error:
         raise ModelError(
             f"this {trunk.config.model_type} model does not say where its token embedding is",

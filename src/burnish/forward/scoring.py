@@ -240,8 +240,7 @@ class TrunkRunner:
     def _first_output(self, inputs: dict[str, object], weights_BS: Callable[[], Tensor]) -> Tensor:
         """Hidden states or logits of every slot; `weights_BS` says how often its token counts for the router's loss."""
         if self._router is None or not torch.is_grad_enabled():
-            states: Tensor = self._model(**inputs)[0]
-            return states
+            return self._model(**inputs)[0]
         outputs = self._model(**inputs | {"output_router_logits": True})
         states = outputs[0]
         self._router.add(outputs.router_logits, weights_BS())

@@ -79,8 +79,7 @@ class VarlenAttention:
 
     def attend(self, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, scaling: float | None) -> Tensor:
         """(S, H, D); differentiable once. `scaling` None is 1 / sqrt(D)."""
-        output_SHD: Tensor = _VarlenAttention.apply(query_SHD, key_SKD, value_SKD, self, scaling)
-        return output_SHD
+        return _VarlenAttention.apply(query_SHD, key_SKD, value_SKD, self, scaling)
 
 
 def varlen_forward(

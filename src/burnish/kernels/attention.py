@@ -84,8 +84,7 @@ class AttentionKernels:
         self, query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, groups: SequenceGroups, scaling: float
     ) -> Tensor:
         """(S, H, D), the attention output. Each key head serves an equal number of query heads."""
-        output_SHD: Tensor = _Attend.apply(query_SHD, key_SKD, value_SKD, groups, scaling, self)
-        return output_SHD
+        return _Attend.apply(query_SHD, key_SKD, value_SKD, groups, scaling, self)
 
     def check(self, query: Tensor, key: Tensor, value: Tensor, groups: SequenceGroups) -> None:
         """Raise ValueError for shapes, dtypes or devices that the C code would misread."""

@@ -43,8 +43,7 @@ class TrainKernels:
         self._check(states_SX, states_SX if more_SX is None else more_SX, weight_X)
         if weight_X.shape != states_SX.shape[-1:] or (more_SX is not None and more_SX.shape != states_SX.shape):
             raise ValueError("the shapes of states, the tensor to add and the norm's weight do not match")
-        both: tuple[Tensor, Tensor] = _Normalise.apply(states_SX, more_SX, weight_X, epsilon, self)
-        return both
+        return _Normalise.apply(states_SX, more_SX, weight_X, epsilon, self)
 
     def normalised(self, states_SX: Tensor, weight_X: Tensor, epsilon: float) -> Tensor:
         """Recompute the second output of `normalise` from its first, without gradient."""
@@ -59,16 +58,14 @@ class TrainKernels:
         table = (states_SHD.shape[0], states_SHD.shape[2])
         if any(part.shape != table or part.dtype != torch.float32 for part in (cosine_SD, sine_SD)):
             raise ValueError(f"cosines and sines must be float32 of shape {table}")
-        rotated_SHD: Tensor = _Rotate.apply(states_SHD, cosine_SD, sine_SD, self)
-        return rotated_SHD
+        return _Rotate.apply(states_SHD, cosine_SD, sine_SD, self)
 
     def gate(self, gate_SI: Tensor, up_SI: Tensor) -> Tensor:
         """silu(gate) * up."""
         self._check(gate_SI, up_SI)
         if gate_SI.shape != up_SI.shape:
             raise ValueError("gate and up have different shapes")
-        gated_SI: Tensor = _Gate.apply(gate_SI, up_SI, self)
-        return gated_SI
+        return _Gate.apply(gate_SI, up_SI, self)
 
     def gated(self, gate_SI: Tensor, up_SI: Tensor) -> Tensor:
         """Recompute `gate` without gradient."""

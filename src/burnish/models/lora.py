@@ -172,8 +172,7 @@ def delta_of(layer: nn.Module, whole: Callable[[Tensor], Tensor]) -> Tensor:
     """Compute the adapter's addition to a layer's weight, from `whole` of each of the adapter's parameters."""
     module = _Delta(layer)
     own = {name: whole(parameter) for name, parameter in module.named_parameters() if _MARK in name}
-    delta: Tensor = torch.func.functional_call(module, own, ())
-    return delta
+    return torch.func.functional_call(module, own, ())
 
 
 def _linear_names(model: PreTrainedModel) -> list[str]:

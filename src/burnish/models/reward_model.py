@@ -163,8 +163,7 @@ class RewardModel:
         unless rows would change each other's numbers (`burnish.forward.row_rules`)."""
         if self.shared is None:
             return self._scores(pairs)
-        scores_B: Tensor = self.shared.root(lambda: self._scores(pairs))
-        return scores_B
+        return self.shared.root(lambda: self._scores(pairs))
 
     def check_common(self, parts: Iterable[Sequence[PromptResponse]]) -> None:
         """Raise ModelError where one of the parts needs several passes, with slices of the weights: processes that have

@@ -283,8 +283,7 @@ def build_sinks(
 
     def outside(name: str) -> MetricSink:
         arguments = {"project": project, "config": values, "resume_step": resume_step}
-        sink: MetricSink = construct(_sink_class(name), name, run_dir, arguments, field=_FIELD, first_name="run_dir")
-        return sink
+        return construct(_sink_class(name), name, run_dir, arguments, field=_FIELD, first_name="run_dir")
 
     further = {name: builders.get(name, partial(outside, name)) for name in names}
     open_file = partial(JsonlSink, run_dir / METRICS_FILE, resume_step=resume_step)

@@ -371,8 +371,7 @@ def layer_numbers(facts: ModelFacts) -> int:
 
 def table_of(config: RunConfig) -> type[Table]:
     """The memory items of runs of this kind."""
-    found: type[Table] = load(find_kind(config.kind).memory)
-    return found
+    return load(find_kind(config.kind).memory)
 
 
 def microbatch_tokens(config: RunConfig) -> int:

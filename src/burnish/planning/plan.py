@@ -126,8 +126,7 @@ def plan_of_passes(
 
 def plan_of_kind(config: RunConfig, data: Preview, facts: ModelFacts | None) -> Plan:
     """The arithmetic of a run of any kind, before its processes are known."""
-    found: Plan = load(find_kind(config.kind).plan)(config, data, facts)
-    return found
+    return load(find_kind(config.kind).plan)(config, data, facts)
 
 
 def _process_lines(config: RunConfig, sharding: Choice, seats: Sequence[Seat], machine: Machine) -> Iterator[PlanLine]:

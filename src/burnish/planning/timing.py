@@ -91,8 +91,7 @@ class RunTime:
 
 def times_of(config: RunConfig) -> type[StepTimes]:
     """The times of runs of this kind."""
-    found: type[StepTimes] = load(find_kind(config.kind).time)
-    return found
+    return load(find_kind(config.kind).time)
 
 
 def assumed_lengths(config: RunConfig, prompt: float | None = None, response: float | None = None) -> Lengths:

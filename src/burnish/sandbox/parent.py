@@ -106,8 +106,7 @@ class Parent:
             with contextlib.suppress(ConnectionError):
                 data = self._channel.recv(1 << 16)
                 if data:
-                    answer: dict[str, Any] = json.loads(data)
-                    return answer
+                    return json.loads(data)
         raise self._broken(what)
 
     def _broken(self, what: str) -> SandboxError:

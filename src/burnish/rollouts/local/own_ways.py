@@ -107,8 +107,7 @@ class EqualLengthDecoder(TextDecoder):
         )
         outputs = self._model(**inputs | quiet_outputs(self._model))
         cohort.kept = {name: kept for name, kept in outputs.items() if name in _CACHES}  # each under one name only
-        logits_NV: Tensor = outputs.logits[:, -1]
-        return logits_NV
+        return outputs.logits[:, -1]
 
 
 class WholeTextDecoder(TextDecoder):

@@ -72,8 +72,7 @@ class Channel:
     def receive(self) -> Message:
         """Read one message. Raises EOFError if the engine is gone."""
         length = int.from_bytes(self._read(_LENGTH_BYTES), "big")
-        message: Message = json.loads(self._read(length))
-        return message
+        return json.loads(self._read(length))
 
     def _read(self, count: int) -> bytes:
         data = self._stream.read(count)

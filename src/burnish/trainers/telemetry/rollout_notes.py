@@ -61,8 +61,7 @@ def notes_of(batch: Batch) -> Iterator[RolloutNote]:
 
 def _means(values_BT: Tensor, mask_BT: Tensor, counts_B: Tensor) -> list[float]:
     sums_B = torch.where(mask_BT, values_BT, 0.0).sum(dim=1)
-    means: list[float] = (sums_B / counts_B.clamp(min=1)).tolist()
-    return means
+    return (sums_B / counts_B.clamp(min=1)).tolist()
 
 
 def _rows(values_BT: Tensor | None, lengths: Sequence[int]) -> list[tuple[float, ...] | None]:
