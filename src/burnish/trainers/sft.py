@@ -15,9 +15,8 @@ import torch
 from rich.console import Console
 
 from burnish.config.schema import SftConfig
-from burnish.data.batching import next_batch
 from burnish.data.overlap import find_overlap
-from burnish.data.samplers import PromptSampler
+from burnish.data.samplers import PromptSampler, next_batch
 from burnish.data.sft import SftExample, SftSet, load_sft_examples
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError

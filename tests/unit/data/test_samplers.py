@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from burnish.data.batching import next_batch
-from burnish.data.samplers import Mixer, PromptSampler, permutation
+from burnish.data.samplers import Mixer, PromptSampler, next_batch, permutation
 from burnish.errors import DataError
 
 WEIGHTS = st.lists(st.sampled_from([0.1, 0.25, 0.3, 1.0, 1.5, 2.0, 7.0, 0.123]), min_size=1, max_size=5)
