@@ -13,6 +13,7 @@ import pytest
 
 from burnish.cli import main
 from burnish.config.loading import load_run_file
+from burnish.config.schema import RlConfig, RmConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "examples" / "stylistic_continuation"
@@ -48,15 +49,16 @@ def test_descriptiveness() -> None:
 
 
 def test_the_run_files_say_what_they_change() -> None:
-    policy = load_run_file(EXAMPLE / "rl.yaml", [], "rl")
-    assert policy.rl.algorithm.preset == "oai_2019"
-    assert policy.rl.algorithm.kl_target == 6.0
-    assert policy.provenance["scoring.truncate_token"] == "preset oai_2019"
-    reward_model = load_run_file(EXAMPLE / "rm.yaml", [], "rm")
-    folder = f"{reward_model.rm.output}/checkpoints/step-{reward_model.rm.steps:06d}/policy"
-    assert policy.rl.rewards[0].name == f"model:{folder}"
-    labelled = [source.path for source in (*reward_model.rm.data.train, *reward_model.rm.data.eval)]
-    assert {Path(path).parent for path in labelled} == {Path(source.path).parent for source in policy.rl.data.train}
+    loaded = load_run_file(EXAMPLE / "rl.yaml", [], "rl")
+    policy = loaded.of(RlConfig)
+    assert policy.algorithm.preset == "oai_2019"
+    assert policy.algorithm.kl_target == 6.0
+    assert loaded.provenance["scoring.truncate_token"] == "preset oai_2019"
+    reward_model = load_run_file(EXAMPLE / "rm.yaml", [], "rm").of(RmConfig)
+    folder = f"{reward_model.output}/checkpoints/step-{reward_model.steps:06d}/policy"
+    assert policy.rewards[0].name == f"model:{folder}"
+    labelled = [source.path for source in (*reward_model.data.train, *reward_model.data.eval)]
+    assert {Path(path).parent for path in labelled} == {Path(source.path).parent for source in policy.data.train}
 
 
 @pytest.mark.slow
