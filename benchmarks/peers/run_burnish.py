@@ -17,7 +17,7 @@ from workloads import KL_COEF, LEARNING_RATE, MAX_PROMPT_TOKENS, Workload, respo
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
 from burnish.rollouts.local.engine import LocalEngine
-from burnish.rollouts.local.rows import Row
+from burnish.rollouts.local.rows import SampledRow
 from burnish.trainers.outer_loop import save
 from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.loop import RlRun
@@ -60,7 +60,7 @@ def end_as_planned(workload: Workload) -> None:
     """Let the responses of each step have the planned lengths. The engine looks at a row's limit only to end it."""
     rows_of = LocalEngine._rows
 
-    def limited(engine: LocalEngine, requests: Any, sampling: Any, seed: int, step: int) -> list[Row]:
+    def limited(engine: LocalEngine, requests: Any, sampling: Any, seed: int, step: int) -> list[SampledRow]:
         rows = rows_of(engine, requests, sampling, seed, step)
         for row, length in zip(rows, response_lengths(workload, step - 1), strict=True):
             row.limit = length

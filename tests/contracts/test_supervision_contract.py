@@ -116,8 +116,8 @@ threading.Thread(target=session.run, args=(code, 600.0), daemon=True).start()
 close = sessions.close
 """
 VLLM = """
-from burnish.rollouts.vllm.process import WorkerProcess
-worker = WorkerProcess(sys.executable, pathlib.Path("log"))
+from burnish.rollouts.vllm.process import EngineProcess
+worker = EngineProcess(sys.executable, pathlib.Path("log"))
 close = worker.kill
 """
 ROLE = """

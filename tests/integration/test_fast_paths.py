@@ -16,7 +16,7 @@ from rich.console import Console
 
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.forward.fast_paths import FastPaths
-from burnish.forward.race import RaceResult, Way
+from burnish.forward.race import Contender, RaceResult
 from burnish.forward.verdicts import VerdictCache
 from burnish.trainers.rl.run import evaluate_run, train_rl
 from burnish.trainers.sft import train_sft
@@ -30,7 +30,7 @@ def fastest(monkeypatch: pytest.MonkeyPatch) -> Fastest:
     """Which of the ways wins from now on: 0 for the first, -1 for the plainest."""
 
     def win(place: int) -> None:
-        def run_race(ways: Sequence[Way]) -> RaceResult:
+        def run_race(ways: Sequence[Contender]) -> RaceResult:
             return RaceResult(ways[place].name, {way.name: 1.0 if way is ways[place] else 2.0 for way in ways})
 
         chooses = partial(FastPaths, cache=VerdictCache(None), timed=True, run_race=run_race)

@@ -25,7 +25,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'burn
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_cluster import ClusterConfig
 from burnish.distributed import nodes, ray_workers
-from burnish.distributed.launching import Crew, Launcher, Seat, start_all
+from burnish.distributed.launching import Crew, Launcher, ProcessSpec, start_all
 from burnish.distributed.peers import Peer, RoleLostError, TracebackElsewhereError
 from burnish.distributed.ray_workers import RayProcess, RaySite, StoredWeights
 from burnish.errors import ConfigError, DivergenceError, RolloutError
@@ -122,7 +122,7 @@ def lose_node(cluster: Any, gone: Callable[..., bool], monkeypatch: pytest.Monke
         launchers, pids, removed = list[Any](), dict[str, int](), list[Any]()
         start = ray_workers.RayLauncher.start
 
-        def noting(launcher: Any, seat: Seat) -> Any:
+        def noting(launcher: Any, seat: ProcessSpec) -> Any:
             launchers.append(launcher)
             process = start(launcher, seat)
             pids[seat.name] = process.pid
@@ -167,7 +167,7 @@ def crew_of(folder: Path, trainers: int, workers: int, **fields: Any) -> Crew:
 
 
 def started(launcher: Launcher, module: Any, left: Path, *names: str) -> list[Peer]:
-    return start_all(launcher, [Seat(name, module.roles, (str(left),)) for name in names])
+    return start_all(launcher, [ProcessSpec(name, module.roles, (str(left),)) for name in names])
 
 
 @pytest.mark.slow

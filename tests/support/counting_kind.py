@@ -19,7 +19,7 @@ from burnish.config.schema_cluster import TrainersConfig
 from burnish.config.schema_optimization import BatchOptimizationConfig
 from burnish.config.schema_run import RunConfig
 from burnish.config.section import PositiveInt, refuse
-from burnish.planning.memory import Table
+from burnish.planning.memory import RoleMemory
 from burnish.planning.plan import ModelRole, Plan, PlanLine, Preview
 from burnish.planning.timing import StepTimes
 
@@ -64,7 +64,7 @@ def plan_counting(config: CountingConfig, data: Preview, facts: object) -> Plan:
     return Plan(config.steps, config.steps, passes, (ModelRole("policy", "learns to count"),), (line,))
 
 
-class CountingTable(Table):
+class CountingTable(RoleMemory):
     @staticmethod
     def pass_tokens(config: Any) -> int:
         return min(config.optimization.microbatch_tokens, config.rows_per_step * config.longest_text)

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from burnish.machine.container import Limits, allowed_cores, container_limits
+from burnish.machine.container import ContainerLimits, allowed_cores, container_limits
 
 GIB = 1 << 30
-CASES: dict[str, tuple[str, dict[str, str], Limits]] = {
-    "no control groups": ("", {}, Limits()),
+CASES: dict[str, tuple[str, dict[str, str], ContainerLimits]] = {
+    "no control groups": ("", {}, ContainerLimits()),
     "second version, inside": (
         "0::/\n",
         {"memory.max": f"{4 * GIB}\n", "cpu.max": "150000 100000\n"},
-        Limits(1.5, 4 * GIB),
+        ContainerLimits(1.5, 4 * GIB),
     ),
-    "second version, no limits": ("0::/\n", {"memory.max": "max\n", "cpu.max": "max 100000\n"}, Limits()),
+    "second version, no limits": ("0::/\n", {"memory.max": "max\n", "cpu.max": "max 100000\n"}, ContainerLimits()),
     "second version, the lowest above counts": (
         "0::/user.slice/job.scope\n",
         {
@@ -26,7 +26,7 @@ CASES: dict[str, tuple[str, dict[str, str], Limits]] = {
             "user.slice/job.scope/cpu.max": "400000 100000",
             "user.slice/cpu.max": "max 100000",
         },
-        Limits(4.0, 2 * GIB),
+        ContainerLimits(4.0, 2 * GIB),
     ),
     "first version, inside, with the machine's path": (
         "9:memory:/docker/0123\n5:cpu,cpuacct:/docker/0123\n1:name=systemd:/docker/0123\n",
@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, dict[str, str], Limits]] = {
             "cpu,cpuacct/cpu.cfs_quota_us": "50000",
             "cpu,cpuacct/cpu.cfs_period_us": "100000",
         },
-        Limits(0.5, GIB),
+        ContainerLimits(0.5, GIB),
     ),
     "first version, no limits": (
         "9:memory:/\n5:cpu:/\n",
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[str, dict[str, str], Limits]] = {
             "cpu/cpu.cfs_quota_us": "-1",
             "cpu/cpu.cfs_period_us": "100000",
         },
-        Limits(),
+        ContainerLimits(),
     ),
 }
 
@@ -65,5 +65,5 @@ def test_the_lowest_limit_of_both_versions(case: str, tmp_path: Path) -> None:
 def test_cores_that_may_be_kept_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
-    cores = [allowed_cores(Limits(processors=limit)) for limit in (None, 64.0, 2.0, 1.5, 0.1)]
+    cores = [allowed_cores(ContainerLimits(processors=limit)) for limit in (None, 64.0, 2.0, 1.5, 0.1)]
     assert cores == [6, 6, 2, 2, 1]

@@ -19,7 +19,7 @@ from burnish.rollouts.endpoint.server import Service as ModelService
 from burnish.rollouts.endpoint.server import application as models
 from burnish.rollouts.engine import Sampling
 from burnish.sandbox.job import Limits
-from burnish.sandbox.server import Service as ProgramService
+from burnish.sandbox.server import SandboxService as ProgramService
 from burnish.sandbox.server import application as programs
 
 pytest.importorskip("starlette", reason="needs burnish[serve]")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from burnish.algorithms.masking import divide, fill_masked
-from burnish.algorithms.registry import Row, find_row
+from burnish.algorithms.registry import Formula, find_row
 from burnish.algorithms.turns import as_single_turn, count_turns, lengths_within_turns
 from burnish.errors import ConfigError
 
@@ -66,7 +66,7 @@ def turn_mean_token_mean(
 
 
 @dataclass(frozen=True)
-class Aggregation(Row):
+class Aggregation(Formula):
     """A row of `AGGREGATIONS`."""
 
     @property

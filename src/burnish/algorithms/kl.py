@@ -14,7 +14,7 @@ from torch import Tensor
 
 from burnish.algorithms.masking import as_float
 from burnish.algorithms.ratios import clamp_log_ratio, log_ratio, ratio
-from burnish.algorithms.registry import Row, find_row
+from burnish.algorithms.registry import Formula, find_row
 from burnish.errors import CheckpointError, ConfigError, DivergenceError
 
 KLFunction = Callable[..., Tensor]
@@ -58,7 +58,7 @@ def straight_through(estimator: KLFunction) -> KLFunction:
     return plus
 
 
-class KLEstimator(Row):
+class KLEstimator(Formula):
     """A row of `KL_ESTIMATORS`."""
 
 

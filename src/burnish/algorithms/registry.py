@@ -17,7 +17,7 @@ from burnish.words import suggestion
 
 
 @dataclass(frozen=True)
-class Row:
+class Formula:
     """One named formula: its function, a one-line summary, its source, and the formula itself."""
 
     name: str
@@ -59,7 +59,7 @@ class Row:
             raise ConfigError(f"{self.name!r} needs the option {missing[0]!r}", remedy=f"set {missing[0]} to a number")
 
 
-RowT = TypeVar("RowT", bound=Row)
+RowT = TypeVar("RowT", bound=Formula)
 
 
 def find_row(name: str, table: Mapping[str, RowT], kind: str) -> RowT:

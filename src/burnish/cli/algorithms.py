@@ -14,7 +14,7 @@ from burnish.errors import ConfigError
 from burnish.words import suggestion
 
 if TYPE_CHECKING:
-    from burnish.algorithms.registry import Row
+    from burnish.algorithms.registry import Formula
 
 Name = Annotated[
     str | None, typer.Argument(metavar="[NAME]", help="A preset, an estimator or a loss.", show_default=False)
@@ -88,7 +88,7 @@ def _formulas(estimator: str, loss: str, console: Console) -> None:
         _row("loss", POLICY_LOSSES[loss], console)
 
 
-def _row(kind: str, row: Row, console: Console) -> None:
+def _row(kind: str, row: Formula, console: Console) -> None:
     lines = [f"{kind} {row.name}: {row.summary}", f"  {row.formula}", f"  {row.source}"]
     if row.options or row.required_options:
         options = [f"{name}={default}" for name, default in row.options.items() if name != "allow_single"]

@@ -90,11 +90,11 @@ def serve_sandbox(
 
     from burnish.outside.listening import listening, url_of
     from burnish.sandbox.job import Limits
-    from burnish.sandbox.server import Service, check_address, serve
+    from burnish.sandbox.server import SandboxService, check_address, serve
     from burnish.sandbox.trial import opened
 
     most = Limits(seconds=most_seconds, processor_seconds=most_seconds, memory_mb=most_memory_mb)
-    service = Service(processes=processes, queue=queue, most=most, token=secret_in(token_variable))
+    service = SandboxService(processes=processes, queue=queue, most=most, token=secret_in(token_variable))
     check_address(host, service.token)  # before the attacks, which take seconds
     with listening(host, port) as listener, opened(tier, processes=processes) as sandbox:
         url = url_of(listener, host)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from burnish.api.policy import Policy
     from burnish.rollouts.endpoint.requests import Others
-    from burnish.rollouts.endpoint.standing import Standing
+    from burnish.rollouts.endpoint.standing import ServedModel
     from burnish.rollouts.engine import Sampling
 
 _MOST_TURNS = 1_000
@@ -102,11 +102,11 @@ def _standing(
     rows: int,
     parser: str,
     seed: int,
-) -> Standing:
+) -> ServedModel:
     """Load the policy, ready to answer. ModelError or RolloutError if it cannot be sampled from, or has no such
     context. others: whether clients choose sampling settings."""
     from burnish.rollouts.endpoint.speech import Speech
-    from burnish.rollouts.endpoint.standing import Standing
+    from burnish.rollouts.endpoint.standing import ServedModel
     from burnish.rollouts.endpoint.trajectory import Room
     from burnish.rollouts.registry import engine_of
 
@@ -122,7 +122,7 @@ def _standing(
     speech = Speech.of(loaded.tokenizer, ends, policy.template_options, parser=parser)
     room = Room(_MOST_TURNS, min(sampling.max_response_tokens, context), context, context)
     terms = speech.terms(sampling, name, context, others)
-    return Standing(engine, speech, terms, room, seed=seed)
+    return ServedModel(engine, speech, terms, room, seed=seed)
 
 
 @contextmanager

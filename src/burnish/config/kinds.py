@@ -39,7 +39,7 @@ class Kind:
     plan: Place
     """(configuration, size of the data, sizes of the model) to the arithmetic of the run."""
     memory: Place
-    """Class of its memory items by role, a `burnish.planning.memory.Table`."""
+    """Class of its memory items by role, a `burnish.planning.memory.RoleMemory`."""
     time: Place
     """Class of the times of its phases, a `burnish.planning.timing.StepTimes`."""
     processes: Place = "burnish.planning.seats:Processes"

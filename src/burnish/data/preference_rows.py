@@ -37,14 +37,14 @@ class BadRow(DataError):
 
 
 @dataclass(frozen=True, slots=True)
-class RowRules:
+class PreferenceRules:
     """Requirements on every row. `candidates`: responses per row; None until the first row has set it."""
 
     candidates: int | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     label_pad_token_id: int | None = None
 
-    def after(self, row: PreferenceRow) -> RowRules:
+    def after(self, row: PreferenceRow) -> PreferenceRules:
         """The rules for the rows after `row`: they must have the same number of candidates."""
         return self if self.candidates is not None else replace(self, candidates=len(row.responses))
 
@@ -70,7 +70,7 @@ def plain_response(response: Text, where: str) -> str:
     return response if isinstance(response, str) else plain_messages(response, where=where)
 
 
-def read_row(loaded: LoadedSource, row_id: str, row: Row, rules: RowRules) -> PreferenceRow:
+def read_row(loaded: LoadedSource, row_id: str, row: Row, rules: PreferenceRules) -> PreferenceRow:
     """The comparison in a row. Raises DataError, with file and line, if the row is not a comparison."""
     match loaded.reading.schema:
         case "token_labels":
@@ -147,7 +147,7 @@ def _candidates(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
     return _row(loaded, row_id, row, prompt, responses, best)
 
 
-def _token_labels(loaded: LoadedSource, row_id: str, row: Row, rules: RowRules) -> PreferenceRow:
+def _token_labels(loaded: LoadedSource, row_id: str, row: Row, rules: PreferenceRules) -> PreferenceRow:
     """`query`, `sample0` .. `sampleN`, `best` (https://arxiv.org/abs/1909.08593)."""
     prompt = _token_ids(row, "query", rules)
     names = sorted(
@@ -163,7 +163,7 @@ def _token_labels(loaded: LoadedSource, row_id: str, row: Row, rules: RowRules) 
     return PreferenceRow(row_id, row.where, prompt, responses, best, None, False, domain, is_tokens=True)
 
 
-def _token_ids(row: Row, name: str, rules: RowRules) -> Tokens:
+def _token_ids(row: Row, name: str, rules: PreferenceRules) -> Tokens:
     values = value_at(row, name, role=name)
     if not isinstance(values, list) or any(not isinstance(v, int) or isinstance(v, bool) or v < 0 for v in values):
         raise DataError(
@@ -316,7 +316,7 @@ def _normalised(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _check_count(read: PreferenceRow, rules: RowRules) -> None:
+def _check_count(read: PreferenceRow, rules: PreferenceRules) -> None:
     count, wanted = len(read.responses), rules.candidates
     if count < 2:
         raise DataError(f"{read.where}: {count} candidates; a comparison needs two", remedy="fix or remove the row")

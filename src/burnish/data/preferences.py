@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from burnish.config.schema_data import DataSource
 from burnish.data.loaded_sources import LoadedSource, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
-from burnish.data.preference_rows import BadRow, PreferenceRow, RowRules, read_row
+from burnish.data.preference_rows import BadRow, PreferenceRow, PreferenceRules, read_row
 from burnish.data.preference_tokens import PreferenceExample, encode_preference, fitted, goes_through_template
 from burnish.data.rows import reading_row
 from burnish.data.template import ChatFormat, refuse_unused_options
@@ -78,7 +78,7 @@ def load_preferences(
     error (`data.over_long`), and counted. Truncation removes the beginning of the prompt first (except a leading BOS),
     then the end of the responses.
     """
-    rules, templated = RowRules(config.candidates, tokenizer, config.label_pad_token_id), Counter[str]()
+    rules, templated = PreferenceRules(config.candidates, tokenizer, config.label_pad_token_id), Counter[str]()
     parts = [
         _source_examples(loaded, rules, config, tokenizer, max_tokens, templated)
         for loaded in load_sources(sources, "preferences")
@@ -94,14 +94,14 @@ def load_preferences(
 
 def count_comparisons(sources: Sequence[DataSource], config: RmConfig) -> int:
     """Count the comparisons that `load_preferences` would find, with its errors, as far as that needs no tokenizer."""
-    rules, skipped = RowRules(config.candidates), Counter[str]()
+    rules, skipped = PreferenceRules(config.candidates), Counter[str]()
     found = (_comparisons(one, rules, config, skipped) for one in load_sources(sources, "preferences"))
     return sum(1 for rows in found for _ in rows)
 
 
 def _source_examples(
     loaded: LoadedSource,
-    rules: RowRules,
+    rules: PreferenceRules,
     config: RmConfig,
     tokenizer: PreTrainedTokenizerBase,
     max_tokens: int,
@@ -141,7 +141,7 @@ def _source_examples(
 
 
 def _comparisons(
-    loaded: LoadedSource, rules: RowRules, config: RmConfig, skipped: Counter[str]
+    loaded: LoadedSource, rules: PreferenceRules, config: RmConfig, skipped: Counter[str]
 ) -> Iterator[PreferenceRow]:
     """Yield the rows to learn from, and count the others in `skipped`."""
     for row_id, row in loaded.rows_with_ids():

@@ -41,7 +41,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """What the memory holds, and where the seal is: version and checksum, behind the last tensor."""
 
     version: int
@@ -57,7 +57,7 @@ class SealedWeights(ABC):
     """One version of the weights, written once for several readers; called, it gives names and tensors
     (`Weights.tensors`). `layout` says what the bytes hold."""
 
-    layout: Layout
+    layout: TensorLayout
 
     @abstractmethod
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
@@ -75,10 +75,10 @@ class SealedWeights(ABC):
 class Gate(Protocol):
     """Where written weights enter and leave the process that serves roles; see `burnish.distributed.server`."""
 
-    def receive(self, layout: Layout) -> SealedWeights:
+    def receive(self, layout: TensorLayout) -> SealedWeights:
         """Those that come with a request."""
 
-    def publish(self, weights: Weights) -> Layout:
+    def publish(self, weights: Weights) -> TensorLayout:
         """Write a copy. Its layout is the answer to the request."""
 
     def follow(self) -> None:
@@ -91,7 +91,7 @@ class SharedWeights(SealedWeights):
     `descriptor` is this process' own. It is closed by `close`, or when nobody refers to the object any more.
     """
 
-    def __init__(self, layout: Layout, descriptor: int) -> None:
+    def __init__(self, layout: TensorLayout, descriptor: int) -> None:
         self.layout = layout
         self.descriptor = descriptor
         self._closing = weakref.finalize(self, os.close, descriptor)
@@ -127,7 +127,7 @@ class SharedWeights(SealedWeights):
         return np.frombuffer(mmap.mmap(self.descriptor, size), dtype=np.uint8)
 
 
-def laid_out(weights: Weights) -> tuple[Layout, list[Tensor]]:
+def laid_out(weights: Weights) -> tuple[TensorLayout, list[Tensor]]:
     """The weights as they are now, and where each of them goes."""
     entries, tensors, at = [], [], 0
     for name, tensor in weights.tensors():
@@ -135,10 +135,10 @@ def laid_out(weights: Weights) -> tuple[Layout, list[Tensor]]:
         entries.append(Entry(name, dtype, tuple(tensor.shape), at, tensor.nbytes))
         tensors.append(tensor.detach())
         at += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    return Layout(weights.version, tuple(entries), at), tensors
+    return TensorLayout(weights.version, tuple(entries), at), tensors
 
 
-def fill(numbers: Bytes, layout: Layout, tensors: list[Tensor]) -> None:
+def fill(numbers: Bytes, layout: TensorLayout, tensors: list[Tensor]) -> None:
     """Write the tensors into the `layout.num_bytes` bytes, and the seal last."""
     for entry, tensor in zip(layout.entries, tensors, strict=True):
         target = torch.from_numpy(numbers[entry.start : entry.start + entry.num_bytes])
@@ -146,7 +146,7 @@ def fill(numbers: Bytes, layout: Layout, tensors: list[Tensor]) -> None:
     _SEAL.pack_into(numbers.data, layout.seal_at, layout.version, _checksum(numbers[: layout.seal_at]))
 
 
-def unsealed(numbers: Bytes, layout: Layout) -> Iterator[tuple[str, Tensor]]:
+def unsealed(numbers: Bytes, layout: TensorLayout) -> Iterator[tuple[str, Tensor]]:
     """Names and tensors, which are views of the bytes. RolloutError when the seal does not fit."""
     if numbers.nbytes != layout.num_bytes:
         raise _damaged(layout, f"arrived with {numbers.nbytes:,} bytes instead of {layout.num_bytes:,}")
@@ -160,7 +160,7 @@ def unsealed(numbers: Bytes, layout: Layout) -> Iterator[tuple[str, Tensor]]:
         yield entry.name, raw.view(vars(torch)[entry.dtype]).reshape(entry.shape)
 
 
-def sealed(weights: Weights) -> tuple[Layout, Bytes]:
+def sealed(weights: Weights) -> tuple[TensorLayout, Bytes]:
     """A copy of the weights as they are now, sealed."""
     layout, tensors = laid_out(weights)
     numbers = np.zeros(layout.num_bytes, dtype=np.uint8)
@@ -172,7 +172,7 @@ def sealed(weights: Weights) -> tuple[Layout, Bytes]:
 class LentWeights(SealedWeights):
     """`SealedWeights` in the node's object store, where a reader sees them without a copy."""
 
-    layout: Layout
+    layout: TensorLayout
     numbers: Bytes | None
 
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
@@ -185,7 +185,7 @@ class LentWeights(SealedWeights):
         self.numbers = None
 
 
-def _damaged(layout: Layout, how: str) -> RolloutError:
+def _damaged(layout: TensorLayout, how: str) -> RolloutError:
     return RolloutError(
         f"the weights of version {layout.version} {how}",
         remedy="they are sent again by themselves; if this comes back, check the machine's memory",

@@ -15,9 +15,9 @@ import torch
 
 from burnish.config.schema_cluster import TrainersConfig
 from burnish.distributed.handover import SealedWeights, SharedWeights
-from burnish.distributed.peers import START_SECONDS, Peer, Seat
+from burnish.distributed.peers import START_SECONDS, Peer, ProcessSpec
 from burnish.distributed.processes import RoleProcess
-from burnish.distributed.team import Meeting
+from burnish.distributed.team import Rendezvous
 from burnish.models.weights import Weights
 
 
@@ -54,10 +54,10 @@ class Crew:
 class Launcher(Protocol):
     """Starts processes, and knows how those that it starts reach each other."""
 
-    def start(self, seat: Seat) -> Peer:
+    def start(self, seat: ProcessSpec) -> Peer:
         """The process, with its roles built. May be called again for one that was lost, and from several threads."""
 
-    def meetings(self, size: int, *, seconds: float) -> AbstractContextManager[list[Meeting]]:
+    def meetings(self, size: int, *, seconds: float) -> AbstractContextManager[list[Rendezvous]]:
         """Where the trainers find each other, one meeting each. `seconds`: how long each waits for the others."""
 
     def write(self, weights: Weights) -> SealedWeights:
@@ -76,7 +76,7 @@ class LocalLauncher:
     stacks: Path
     devices: Sequence[str] = ()
 
-    def start(self, seat: Seat) -> RoleProcess:
+    def start(self, seat: ProcessSpec) -> RoleProcess:
         """See `Launcher`."""
         return RoleProcess(
             seat.name,
@@ -91,11 +91,11 @@ class LocalLauncher:
         )
 
     @contextmanager
-    def meetings(self, size: int, *, seconds: float) -> Iterator[list[Meeting]]:
+    def meetings(self, size: int, *, seconds: float) -> Iterator[list[Rendezvous]]:
         """See `Launcher`. They meet at a file."""
         with tempfile.TemporaryDirectory(prefix="burnish-") as folder:
             file = Path(folder) / "meeting"
-            yield [Meeting.at_file(rank, size, file, seconds=seconds) for rank in range(size)]
+            yield [Rendezvous.at_file(rank, size, file, seconds=seconds) for rank in range(size)]
 
     def write(self, weights: Weights) -> SharedWeights:
         """See `Launcher`."""
@@ -132,7 +132,7 @@ class ThisMachine:
         yield LocalLauncher(threads, crew.stacks, names if crew.on_gpu and torch.cuda.device_count() else ())
 
 
-def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
+def start_all(launcher: Launcher, seats: Sequence[ProcessSpec]) -> list[Peer]:
     """Start the processes side by side. Those of a team wait for each other, some for what others find out.
 
     When one cannot be started, the others are killed, also those that are still starting, and its error is raised.
@@ -141,7 +141,7 @@ def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
         return []
     failed: list[BaseException] = []
     with ThreadPoolExecutor(len(seats)) as starting:
-        futures: dict[Future[Peer], Seat] = {}
+        futures: dict[Future[Peer], ProcessSpec] = {}
         try:
             for seat in seats:
                 futures[starting.submit(launcher.start, seat)] = seat
@@ -162,6 +162,6 @@ def start_all(launcher: Launcher, seats: Sequence[Seat]) -> list[Peer]:
     return [future.result() for future in futures]
 
 
-def _give_up(seats: Sequence[Seat]) -> None:
+def _give_up(seats: Sequence[ProcessSpec]) -> None:
     for seat in seats:
         seat.given_up.set()

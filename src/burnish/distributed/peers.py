@@ -90,7 +90,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ProcessSpec:
     """A process to start: its name in messages, what it builds, and the arguments of that, which have to be pickled.
 
     awaited: the last argument, if others find it out while this process starts; until it needs it, it starts beside
@@ -184,7 +184,7 @@ class Peer(ABC):
         """
         return ask_all((self,), message, what=what, seconds=seconds, giving=giving, descriptor=descriptor, stop=stop)[0]
 
-    def _build(self, seat: Seat, threads: int, *, seconds: float) -> None:
+    def _build(self, seat: ProcessSpec, threads: int, *, seconds: float) -> None:
         """Have the roles built: the first request to a process. RoleLostError, too, when it is given up meanwhile."""
         self._given_up, arguments = seat.given_up, seat.arguments
         if seat.awaited is not None:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from burnish.distributed.channel import Channel
-from burnish.distributed.handover import Layout, SealedWeights, SharedWeights
-from burnish.distributed.peers import END_SECONDS, START_SECONDS, BuildRoles, Peer, Seat
+from burnish.distributed.handover import SealedWeights, SharedWeights, TensorLayout
+from burnish.distributed.peers import END_SECONDS, START_SECONDS, BuildRoles, Peer, ProcessSpec
 from burnish.distributed.pulse import Pulse, PulseWatch
 from burnish.distributed.server import STACKS_SIGNAL
 from burnish.errors import BurnishError
@@ -38,7 +38,7 @@ class MemoryPeer(Peer):
     def share(self, role: str, version: int, *, what: str, seconds: float) -> SharedWeights:
         """See `Peer`."""
         with self.turn:  # which ends with the descriptor behind the answer
-            layout: Layout = self.ask(("share", role, version), what=what, seconds=seconds)
+            layout: TensorLayout = self.ask(("share", role, version), what=what, seconds=seconds)
             try:
                 return SharedWeights(layout, self._channel.receive_descriptor(seconds=seconds))
             except TimeoutError as error:
@@ -66,8 +66,8 @@ class RoleProcess(MemoryPeer):
 
         `name` is for messages. threads: of PyTorch there, as many as here where None. environment: variables that it
         has in addition. stacks: the folder in which a process that stalls says where its threads are. awaited,
-        given_up: see `Seat`. Raises what `build` raises, and RoleLostError when it takes longer than `seconds` or is
-        given up.
+        given_up: see `ProcessSpec`. Raises what `build` raises, and RoleLostError when it takes longer than `seconds`
+        or is given up.
         """
         self.name = name
         self._stacks = stacks
@@ -80,7 +80,7 @@ class RoleProcess(MemoryPeer):
         self._watch = PulseWatch(self._signs)
         try:
             count = threads or torch.get_num_threads()
-            seat = Seat(name, build, arguments, awaited, given_up=given_up or threading.Event())
+            seat = ProcessSpec(name, build, arguments, awaited, given_up=given_up or threading.Event())
             self._build(seat, count, seconds=seconds)
         except BaseException:
             self.kill()

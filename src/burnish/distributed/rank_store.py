@@ -33,7 +33,7 @@ _CALL = "burnish/call"
 _LOOK_SECONDS = 0.5
 
 
-class Call(TypedDict):
+class RankCall(TypedDict):
     """What the controller leaves. session: the secret of this start, as hexadecimal digits. node, address: where the
     controller is."""
 
@@ -42,7 +42,7 @@ class Call(TypedDict):
     address: str
 
 
-class Answer(TypedDict):
+class RankReply(TypedDict):
     """What each other rank leaves. address: at which it waits for the controller. words: `nodes.words_here`."""
 
     host: str
@@ -74,12 +74,12 @@ class RankStore:
             raise _unreachable(here, error) from error
         return RankStore(here, store)
 
-    def call(self, token: bytes) -> dict[int, Answer]:
+    def call(self, token: bytes) -> dict[int, RankReply]:
         """Call all other ranks. Returns what they have answered, by rank. ConfigError for those that do not."""
         session = token.hex()
         own = "127.0.0.1" if self.here.on_one_machine else address_towards(self.here.address)
-        self._write(_CALL, Call(session=session, node=self.here.node, address=own))
-        answers: dict[int, Answer] = {}
+        self._write(_CALL, RankCall(session=session, node=self.here.node, address=own))
+        answers: dict[int, RankReply] = {}
         missing = list(range(1, self.here.size))
         deadline = time.monotonic() + MEETING_SECONDS
         while missing and time.monotonic() < deadline:
@@ -87,7 +87,7 @@ class RankStore:
             if answer is None:
                 time.sleep(_LOOK_SECONDS)
             else:
-                answers[missing.pop(0)] = cast(Answer, answer)
+                answers[missing.pop(0)] = cast(RankReply, answer)
         missing = [rank for rank in missing if self._read(f"burnish/{session}/{rank}") is None]
         if missing:
             raise ConfigError(
@@ -104,7 +104,7 @@ class RankStore:
         answered = ""
         try:
             while time.monotonic() < deadline:
-                call = cast(Call | None, self._read(_CALL))
+                call = cast(RankCall | None, self._read(_CALL))
                 if call is not None and call["session"] != answered:
                     if listener is not None:
                         listener.close()
@@ -124,7 +124,7 @@ class RankStore:
             remedy="see what rank 0 has said; all nodes start the same command",
         )
 
-    def _listener(self, call: Call) -> socket.socket:
+    def _listener(self, call: RankCall) -> socket.socket:
         """Where the controller can reach this process. A node may know itself by a loopback address, which leads no
         other one there: then torchrun's own address does."""
         if call["node"] == self.here.node:
@@ -132,7 +132,7 @@ class RankStore:
         controller = call["address"]
         return listen(address_towards(self.here.address if ip_address(controller).is_loopback else controller))
 
-    def _write(self, key: str, note: Call | Answer) -> None:
+    def _write(self, key: str, note: RankCall | RankReply) -> None:
         try:
             self.store.set(key, json.dumps(note))
         except dist.DistError as error:
@@ -145,9 +145,9 @@ class RankStore:
             raise _unreachable(self.here, error) from error
 
 
-def _answer_at(listener: socket.socket) -> Answer:
+def _answer_at(listener: socket.socket) -> RankReply:
     address, host = address_of(listener), socket.gethostname()
-    return Answer(host=host, address=address, versions=versions_here(), words=words_here())
+    return RankReply(host=host, address=address, versions=versions_here(), words=words_here())
 
 
 def _unreachable(here: TorchrunRank, error: Exception) -> ConfigError:

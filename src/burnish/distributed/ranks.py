@@ -30,12 +30,12 @@ from burnish.distributed.handover import SealedWeights, SharedWeights
 from burnish.distributed.launching import Crew, LocalLauncher
 from burnish.distributed.network import TOKEN_BYTES, DistantPulse, address_towards, connect
 from burnish.distributed.nodes import Expected, expected_here, marked, other_words, versions_here, words_here
-from burnish.distributed.peers import START_SECONDS, Peer, RoleLostError, Seat
+from burnish.distributed.peers import START_SECONDS, Peer, ProcessSpec, RoleLostError
 from burnish.distributed.processes import MemoryPeer
 from burnish.distributed.pulse import PulseWatch
-from burnish.distributed.rank_store import Answer, RankStore
+from burnish.distributed.rank_store import RankReply, RankStore
 from burnish.distributed.server import buckets
-from burnish.distributed.team import Meeting
+from burnish.distributed.team import Rendezvous
 from burnish.errors import ConfigError
 from burnish.models.weights import Weights
 
@@ -51,7 +51,7 @@ _LOOK_SECONDS = 0.2
 class RankPeer(MemoryPeer):
     """A process of torchrun's other than this one. It has a seat as soon as `sit` returns."""
 
-    def __init__(self, rank: int, there: Answer, token: bytes) -> None:
+    def __init__(self, rank: int, there: RankReply, token: bytes) -> None:
         """Connected when this returns. Raises ConfigError."""
         self.name = f"rank {rank}"
         self.roles = ()
@@ -76,7 +76,7 @@ class RankPeer(MemoryPeer):
         """Whether it is on this machine, so that both can share memory."""
         return isinstance(self.address, str)
 
-    def sit(self, seat: Seat, *, threads: int, stacks: Path) -> None:
+    def sit(self, seat: ProcessSpec, *, threads: int, stacks: Path) -> None:
         """Build the roles of the seat there. Raises what their `build` raises, and RoleLostError."""
         self.name, self._stacks = seat.name, stacks
         self._title = f"{self._rank} ({seat.name})"
@@ -247,7 +247,7 @@ class RankLauncher:
     threads: int
     meeting_host: str | None
 
-    def start(self, seat: Seat) -> Peer:
+    def start(self, seat: ProcessSpec) -> Peer:
         """See `Launcher`. Only once for each seat."""
         if seat.name not in self.peers:
             return self.beside.start(seat)
@@ -255,11 +255,11 @@ class RankLauncher:
         peer.sit(seat, threads=self.threads, stacks=self.beside.stacks)
         return peer
 
-    def meetings(self, size: int, *, seconds: float) -> AbstractContextManager[list[Meeting]]:
+    def meetings(self, size: int, *, seconds: float) -> AbstractContextManager[list[Rendezvous]]:
         """See `Launcher`."""
         if self.meeting_host is None:
             return self.beside.meetings(size, seconds=seconds)
-        return Meeting.all_at(self.meeting_host, size, seconds=seconds)
+        return Rendezvous.all_at(self.meeting_host, size, seconds=seconds)
 
     def write(self, weights: Weights) -> SharedWeights:
         """See `Launcher`."""
@@ -325,7 +325,7 @@ class RankSite:
                 peer.close()
 
 
-def refuse_other_versions(others: Mapping[int, Answer]) -> None:
+def refuse_other_versions(others: Mapping[int, RankReply]) -> None:
     """ConfigError with a line for each rank that runs other versions than this one."""
     here = versions_here()
     found = [
@@ -341,7 +341,7 @@ def refuse_other_versions(others: Mapping[int, Answer]) -> None:
         )
 
 
-def refuse_other_words(others: Mapping[int, Answer]) -> None:
+def refuse_other_words(others: Mapping[int, RankReply]) -> None:
     """ConfigError with a line for each rank that was started with other words, or another run file, than this one:
     they would be ignored, and which node has rank 0 is a matter of chance."""
     here = words_here()

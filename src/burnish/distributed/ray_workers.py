@@ -34,14 +34,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from torch import Tensor
 
 from burnish.distributed.channel import Channel
-from burnish.distributed.handover import Bytes, Layout, SealedWeights, sealed, unsealed
+from burnish.distributed.handover import Bytes, SealedWeights, TensorLayout, sealed, unsealed
 from burnish.distributed.host import Host
 from burnish.distributed.launching import Crew
 from burnish.distributed.network import DistantPulse, connect
 from burnish.distributed.nodes import Expected, check_address, check_room, expected_here, marked
-from burnish.distributed.peers import START_SECONDS, Peer, RoleLostError, Seat
+from burnish.distributed.peers import START_SECONDS, Peer, ProcessSpec, RoleLostError
 from burnish.distributed.pulse import PulseWatch
-from burnish.distributed.team import Meeting
+from burnish.distributed.team import Rendezvous
 from burnish.errors import ConfigError, RolloutError
 from burnish.models.weights import Weights
 
@@ -90,7 +90,7 @@ class StoredWeights(SealedWeights):
     """`SealedWeights` in Ray's object store, seen from the controller. Each node fetches them once. `author`: the
     process that published them; None for the controller."""
 
-    layout: Layout
+    layout: TensorLayout
     reference: Reference
     author: RayProcess | None = None
 
@@ -119,7 +119,15 @@ class RayProcess(Peer):
     """An actor with roles of the run."""
 
     def __init__(
-        self, seat: Seat, host: Any, place: Place, *, seconds: float, threads: int, stacks: Path, folder: str | None
+        self,
+        seat: ProcessSpec,
+        host: Any,
+        place: Place,
+        *,
+        seconds: float,
+        threads: int,
+        stacks: Path,
+        folder: str | None,
     ) -> None:
         """Returns when the roles are built. host: the actor's class, with the `place` and the resources that it gets.
         Otherwise as `RoleProcess`."""
@@ -164,7 +172,7 @@ class RayProcess(Peer):
 
     def share(self, role: str, version: int, *, what: str, seconds: float) -> StoredWeights:
         """See `Peer`."""
-        layout: Layout = self.ask(("share", role, version), what=what, seconds=seconds)
+        layout: TensorLayout = self.ask(("share", role, version), what=what, seconds=seconds)
         return StoredWeights(layout, self._actor.published.remote(), author=self)
 
     def unreadable(self, what: str, error: UnreadableWeightsError) -> RoleLostError:
@@ -269,7 +277,7 @@ class RayLauncher:
     threads: int
     folder: str | None
 
-    def start(self, seat: Seat) -> RayProcess:
+    def start(self, seat: ProcessSpec) -> RayProcess:
         """See `Launcher`. A node may be lost before Ray knows of it, and then the process starts on another one."""
         deadline = time.monotonic() + ACTOR_SECONDS
         while True:
@@ -286,7 +294,7 @@ class RayLauncher:
                     raise
                 self.crew.say(f"{error.message}; it starts on another node")
 
-    def _start_at(self, place: Place, seat: Seat) -> RayProcess:
+    def _start_at(self, place: Place, seat: ProcessSpec) -> RayProcess:
         amount = self._amount(seat)
         host = ray.remote(Host).options(
             num_cpus=amount["CPU"],
@@ -298,12 +306,12 @@ class RayLauncher:
             seat, host, place, seconds=START_SECONDS, threads=self.threads, stacks=self.crew.stacks, folder=self.folder
         )
 
-    def _amount(self, seat: Seat) -> Mapping[str, float]:
+    def _amount(self, seat: ProcessSpec) -> Mapping[str, float]:
         return self.of_worker if seat.name in self.crew.workers else self.each
 
-    def meetings(self, size: int, *, seconds: float) -> AbstractContextManager[list[Meeting]]:
+    def meetings(self, size: int, *, seconds: float) -> AbstractContextManager[list[Rendezvous]]:
         """See `Launcher`."""
-        return Meeting.all_at(ray.util.get_node_ip_address(), size, seconds=seconds)
+        return Rendezvous.all_at(ray.util.get_node_ip_address(), size, seconds=seconds)
 
     def write(self, weights: Weights) -> StoredWeights:
         """See `Launcher`."""

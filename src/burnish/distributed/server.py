@@ -43,7 +43,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 
 from burnish.distributed.channel import Channel, pickled
-from burnish.distributed.handover import Gate, Layout, SharedWeights
+from burnish.distributed.handover import Gate, SharedWeights, TensorLayout
 from burnish.distributed.nodes import problems_here
 from burnish.distributed.pulse import BEAT_SECONDS, Pulse
 from burnish.errors import RolloutError
@@ -72,11 +72,11 @@ class MemoryGate:
         self._channel = channel
         self._written: SharedWeights | None = None
 
-    def receive(self, layout: Layout) -> SharedWeights:
+    def receive(self, layout: TensorLayout) -> SharedWeights:
         """See `Gate`."""
         return SharedWeights(layout, self._channel.receive_descriptor())
 
-    def publish(self, weights: Weights) -> Layout:
+    def publish(self, weights: Weights) -> TensorLayout:
         """See `Gate`."""
         self._written = SharedWeights.write(weights)
         return self._written.layout
@@ -89,7 +89,7 @@ class MemoryGate:
             self._written = None
 
 
-class Server:
+class RoleServer:
     """Roles by name, and the answers to requests."""
 
     def __init__(self, channel: Channel, roles: Mapping[str, Any], pulse: Pulse, gate: Gate) -> None:
@@ -203,14 +203,14 @@ def serve(channel: Channel, pulse: Pulse, gate: Gate) -> None:
         torch.set_num_threads(threads)  # the last bits of sums depend on the number of threads
         with build(*arguments) as roles:
             channel.send(pickled(("done", list(roles))), seconds=None)
-            _answer_all(channel, Server(channel, roles, pulse, gate), gate)
+            _answer_all(channel, RoleServer(channel, roles, pulse, gate), gate)
     except EOFError:  # nobody is left to answer
         return
     except BaseException as error:  # noqa: BLE001 - boundary: the other end raises whatever ends the start
         channel.send(_raised(error), seconds=None)
 
 
-def _answer_all(channel: Channel, server: Server, gate: Gate) -> None:
+def _answer_all(channel: Channel, server: RoleServer, gate: Gate) -> None:
     while (message := channel.receive(seconds=None)) != ("end",):
         if message == STOP:
             continue
@@ -223,7 +223,7 @@ def _answer_all(channel: Channel, server: Server, gate: Gate) -> None:
         gate.follow()
 
 
-def _answer(server: Server, message: tuple[Any, ...]) -> bytes:
+def _answer(server: RoleServer, message: tuple[Any, ...]) -> bytes:
     try:
         return pickled(("done", server.answer(*message)))
     except BaseException as error:  # noqa: BLE001 - boundary: whatever a role raises is raised again over there

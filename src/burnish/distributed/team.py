@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Where the processes of a team find each other: one file on a disk that all of them see, or an address. `seconds`:
     how long any of them waits for the others, at the start and in every exchange."""
 
@@ -31,18 +31,18 @@ class Meeting:
     seconds: float
 
     @staticmethod
-    def at_file(rank: int, size: int, file: Path, *, seconds: float) -> Meeting:
-        return Meeting(rank, size, f"file://{file.absolute()}", seconds)
+    def at_file(rank: int, size: int, file: Path, *, seconds: float) -> Rendezvous:
+        return Rendezvous(rank, size, f"file://{file.absolute()}", seconds)
 
     @staticmethod
     @contextmanager
-    def all_at(host: str, size: int, *, seconds: float) -> Iterator[list[Meeting]]:
+    def all_at(host: str, size: int, *, seconds: float) -> Iterator[list[Rendezvous]]:
         """Those of all members, at a free port of this machine that this process holds while they work. host: the
         address under which they reach this machine."""
         store = dist.TCPStore(  # type: ignore[attr-defined]
             host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
         )
-        yield [Meeting(rank, size, f"tcp://{host}:{store.port}", seconds) for rank in range(size)]
+        yield [Rendezvous(rank, size, f"tcp://{host}:{store.port}", seconds) for rank in range(size)]
         del store  # it is held until here
 
     def store(self) -> Store:
@@ -89,7 +89,7 @@ class ProcessTeam:
 
 
 @contextmanager
-def joined(meeting: Meeting, *, on_gpu: bool) -> Iterator[ProcessTeam]:
+def joined(meeting: Rendezvous, *, on_gpu: bool) -> Iterator[ProcessTeam]:
     """This process as a member of the team, which has met when the body begins."""
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",

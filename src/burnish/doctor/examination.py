@@ -45,7 +45,7 @@ Weight = Literal["fatal", "problem", "note"]
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class MachineProblem:
     """A problem that was found. name: the same in every version. weight: `fatal` (nothing can run), `problem`
     (something fails or is much slower than it could be), `note` (it may be on purpose)."""
 
@@ -55,7 +55,7 @@ class Problem:
     remedy: str
 
 
-Finding = tuple[str, str] | Problem
+Finding = tuple[str, str] | MachineProblem
 """Name and text of a row, or a problem."""
 
 
@@ -66,11 +66,11 @@ class Report:
     versions: dict[str, str] = field(default_factory=dict)
     machine: dict[str, str] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[MachineProblem] = field(default_factory=list)
 
     def add(self, rows: dict[str, str], findings: Iterable[Finding]) -> None:
         for finding in findings:
-            if isinstance(finding, Problem):
+            if isinstance(finding, MachineProblem):
                 self.problems.append(finding)
                 self.problems.sort(key=lambda problem: ("fatal", "problem", "note").index(problem.weight))
             else:
@@ -133,10 +133,10 @@ def of_packages(versions: Mapping[str, str | None], failures: Mapping[str, str])
             yield name, failures.get(name, version)
             if name in failures:
                 remedy = f"install {name} anew, in an environment of its own; for PyTorch take this machine's build"
-                yield Problem(f"broken-{name}", "fatal", f"{name} cannot be imported: {failures[name]}", remedy)
+                yield MachineProblem(f"broken-{name}", "fatal", f"{name} cannot be imported: {failures[name]}", remedy)
         elif name in NEEDED:
             remedy = f"pip install {name} (docs/install.md says which build of PyTorch to take)"
-            yield Problem(f"no-{name}", "fatal", f"{name} is not installed", remedy)
+            yield MachineProblem(f"no-{name}", "fatal", f"{name} is not installed", remedy)
     yield "not installed", ", ".join(name for name, version in versions.items() if version is None) or "nothing"
 
 
@@ -155,7 +155,7 @@ def of_system() -> Iterator[Finding]:
         if min(amounts) < _LITTLE_MEMORY:
             what = f"{usable} of memory can be used; PyTorch and a model of some million weights take about 1 GiB"
             remedy = "end other processes, or raise the container's limit; burnish plan says what a run needs"
-            yield Problem("little-memory", "problem", what, remedy)
+            yield MachineProblem("little-memory", "problem", what, remedy)
 
 
 def of_settings(*, has_gpu: bool) -> Iterator[Finding]:
@@ -167,15 +167,15 @@ def of_settings(*, has_gpu: bool) -> Iterator[Finding]:
         processor.times_paths()
     except ConfigError as error:
         what = hidden(f"{error.message}: {error.remedy}")
-        yield Problem("setting", "problem", what, "every run is refused like this until it is mended")
+        yield MachineProblem("setting", "problem", what, "every run is refused like this until it is mended")
         return
     off = {name: value for name, value in values.items() if name in TURN_OFF and value != "on"}
     if off:
         what = "something is turned off: " + ", ".join(f"{name}={value}" for name, value in off.items())
-        yield Problem("turned-off", "note", what, f"unset {', '.join(off)}, unless it is on purpose")
+        yield MachineProblem("turned-off", "note", what, f"unset {', '.join(off)}, unless it is on purpose")
     if not has_gpu and processor.multiplies_bfloat16() is False:
         what = "bfloat16 is emulated on this processor, several times slower than float32"
-        yield Problem("slow-bfloat16", "note", what, processor.REMEDY)
+        yield MachineProblem("slow-bfloat16", "note", what, processor.REMEDY)
 
 
 def of_threads() -> Iterator[Finding]:
@@ -188,7 +188,7 @@ def of_threads() -> Iterator[Finding]:
     capability = torch.backends.cpu.get_cpu_capability()
     yield "threads", f"{threads} ({because}) on {cores} of {all_cores} cores; PyTorch uses {capability}"
     if threads > cores:
-        yield Problem(
+        yield MachineProblem(
             "too-many-threads",
             "problem",
             f"PyTorch takes {threads} threads ({because}), but this process may keep {cores} of {all_cores} cores "
@@ -197,7 +197,7 @@ def of_threads() -> Iterator[Finding]:
         )
     if threads < cores and variable:
         what = f"PyTorch takes {threads} of {cores} cores ({because})"
-        yield Problem("few-threads", "note", what, f"unset {variable}, unless other processes need the rest")
+        yield MachineProblem("few-threads", "note", what, f"unset {variable}, unless other processes need the rest")
 
 
 def of_kernels(*, builds: bool) -> Iterator[Finding]:
@@ -212,7 +212,7 @@ def of_kernels(*, builds: bool) -> Iterator[Finding]:
     folder, anew = cache_folder(), "kernels are built and paths are timed anew at each start"
     if folder is None:
         remedy = "set HOME, or XDG_CACHE_HOME to a folder of your own"
-        yield Problem("no-cache", "note", f"there is no home folder: {anew}", remedy)
+        yield MachineProblem("no-cache", "note", f"there is no home folder: {anew}", remedy)
     else:
         try:
             with private_folder(folder):
@@ -220,7 +220,7 @@ def of_kernels(*, builds: bool) -> Iterator[Finding]:
         except OSError as error:
             what = f"burnish in ~/.cache or XDG_CACHE_HOME cannot be used ({error.strerror}): {anew}"
             remedy = "make it and the folders above it your own, not writable for others, or set XDG_CACHE_HOME"
-            yield Problem("cache", "problem", what, remedy)
+            yield MachineProblem("cache", "problem", what, remedy)
     try:
         version = compiler_version(find_compilers()[0]).decode(errors="replace").splitlines()
         yield "compiler", hidden(version[0]) if version else "unknown"
@@ -228,7 +228,9 @@ def of_kernels(*, builds: bool) -> Iterator[Finding]:
             load_library(source, torch.float32)
     except KernelError as error:
         what = f"kernels in C cannot be used, without which a CPU is much slower: {hidden(error.message)}"
-        yield Problem("no-kernels", "problem", what, error.remedy or "install gcc, or name another compiler in CC")
+        yield MachineProblem(
+            "no-kernels", "problem", what, error.remedy or "install gcc, or name another compiler in CC"
+        )
 
 
 def of_gpus(driver: Path = DRIVER) -> Iterator[Finding]:
@@ -244,14 +246,14 @@ def of_gpus(driver: Path = DRIVER) -> Iterator[Finding]:
             yield from _of_gpu(index)
     except Exception as error:  # noqa: BLE001 boundary: drivers
         what = f"PyTorch cannot use the GPU: {hidden(f'{type(error).__name__}: {error}')[:300]}"
-        yield Problem("gpu", "problem", what, _driver_remedy(build, version))
+        yield MachineProblem("gpu", "problem", what, _driver_remedy(build, version))
         return
     if build and not count:
         what = f"this PyTorch is built for {build} and sees no GPU, so everything runs on the CPU"
-        yield Problem("no-gpu", "problem", what, _driver_remedy(build, version))
+        yield MachineProblem("no-gpu", "problem", what, _driver_remedy(build, version))
     elif version and not count:
         what = f"NVIDIA's driver {version} is there, but this PyTorch is built for CPUs"
-        yield Problem("unused-gpu", "problem", what, "install the build for CUDA (docs/install.md)")
+        yield MachineProblem("unused-gpu", "problem", what, "install the build for CUDA (docs/install.md)")
 
 
 def _of_gpu(index: int) -> Iterator[Finding]:
@@ -262,7 +264,7 @@ def _of_gpu(index: int) -> Iterator[Finding]:
     yield f"GPU {index}", f"{about.name}, {memory}, capability {about.major}.{about.minor}"
     if about.major < 8:  # before Ampere
         what = f"{about.name} has no instructions for bfloat16, which is emulated"
-        yield Problem("gpu-without-bfloat16", "note", what, "set model.dtype: float32")
+        yield MachineProblem("gpu-without-bfloat16", "note", what, "set model.dtype: float32")
 
 
 def _driver_version(file: Path) -> str | None:
@@ -296,12 +298,12 @@ def of_storage(runs: Path, sharing: Sequence[str]) -> Iterator[Finding]:
         yield place, f"{bytes_in_words(free)} free"
         if free < _LITTLE_SPACE[place]:
             remedy = "make room, or write elsewhere: `output` of the run file, TMPDIR for temporary files"
-            yield Problem("full-disk", "problem", f"{place}: {bytes_in_words(free)} are free", remedy)
+            yield MachineProblem("full-disk", "problem", f"{place}: {bytes_in_words(free)} are free", remedy)
     shared = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else None
     if sharing and shared is not None and shared < _SMALL_SHARED_MEMORY:
         what = f"{SHARED_MEMORY} has {bytes_in_words(shared)}, which is too little for {', '.join(sharing)}"
         remedy = "start the container with more (docker run --shm-size 8g, or --ipc host)"
-        yield Problem("shared-memory", "problem", f"{what}; nothing else of Burnish uses it", remedy)
+        yield MachineProblem("shared-memory", "problem", f"{what}; nothing else of Burnish uses it", remedy)
 
 
 def of_sandbox() -> Iterator[Finding]:
@@ -314,7 +316,7 @@ def of_sandbox() -> Iterator[Finding]:
     except SandboxError as error:
         what = f"{hidden(error.message)}; the reward code and the tool python need one"
         remedy = "use Linux 6.2 or newer outside of restricted containers, or a server (sandbox.url)"
-        yield Problem("sandbox", "note", what, remedy)
+        yield MachineProblem("sandbox", "note", what, remedy)
 
 
 def _version(package: str) -> str | None:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, RunConfig
-from burnish.doctor.examination import Finding, Problem, hidden
+from burnish.doctor.examination import Finding, MachineProblem, hidden
 from burnish.errors import BurnishError
 from burnish.forward.attention import packing_way
 from burnish.forward.fast_paths import FastPaths, failure, in_words
@@ -58,7 +58,7 @@ def of_paths(about: RunConfig | Path | None) -> Iterator[Finding]:
         except Exception as error:  # noqa: BLE001 boundary: what a trial raises on this machine belongs into the report
             said = hidden(str(error) if isinstance(error, BurnishError) else failure(error))
             remedy = "mend what it names; burnish plan FILE checks the rest of a run file"
-            yield Problem("model", "problem", f"{name} cannot be tried: {said}", remedy)
+            yield MachineProblem("model", "problem", f"{name} cannot be tried: {said}", remedy)
         finally:
             torch.set_num_threads(before)
 

@@ -58,7 +58,7 @@ def openenv_source(url: str, options: Mapping[str, Json], wanted: str) -> OpenEn
         raise ConfigError(f"{wanted}, whose timeout_seconds is {seconds!r}", remedy="give a number of seconds above 0")
     address = f"http{'s' * (parts.scheme in ('https', 'wss'))}://{parts.netloc}{parts.path.rstrip('/')}"
     headers = _headers(options["token_variable"], wanted) if options.get("token_variable") is not None else {}
-    return OpenEnvSource(Server(address, float(seconds), headers))
+    return OpenEnvSource(ServerAddress(address, float(seconds), headers))
 
 
 def _headers(variable: Json, wanted: str) -> dict[str, str]:
@@ -81,7 +81,7 @@ class OpenEnvSource:
     by_step: whether tools are called by steps, which may have rewards, and not next to them. field: that of the text.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerAddress) -> None:
         self.server = server
         action = server.action_schema()
         session, tools = begin(server, _tools)
@@ -107,7 +107,7 @@ class OpenEnvSource:
 class OpenEnv:
     """One session. Rewards of its steps are those of turns, and their sum that of the whole."""
 
-    def __init__(self, source: OpenEnvSource, session: Session, first: Mapping[str, Any]) -> None:
+    def __init__(self, source: OpenEnvSource, session: OpenEnvSession, first: Mapping[str, Any]) -> None:
         self._source = source
         self._session = session
         self._rewards: list[float] = []
@@ -162,7 +162,7 @@ class OpenEnv:
         return Step(result_text(observation) if is_result else observation_text(observation), paid, self._ended)
 
 
-def _tools(session: Session) -> list[dict[str, Json]]:
+def _tools(session: OpenEnvSession) -> list[dict[str, Json]]:
     """The tools of the environment's MCP server; none if it has no such server."""
     with contextlib.suppress(RefusedError):
         listed = session.ask_mcp("tools/list", {})
@@ -227,7 +227,7 @@ class _NoSessionError(EnvironmentFailedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerAddress:
     """Where a server is: a URL that begins with http. timeout: seconds for a connection, for each message, and for a
     free session. headers: of every connection."""
 
@@ -254,10 +254,10 @@ class Server:
         return urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
-class Session:
+class OpenEnvSession:
     """One session, with an environment of its own on the server. Used by one thread."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerAddress) -> None:
         self._server = server
         each = dict.fromkeys(("open_timeout", "ping_interval", "ping_timeout"), server.timeout)
         more = {**each, "close_timeout": 1, "max_size": _LARGEST, "proxy": None if server.is_here() else True}
@@ -308,14 +308,14 @@ class Session:
             raise self._server.failed(f"cannot be asked for {kind!r} in JSON: {error}") from error
 
 
-def begin(server: Server, first: Callable[[Session], Any]) -> tuple[Session, Any]:
+def begin(server: ServerAddress, first: Callable[[OpenEnvSession], Any]) -> tuple[OpenEnvSession, Any]:
     """A session, and what its first exchange returned. A server that cannot be reached, or whose sessions are all
     taken, is asked again, after pauses that grow, until `server.timeout` is over: it may be starting, and frees
     sessions a little after their connections are closed."""
     deadline, pause = time.monotonic() + server.timeout, _FIRST_PAUSE
     while True:
         try:
-            session = Session(server)
+            session = OpenEnvSession(server)
             try:
                 return session, first(session)
             except BaseException:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from burnish.errors import ConfigError
 from burnish.sandbox import cells
 from burnish.sandbox.job import Limits, Output, Program
-from burnish.sandbox.sessions import SHOWN_BYTES, CellOutput, Session, Sessions
+from burnish.sandbox.sessions import SHOWN_BYTES, CellOutput, SandboxSession, Sessions
 from burnish.sandbox.trial import opened
 from burnish.tools.calls import ToolError
 from burnish.tools.schema import schema_of
@@ -143,7 +143,7 @@ class _Kept(_Fresh):
     def __init__(self, options: PythonToolOptions, sessions: Sessions) -> None:
         super().__init__(options, sessions)
         self._lock = threading.Lock()
-        self._kept: dict[Hashable, Session] = {}
+        self._kept: dict[Hashable, SandboxSession] = {}
 
     def _run(self, conversation: Hashable, code: str, deadline: float) -> str:
         seconds = self._options.seconds
@@ -165,7 +165,7 @@ class _Kept(_Fresh):
         with self._lock:
             self._kept.clear()
 
-    def _session(self, conversation: Hashable, deadline: float) -> tuple[Session, str]:
+    def _session(self, conversation: Hashable, deadline: float) -> tuple[SandboxSession, str]:
         """That of the conversation, and what the model is to know about an earlier one that has ended by itself."""
         with self._lock:
             session = self._kept.get(conversation)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from burnish.forward.quantized_layers import QuantizedLinear
-from burnish.forward.race import RaceResult, Way, race
+from burnish.forward.race import Contender, RaceResult, race
 from burnish.forward.verdicts import VerdictCache, own_cache, sources_digest
 from burnish.machine import processor
 
@@ -39,7 +39,7 @@ Timed = Literal["now", "before"]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PathChoice:
     """The way that a run takes. `outcome` and `timed` are None if nothing was timed; `required`: the run file asked for
     it."""
 
@@ -64,17 +64,17 @@ class FastPaths:
         *,
         cache: VerdictCache | None = None,
         timed: bool | None = None,
-        run_race: Callable[[Sequence[Way]], RaceResult] | None = None,
+        run_race: Callable[[Sequence[Contender]], RaceResult] | None = None,
     ) -> None:
         self._recorded = dict(recorded or {})
         self._cache = own_cache() if cache is None else cache
         self._timed = processor.times_paths() if timed is None else timed
         self._race = run_race or _race_here
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, PathChoice] = {}
         self._timed_now: set[str] = set()
         self.notes: list[str] = []
 
-    def choose(self, path: str, shape: str, ways: Sequence[Way], *, required: str | None = None) -> str:
+    def choose(self, path: str, shape: str, ways: Sequence[Contender], *, required: str | None = None) -> str:
         """Name of the way to take. `ways`: equivalent implementations, the plainest last; `path` and `shape`: what is
         computed, and its size. `required` is taken whatever it costs, and timed all the same."""
         entry = f"{path} ({shape})"
@@ -95,10 +95,10 @@ class FastPaths:
                 f"this run began with {path} by {before}, and goes on with {way}: its numbers will differ in the last "
                 "bits from those of an undisturbed run"
             )
-        self._choices[entry] = Choice(path, way, outcome, timed, before == way, required is not None)
+        self._choices[entry] = PathChoice(path, way, outcome, timed, before == way, required is not None)
         return way
 
-    def timings(self, path: str, shape: str, ways: Sequence[Way]) -> RaceResult | None:
+    def timings(self, path: str, shape: str, ways: Sequence[Contender]) -> RaceResult | None:
         """Return the time of each way here, kept from before or measured now; None if there is nothing to compare or
         timing is off. Ways that fail are left out, and that is not kept: the next start may have the memory."""
         return self._timed_ways(path, shape, ways)[0]
@@ -107,7 +107,7 @@ class FastPaths:
         """Return the value that the run began with, else the result of `decide`; record it like a choice of way."""
         entry = f"{path} ({shape})"
         way = self._recorded.get(entry) or decide()
-        self._choices[entry] = Choice(path, way, recorded=entry in self._recorded)
+        self._choices[entry] = PathChoice(path, way, recorded=entry in self._recorded)
         return way
 
     def known(self, path: str, shape: str, names: Sequence[str]) -> str | None:
@@ -119,7 +119,7 @@ class FastPaths:
         outcome = self._cache.find(_key(path, shape, names))
         return None if outcome is None else outcome.winner
 
-    def _timed_ways(self, path: str, shape: str, ways: Sequence[Way]) -> tuple[RaceResult | None, Timed | None]:
+    def _timed_ways(self, path: str, shape: str, ways: Sequence[Contender]) -> tuple[RaceResult | None, Timed | None]:
         if len(ways) < 2 or not self._timed:
             return None, None
         key = _key(path, shape, [way.name for way in ways])
@@ -135,7 +135,7 @@ class FastPaths:
         only = able[0].name if able else ways[-1].name
         return RaceResult(only, {only: 0.0}), None
 
-    def _runs(self, path: str, way: Way) -> bool:
+    def _runs(self, path: str, way: Contender) -> bool:
         try:
             way.run()
         except Exception as error:  # noqa: BLE001 boundary: code made for another processor may raise anything
@@ -149,7 +149,7 @@ class FastPaths:
         return found[-1] if found else None
 
     @property
-    def choices(self) -> tuple[Choice, ...]:
+    def choices(self) -> tuple[PathChoice, ...]:
         """The choices of this start, in the order in which they were made."""
         return tuple(self._choices.values())
 
@@ -184,14 +184,14 @@ def _key(path: str, shape: str, names: Sequence[str]) -> dict[str, object]:
     }
 
 
-def _race_here(ways: Sequence[Way]) -> RaceResult:
+def _race_here(ways: Sequence[Contender]) -> RaceResult:
     """With one thread, measure its CPU time, which other processes do not disturb. With several threads, or a GPU,
     measure wall-clock time."""
     counts_own_time = torch.get_num_threads() == 1 and not torch.cuda.is_available()
     return race(ways, clock=time.thread_time if counts_own_time else time.perf_counter)
 
 
-def in_words(choice: Choice) -> str:
+def in_words(choice: PathChoice) -> str:
     """`decoding by C kernels (2.1x the model's own)`, `float32 products by highest (medium is 13 % slower)`."""
     text = f"{choice.path} by {choice.way}"
     remarks = _comparisons(choice.way, choice.outcome) if choice.outcome is not None else []
@@ -202,7 +202,7 @@ def in_words(choice: Choice) -> str:
     return f"{text} ({', '.join(remarks)})" if remarks else text
 
 
-def _by_whose_timing(choices: Sequence[Choice]) -> str:
+def _by_whose_timing(choices: Sequence[PathChoice]) -> str:
     now = dict.fromkeys(choice.path for choice in choices if choice.timed == "now")
     if not any(choice.timed == "before" for choice in choices):
         return "; timed now" if now else ""

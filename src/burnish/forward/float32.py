@@ -23,7 +23,7 @@ from burnish.forward.attention import packs_rows
 from burnish.forward.fast_paths import FastPaths, failure
 from burnish.forward.kernel_layers import FAMILIES
 from burnish.forward.precision import matmul_precision
-from burnish.forward.race import Way
+from burnish.forward.race import Contender
 from burnish.machine import processor
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _faster_precision(model: PreTrainedModel, paths: FastPaths) -> str:
     """`medium` or `highest`, by a linear layer of the model's width both ways."""
     precisions = ("medium", "highest") if _may_be_medium(paths) else ("highest",)
     width = min(model.get_input_embeddings().weight.shape[1], _WIDEST)
-    ways = [Way(precision, partial(_linear_pass, precision, width)) for precision in precisions]
+    ways = [Contender(precision, partial(_linear_pass, precision, width)) for precision in precisions]
     return paths.choose("float32 products", f"{_ROWS} x {width} x {4 * width}", ways)
 
 
@@ -111,7 +111,7 @@ def bfloat16_note(model: PreTrainedModel, paths: FastPaths) -> str | None:
     """Return a warning for a bfloat16 model on a CPU that multiplies float32 clearly faster; None otherwise."""
     if model.dtype != torch.bfloat16 or model.device.type != "cpu":
         return None
-    ways = [Way("bfloat16", _product(torch.bfloat16)), Way("float32", _product(torch.float32))]
+    ways = [Contender("bfloat16", _product(torch.bfloat16)), Contender("float32", _product(torch.float32))]
     outcome = paths.timings(
         "number types", f"({_BFLOAT16_ROWS}, {_BFLOAT16_WIDTH}) x ({_BFLOAT16_WIDTH}, {_BFLOAT16_WIDTH})", ways
     )

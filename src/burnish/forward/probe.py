@@ -32,7 +32,7 @@ from burnish.forward.kernel_layers import (
     uses_layer_kernels,
 )
 from burnish.forward.packing import Packing
-from burnish.forward.race import Way, tokens_for
+from burnish.forward.race import Contender, tokens_for
 from burnish.forward.scoring import ResponsePositions, TrunkRunner, hidden_width
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _fastest_attention(model: PreTrainedModel, ways: Sequence[str], paths: FastP
 
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     shape = f"{shape_of(model)}, {where}"
-    return paths.choose(ATTENTION, shape, [Way(way, one_pass(way)) for way in ways])
+    return paths.choose(ATTENTION, shape, [Contender(way, one_pass(way)) for way in ways])
 
 
 def _finished(results: Result, device: torch.device) -> Result:
@@ -237,7 +237,7 @@ def keep_faster_layers(
 
         return run
 
-    ways = [Way(faster, one_pass(use)), Way(OWN, one_pass(leave))]
+    ways = [Contender(faster, one_pass(use)), Contender(OWN, one_pass(leave))]
     with fast_float32(model, paths=paths):  # as it will be in training
         way = paths.choose(TRAINING, _training_shape(model), ways, required=faster if required else None)
     (use if way == faster else leave)(model)
@@ -247,7 +247,7 @@ def keep_faster_layers(
 def keep_own_layers(model: PreTrainedModel, paths: FastPaths) -> None:
     """Record that training uses the model's own layers, even without a choice: a run that began like this continues
     like this, and one that began with kernels is warned."""
-    paths.choose(TRAINING, _training_shape(model), [Way(OWN, lambda: None)])
+    paths.choose(TRAINING, _training_shape(model), [Contender(OWN, lambda: None)])
 
 
 def _states_and_gradient(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ pass through layers of 15 million weights had so few tokens that all ways did li
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Contender:
     """One way to compute something; `run` does it once."""
 
     name: str
@@ -40,7 +40,7 @@ class RaceResult:
 
 
 def race(
-    ways: Sequence[Way],
+    ways: Sequence[Contender],
     *,
     clock: Callable[[], float] = time.perf_counter,
     wall: Callable[[], float] = time.perf_counter,
@@ -82,7 +82,7 @@ def _repeats(once: float) -> int:
     return 1 if once >= _SAMPLE_SECONDS else min(100, math.ceil(_SAMPLE_SECONDS / max(once, 1e-9)))
 
 
-def _sample(way: Way, count: int, clock: Callable[[], float]) -> float:
+def _sample(way: Contender, count: int, clock: Callable[[], float]) -> float:
     """Seconds of one run, the mean of `count`."""
     started = clock()
     for _ in range(count):

@@ -60,7 +60,7 @@ class PeerFailedError(Exception):
 
 
 @dataclass(slots=True)
-class Outcome:
+class PeerOutcome:
     """Result of the work of this process and, after the exchange, of every process."""
 
     own: Any = None
@@ -73,9 +73,9 @@ class _Failure:
 
 
 @contextmanager
-def telling(team: Team) -> Iterator[Outcome]:
+def telling(team: Team) -> Iterator[PeerOutcome]:
     """Tell the others how the work inside has ended, so that none waits for a sum that never comes."""
-    outcome = Outcome()
+    outcome = PeerOutcome()
     try:
         yield outcome
     except Exception as error:  # boundary: whatever ends the work here, the others wait for this exchange

@@ -22,7 +22,7 @@ def rounded_up(count: int) -> int:
     return -(-count // BLOCK) * BLOCK
 
 
-class Step(ctypes.Structure):
+class DecodeStep(ctypes.Structure):
     """`struct step` of decode.c, which explains the fields. The caller must keep the tensors that they point to."""
 
     _fields_ = (
@@ -46,7 +46,7 @@ class DecodeKernels:
         self._gate = library.gate
         self._gate.argtypes = [ADDRESS, ADDRESS, COUNT, COUNT, COUNT]
         self._attend = library.attend
-        self._attend.argtypes = [ctypes.POINTER(Step), COUNT, *[ADDRESS] * 4]
+        self._attend.argtypes = [ctypes.POINTER(DecodeStep), COUNT, *[ADDRESS] * 4]
         for function in (self._add_and_normalise, self._gate, self._attend):
             function.restype = None
 
@@ -74,7 +74,9 @@ class DecodeKernels:
         self._gate(gate_and_up_RJ.data_ptr(), activated_RI.data_ptr(), rows, columns // 2, torch.get_num_threads())
         return activated_RI
 
-    def attend(self, step: Step, layer: int, everything_RX: Tensor, head_norms: tuple[Tensor, Tensor] | None) -> Tensor:
+    def attend(
+        self, step: DecodeStep, layer: int, everything_RX: Tensor, head_norms: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
         """(R, heads x D): the attention output of each row's new token.
 
         everything: queries, keys and values of the new tokens, concatenated and not yet rotated. Keys and values are

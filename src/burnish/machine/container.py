@@ -21,7 +21,7 @@ _UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ContainerLimits:
     """The lowest limits of the groups that this process is in, None for no limit. processors: seconds of processor time
     that it gets per second."""
 
@@ -29,17 +29,17 @@ class Limits:
     memory_bytes: int | None = None
 
 
-def container_limits(root: Path = Path("/")) -> Limits:
+def container_limits(root: Path = Path("/")) -> ContainerLimits:
     """Read the limits of both versions of control groups. `root`: root of the file system."""
     memory: list[int] = []
     processors: list[float] = []
     for group in _groups(root):
         memory += _memory(group)
         processors += _processors(group)
-    return Limits(min(processors, default=None), min(memory, default=None))
+    return ContainerLimits(min(processors, default=None), min(memory, default=None))
 
 
-def allowed_cores(limits: Limits | None = None) -> int:
+def allowed_cores(limits: ContainerLimits | None = None) -> int:
     """Count the cores that this process may keep busy: at most its affinity mask and its groups' limit."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     limit = (container_limits() if limits is None else limits).processors

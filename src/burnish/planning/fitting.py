@@ -17,7 +17,7 @@ from burnish.planning.machines import Machine
 from burnish.planning.memory import MemoryItem, Phase, bytes_in, table_of
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.room import Shortage, cards_within_reach, shortages
-from burnish.planning.seats import Seat, seats_of
+from burnish.planning.seats import PlannedProcess, seats_of
 
 Reload = Callable[[Sequence[str]], RunConfig]
 """The run file with further words of the command line. ConfigError for words that do not fit it."""
@@ -61,15 +61,15 @@ class MemoryTable:
     there: int | None
 
 
-def memory_tables(seats: Sequence[Seat], machine: Machine) -> tuple[MemoryTable, ...]:
+def memory_tables(seats: Sequence[PlannedProcess], machine: Machine) -> tuple[MemoryTable, ...]:
     """One table for all processes that need the same, where they compute."""
-    groups: dict[tuple[MemoryItem, ...], list[Seat]] = {}
+    groups: dict[tuple[MemoryItem, ...], list[PlannedProcess]] = {}
     for seat in seats:
         groups.setdefault(seat.device if seat.gpu is not None else seat.host, []).append(seat)
     return tuple(_table(items, there, machine) for items, there in groups.items() if items)
 
 
-def _table(items: Sequence[MemoryItem], seats: Sequence[Seat], machine: Machine) -> MemoryTable:
+def _table(items: Sequence[MemoryItem], seats: Sequence[PlannedProcess], machine: Machine) -> MemoryTable:
     of_kind: dict[str, list[MemoryItem]] = {}
     for item in items:
         of_kind.setdefault(kind_of(item), []).append(item)

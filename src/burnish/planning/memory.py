@@ -25,8 +25,8 @@ size, F feed-forward size, N tokens in one forward and backward pass, V vocabula
 A reward model that is trained has a score head instead of an output head: there are no log-probabilities, and P is a
 little too large.
 
-`Table` has what every run that trains a model has, by role (the trained model, its passes, saving). Rows of a kind of
-run alone are in its own table (`rl_processes.RlTable`, `rm.RmTable`). `seats` says which process has which role.
+`RoleMemory` has what every run that trains a model has, by role (the trained model, its passes, saving). Rows of a kind
+of run alone are in its own table (`rl_processes.RlTable`, `rm.RmTable`). `seats` says which process has which role.
 
 Each line says in which phases of a step it is needed: the cache while sampling, passes of reward models while scoring
 (at any time, if rollout workers sample ahead), log-probabilities before and in the update, gradients and activations in
@@ -147,7 +147,7 @@ def estimate_memory(
     return (*table.trained(), *table.sampling(), *table.scoring(rewards))
 
 
-class Table:
+class RoleMemory:
     """The memory items of each role of a run, where it computes if nothing else is said. Here those of a run that
     trains one model on given data; a kind of run with more of them adds its own.
 
@@ -369,7 +369,7 @@ def layer_numbers(facts: ModelFacts) -> int:
     return 8 * facts.hidden_size + 2 * facts.num_key_value_heads * facts.head_size + 3 * facts.intermediate_size
 
 
-def table_of(config: RunConfig) -> type[Table]:
+def table_of(config: RunConfig) -> type[RoleMemory]:
     """The memory items of runs of this kind."""
     return load(find_kind(config.kind).memory)
 

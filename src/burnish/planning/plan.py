@@ -13,7 +13,7 @@ from burnish.planning.memory import PHASES, MemoryItem, bytes_in, bytes_in_words
 from burnish.planning.microbatch import microbatch_of, with_microbatch
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.room import refuse_impossible, seat_warnings
-from burnish.planning.seats import Choice, Seat, runs_on_gpu, seats_of, sharding_of
+from burnish.planning.seats import PlannedProcess, ShardingChoice, runs_on_gpu, seats_of, sharding_of
 from burnish.planning.timing import RunTime
 
 
@@ -63,7 +63,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     evaluations: int | None = None
     memory: tuple[MemoryItem, ...] = ()
-    seats: tuple[Seat, ...] = ()
+    seats: tuple[PlannedProcess, ...] = ()
     """The processes of the run, the command's own first. Like `memory` empty until `seated` has seen the machine."""
     machine: Machine | None = None
     """That of `seats`."""
@@ -129,7 +129,9 @@ def plan_of_kind(config: RunConfig, data: Preview, facts: ModelFacts | None) -> 
     return load(find_kind(config.kind).plan)(config, data, facts)
 
 
-def _process_lines(config: RunConfig, sharding: Choice, seats: Sequence[Seat], machine: Machine) -> Iterator[PlanLine]:
+def _process_lines(
+    config: RunConfig, sharding: ShardingChoice, seats: Sequence[PlannedProcess], machine: Machine
+) -> Iterator[PlanLine]:
     cluster = config.cluster
     if not cluster.uses_processes:
         return
@@ -152,7 +154,7 @@ def _process_lines(config: RunConfig, sharding: Choice, seats: Sequence[Seat], m
     yield PlanLine("processes", "host memory, at most", together, because)
 
 
-def _phase_lines(seats: Sequence[Seat]) -> Iterator[PlanLine]:
+def _phase_lines(seats: Sequence[PlannedProcess]) -> Iterator[PlanLine]:
     """The memory of the process that trains, or of the first one that does, in each phase of a step: where it
     computes, and what is there in this phase only."""
     seat = next((seat for seat in seats if seat.name.startswith("trainer")), seats[0])

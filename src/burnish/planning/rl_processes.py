@@ -16,13 +16,13 @@ from burnish.planning.memory import (
     PHASES,
     MemoryItem,
     Phase,
-    Table,
+    RoleMemory,
     bytes_in_words,
     layer_numbers,
     weights_item,
 )
 from burnish.planning.model_facts import RewardFacts
-from burnish.planning.seats import ON_GPU, UNKNOWN, Processes, Seat, joined
+from burnish.planning.seats import ON_GPU, UNKNOWN, PlannedProcess, Processes, joined
 
 REWARD_WORKER_BYTES = 16 << 20
 """A process that runs rewards that import nothing large."""
@@ -33,7 +33,7 @@ _KEPT_BYTES = 1 << 30  # as in burnish.rollouts.local.kept
 _HELD_BYTES = 1 << 30  # as in burnish.rollouts.local.static_decoder
 
 
-class RlTable(Table):
+class RlTable(RoleMemory):
     """Besides the policy: reference, critic, engine, reward models and the weights on their way to rollout workers."""
 
     config: RlConfig
@@ -234,7 +234,7 @@ class RlProcesses(Processes):
     config: RlConfig
     table: RlTable
 
-    def seats(self) -> Iterator[Seat]:
+    def seats(self) -> Iterator[PlannedProcess]:
         config, controller = self.config, self.controller()
         apart = "reward_model" in config.cluster.own_process
         yield from [controller] if apart else self._with_judges(controller)
@@ -243,7 +243,7 @@ class RlProcesses(Processes):
         yield from self._workers()
         count = config.scoring.workers
         item = MemoryItem("processes", count * REWARD_WORKER_BYTES, f"{count} x {bytes_in_words(REWARD_WORKER_BYTES)}")
-        yield Seat(f"{count} reward worker{'s' * (count > 1)}", ("rewards",), 1, None, (item,), small=True)
+        yield PlannedProcess(f"{count} reward worker{'s' * (count > 1)}", ("rewards",), 1, None, (item,), small=True)
         yield from _conversation_seats(config)
 
     def holds(self) -> tuple[str, ...]:
@@ -257,7 +257,7 @@ class RlProcesses(Processes):
             found.append(f"{config.rollout.engine} engine with the policy's weights")
         return tuple(found)
 
-    def _own_models(self) -> Iterator[Seat]:
+    def _own_models(self) -> Iterator[PlannedProcess]:
         """Models with a process of their own."""
         cluster = self.config.cluster
         for model, name in zip(cluster.own_process, cluster.own_names, strict=True):
@@ -268,7 +268,7 @@ class RlProcesses(Processes):
                 host = [*whole.saving_on_host(model, sends=True)]
                 yield self.seat(name, (name,), host, [*whole.alone(model), *whole.saving(model)])
 
-    def _workers(self) -> Iterator[Seat]:
+    def _workers(self) -> Iterator[PlannedProcess]:
         """The rollout workers, each of which may take several GPUs."""
         config, engine = self.config, [*self.table.engine()]
         for number in range(config.cluster.rollout_workers):
@@ -279,7 +279,7 @@ class RlProcesses(Processes):
                 next(self.gpus)
             yield replace(worker, num_gpus=config.engine.gpus)
 
-    def _with_judges(self, seat: Seat) -> Iterator[Seat]:
+    def _with_judges(self, seat: PlannedProcess) -> Iterator[PlannedProcess]:
         """The seat with reward models, and one for each GPU other than its own on which it has some."""
         count = sum(reward.is_model for reward in self.config.all_rewards)
         words = ("reward model",) if count == 1 else (f"{count} reward models",) if count else ()
@@ -290,9 +290,9 @@ class RlProcesses(Processes):
             seat = joined(seat, items.pop(gpu, []), on_gpu=gpu is not None)
         yield replace(seat, holds=(*seat.holds, *words))
         for gpu, there in sorted(items.items(), key=str):
-            yield joined(Seat(f"{seat.name}{ON_GPU}{gpu}", words, seat.threads, gpu, ()), there, on_gpu=True)
+            yield joined(PlannedProcess(f"{seat.name}{ON_GPU}{gpu}", words, seat.threads, gpu, ()), there, on_gpu=True)
 
-    def _gpu_of(self, reward: RewardFacts, seat: Seat) -> int | None:
+    def _gpu_of(self, reward: RewardFacts, seat: PlannedProcess) -> int | None:
         """The GPU that a reward model of this process scores on; None for the CPU. The controller sees all of them."""
         kind, _, number = reward.device.partition(":")
         if kind not in ("auto", "cuda") or not self.machine.gpu_bytes:
@@ -303,13 +303,13 @@ class RlProcesses(Processes):
         return gpu if gpu < len(self.machine.gpu_bytes) else None  # loading it says that there is no such GPU
 
 
-def _conversation_seats(config: RlConfig) -> Iterator[Seat]:
+def _conversation_seats(config: RlConfig) -> Iterator[PlannedProcess]:
     """The processes of environments, of agents and of tools, as many as conversations may be held at the same time."""
     talks = [domain.conversation for domain in domain_settings(config) if domain.conversation is not None]
     if held := [talk for talk in talks if talk.agent is not None or talk.own_tools or talk.environment is not None]:
         count = min(max(talk.max_open for talk in held), responses_per_step(config))
         holds = ("tools, environments",)
-        yield Seat(
+        yield PlannedProcess(
             f"{count} conversation process{'es' * (count > 1)}", holds, 1, None, (_processes(count),), small=True
         )
 

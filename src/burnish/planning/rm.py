@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from burnish.config.schema import RmConfig
 from burnish.config.schema_run import RunConfig
-from burnish.planning.memory import MemoryItem, Table
+from burnish.planning.memory import MemoryItem, RoleMemory
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import NOTHING_KNOWN, ModelRole, Plan, PlanLine, Preview, count_in_words, plan_of_passes
 from burnish.planning.seats import Processes
@@ -38,7 +38,7 @@ def _models(config: RmConfig) -> Iterator[ModelRole]:
         yield ModelRole("policy", f"{path} samples responses once, for normalization.kind {config.normalization.kind}")
 
 
-class RmTable(Table):
+class RmTable(RoleMemory):
     """A model with a score head instead of an output head, and the policy that it is normalised on."""
 
     config: RmConfig

@@ -10,11 +10,11 @@ from burnish.errors import ConfigError
 from burnish.planning.machines import Machine
 from burnish.planning.memory import bytes_in_words, peak_bytes
 from burnish.planning.model_facts import ModelFacts
-from burnish.planning.seats import Seat, needs_of_gpus, needs_of_nodes, on_this_machine
+from burnish.planning.seats import PlannedProcess, needs_of_gpus, needs_of_nodes, on_this_machine
 
 
 def refuse_impossible(
-    config: RunConfig, seats: Sequence[Seat], machine: Machine, facts: ModelFacts | None = None
+    config: RunConfig, seats: Sequence[PlannedProcess], machine: Machine, facts: ModelFacts | None = None
 ) -> None:
     """ConfigError for processes that this machine cannot have: too few GPUs, or too little memory even if all texts are
     short. One process alone is never refused, nor are those that may be on several machines: of a run on an existing
@@ -95,7 +95,7 @@ def _asked(config: RunConfig) -> str:
     return f"{asked}, cluster.rollout_workers is {workers}" if workers else asked
 
 
-def seat_warnings(config: RunConfig, seats: Sequence[Seat], machine: Machine) -> Iterator[str]:
+def seat_warnings(config: RunConfig, seats: Sequence[PlannedProcess], machine: Machine) -> Iterator[str]:
     """What will be slow, or may not fit, on this machine."""
     if not machine.is_here:
         yield from _share_beside_training(config, machine)
@@ -136,7 +136,7 @@ class Shortage:
         return f"{self.place}: {needs} {bytes_in_words(self.needed)} of {bytes_in_words(self.there)}"
 
 
-def shortages(config: RunConfig, seats: Sequence[Seat], machine: Machine) -> tuple[Shortage, ...]:
+def shortages(config: RunConfig, seats: Sequence[PlannedProcess], machine: Machine) -> tuple[Shortage, ...]:
     """Cards and memory of a described machine that are too few for a run with the longest texts that it allows."""
     found, within_reach = [], cards_within_reach(config, machine)
     count = max((seat.gpu + 1 for seat in seats if seat.gpu is not None), default=0)
@@ -175,7 +175,9 @@ def _share_beside_training(config: RunConfig, machine: Machine) -> Iterator[str]
         )
 
 
-def _crowded(seats: Sequence[Seat], machine: Machine, *, certain: bool) -> Iterator[tuple[int, str, int, int]]:
+def _crowded(
+    seats: Sequence[PlannedProcess], machine: Machine, *, certain: bool
+) -> Iterator[tuple[int, str, int, int]]:
     """The GPUs that have too little for their processes: number, the processes' names, needed bytes, bytes there."""
     for gpu, (names, needed) in needs_of_gpus(seats, certain=certain).items():
         if gpu < len(machine.gpu_bytes) and needed > machine.gpu_bytes[gpu]:

@@ -35,7 +35,7 @@ ON_GPU = " on GPU "
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class PlannedProcess:
     """One process (or several equal small ones): what it holds, its threads, its GPU (None: it computes on the CPU),
     and the memory that it needs of the host and of the GPU. Nothing is listed if the model's sizes are unknown. What a
     process has on a GPU other than its own is a seat too, without memory of the host."""
@@ -78,7 +78,7 @@ UNKNOWN = ModelFacts(0, 0, 0, 0, 0, 0, 0, 0, None)
 
 def seats_of(
     config: RunConfig, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
-) -> tuple[Seat, ...]:
+) -> tuple[PlannedProcess, ...]:
     """The processes of the run, the command's own first. `rewards`: its reward models."""
     rewards = () if facts is None else rewards  # what is not everything would look like it
     processes: type[Processes] = load(find_kind(config.kind).processes)
@@ -105,7 +105,7 @@ class Processes:
         sharding = sharding_of(config, facts, machine, rewards).sharding
         self.table = table_of(config)(config, facts or UNKNOWN, self.on_gpu, config.cluster.trainers, sharding)
 
-    def seats(self) -> Iterator[Seat]:
+    def seats(self) -> Iterator[PlannedProcess]:
         """All of them."""
         yield self.controller()
         yield from self.trainers()
@@ -114,7 +114,7 @@ class Processes:
         """What a trainer holds, in words."""
         return self.trained, "optimizer"
 
-    def controller(self) -> Seat:
+    def controller(self) -> PlannedProcess:
         """The command's own, with the loop and the data, and a single trainer unless that has its own."""
         table, cluster = self.table, self.config.cluster
         words = "at most, whatever the model's size"
@@ -127,7 +127,7 @@ class Processes:
         model = [*table.of_trainers(), *table.saving(*self._shared()), *table.of_loop()]
         return self.seat("controller", ("the loop", "data", *self.holds()), host, model)
 
-    def trainers(self) -> Iterator[Seat]:
+    def trainers(self) -> Iterator[PlannedProcess]:
         """Those other than the controller."""
         table, cluster = self.table, self.config.cluster
         for rank in range(0 if cluster.trains_here else cluster.trainers):
@@ -142,16 +142,16 @@ class Processes:
 
     def seat(
         self, name: str, holds: Sequence[str], host: Items = (), model: Items = (), *, computes: bool = True
-    ) -> Seat:
+    ) -> PlannedProcess:
         """A process with these items of the host's memory. `model`: what is on its GPU if it has one."""
         there = (host, model) if self.facts is not None else ((), ())
         process = MemoryItem("Python and its libraries", PROCESS_BYTES, "measured")
         gpu = next(self.gpus) if computes else None
-        own = Seat(name, tuple(holds), self.threads, gpu, (process, *there[0]))
+        own = PlannedProcess(name, tuple(holds), self.threads, gpu, (process, *there[0]))
         return joined(own, there[1], on_gpu=gpu is not None)
 
 
-def joined(seat: Seat, items: Sequence[MemoryItem], *, on_gpu: bool) -> Seat:
+def joined(seat: PlannedProcess, items: Sequence[MemoryItem], *, on_gpu: bool) -> PlannedProcess:
     """The seat with these items, too, where they compute."""
     if not on_gpu:
         return replace(seat, host=(*seat.host, *items))
@@ -163,16 +163,16 @@ def _rested(items: Sequence[MemoryItem]) -> Iterator[MemoryItem]:
     return (replace(item, name=f"{item.name}, at rest", phases=PHASES, rests=False) for item in items if item.rests)
 
 
-def _is_started(seat: Seat) -> bool:
+def _is_started(seat: PlannedProcess) -> bool:
     """Whether it is the process of a trainer, a model or a worker, and not the command's or a small one."""
     return _process_of(seat) != "controller" and not seat.small
 
 
-def _process_of(seat: Seat) -> str:
+def _process_of(seat: PlannedProcess) -> str:
     return seat.name.partition(ON_GPU)[0]
 
 
-def _as_ranks(seats: Sequence[Seat]) -> tuple[Seat, ...]:
+def _as_ranks(seats: Sequence[PlannedProcess]) -> tuple[PlannedProcess, ...]:
     """The seats with the rank of torchrun's that has each. Trainer 0 is next to the controller, in rank 0, like the
     small processes; every other one is a rank of its own."""
     others = dict.fromkeys(_process_of(seat) for seat in seats if _is_started(seat) and seat.name != "trainer 0")
@@ -198,7 +198,7 @@ def threads_each(config: RunConfig, machine: Machine) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ShardingChoice:
     """What each trainer keeps, and why."""
 
     sharding: Sharding
@@ -207,23 +207,23 @@ class Choice:
 
 def sharding_of(
     config: RunConfig, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
-) -> Choice:
+) -> ShardingChoice:
     """What `cluster.sharding` means for this run on this machine. `auto` never changes a result: `whole` and
     `optimizer` give the same bits."""
     cluster, asked = config.cluster, config.cluster.sharding
     if cluster.trainers == 1:
-        return Choice("whole", "there is one trainer")
+        return ShardingChoice("whole", "there is one trainer")
     if asked != "auto":
-        return Choice(asked, "cluster.sharding")
+        return ShardingChoice(asked, "cluster.sharding")
     if facts is None:
-        return Choice("whole", "auto, and the model's sizes are unknown")
+        return ShardingChoice("whole", "auto, and the model's sizes are unknown")
     if machine.is_here and (cluster.joins_cluster or not on_this_machine(config)):
-        return Choice("whole", "auto, and it is unknown what the other machines have")
+        return ShardingChoice("whole", "auto, and it is unknown what the other machines have")
     if _fits(config, "whole", facts, machine, rewards):
-        return Choice("whole", "auto: the memory suffices for it")
+        return ShardingChoice("whole", "auto: the memory suffices for it")
     if _fits(config, "optimizer", facts, machine, rewards):
-        return Choice("optimizer", "auto: there is too little memory for whole")
-    return Choice("optimizer", "auto: there may be too little memory even for it")
+        return ShardingChoice("optimizer", "auto: there is too little memory for whole")
+    return ShardingChoice("optimizer", "auto: there may be too little memory even for it")
 
 
 def with_sharding(config: ConfigT, sharding: Sharding) -> ConfigT:
@@ -244,7 +244,7 @@ def _fits(
     return on_hosts and on_gpus <= min(machine.gpu_bytes, default=0)
 
 
-def needs_of_nodes(seats: Sequence[Seat], machine: Machine) -> dict[int, int]:
+def needs_of_nodes(seats: Sequence[PlannedProcess], machine: Machine) -> dict[int, int]:
     """By the number of each node the bytes of its memory that its processes may need."""
     found: dict[int, int] = {}
     for seat in seats:
@@ -253,7 +253,7 @@ def needs_of_nodes(seats: Sequence[Seat], machine: Machine) -> dict[int, int]:
     return found
 
 
-def needs_of_gpus(seats: Sequence[Seat], *, certain: bool = False) -> dict[int, tuple[str, int]]:
+def needs_of_gpus(seats: Sequence[PlannedProcess], *, certain: bool = False) -> dict[int, tuple[str, int]]:
     """By the number of each GPU the names of its processes, and the bytes of it that they need; with `certain` only
     what they need however short the texts are."""
     found: dict[int, tuple[str, int]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from burnish.config.schema import SftConfig
 from burnish.config.schema_run import RunConfig
-from burnish.planning.memory import Table
+from burnish.planning.memory import RoleMemory
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import NOTHING_KNOWN, ModelRole, Plan, PlanLine, Preview, count_in_words, plan_of_passes
 from burnish.planning.timing import StepTimes
@@ -25,7 +25,7 @@ def plan_sft(config: SftConfig, data: Preview = NOTHING_KNOWN, facts: ModelFacts
     return plan_of_passes(config, facts, models, lines, steps=data.steps, passes=passes, because=because)
 
 
-class SftTable(Table):
+class SftTable(RoleMemory):
     """A policy, and nothing else."""
 
     @staticmethod

@@ -30,7 +30,7 @@ from burnish.observability.history import read_rows
 from burnish.observability.sinks import METRICS_FILE
 from burnish.report.charts import MAX_POINTS, ChartData, build_charts, headline, histogram_chart, overlay
 from burnish.report.rollout_charts import score_charts, value_charts
-from burnish.report.samples import Limits, Samples, sample_rollouts
+from burnish.report.samples import PageLimits, Samples, sample_rollouts
 from burnish.report.turns import as_text
 from burnish.types import Json
 
@@ -75,19 +75,19 @@ class ConfigurationRow(TypedDict):
     differs: bool
 
 
-def write_report(run_dir: Path, out: Path | None = None, *, limits: Limits | None = None) -> Path:
+def write_report(run_dir: Path, out: Path | None = None, *, limits: PageLimits | None = None) -> Path:
     """Write the page (default: `report.html` in the run folder) and return its path.
 
     `limits` bounds the size of the page. If there are more steps or prompts, they are sampled evenly, and the page says
     so. Raises DataError if the folder is not a run's, and BurnishError if the page cannot be written.
     """
-    page = read_run(run_dir, run_dir.resolve().name, limits or Limits())
+    page = read_run(run_dir, run_dir.resolve().name, limits or PageLimits())
     return _write(out if out is not None else run_dir / "report.html", page.name, [page], page.charts)
 
 
-def write_comparison(run_dirs: Sequence[Path], out: Path, *, limits: Limits | None = None) -> Path:
+def write_comparison(run_dirs: Sequence[Path], out: Path, *, limits: PageLimits | None = None) -> Path:
     """Write one page with the curves of several runs overlaid, and return its path. Raises like `write_report`."""
-    limits = limits or Limits()
+    limits = limits or PageLimits()
     share = replace(limits, total_bytes=limits.total_bytes // len(run_dirs))
     names = run_names(run_dirs)
     pages = [read_run(folder, name, share) for folder, name in zip(run_dirs, names, strict=True)]
@@ -104,7 +104,7 @@ def run_names(run_dirs: Sequence[Path]) -> list[str]:
     raise DataError("the same run is given twice", remedy="give each run once")
 
 
-def read_run(run_dir: Path, name: str, limits: Limits) -> RunPage:
+def read_run(run_dir: Path, name: str, limits: PageLimits) -> RunPage:
     """Read everything that a page shows about a run. DataError if the folder is not a run's."""
     rows = read_rows(run_dir / METRICS_FILE)
     if not rows:

@@ -25,7 +25,7 @@ TOKEN_NUMBERS: tuple[Literal["logprobs", "advantages", "values", "returns"], ...
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PageLimits:
     """Limits of a report page. Whatever the other limits, its rollouts take at most about `total_bytes`."""
 
     steps: int = 12
@@ -39,7 +39,7 @@ Numbers = list[float | str | None]
 """One number per token; text for a number that is not finite, None for a token that the policy did not sample."""
 
 
-class Response(TypedDict):
+class ShownResponse(TypedDict):
     """A response on the page; numbers of its tokens where they were recorded.
 
     count: sampled tokens; `given`: tokens of tools and environments, in a response with `turns`. seen: the prompt with
@@ -77,7 +77,7 @@ class Group(TypedDict):
     answer: str | None
     domain: str
     left_out: int
-    responses: list[Response]
+    responses: list[ShownResponse]
     seen: NotRequired[str]
 
 
@@ -96,7 +96,7 @@ class Samples(TypedDict):
     note: str
 
 
-def sample_rollouts(folder: Path, limits: Limits) -> Samples:
+def sample_rollouts(folder: Path, limits: PageLimits) -> Samples:
     """Select the rollouts that fit on the page; empty if nothing was recorded."""
     every = [[*recorded_files(folder, evaluation=evaluation).items()] for evaluation in (False, True)]
     chosen = [file for files in every for file in evenly(files, limits.steps)]
@@ -145,10 +145,10 @@ def reading_recorded(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _compact(line: RecordedLine) -> Response:
+def _compact(line: RecordedLine) -> ShownResponse:
     """Keep only the fields that the page shows, with numbers rounded to a few digits."""
     branch = line.get("branch")
-    entry: Response = {
+    entry: ShownResponse = {
         "sample": f"{line['sample_index']}, branch {branch + 1}" if branch else line["sample_index"],
         "tokens": line["token_texts"] if "token_texts" in line else [line["response"]],
         "count": num_sampled(line),
@@ -169,7 +169,7 @@ def _compact(line: RecordedLine) -> Response:
     return entry
 
 
-def _add_turns(entry: Response, line: RecordedLine) -> None:
+def _add_turns(entry: ShownResponse, line: RecordedLine) -> None:
     entry["turns"] = shown_turns(line)
     entry["given"] = len(line["response_tokens"]) - entry["count"]
     if "token_texts" not in line:
@@ -178,7 +178,7 @@ def _add_turns(entry: Response, line: RecordedLine) -> None:
         entry["environment"] = _short(line["environment_reward"])
 
 
-def _add_numbers(entry: Response, line: RecordedLine) -> None:
+def _add_numbers(entry: ShownResponse, line: RecordedLine) -> None:
     """Add the recorded numbers of the tokens that the policy sampled."""
     sampled = sampled_mask(line)
 
@@ -197,7 +197,7 @@ def _add_numbers(entry: Response, line: RecordedLine) -> None:
         entry["returns"] = of_tokens("token_returns")
 
 
-def _fit(groups: list[Group], limits: Limits, budget: int) -> list[Group]:
+def _fit(groups: list[Group], limits: PageLimits, budget: int) -> list[Group]:
     """Pick groups evenly within the budget. If even one group is too large, it gets fewer responses."""
     groups = [_fewer(group, limits.responses_per_prompt) for group in groups]
     sizes = [_size(group) for group in groups]
@@ -226,9 +226,9 @@ def _fewer(group: Group, count: int) -> Group:
     return {**group, "responses": picked, "left_out": group["left_out"] + len(group["responses"]) - len(picked)}
 
 
-def _cut(response: Response, share: float) -> Response:
+def _cut(response: ShownResponse, share: float) -> ShownResponse:
     keep = max(1, int(len(response["tokens"]) * share))
-    cut: Response = {**response, "tokens": [*response["tokens"][:keep], " […cut for this page]"]}
+    cut: ShownResponse = {**response, "tokens": [*response["tokens"][:keep], " […cut for this page]"]}
     for name in TOKEN_NUMBERS:
         if name in cut:
             cut[name] = cut[name][:keep]

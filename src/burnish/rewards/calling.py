@@ -33,7 +33,7 @@ class TracebackInWorkerError(Exception):
         return f"\n{self.args[0]}"
 
 
-class Caller:
+class RewardCaller:
     """Runs rewards. Asynchronous ones share one event loop, so that their network clients survive between calls."""
 
     def __init__(self, guarded: tuple[type[BaseException], ...] = IN_TRAINING) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError, OutageError, RewardError
 from burnish.rewards.begun import BegunResponses, Numbered
-from burnish.rewards.calling import Caller, TracebackInWorkerError, broken_contract
+from burnish.rewards.calling import RewardCaller, TracebackInWorkerError, broken_contract
 from burnish.rewards.combining import Weighted, combine, not_for_prompt
 from burnish.rewards.counts import Counts, has_failed
 from burnish.rewards.endings import Ending
@@ -83,7 +83,7 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
             start_timeout_seconds=scoring.start_timeout_seconds,
         )
         self._begun = BegunResponses()
-        self._caller = Caller()
+        self._caller = RewardCaller()
         self._signatures = self._read_signatures()
         for signature in self._signatures:
             if signature.system and say is not None:

@@ -17,7 +17,7 @@ from typing import Any
 from burnish.errors import BurnishError, RewardError
 from burnish.outside.frames import MAX_BYTES, read_frame
 from burnish.outside.plugins import FIX_IT
-from burnish.rewards.calling import IN_WORKER, Caller, Report, in_a_line, traceback_of
+from burnish.rewards.calling import IN_WORKER, Report, RewardCaller, in_a_line, traceback_of
 from burnish.rewards.loading import LoadedReward, RewardSpec, load_reward
 from burnish.rewards.messages import Answer, Idle, Judged, Ready, Refused, Violation
 from burnish.rewards.outcome import MAX_DETAIL, Outcome, failure
@@ -32,7 +32,7 @@ LOOP_BROKEN = 114
 _HIGH_DESCRIPTOR = 200  # safe from code that closes or writes to the first few descriptors
 
 
-class Channel:
+class WorkerChannel:
     """The worker's end of the socket. Programs that a reward starts do not inherit it, and forks close it."""
 
     def __init__(self, descriptor: int) -> None:
@@ -75,8 +75,8 @@ def serve(descriptor: int) -> None:
     """Main function of a worker. `descriptor` is its end of the socket."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # so that a killed worker's output is not lost
-    channel = Channel(descriptor)
-    caller = Caller(IN_WORKER)
+    channel = WorkerChannel(descriptor)
+    caller = RewardCaller(IN_WORKER)
     try:
         rewards = _load(channel, channel.receive())
         while True:
@@ -85,7 +85,7 @@ def serve(descriptor: int) -> None:
         os._exit(0)  # the training process is gone or has closed the socket
 
 
-def _run_concurrently(caller: Caller, reward: LoadedReward, rows: Sequence[Any], report: Report) -> None:
+def _run_concurrently(caller: RewardCaller, reward: LoadedReward, rows: Sequence[Any], report: Report) -> None:
     """Score rows on one event loop.
 
     If a reward stops the loop or cancels its tasks, the other responses cannot continue. Then the worker ends, and the
@@ -108,7 +108,7 @@ def _move_up(descriptor: int) -> int:
     return moved
 
 
-def _load(channel: Channel, listed: Sequence[tuple[int, dict[str, Any]]]) -> dict[int, LoadedReward]:
+def _load(channel: WorkerChannel, listed: Sequence[tuple[int, dict[str, Any]]]) -> dict[int, LoadedReward]:
     """The rewards by number. If one fails to load, the error is sent to the training process and the worker ends."""
     rewards: dict[int, LoadedReward] = {}
     for index, plain in listed:
@@ -124,14 +124,14 @@ def _load(channel: Channel, listed: Sequence[tuple[int, dict[str, Any]]]) -> dic
     return rewards
 
 
-def _refuse(channel: Channel, error: BurnishError, cause: BaseException | None = None) -> None:
+def _refuse(channel: WorkerChannel, error: BurnishError, cause: BaseException | None = None) -> None:
     cause = cause or error.__cause__
     text = "" if cause is None else failure(RewardStatus.ERROR, traceback_of(cause)).detail
     channel.send(Refused(type(error).__name__, error.message[:MAX_DETAIL], error.remedy, text))
     os._exit(0)
 
 
-def _run(channel: Channel, caller: Caller, rewards: dict[int, LoadedReward], request: list[Any]) -> None:
+def _run(channel: WorkerChannel, caller: RewardCaller, rewards: dict[int, LoadedReward], request: list[Any]) -> None:
     kind, task, index, rows = request
     reward = rewards[index]
 

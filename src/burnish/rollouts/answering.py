@@ -13,7 +13,7 @@ from burnish.data.chat import encode_prompt
 from burnish.errors import ConfigError, DataError
 from burnish.models.folders import resolve_source
 from burnish.models.loading import load_model
-from burnish.rewards.judging.local import Answer
+from burnish.rewards.judging.local import ModelAnswer
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.rollouts.registry import engine_of
 from burnish.types import FinishReason, Message, Prompt, RolloutRequest
@@ -40,12 +40,12 @@ class LocalModel:
     seed: int
     special_tokens: frozenset[str]
 
-    def answer(self, conversations: Sequence[Messages]) -> list[Answer | DataError]:
+    def answer(self, conversations: Sequence[Messages]) -> list[ModelAnswer | DataError]:
         """An answer to each. DataError for one that leaves no room for an answer, or that the model's template refuses.
 
         The noise of an answer depends on its conversation and the seed alone.
         """
-        found: dict[int, Answer | DataError] = {}
+        found: dict[int, ModelAnswer | DataError] = {}
         requests: dict[int, RolloutRequest] = {}
         for number, messages in enumerate(conversations):
             try:
@@ -56,7 +56,7 @@ class LocalModel:
         for number, rollout in zip(requests, rollouts, strict=True):
             text = str(self.tokenizer.decode(list(rollout.response_tokens), skip_special_tokens=True))
             is_cut_off = rollout.finish_reason is FinishReason.LENGTH
-            found[number] = Answer(text, len(rollout.prompt_tokens), len(rollout.response_tokens), is_cut_off)
+            found[number] = ModelAnswer(text, len(rollout.prompt_tokens), len(rollout.response_tokens), is_cut_off)
         return [found[number] for number in range(len(conversations))]
 
     def _request(self, number: int, messages: Messages) -> RolloutRequest:

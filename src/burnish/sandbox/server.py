@@ -34,7 +34,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class SandboxService:
     """What a server allows. processes: jobs at once; queue: that wait for those. most: limits of one job; body_bytes
     and body_seconds: of a request. token: None if everyone may ask."""
 
@@ -53,7 +53,7 @@ class Served(Runner, Protocol):
         """End the job that this thread waits for: it gets a SandboxError."""
 
 
-def application(sandbox: Served, service: Service) -> Starlette:
+def application(sandbox: Served, service: SandboxService) -> Starlette:
     """The server as an ASGI application. Raises SandboxError where starlette is not installed."""
     try:
         from starlette.applications import Starlette
@@ -106,7 +106,7 @@ def check_address(host: str, token: str | None) -> None:
         )
 
 
-def serve(sandbox: Served, service: Service, listener: socket.socket) -> None:
+def serve(sandbox: Served, service: SandboxService, listener: socket.socket) -> None:
     """Serve until a signal ends it, which also closes the sandbox: jobs that run end, and whoever waits gets 503.
     SandboxError as in `check_address`, and where starlette or uvicorn is missing."""
     check_address(listener.getsockname()[0], service.token)
@@ -148,7 +148,7 @@ class _Turn(Generic[_Result]):
 class _Desk:
     """Takes requests, and lets so many of them run and wait."""
 
-    def __init__(self, sandbox: Served, service: Service) -> None:
+    def __init__(self, sandbox: Served, service: SandboxService) -> None:
         self._sandbox = sandbox
         self._service = service
         self._threads = ThreadPoolExecutor(service.processes, thread_name_prefix="sandbox")

@@ -68,7 +68,7 @@ class Sessions:
         self._shown = shown_bytes
         self._slots = threading.BoundedSemaphore(most)
         self._lock = threading.Lock()
-        self._open: set[Session] = set()
+        self._open: set[SandboxSession] = set()
         self._parent: _SessionParent | None = _SessionParent(tier)
 
     def __enter__(self) -> Sessions:
@@ -77,7 +77,7 @@ class Sessions:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def open(self, seconds: float) -> Session:
+    def open(self, seconds: float) -> SandboxSession:
         """A new session. Raises TimeoutError if none became possible within these seconds, and SandboxError."""
         deadline = time.monotonic() + seconds
         if not self._slots.acquire(timeout=max(seconds, 0)):
@@ -100,7 +100,7 @@ class Sessions:
         if parent is not None:
             parent.close()
 
-    def _begin(self) -> Session:
+    def _begin(self) -> SandboxSession:
         header = {"limits": dataclasses.asdict(self._limits), "most": self.most, "shown": self._shown}
         with self._lock:
             if self._parent is None:
@@ -109,7 +109,7 @@ class Sessions:
                 self._parent.close()
                 self._parent = _SessionParent(self.tier)
             try:
-                session = Session(self._parent, header, self._shown + TAIL_BYTES, self._has_ended)
+                session = SandboxSession(self._parent, header, self._shown + TAIL_BYTES, self._has_ended)
             except OSError as error:
                 raise SandboxError(
                     f"a session of the sandbox cannot be opened: {error.strerror}",
@@ -118,7 +118,7 @@ class Sessions:
             self._open.add(session)
         return session
 
-    def _has_ended(self, session: Session) -> None:
+    def _has_ended(self, session: SandboxSession) -> None:
         with self._lock:
             self._open.discard(session)
         self._slots.release()
@@ -135,11 +135,15 @@ class _SessionParent(Parent):
         return self._process.status() is None
 
 
-class Session:
+class SandboxSession:
     """One session. Opened by `Sessions.open`; `run` is for one thread at a time, `close` for any."""
 
     def __init__(
-        self, parent: _SessionParent, header: dict[str, Any], most_bytes: int, when_ended: Callable[[Session], None]
+        self,
+        parent: _SessionParent,
+        header: dict[str, Any],
+        most_bytes: int,
+        when_ended: Callable[[SandboxSession], None],
     ) -> None:
         self._most_bytes = most_bytes
         self._when_ended = when_ended

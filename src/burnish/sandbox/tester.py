@@ -37,7 +37,7 @@ class BrokenTestsError(Exception):
     """Tests that cannot run, whatever the code does."""
 
 
-class Report:
+class TestReport:
     """Lines to whoever reads the verdict: how many tests there are, each that has been decided, and the end."""
 
     def __init__(self, descriptor: int) -> None:
@@ -50,7 +50,7 @@ class Report:
         self.line(passed=bool(passed), **({} if passed else {"detail": detail[:_DETAIL]}))
 
 
-def judge(tests: Mapping[str, Any], link: Link, report: Report) -> None:
+def judge(tests: Mapping[str, Any], link: Link, report: TestReport) -> None:
     """Run the tests against the candidate at the other end."""
     candidate = Candidate(link)
     unittest.main = lambda *arguments, **named: None  # type: ignore[assignment, misc]  # their methods run anyway
@@ -194,7 +194,7 @@ def equal(expected: Any, found: Any, tolerance: float) -> bool:
         return False
 
 
-def _cases(tests: Mapping[str, Any], candidate: Candidate, report: Report) -> Callable[[], None]:
+def _cases(tests: Mapping[str, Any], candidate: Candidate, report: TestReport) -> Callable[[], None]:
     cases = tests["cases"]
     function = Function(candidate, ask="call", of=tests["entry"])
     report.line(total=len(cases))
@@ -223,7 +223,7 @@ def _forms(expected: Any, wrapped: bool) -> list[Any]:
     return [expected, *(expected if wrapped and type(expected) is list and len(expected) == 1 else [])]
 
 
-def _texts(tests: Mapping[str, Any], candidate: Candidate, report: Report) -> Callable[[], None]:
+def _texts(tests: Mapping[str, Any], candidate: Candidate, report: TestReport) -> Callable[[], None]:
     texts = [_Text(text, tests["prelude"], tests["entry"], candidate) for text in tests["texts"]]
     report.line(total=sum(text.count for text in texts))
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from burnish.sandbox.candidate import Answers, load, raised
-from burnish.sandbox.tester import Report, judge
+from burnish.sandbox.tester import TestReport, judge
 
 _FRAMES = 100
 """More than the tests have below a call of the candidate, whose own recursion may be as deep as elsewhere."""
@@ -29,7 +29,7 @@ def main(nonce: str, job: Mapping[str, Any]) -> None:
     leave(0)
 
 
-class _Lines(Report):
+class _Lines(TestReport):
     """Keeps the tester's lines, but only the first reason for a failure, since servers cut what a program writes."""
 
     def __init__(self) -> None:

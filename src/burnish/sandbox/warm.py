@@ -187,7 +187,7 @@ def _program(code: int) -> int:
 
 
 def _tests(tests: int, verdict: int, pipe: Pipe) -> int:
-    tester.judge(json.loads(candidate.read_all(tests)), pipe, tester.Report(verdict))
+    tester.judge(json.loads(candidate.read_all(tests)), pipe, tester.TestReport(verdict))
     return 0
 
 

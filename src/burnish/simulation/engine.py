@@ -22,7 +22,7 @@ class Span:
 
 
 @dataclass(slots=True)
-class Response:
+class SimulatedResponse:
     """One response, waiting or being sampled. `group` counts from the start of the run."""
 
     step: int
@@ -42,7 +42,7 @@ class Engine:
     version: int = 0
     idle_seconds: float = 0.0
     spans: dict[int, Span] = field(default_factory=dict)
-    _rows: list[tuple[float, int, Response]] = field(default_factory=list)
+    _rows: list[tuple[float, int, SimulatedResponse]] = field(default_factory=list)
     """A heap, ordered by the clock at which rows end."""
     _clock: float = 0.0
     _context: float = 0.0
@@ -54,7 +54,7 @@ class Engine:
     def num_rows(self) -> int:
         return len(self._rows)
 
-    def join(self, now: float, response: Response, prefill_seconds: float) -> None:
+    def join(self, now: float, response: SimulatedResponse, prefill_seconds: float) -> None:
         """Begin a response. The engine decodes nothing while it reads the prompt."""
         self.advance(now)
         self.stop(now, prefill_seconds)
@@ -86,12 +86,12 @@ class Engine:
         tokens = max(0.0, self._rows[0][0] - self._clock)
         return max(self._time, self._stopped_until) + self.decoding.seconds(tokens, len(self._rows), self._context)
 
-    def finish(self, now: float) -> list[Response]:
+    def finish(self, now: float) -> list[SimulatedResponse]:
         """Remove and return the rows that end now. To be called at `next_end`."""
         self.advance(now)
         if not self._rows:
             return []
-        done: list[Response] = []
+        done: list[SimulatedResponse] = []
         end = self._rows[0][0] + _SAME_TOKEN
         self._clock = self._rows[0][0]  # exactly, without rounding errors
         while self._rows and self._rows[0][0] <= end:

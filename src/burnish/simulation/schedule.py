@@ -26,7 +26,7 @@ from itertools import count, takewhile
 from typing import Literal
 
 from burnish.errors import ConfigError
-from burnish.simulation.engine import Engine, Response, Span
+from burnish.simulation.engine import Engine, SimulatedResponse, Span
 from burnish.simulation.lengths import draw
 from burnish.simulation.settings import Layout, SimulationSettings
 
@@ -123,7 +123,7 @@ class _Play:
         self.stamps = [0] * played
         self.free: list[tuple[int, int]] = [(0, i) for i in range(played)]
         """A heap of (rows, engine); outdated entries are skipped."""
-        self.waiting: deque[Response] = deque()
+        self.waiting: deque[SimulatedResponse] = deque()
         self.open = 0
         self.dice = random.Random(settings.seed)
         self.groups: dict[int, _Group] = {}
@@ -172,7 +172,7 @@ class _Play:
                 self.lengths = draw(self.settings.lengths, responses, self.dice, stands_for=self.stands_for)
             self.groups[self.opened_groups] = _Group(size)
             for _ in range(size):
-                self.waiting.append(Response(step, self.opened_groups, self.lengths.pop(), self.version))
+                self.waiting.append(SimulatedResponse(step, self.opened_groups, self.lengths.pop(), self.version))
             self.open += size
             self.opened_groups += 1
 
@@ -206,7 +206,7 @@ class _Play:
             return self.open
         return (self.prompts + round(self.settings.window / self.stands_for)) * self.settings.group_size
 
-    def may_take(self, engine: Engine, response: Response) -> bool:
+    def may_take(self, engine: Engine, response: SimulatedResponse) -> bool:
         """Return whether the engine has the right weights, or can change them because it has no row."""
         if self.settings.partial or engine.num_rows == 0:
             return True

@@ -24,11 +24,11 @@ from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.torchrun import TorchrunRank, check_world
 from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference, RoleHandle, TeamRole
 from burnish.distributed.launching import Crew, Launcher, Site, ThisMachine, start_all
-from burnish.distributed.peers import START_SECONDS, BuildRoles, Peer, ProcessRole, RoleLostError, Seat
+from burnish.distributed.peers import START_SECONDS, BuildRoles, Peer, ProcessRole, ProcessSpec, RoleLostError
 from burnish.distributed.pool import RolloutPool, Worker
 from burnish.distributed.ranks import RankSite
 from burnish.distributed.reward_models import ROLE, RewardModelProcess
-from burnish.distributed.team import Meeting, joined
+from burnish.distributed.team import Rendezvous, joined
 from burnish.errors import ConfigError
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
@@ -221,7 +221,7 @@ def crew_of(
 
 
 @contextmanager
-def trainer_seat(open_roles: OpenRoles, config: RunConfig, meeting: Meeting) -> Iterator[Mapping[str, object]]:
+def trainer_seat(open_roles: OpenRoles, config: RunConfig, meeting: Rendezvous) -> Iterator[Mapping[str, object]]:
     """The roles of one trainer. The first trainer chooses the fast paths, and the others take the same. A single
     trainer adds up gradients like the command's own process, without an exchange, which would take several copies."""
     on_gpu = torch.cuda.is_available() and config.model.device != "cpu"
@@ -254,14 +254,14 @@ class PathsInTurn:
         if not crew.trainers:
             self._found.set_result(recorded_ways(crew.output))
 
-    def seat(self, name: str, build: BuildRoles, *arguments: object, chooses: bool = True) -> Seat:
+    def seat(self, name: str, build: BuildRoles, *arguments: object, chooses: bool = True) -> ProcessSpec:
         """The seat of a process that gets the choices of the ones before it as its last argument. chooses: its own
         choices hold for the ones after it."""
         before, built = self._found, None
         if chooses:
             self._found = Future()
             built = partial(self._keep, self._found)
-        return Seat(name, build, arguments, before, built)
+        return ProcessSpec(name, build, arguments, before, built)
 
     def _keep(self, found: Future[dict[str, str]], process: Peer) -> None:
         ways = process.role("ways", seconds=START_SECONDS)
@@ -278,7 +278,7 @@ def open_team(
     open_roles: OpenRoles,
     launcher: Launcher,
     turns: PathsInTurn,
-    others: Iterable[Seat] = (),
+    others: Iterable[ProcessSpec] = (),
 ) -> Iterator[Mapping[str, Peer]]:
     """Start the processes; yield them by name. Trainers have met and loaded their models; all of them have the roles of
     `open_roles`, and end with the block. The caller ends `others`, which start at the same time."""
@@ -287,7 +287,7 @@ def open_team(
     seconds = max(config.cluster.stall_seconds, START_SECONDS)
     with launcher.meetings(len(crew.trainers), seconds=seconds) as meetings:
         seats = [
-            Seat(name, trainer_seat, (open_roles, there, meeting))
+            ProcessSpec(name, trainer_seat, (open_roles, there, meeting))
             for name, meeting in zip(crew.trainers, meetings, strict=True)
         ]
         seats[:1] = [replace(seat, built=turns.keep_trainers) for seat in seats[:1]]
@@ -321,7 +321,7 @@ StartAgain = Callable[[str, threading.Event], Peer]
 """Function that restarts a process by name, and gives up when the event is set."""
 
 
-def _seats_of_others(config: RlConfig, crew: Crew, turns: PathsInTurn) -> list[Seat]:
+def _seats_of_others(config: RlConfig, crew: Crew, turns: PathsInTurn) -> list[ProcessSpec]:
     """The seats of all processes but trainers: models with a process of their own, then rollout workers, of which the
     first chooses the decoder for all."""
     there = config.model_copy(update={"output": str(crew.output)})  # as in `open_team`
@@ -334,11 +334,11 @@ def _seats_of_others(config: RlConfig, crew: Crew, turns: PathsInTurn) -> list[S
 
 
 def _start_again(
-    crew: Crew, launcher: Launcher, seats: Mapping[str, Seat], name: str, given_up: threading.Event
+    crew: Crew, launcher: Launcher, seats: Mapping[str, ProcessSpec], name: str, given_up: threading.Event
 ) -> Peer:
     """Restart a process that is not a trainer, with the fast paths that the run's folder keeps."""
     known = (*seats[name].arguments, recorded_ways(crew.output))
-    return launcher.start(Seat(name, seats[name].build, known, given_up=given_up))
+    return launcher.start(ProcessSpec(name, seats[name].build, known, given_up=given_up))
 
 
 def _workers(config: RlConfig, crew: Crew, processes: Mapping[str, Peer], again: StartAgain) -> list[Worker]:

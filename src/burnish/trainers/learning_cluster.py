@@ -19,7 +19,7 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import load_outline
 from burnish.trainers.cluster import PathsInTurn, crew_of, open_team, shared_work, with_restarts
-from burnish.trainers.outer_loop import Opened, OpenLearner, Training, train_to_end
+from burnish.trainers.outer_loop import OpenedModel, OpenLearner, Training, train_to_end
 from burnish.trainers.result import RunResult
 from burnish.trainers.rl.elsewhere import Ways, without_progress_bars
 from burnish.trainers.workplace import recorded_paths
@@ -60,7 +60,7 @@ def _open_elsewhere(
     paths: FastPaths,
     console: Console,
     lanes: Lanes,
-) -> Iterator[Opened[LearnerT]]:
+) -> Iterator[OpenedModel[LearnerT]]:
     """`OpenLearner` with the model in trainers, which have the `lanes`. They start when the learner is requested, so
     that unreadable data costs no start."""
     team: list[Peer] = []
@@ -78,7 +78,7 @@ def _open_elsewhere(
             return handle(TeamRole(tuple(team), "learner", config.cluster.stall_seconds, cuts))
 
         outline = load_outline(config.model, head=config.head, plain=config.debug.plain)
-        yield Opened(outline, learner, lambda: [(process.name, process.standing) for process in team])
+        yield OpenedModel(outline, learner, lambda: [(process.name, process.standing) for process in team])
 
 
 @contextmanager

@@ -242,7 +242,7 @@ TrainingT = TypeVar("TrainingT", bound=Training)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened(Generic[LearnerT]):
+class OpenedModel(Generic[LearnerT]):
     """A model, and the function that gives it an optimizer once the number of optimizer steps is known from the data.
 
     `loaded` has no weights if the model is in other processes; `standing` says what these are doing.
@@ -253,7 +253,7 @@ class Opened(Generic[LearnerT]):
     standing: Standing = nobody
 
 
-OpenLearner = Callable[[ConfigT, FastPaths, Console, Lanes], AbstractContextManager[Opened[LearnerT]]]
+OpenLearner = Callable[[ConfigT, FastPaths, Console, Lanes], AbstractContextManager[OpenedModel[LearnerT]]]
 """Function that opens the model in this process, and reports its notes to the user. Closed with the run."""
 
 
@@ -263,7 +263,7 @@ class Beginning(Generic[ConfigT, LearnerT]):
     `config` names the checkpoints of other runs and the tokens of a micro-batch."""
 
     config: ConfigT
-    opened: Opened[LearnerT]
+    opened: OpenedModel[LearnerT]
     workplace: Workplace
     paths: FastPaths
     console: Console

@@ -16,7 +16,7 @@ from burnish.planning.model_facts import ModelFacts, RewardFacts, facts_by_name,
 from burnish.planning.room import refuse_impossible, seat_warnings
 from burnish.planning.seats import ConfigT, seats_of, sharding_of, threads_each, with_sharding
 from burnish.trainers.chaining import pinned
-from burnish.trainers.timed_work import MEMORY_BYTES, OVERHEADS, Trial, nearest_trial
+from burnish.trainers.timed_work import MEMORY_BYTES, OVERHEADS, KeptTrial, nearest_trial
 
 _TIMED = ("training passes", "decoding")
 
@@ -38,7 +38,7 @@ def with_kept_speed(machine: Machine, config: RunConfig, facts: ModelFacts) -> M
     GPUs, the run is for one, or nothing was timed."""
     if machine.gpu_bytes or config.model.device not in ("auto", "cpu"):
         return machine
-    trials = [trial for trial in map(Trial.of, own_cache().kept_here(threads_of(config))) if trial is not None]
+    trials = [trial for trial in map(KeptTrial.of, own_cache().kept_here(threads_of(config))) if trial is not None]
     passes, decoding = (nearest_trial([one for one in trials if one.path == path], facts) for path in _TIMED)
     if passes is None:
         return machine

@@ -33,7 +33,7 @@ from burnish.models.saved import SavedPolicy
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
 from burnish.trainers.microbatch import settle_microbatch
-from burnish.trainers.outer_loop import Opened, OpenLearner, Training, beginning, check_warmup, trained_on
+from burnish.trainers.outer_loop import OpenedModel, OpenLearner, Training, beginning, check_warmup, trained_on
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.rl.batching import padded
 from burnish.trainers.rl.objective import LikelihoodObjective
@@ -116,7 +116,7 @@ class SftRun(Training):
 
 
 @contextmanager
-def open_policy(config: SftConfig, paths: FastPaths, console: Console, lanes: Lanes) -> Iterator[Opened[Policy]]:
+def open_policy(config: SftConfig, paths: FastPaths, console: Console, lanes: Lanes) -> Iterator[OpenedModel[Policy]]:
     """The model of the run file, in this process."""
     loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
     keep_freed_memory(loaded.model.device.type)
@@ -137,7 +137,7 @@ def open_policy(config: SftConfig, paths: FastPaths, console: Console, lanes: La
 
     with fast_float32(loaded.model, plain=config.debug.plain, paths=paths):
         say(console, (*loaded.notes, *paths.lines()))
-        yield Opened(loaded, learner)
+        yield OpenedModel(loaded, learner)
 
 
 def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = False) -> RunResult:

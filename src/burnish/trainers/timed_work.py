@@ -28,7 +28,7 @@ _DECODED_ROWS, _DECODED_CONTEXT = 32, 128
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class KeptTrial:
     """A kept trial: its path, the sizes of its model and its operations a second."""
 
     path: str
@@ -36,14 +36,14 @@ class Trial:
     rate: float
 
     @staticmethod
-    def of(kept: tuple[Key, RaceResult]) -> Trial | None:
+    def of(kept: tuple[Key, RaceResult]) -> KeptTrial | None:
         """Read a kept trial; None if it is not of a model's training passes or decoding steps."""
         key, outcome = kept
         path, shape = str(key.get("path")), str(key.get("shape"))
         facts = facts_of({name: int(number) for name, number in _SIZE.findall(shape)})
         if facts is None or path not in _WORK:
             return None
-        return Trial(path, facts, _WORK[path](facts) / outcome.seconds[outcome.winner])
+        return KeptTrial(path, facts, _WORK[path](facts) / outcome.seconds[outcome.winner])
 
     def likeness(self, facts: ModelFacts) -> str:
         """Describe the model of the trial in words."""
@@ -56,7 +56,7 @@ class Trial:
         return abs(math.log(one / other))
 
 
-def nearest_trial(trials: Sequence[Trial], facts: ModelFacts) -> Trial | None:
+def nearest_trial(trials: Sequence[KeptTrial], facts: ModelFacts) -> KeptTrial | None:
     """The trial of the model whose layers are most alike, the fastest of several; None if there is none."""
     return min(trials, key=lambda trial: (trial._distance(facts), -trial.rate), default=None)
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from burnish.distributed.handles import TeamRole
-from burnish.distributed.launching import LocalLauncher, Seat, start_all
-from burnish.distributed.team import Meeting
+from burnish.distributed.launching import LocalLauncher, ProcessSpec, start_all
+from burnish.distributed.team import Rendezvous
 
 ROLES = """
 import contextlib
@@ -224,8 +224,8 @@ def by_hand(*case: Any) -> Any:
 def test_one_process_up_to_rounding(size: int, case: str, module: Any, tmp_path: Path) -> None:
     one = module.Learner(module.Lanes(module.LANES), case)
     before = one.weights()
-    meetings = [Meeting.at_file(rank, size, tmp_path / "meeting", seconds=180) for rank in range(size)]
-    seats = [Seat(f"trainer {meeting.rank}", module.learner, (meeting, case)) for meeting in meetings]
+    meetings = [Rendezvous.at_file(rank, size, tmp_path / "meeting", seconds=180) for rank in range(size)]
+    seats = [ProcessSpec(f"trainer {meeting.rank}", module.learner, (meeting, case)) for meeting in meetings]
     with ExitStack() as stack:
         processes = [stack.enter_context(p) for p in start_all(LocalLauncher(threads=1, stacks=tmp_path), seats)]
         team = TeamRole(tuple(processes), "learner", seconds=300, cuts_weights=True)

@@ -23,7 +23,7 @@ from burnish.config.loading import load_run_data
 from burnish.config.schema_cluster import ClusterConfig
 from burnish.distributed import peers
 from burnish.distributed.launching import Crew, LocalLauncher, ThisMachine, gpu_number, start_all
-from burnish.distributed.peers import RoleLostError, Seat
+from burnish.distributed.peers import ProcessSpec, RoleLostError
 from burnish.errors import ConfigError
 from burnish.trainers import cluster
 from burnish.trainers.workplace import recorded_ways
@@ -121,7 +121,7 @@ def ends_at_once() -> None:
 def test_those_that_wait_for_one_that_cannot_be_started_are_ended(tmp_path: Path) -> None:
     """As when a trainer is killed while the others wait to meet it."""
     launcher = LocalLauncher(1, tmp_path)
-    seats = [Seat("trainer 0", waits_for_ever, ()), Seat("trainer 1", ends_at_once, ())]
+    seats = [ProcessSpec("trainer 0", waits_for_ever, ()), ProcessSpec("trainer 1", ends_at_once, ())]
     with pytest.raises(RoleLostError, match="process 'trainer 1'") as raised:
         start_all(launcher, seats)
     assert raised.value.process == "trainer 1"
@@ -143,7 +143,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_an_interrupt_while_processes_start_ends_them(interruptible: None, tmp_path: Path) -> None:
-    seats = [Seat("trainer 0", interrupts, ()), Seat("trainer 1", waits_for_ever, ())]
+    seats = [ProcessSpec("trainer 0", interrupts, ()), ProcessSpec("trainer 1", waits_for_ever, ())]
     with pytest.raises(KeyboardInterrupt):
         start_all(LocalLauncher(1, tmp_path), seats)
     assert all(seat.given_up.is_set() for seat in seats)
@@ -152,7 +152,7 @@ def test_an_interrupt_while_processes_start_ends_them(interruptible: None, tmp_p
 class SideBySide(LocalLauncher):
     """Starts nothing before all are to be started. Each process takes what it is told, and a path of its own."""
 
-    def start(self, seat: Seat) -> Mock:
+    def start(self, seat: ProcessSpec) -> Mock:
         ALL_THERE.wait(10)
         told = {} if seat.awaited is None else seat.awaited.result(10)
         TOLD[seat.name] = set(told)
@@ -189,6 +189,6 @@ def test_one_that_is_lost_while_another_kind_starts_is_named(
     (tmp_path / "ends_later.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(peers, "SILENT_SECONDS", 4.0)
-    worker = Seat("rollout worker 0", __import__("ends_later").roles, (), awaited=Future())
+    worker = ProcessSpec("rollout worker 0", __import__("ends_later").roles, (), awaited=Future())
     with pytest.raises(RoleLostError, match=f"'rollout worker 0' .*{why}"):
-        start_all(LocalLauncher(1, tmp_path), [Seat("trainer 0", waits_for_ever, ()), worker])
+        start_all(LocalLauncher(1, tmp_path), [ProcessSpec("trainer 0", waits_for_ever, ()), worker])

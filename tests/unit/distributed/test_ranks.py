@@ -21,13 +21,13 @@ from watching import wait_for
 from burnish import __version__
 from burnish.config.torchrun import TorchrunRank
 from burnish.distributed import rank_store, ranks
-from burnish.distributed.launching import LocalLauncher, Seat
+from burnish.distributed.launching import LocalLauncher, ProcessSpec
 from burnish.distributed.network import Lines, connect
 from burnish.distributed.nodes import expected_here, versions_here, words_here
 from burnish.distributed.peers import RoleLostError
 from burnish.distributed.pulse import Pulse
 from burnish.distributed.rank_server import RankChannel, live_with
-from burnish.distributed.rank_store import Answer, RankStore
+from burnish.distributed.rank_store import RankReply, RankStore
 from burnish.distributed.ranks import RankLauncher, RankPeer, refuse_other_versions, refuse_other_words
 from burnish.distributed.server import MemoryGate, serve
 from burnish.errors import BurnishError, ConfigError, DivergenceError
@@ -118,7 +118,7 @@ def met(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tupl
 
 def seated(peer: RankPeer, folder: Path, build: Callable[..., Any] = roles) -> RankPeer:
     launcher = RankLauncher({"trainer 1": peer}, LocalLauncher(1, folder), 1, None)
-    assert launcher.start(Seat("trainer 1", build, ())) is peer
+    assert launcher.start(ProcessSpec("trainer 1", build, ())) is peer
     return peer
 
 
@@ -231,9 +231,9 @@ def test_nobody_else_may_connect(met: tuple[RankPeer, Rank]) -> None:
 
 
 def test_other_versions_are_refused_by_rank() -> None:
-    same = Answer(host="a", address="x", versions=versions_here(), words=words_here())
+    same = RankReply(host="a", address="x", versions=versions_here(), words=words_here())
     refuse_other_versions({1: same})
-    other = Answer(host="b", address="x", versions={**versions_here(), "Burnish": "0.0.1"}, words=words_here())
+    other = RankReply(host="b", address="x", versions={**versions_here(), "Burnish": "0.0.1"}, words=words_here())
     with pytest.raises(ConfigError, match=rf"rank 2 on b: Burnish is 0.0.1, and {__version__} at rank 0(?s:.*)install"):
         refuse_other_versions({1: same, 2: other})
 
@@ -261,7 +261,7 @@ def test_a_node_that_was_started_otherwise_is_refused(
         monkeypatch.setattr(sys, "argv", ["burnish", *words])
         return words_here()
 
-    there = Answer(host="b", address="x", versions={}, words=asked(words))
+    there = RankReply(host="b", address="x", versions={}, words=asked(words))
     asked("rl HERE steps=3")
     with pytest.raises(ConfigError, match=line) if line else contextlib.nullcontext():
         refuse_other_words({1: there})

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from burnish.distributed.handles import TeamRole
-from burnish.distributed.launching import LocalLauncher, Seat, start_all
-from burnish.distributed.team import Meeting
+from burnish.distributed.launching import LocalLauncher, ProcessSpec, start_all
+from burnish.distributed.team import Rendezvous
 from burnish.forward.lanes import Lanes
 
 ROLES = """
@@ -91,8 +91,8 @@ def module(make_module: Callable[[str, str], Any]) -> Any:
 
 
 def team_of(module: Any, size: int, lanes: int, folder: Path) -> TeamRole:
-    meetings = [Meeting.at_file(rank, size, folder / "meeting", seconds=60) for rank in range(size)]
-    seats = [Seat(f"trainer {meeting.rank}", module.member, (meeting, lanes)) for meeting in meetings]
+    meetings = [Rendezvous.at_file(rank, size, folder / "meeting", seconds=60) for rank in range(size)]
+    seats = [ProcessSpec(f"trainer {meeting.rank}", module.member, (meeting, lanes)) for meeting in meetings]
     started = start_all(LocalLauncher(threads=1, stacks=folder), seats)
     return TeamRole(tuple(started), "member", seconds=60)
 

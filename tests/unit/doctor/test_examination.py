@@ -25,7 +25,7 @@ from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import own_cache
 from burnish.kernels import build
 from burnish.machine import processor
-from burnish.machine.container import Limits
+from burnish.machine.container import ContainerLimits
 from burnish.sandbox import trial
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -93,7 +93,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(examination, "_version", lambda name: "1.0" if name in NEEDED else None)
     monkeypatch.setattr(examination, "allowed_cores", lambda: 8)
-    monkeypatch.setattr(examination, "container_limits", lambda: Limits(memory_bytes=64 * GIB))
+    monkeypatch.setattr(examination, "container_limits", lambda: ContainerLimits(memory_bytes=64 * GIB))
     monkeypatch.setattr(examination, "free_memory", lambda: 60 * GIB)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(torch.version, "cuda", None)
@@ -150,7 +150,7 @@ CASES: dict[str, tuple[Change, str, str, str]] = {
         "unset OMP_NUM_THREADS",
     ),
     "little memory in a large machine": (
-        lambda patch: patch.setattr(examination, "container_limits", lambda: Limits(memory_bytes=GIB)),
+        lambda patch: patch.setattr(examination, "container_limits", lambda: ContainerLimits(memory_bytes=GIB)),
         "problem little-memory",
         "1.00 GiB of memory",
         "raise the container's limit",

@@ -250,7 +250,7 @@ def test_answers_that_make_no_sense(
 ) -> None:
     fake = server(TEXT)
     environment = find(fake).start({}, 0)
-    environment._session._server = openenv.Server(fake.url, 0.3)  # only now: connecting may take longer
+    environment._session._server = openenv.ServerAddress(fake.url, 0.3)  # only now: connecting may take longer
     fake.answers["step"] = answer
     with pytest.raises(EnvironmentFailedError, match=message):
         environment.step("7")

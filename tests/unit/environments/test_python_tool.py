@@ -17,7 +17,7 @@ from burnish.environments.python_tool import PythonTool, PythonToolOptions, _Fre
 from burnish.errors import ConfigError, SandboxError
 from burnish.sandbox.job import Output
 from burnish.sandbox.remote import RemoteSandbox
-from burnish.sandbox.sessions import Session, Sessions
+from burnish.sandbox.sessions import SandboxSession, Sessions
 from burnish.tools.calls import ServedTools, ToolCall, ToolError
 from burnish.tools.checking import check_call
 
@@ -52,7 +52,7 @@ def ask(tool: ServedTools, code: str, conversation: int = 1, seconds: float = SE
     return str(tool.call(conversation, "python", {"code": code}, seconds + 1.0))
 
 
-def session_of(tool: PythonTool, conversation: int) -> Session:
+def session_of(tool: PythonTool, conversation: int) -> SandboxSession:
     assert isinstance(tool, _Kept)
     return tool._kept[conversation]
 

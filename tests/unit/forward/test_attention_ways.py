@@ -18,7 +18,7 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.flex_attention import BLOCK, FlexAttention
 from burnish.forward.packing import Packing
 from burnish.forward.probe import use_packed_rows
-from burnish.forward.race import RaceResult, Way
+from burnish.forward.race import Contender, RaceResult
 from burnish.forward.varlen_attention import SequenceEnds, VarlenAttention
 from burnish.forward.verdicts import VerdictCache
 
@@ -231,7 +231,7 @@ def test_of_the_ways_that_pass_the_fastest_is_taken(load, monkeypatch: pytest.Mo
     monkeypatch.setattr("burnish.forward.probe.ways_on", lambda device, dtype: ("flex", "copied", "merged"))
     raced: list[str] = []
 
-    def race(ways: Sequence[Way]) -> RaceResult:
+    def race(ways: Sequence[Contender]) -> RaceResult:
         raced.extend(way.name for way in ways)
         return RaceResult(winner, {way.name: 1.0 for way in ways})
 

@@ -13,7 +13,7 @@ from burnish.forward.float32 import bfloat16_note
 from burnish.forward.kernel_layers import uses_layer_kernels
 from burnish.forward.precision import matmul_precision
 from burnish.forward.probe import use_layer_kernels
-from burnish.forward.race import RaceResult, Way
+from burnish.forward.race import Contender, RaceResult
 from burnish.forward.verdicts import VerdictCache
 from burnish.models.loading import load_model
 
@@ -25,14 +25,14 @@ class Stopwatch:
         self.seconds = {name.replace("_", " "): value for name, value in seconds.items()}
         self.asked = 0
 
-    def __call__(self, ways: Sequence[Way]) -> RaceResult:
+    def __call__(self, ways: Sequence[Contender]) -> RaceResult:
         self.asked += 1
         seconds = {way.name: self.seconds[way.name] for way in ways}
         return RaceResult(min(seconds, key=seconds.__getitem__), seconds)
 
 
-def ways(*names: str) -> list[Way]:
-    return [Way(name, lambda: None) for name in names]
+def ways(*names: str) -> list[Contender]:
+    return [Contender(name, lambda: None) for name in names]
 
 
 def paths(watch: Stopwatch, recorded: dict[str, str] | None = None, cache: VerdictCache | None = None) -> FastPaths:
@@ -140,7 +140,7 @@ def broken() -> None:
 
 def test_a_way_that_fails_is_left_out_and_told_and_tried_again_next_time() -> None:
     cache, watch = VerdictCache(None), Stopwatch(fused=1.0, own=2.0)
-    three = [Way("kernels", broken), *ways("fused", "own")]
+    three = [Contender("kernels", broken), *ways("fused", "own")]
     for _ in range(2):
         chosen = paths(watch, cache=cache)
         assert chosen.choose("decoding", "8 x 8", three) == "fused"
@@ -149,7 +149,7 @@ def test_a_way_that_fails_is_left_out_and_told_and_tried_again_next_time() -> No
         )
     assert watch.asked == 2
     two = paths(watch, {"decoding (8 x 8)": "kernels"}, cache)
-    assert two.choose("decoding", "8 x 8", [Way("kernels", broken), *ways("own")]) == "own"
+    assert two.choose("decoding", "8 x 8", [Contender("kernels", broken), *ways("own")]) == "own"
     assert "began with decoding by kernels" in two.lines()[2]
 
 

@@ -7,7 +7,7 @@ from itertools import cycle
 
 import pytest
 
-from burnish.forward.race import BUDGET_SECONDS, Way, race
+from burnish.forward.race import BUDGET_SECONDS, Contender, race
 
 
 class Course:
@@ -18,14 +18,14 @@ class Course:
         self.runs = dict.fromkeys(seconds, 0)
         self.ways = [self._way(name, cycle([s] if isinstance(s, float) else s)) for name, s in seconds.items()]
 
-    def _way(self, name: str, seconds: Iterable[float]) -> Way:
+    def _way(self, name: str, seconds: Iterable[float]) -> Contender:
         turns = iter(seconds)
 
         def run() -> None:
             self.runs[name] += 1
             self.now += next(turns)
 
-        return Way(name, run)
+        return Contender(name, run)
 
     def clock(self) -> float:
         return self.now

@@ -20,7 +20,7 @@ from burnish.planning.room import refuse_impossible, seat_warnings
 from burnish.planning.seats import (
     BLOCK_BYTES,
     PROCESS_BYTES,
-    Seat,
+    PlannedProcess,
     needs_of_gpus,
     seats_of,
     sharding_of,
@@ -55,7 +55,7 @@ def rm(**cluster: Any) -> RmConfig:
     return load_run_data({"model": "m", "data": {"train": "a"}, "cluster": cluster}, (), "rm").config
 
 
-def named(seat: Seat) -> dict[str, int]:
+def named(seat: PlannedProcess) -> dict[str, int]:
     return {item.name: item.num_bytes for item in (*seat.host, *seat.device)}
 
 

@@ -15,7 +15,7 @@ from burnish.observability.recorder import RolloutNote, RolloutRecorder
 from burnish.observability.sinks import build_sinks
 from burnish.report.charts import build_charts, evenly
 from burnish.report.report import run_names, write_comparison, write_report
-from burnish.report.samples import Limits, sample_rollouts
+from burnish.report.samples import PageLimits, sample_rollouts
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup
 
 EVIL = "</script><script>alert(1)</script><!-- \u2028 & <b>"
@@ -106,7 +106,7 @@ def test_what_the_policy_writes_stays_text(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_big_run_makes_a_bounded_page_that_says_so(tmp_path: Path) -> None:
     make_run(tmp_path, steps=12, count=6, samples=8, tokens=200)
-    limits = Limits(steps=5, prompts_per_step=4, total_bytes=150_000)
+    limits = PageLimits(steps=5, prompts_per_step=4, total_bytes=150_000)
     path = write_report(tmp_path, tmp_path / "page.html", limits=limits)
     page = path.read_text()
     data = embedded(page, "rollout-data")
@@ -118,7 +118,7 @@ def test_a_big_run_makes_a_bounded_page_that_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("budget", [100, 2_000, 20_000, 200_000])
 def test_any_budget_keeps_something_of_each_step(tmp_path: Path, budget: int) -> None:
     make_run(tmp_path, steps=2, count=3, samples=4, tokens=300)
-    data = sample_rollouts(tmp_path / "rollouts", Limits(total_bytes=budget))
+    data = sample_rollouts(tmp_path / "rollouts", PageLimits(total_bytes=budget))
     assert [file["step"] for file in data["files"]] == [1, 2]
     assert all(file["groups"][0]["responses"] for file in data["files"])
     assert len(json.dumps(data["files"])) <= budget + 2_000

@@ -14,7 +14,7 @@ from burnish.observability.recorder import RolloutNote, RolloutRecorder, num_sam
 from burnish.report.charts import build_charts, headline
 from burnish.report.report import write_report
 from burnish.report.rollout_charts import value_charts
-from burnish.report.samples import Limits, Response, sample_rollouts
+from burnish.report.samples import PageLimits, ShownResponse, sample_rollouts
 from burnish.report.turns import MOST_CHARACTERS
 from burnish.rollouts.partner import ToolsAndEnvironment
 from burnish.trainers.telemetry.groups import describe_conversations, describe_groups
@@ -46,12 +46,12 @@ def talk(result: str = "42", prompt: tuple[int, ...] = (1,), **fields: Any) -> R
     return Rollout(**(known | fields))
 
 
-def record(folder: Path, *rollouts: Rollout, texts: bool = True, **note: Any) -> list[Response]:
+def record(folder: Path, *rollouts: Rollout, texts: bool = True, **note: Any) -> list[ShownResponse]:
     """What the page shows of these responses to one prompt."""
     recorder = RolloutRecorder(folder / "rollouts", (lambda ids: [f"<{i}>" for i in ids]) if texts else None)
     group = RolloutGroup(Prompt("p", text="q"), 0, rollouts)
     recorder.record(1, [group], {r.key: RolloutNote(**note) for r in rollouts})
-    return sample_rollouts(folder / "rollouts", Limits())["files"][0]["groups"][0]["responses"]
+    return sample_rollouts(folder / "rollouts", PageLimits())["files"][0]["groups"][0]["responses"]
 
 
 def test_a_response_is_shown_turn_by_turn(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_without_texts_of_tokens_each_turn_is_its_text(tmp_path: Path) -> None:
 def test_the_prompt_is_shown_as_the_policy_saw_it(tmp_path: Path) -> None:
     """Once for a group, and again for a response whose environment has begun otherwise."""
     record(tmp_path, talk(prompt=(1, 8)), talk(prompt=(1, 8), sample_index=1), talk(prompt=(1, 9), sample_index=2))
-    (group,) = sample_rollouts(tmp_path / "rollouts", Limits())["files"][0]["groups"]
+    (group,) = sample_rollouts(tmp_path / "rollouts", PageLimits())["files"][0]["groups"]
     assert group["seen"] == "<1><8>"
     assert [response.get("seen") for response in group["responses"]] == [None, None, "<1><9>"]
 
@@ -124,7 +124,7 @@ def test_long_results_are_cut_for_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("budget", [600, 2_500])
 def test_a_response_that_is_too_long_keeps_its_first_turns(tmp_path: Path, budget: int) -> None:
     record(tmp_path, talk("x" * 4_000))
-    limits = Limits(total_bytes=budget)
+    limits = PageLimits(total_bytes=budget)
     files = sample_rollouts(tmp_path / "rollouts", limits)["files"]
     (response,) = files[0]["groups"][0]["responses"]
     assert len(json.dumps(files)) < budget + 1_500

@@ -11,7 +11,7 @@ import pytest
 
 from burnish.errors import ConfigError, SandboxError
 from burnish.rewards.builtins.code import Code, program
-from burnish.rewards.builtins.code_tests import Task, task_of_row
+from burnish.rewards.builtins.code_tests import CodeTask, task_of_row
 from burnish.rewards.builtins.reading_rows import NoScoreError
 from burnish.sandbox.job import AssertTests, FunctionTests, ProgramTests, Verdict
 from burnish.types import Score
@@ -36,7 +36,7 @@ LIVE_PROGRAM = {"public_test_cases": [{"input": "1", "output": "2", "testtype": 
 ROLL = {"test_cases": json.dumps([{"assert_code": "assert f(1) == 2"}, {"assert_code": "assert f(2) == 4"}])}
 
 
-def task_of(columns: dict[str, Any], answer: Any = None) -> Task:
+def task_of(columns: dict[str, Any], answer: Any = None) -> CodeTask:
     task = task_of_row(columns, answer)
     assert task is not None
     return task
@@ -106,7 +106,7 @@ RESPONSES = {
 @pytest.mark.parametrize("name", RESPONSES)
 def test_what_a_response_means(name: str) -> None:
     task = task_of(APPS)
-    code = program(RESPONSES[name], Task(task.make, header="import math\n"))
+    code = program(RESPONSES[name], CodeTask(task.make, header="import math\n"))
     compile(code, "program.py", "exec")
     assert code.rstrip().endswith("print(4)")
     assert "import math" in code

@@ -27,7 +27,7 @@ from burnish.sandbox.job import AssertTests, Case, FunctionTests, Limits, Output
 from burnish.sandbox.messages import PROTOCOL, BadMessageError, job_of, limits_of, output_of, plain_job, verdict_of
 from burnish.sandbox.remote import RemoteSandbox
 from burnish.sandbox.sandbox import Sandbox
-from burnish.sandbox.server import Service, application, serve
+from burnish.sandbox.server import SandboxService, application, serve
 
 pytest.importorskip("starlette", reason="needs burnish[serve]")
 uvicorn = pytest.importorskip("uvicorn", reason="needs burnish[serve]")
@@ -40,9 +40,9 @@ MANY = Limits(seconds=60.0, processor_seconds=60.0, memory_mb=2048)
 
 
 @contextmanager
-def served(sandbox: Runner, service: Service | None = None, *, judges: bool = True) -> Iterator[str]:
+def served(sandbox: Runner, service: SandboxService | None = None, *, judges: bool = True) -> Iterator[str]:
     """The address of a server; with `judges=False` one that only speaks SandboxFusion's schema."""
-    app = application(sandbox, service or Service())
+    app = application(sandbox, service or SandboxService())
     if not judges:
         app.router.routes = [route for route in app.router.routes if route.path != "/judge"]
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
@@ -147,7 +147,7 @@ def test_what_no_server_answers_is_refused() -> None:
 
 
 def test_a_server_of_ours_judges_apart(sandbox: Sandbox) -> None:
-    service = Service(token=TOKEN, most=MANY)
+    service = SandboxService(token=TOKEN, most=MANY)
     with served(sandbox, service) as url, RemoteSandbox(url, TOKEN, limits=LIMITS) as remote:
         assert remote.is_ours
         verdict = remote.run(FunctionTests(DOUBLE, "f", (Case((1,), 2), Case((2,), 5))))
@@ -216,7 +216,7 @@ def test_the_schema_of_sandbox_fusion() -> None:
         result = {**RESULT, "stdout": "2\n", "stderr": ""}
         around = {"message": "", "compile_result": None, "executor_pod_name": None, "files": {}}
         assert post(f"{url}/run_code", asked).json() == {"status": "Success", "run_result": result, **around}
-        limits = replace(Service().most, seconds=3.0, processor_seconds=3.0, memory_mb=64)
+        limits = replace(SandboxService().most, seconds=3.0, processor_seconds=3.0, memory_mb=64)
         assert pretended.asked == [(Program("print(2)", ""), limits)]
         other = post(f"{url}/run_code", {**asked, "language": "cpp"}).json()
         assert (other["status"], other["run_result"]) == ("Failed", None)
@@ -234,7 +234,7 @@ def test_the_schema_of_sandbox_fusion() -> None:
 
 @pytest.mark.slow
 def test_bad_requests_have_a_status_and_a_reason() -> None:
-    with served(Pretended(), Service(body_bytes=1000)) as url:
+    with served(Pretended(), SandboxService(body_bytes=1000)) as url:
         for asked, status in (
             (b"{", 422),
             (b"[]", 422),
@@ -263,7 +263,7 @@ def test_jobs_are_decoded_where_they_hold_up_nobody(monkeypatch: pytest.MonkeyPa
         return job_of(data)
 
     monkeypatch.setattr("burnish.sandbox.server.job_of", decoding)
-    with served(Pretended(), Service(most=MANY)) as url, RemoteSandbox(url, limits=LIMITS) as remote:
+    with served(Pretended(), SandboxService(most=MANY)) as url, RemoteSandbox(url, limits=LIMITS) as remote:
         assert remote.run(JOBS[0]).passed == 1
         wrong = post(f"{url}/judge", {"job": {"kind": "other", "code": ""}, "limits": asdict(LIMITS)})
         assert (wrong.status_code, wrong.json()["detail"][:15]) == (422, "kind is 'other'")
@@ -271,7 +271,7 @@ def test_jobs_are_decoded_where_they_hold_up_nobody(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_token_is_asked_of_everyone() -> None:
-    with served(Pretended(), Service(token=TOKEN)) as url:
+    with served(Pretended(), SandboxService(token=TOKEN)) as url:
         assert post(f"{url}/run_code", GOOD).status_code == 401
         assert post(f"{url}/run_code", GOOD, Authorization=f"Bearer {TOKEN}x").status_code == 401
         assert post(f"{url}/run_code", GOOD, Authorization=f"Bearer {TOKEN}", Host="example.com").status_code == 200
@@ -282,13 +282,13 @@ def test_a_token_is_asked_of_everyone() -> None:
 def test_no_other_address_without_a_token() -> None:
     refused = pytest.raises(SandboxError, match=r"0.0.0.0 would run programs for everyone(?s:.*)--token-variable")
     with listening("0.0.0.0", 0) as listener, refused:
-        serve(Pretended(), Service(), listener)
+        serve(Pretended(), SandboxService(), listener)
 
 
 def test_a_full_queue_is_refused_and_its_room_comes_back() -> None:
     pretended = Pretended()
     pretended.may_end.clear()
-    with served(pretended, Service(processes=1, queue=1)) as url:
+    with served(pretended, SandboxService(processes=1, queue=1)) as url:
         answers: list[int] = []
 
         def ask() -> None:
@@ -315,7 +315,7 @@ def test_jobs_of_clients_that_go_away_end(capfd: pytest.CaptureFixture[str]) -> 
     """One that runs is stopped, one that waits never begins, and one that was not all sent is none."""
     pretended, body = Pretended(), json.dumps(GOOD).encode()
     pretended.may_end.clear()
-    with served(pretended, Service(processes=1, queue=1)) as url:
+    with served(pretended, SandboxService(processes=1, queue=1)) as url:
         port = int(url.rpartition(":")[2])
         head = f"POST /run_code HTTP/1.1\r\nHost: localhost:{port}\r\nContent-Type: application/json\r\n".encode()
         head += b"Content-Length: %d\r\n\r\n" % len(body)
@@ -336,10 +336,10 @@ import sys
 from burnish.outside.listening import listening
 from burnish.sandbox.job import Limits
 from burnish.sandbox.sandbox import Sandbox
-from burnish.sandbox.server import Service, serve
+from burnish.sandbox.server import SandboxService, serve
 
 with listening("127.0.0.1", int(sys.argv[2])) as listener, Sandbox(sys.argv[1]) as sandbox:
-    serve(sandbox, Service(processes=1, queue=8), listener)
+    serve(sandbox, SandboxService(processes=1, queue=8), listener)
 print("ended in order")
 """
 
@@ -456,7 +456,7 @@ def test_failures_that_may_pass_are_tried_again() -> None:
 
 
 def test_limits_that_the_server_does_not_allow_are_found_when_it_is_opened() -> None:
-    with served(Pretended(), Service(most=replace(MANY, seconds=20.0))) as url:
+    with served(Pretended(), SandboxService(most=replace(MANY, seconds=20.0))) as url:
         with pytest.raises(SandboxError, match=r"seconds is 60, and .* allows up to 20(?s:.*)--most-seconds"):
             RemoteSandbox(url, limits=LIMITS)
         with RemoteSandbox(url, limits=replace(LIMITS, seconds=20.0)) as remote:
@@ -561,4 +561,4 @@ def test_an_answer_that_cannot_be_unpacked_is_a_failure_that_may_pass() -> None:
 def test_without_the_server_s_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "starlette.applications", None)
     with pytest.raises(SandboxError, match=r"needs starlette and uvicorn(?s:.*)burnish\[serve\]"):
-        application(Pretended(), Service())
+        application(Pretended(), SandboxService())

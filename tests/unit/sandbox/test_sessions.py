@@ -17,7 +17,7 @@ from burnish.errors import SandboxError
 from burnish.sandbox.cells import TAIL_BYTES
 from burnish.sandbox.job import Limits
 from burnish.sandbox.parent import TierRefusedError
-from burnish.sandbox.sessions import CellOutput, Session, Sessions
+from burnish.sandbox.sessions import CellOutput, SandboxSession, Sessions
 
 LIMITS = Limits(processor_seconds=60.0, memory_mb=256)
 SECONDS = 60.0
@@ -36,19 +36,19 @@ def sessions(request: pytest.FixtureRequest) -> Iterator[Sessions]:
 
 
 @pytest.fixture
-def session(sessions: Sessions) -> Iterator[Session]:
+def session(sessions: Sessions) -> Iterator[SandboxSession]:
     opened = sessions.open(SECONDS)
     yield opened
     opened.close()
 
 
-def shown(session: Session, code: str) -> str:
+def shown(session: SandboxSession, code: str) -> str:
     output = session.run(code, SECONDS)
     assert output.ended == ""
     return output.text
 
 
-def test_what_is_defined_stays(session: Session) -> None:
+def test_what_is_defined_stays(session: SandboxSession) -> None:
     assert shown(session, "import math\nx = 3\ndef f(y): return x * y") == ""
     assert shown(session, "f(math.floor(2.5))") == "6"
     assert shown(session, "x = 4\nprint(f(2))\nf(3)") == "8\n12"
@@ -88,13 +88,13 @@ RAISING = {
 
 
 @pytest.mark.parametrize("code", CELLS)
-def test_what_a_cell_shows(session: Session, code: str) -> None:
+def test_what_a_cell_shows(session: SandboxSession, code: str) -> None:
     assert shown(session, code) == CELLS[code]
     assert shown(session, "print(7)") == "7\n"
 
 
 @pytest.mark.parametrize("code", RAISING)
-def test_what_a_cell_that_raises_shows(session: Session, code: str) -> None:
+def test_what_a_cell_that_raises_shows(session: SandboxSession, code: str) -> None:
     output = session.run(code, SECONDS)
     assert output.failed
     assert RAISING[code] in output.text
@@ -103,7 +103,7 @@ def test_what_a_cell_that_raises_shows(session: Session, code: str) -> None:
     assert shown(session, "print(7)") == "7\n"
 
 
-def test_a_traceback_has_the_lines_of_the_cells_alone(session: Session) -> None:
+def test_a_traceback_has_the_lines_of_the_cells_alone(session: SandboxSession) -> None:
     shown(session, "import json\ndef load(text):\n    return json.loads(text)")
     assert shown(session, "\nload('{')").splitlines() == [
         "Traceback (most recent call last):",
@@ -123,7 +123,7 @@ def test_a_traceback_has_the_lines_of_the_cells_alone(session: Session) -> None:
 
 
 @pytest.mark.slow_cases("landlock", "namespaces")
-def test_output_has_a_limit_and_its_end_is_seen_all_the_same(session: Session) -> None:
+def test_output_has_a_limit_and_its_end_is_seen_all_the_same(session: SandboxSession) -> None:
     assert shown(session, f"print('x' * {SHOWN - 1})\n1") == "x" * (SHOWN - 1) + "\n1"
     text = shown(session, "for n in range(200_000): print('line', n)\n1 / 0")
     assert text.startswith("line 0\nline 1\n")
@@ -155,7 +155,7 @@ STUBBORN = {
 
 
 @pytest.mark.parametrize("name", STUBBORN)
-def test_what_does_not_end_a_session(session: Session, name: str) -> None:
+def test_what_does_not_end_a_session(session: SandboxSession, name: str) -> None:
     shown(session, "x = 5")
     shown(session, STUBBORN[name])
     assert "5" in shown(session, "import sys; sys.stdout.write(f'{x}') and None")
@@ -179,7 +179,7 @@ ENDS = {
 
 @pytest.mark.slow_cases("namespaces-answers by itself", "landlock-answers by itself")
 @pytest.mark.parametrize("name", ENDS)
-def test_what_ends_a_session_is_named(session: Session, name: str) -> None:
+def test_what_ends_a_session_is_named(session: SandboxSession, name: str) -> None:
     code, how = ENDS[name]
     output = session.run(code, SECONDS)
     assert output.text.startswith("before\n")
@@ -200,7 +200,7 @@ def test_what_ends_a_session_is_named(session: Session, name: str) -> None:
         "    except (OSError, ValueError): pass\nwhile True: pass",
     ],
 )
-def test_a_cell_without_an_end_is_stopped(session: Session, code: str) -> None:
+def test_a_cell_without_an_end_is_stopped(session: SandboxSession, code: str) -> None:
     output = session.run(code, 1.0)
     assert (output.text, output.stopped, output.ended) == ("before\n", True, "was stopped after 1 s")
     with pytest.raises(SandboxError, match="the session is over"):
@@ -219,7 +219,7 @@ def test_a_session_has_processor_time_for_all_its_cells(sessions: Sessions) -> N
         )
 
 
-def test_an_answer_that_is_forged_ends_no_more_than_its_own_session(session: Session) -> None:
+def test_an_answer_that_is_forged_ends_no_more_than_its_own_session(session: SandboxSession) -> None:
     first = session.run("import os, threading\nos.write(3, b'.')", SECONDS)  # the answer comes before the end
     assert not first.failed
     wait_for(lambda: session.how_it_ended() != "")
@@ -227,14 +227,14 @@ def test_an_answer_that_is_forged_ends_no_more_than_its_own_session(session: Ses
         session.run("1", SECONDS)
 
 
-def test_a_code_that_is_not_read_does_not_block(session: Session) -> None:
+def test_a_code_that_is_not_read_does_not_block(session: SandboxSession) -> None:
     shown(session, "import os, threading, time\nos.write(3, b'.')\ntime.sleep(600)")  # it goes on
     output = session.run("x" * (1 << 22), 1.0)
     assert output.failed
     assert output.ended
 
 
-def test_what_ends_between_cells_is_noticed(session: Session) -> None:
+def test_what_ends_between_cells_is_noticed(session: SandboxSession) -> None:
     assert session.how_it_ended() == ""
     code = "import os, threading\nthreading.Thread(target=lambda: os._exit(5)).start()"
     output = session.run(code, SECONDS)
@@ -293,7 +293,7 @@ print(found, 'HOME' in os.environ)
 """
 
 
-def test_a_session_is_as_confined_as_a_candidate(session: Session, tmp_path: Path) -> None:
+def test_a_session_is_as_confined_as_a_candidate(session: SandboxSession, tmp_path: Path) -> None:
     assert "HOME" in os.environ
     bait = tmp_path / "bait"
     bait.write_text("secret")
@@ -379,12 +379,12 @@ def test_closing_ends_cells_that_run(sessions: Sessions) -> None:
         several.open(1.0)
 
 
-def test_an_interrupted_cell_ends_its_session(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_cell_ends_its_session(session: SandboxSession, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object) -> bytes:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Session, "_answer", interrupted)
+        patched.setattr(SandboxSession, "_answer", interrupted)
         with pytest.raises(KeyboardInterrupt):
             session.run("x = 1", SECONDS)
     with pytest.raises(SandboxError, match="the session is over"):

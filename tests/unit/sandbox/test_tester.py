@@ -11,7 +11,7 @@ import pytest
 
 from burnish.sandbox.candidate import serve
 from burnish.sandbox.pipe import Pipe
-from burnish.sandbox.tester import Report, equal, judge
+from burnish.sandbox.tester import TestReport, equal, judge
 
 CODE = """
 def double(x): return 2 * x
@@ -33,7 +33,7 @@ def judged(tmp_path: Any) -> Any:
         candidate = threading.Thread(target=serve, args=(code, Pipe(there[0], back[1], 1 << 20)), daemon=True)
         candidate.start()
         with (tmp_path / "verdict").open("wb") as file:
-            judge({"prelude": "", "entry": None, **tests}, Pipe(back[0], there[1], 1 << 20), Report(file.fileno()))
+            judge({"prelude": "", "entry": None, **tests}, Pipe(back[0], there[1], 1 << 20), TestReport(file.fileno()))
         os.close(there[1])
         candidate.join(60)
         return [json.loads(line) for line in (tmp_path / "verdict").read_text().splitlines()]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnish.errors import ConfigError
-from burnish.simulation.engine import Engine, Response
+from burnish.simulation.engine import Engine, SimulatedResponse
 from burnish.simulation.lengths import LogNormalLengths, RecordedLengths
 from burnish.simulation.schedule import play
 from burnish.simulation.settings import Decoding, Failures, Layout, Phase, SimulationSettings
@@ -43,8 +43,8 @@ def test_tokens_invert_seconds(base: float, row: float, context: float, rows: in
 
 def test_rows_share_an_engine() -> None:
     engine = Engine(0, Decoding(base_seconds=1.0, row_seconds=1.0), prompt_tokens=0)
-    engine.join(0.0, Response(1, 0, 4, 0), 0.0)
-    engine.join(4.0, Response(1, 1, 2, 0), 0.0)  # two tokens done; from now on a token takes 3 seconds
+    engine.join(0.0, SimulatedResponse(1, 0, 4, 0), 0.0)
+    engine.join(4.0, SimulatedResponse(1, 1, 2, 0), 0.0)  # two tokens done; from now on a token takes 3 seconds
     assert engine.next_end() == pytest.approx(10.0)
     assert len(engine.finish(10.0)) == 2
     assert engine.next_end() is None
@@ -52,8 +52,8 @@ def test_rows_share_an_engine() -> None:
 
 def test_a_prompt_stops_the_engine() -> None:
     engine = Engine(0, Decoding(base_seconds=1.0), prompt_tokens=0)
-    engine.join(0.0, Response(1, 0, 4, 0), prefill_seconds=0.5)
-    engine.join(2.0, Response(1, 1, 1, 0), prefill_seconds=3.0)  # 1.5 of 4 tokens are done
+    engine.join(0.0, SimulatedResponse(1, 0, 4, 0), prefill_seconds=0.5)
+    engine.join(2.0, SimulatedResponse(1, 1, 1, 0), prefill_seconds=3.0)  # 1.5 of 4 tokens are done
     assert engine.next_end() == pytest.approx(2.0 + 3.0 + 1.0)
 
 

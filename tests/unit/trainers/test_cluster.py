@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from burnish.distributed.peers import RoleLostError
-from burnish.distributed.team import Meeting
+from burnish.distributed.team import Rendezvous
 from burnish.forward.lanes import Lanes
 from burnish.trainers.cluster import trainer_seat, with_restarts
 from burnish.trainers.interrupt import present_watch
@@ -67,5 +67,5 @@ def test_a_trainer_that_is_alone_exchanges_nothing(tmp_path: Path) -> None:
     config: Any = settings(0)
     config.model, config.output = SimpleNamespace(device="cpu"), str(tmp_path)
     config.cluster.num_lanes, config.cluster.sharding = 3, "optimizer"
-    with trainer_seat(open_roles, config, Meeting.at_file(0, 1, tmp_path / "meeting", seconds=1)):
+    with trainer_seat(open_roles, config, Rendezvous.at_file(0, 1, tmp_path / "meeting", seconds=1)):
         assert seen == [Lanes(3)]

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from burnish.errors import CheckpointError
-from burnish.forward.race import Way
+from burnish.forward.race import Contender
 from burnish.trainers.workplace import PATHS_FILE, record_paths, recorded_paths
 
-WAYS = [Way("fast", lambda: None), Way("plain", lambda: None)]
+WAYS = [Contender("fast", lambda: None), Contender("plain", lambda: None)]
 
 
 def test_a_runs_choices_come_back(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from burnish.errors import ConfigError
 from burnish.forward.race import RaceResult
 from burnish.forward.verdicts import VerdictCache
 from burnish.machine import processor
-from burnish.machine.container import Limits
+from burnish.machine.container import ContainerLimits
 from burnish.planning.machines import Machine
 from burnish.planning.model_facts import read_model_facts
 from burnish.planning.seats import seats_of, with_sharding
 from burnish.trainers import placement
 from burnish.trainers.placement import check_placement, placed, reward_facts, this_machine, with_kept_speed
 from burnish.trainers.sft import train_sft
-from burnish.trainers.timed_work import Trial
+from burnish.trainers.timed_work import KeptTrial
 
 
 @pytest.fixture
@@ -39,7 +39,9 @@ def test_this_machine_has_what_pytorch_and_linux_say() -> None:
 
 
 def test_the_limits_of_a_container_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "container_limits", lambda: Limits(processors=0.5, memory_bytes=123_456_789))
+    monkeypatch.setattr(
+        placement, "container_limits", lambda: ContainerLimits(processors=0.5, memory_bytes=123_456_789)
+    )
     assert this_machine().memory_bytes == 123_456_789
     assert this_machine().cores == 1
 
@@ -95,7 +97,7 @@ def kept(folder: Path, path: str, seconds: float, shape: str = SHAPE, threads: i
 def test_the_speed_of_this_processor_is_what_was_timed_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("burnish.trainers.placement.own_cache", lambda: VerdictCache(tmp_path))
     config = load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "math", "cluster": {"threads": 1}}).config
-    facts = Trial.of(({"path": "decoding", "shape": SHAPE}, RaceResult("a", {"a": 1.0})))
+    facts = KeptTrial.of(({"path": "decoding", "shape": SHAPE}, RaceResult("a", {"a": 1.0})))
     machine = Machine(2, 2, 8 << 30)
     assert with_kept_speed(machine, config, facts.facts).speed is None
     kept(tmp_path, "training passes", 0.5, SHAPE.replace("hidden_size 64", "hidden_size 128"))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from burnish.algorithms.advantages import outcome, returns, turns
-from burnish.algorithms.registry import Row, find_row, first_line, load_function
+from burnish.algorithms.registry import Formula, find_row, first_line, load_function
 from burnish.errors import ConfigError
 from burnish.words import suggestion
 
@@ -30,7 +30,7 @@ ESTIMATOR_INPUTS = (
 
 
 @dataclass(frozen=True)
-class Estimator(Row):
+class Estimator(Formula):
     """A row of `ESTIMATORS`. Its function's signature lists its inputs, from which the run's roles are planned."""
 
     @property

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from burnish.algorithms.policy_losses import clipped, covariance, weighted
-from burnish.algorithms.registry import Row, find_row, first_line, load_function
+from burnish.algorithms.registry import Formula, find_row, first_line, load_function
 from burnish.errors import ConfigError
 
 LOSS_INPUTS = ("logprobs_BT", "old_logprobs_BT", "advantages_BT", "mask_BT")
 
 
 @dataclass(frozen=True)
-class PolicyLossSpec(Row):
+class PolicyLossSpec(Formula):
     """A row of `POLICY_LOSSES`. With `selection`, tokens are selected from the entire minibatch before it is cut.
 
     `zero_at_zero_advantage`: a response whose advantages are all 0 has no gradient.
@@ -64,7 +64,7 @@ class PolicyLossSpec(Row):
         if self.selection is None:
             return None
         tensors = dict(zip(LOSS_INPUTS, (logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT), strict=True))
-        wanted = Row("selection", self.selection, "", "", "")
+        wanted = Formula("selection", self.selection, "", "", "")
         numbers = {**self.options, **options}
         names = [*wanted.options, *wanted.required_options]
         return self.selection(

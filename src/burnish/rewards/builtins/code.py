@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from burnish.config.secrets import hidden_name
 from burnish.errors import ConfigError, SandboxError
-from burnish.rewards.builtins.code_tests import Task, is_program, task_of_row
+from burnish.rewards.builtins.code_tests import CodeTask, is_program, task_of_row
 from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, check_word, fenced_blocks
 from burnish.sandbox.confinement import TIERS
 from burnish.sandbox.job import AssertTests, FunctionTests, Grade, Limits, ProgramTests, Runner
@@ -76,7 +76,7 @@ class Code:
         value = verdict.fraction if self._fraction else float(verdict.status == "passed")
         return Score(value, {"shared": float(verdict.grade == "shared")}) if self._names_grade else value
 
-    def _job(self, task: Task, code: str) -> FunctionTests | AssertTests | ProgramTests:
+    def _job(self, task: CodeTask, code: str) -> FunctionTests | AssertTests | ProgramTests:
         job = task.make(code)
         return job if self._fraction or not isinstance(job, ProgramTests) else replace(job, until_failure=True)
 
@@ -104,7 +104,7 @@ def _open(tier: str, url: str | None, token_variable: str | None, grade: Grade, 
     return RemoteSandbox(url, token, grade=grade, limits=limits)
 
 
-def program(response: str, task: Task) -> str:
+def program(response: str, task: CodeTask) -> str:
     """Extract the program of a response, after its thoughts: its last block marked as Python that defines what the
     tests call, else its last such block, else the same of blocks that are not marked, else the whole response. Code
     that does not define it continues the row's beginning of a program: as it is written or, if that does not compile,

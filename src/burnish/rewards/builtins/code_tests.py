@@ -46,7 +46,7 @@ _DO_NOTHING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class CodeTask:
     """make: the job that tests a program. entry: name that the tests call, if it is known. beginning: code that a
     response may continue. header: code that any program may use, such as imports."""
 
@@ -65,7 +65,7 @@ class Task:
         return re.search(rf"^[ \t]*def[ \t]+{re.escape(name)}\b", code, re.MULTILINE) is not None
 
 
-def trivial_programs(task: Task) -> dict[str, str]:
+def trivial_programs(task: CodeTask) -> dict[str, str]:
     """Programs that solve no task, by what they do. Tests are weak if one of them passes."""
     found = {"is empty": ""}
     job = task.make("")
@@ -95,7 +95,7 @@ def _called_names(texts: Sequence[str]) -> set[str]:
     return called - bound - set(vars(builtins))
 
 
-def task_of_row(columns: Mapping[str, Any], answer: Any) -> Task | None:
+def task_of_row(columns: Mapping[str, Any], answer: Any) -> CodeTask | None:
     """The task of a row; None if it has no tests. NoScoreError for tests that cannot be read."""
     if isinstance(columns.get("test"), str) and columns.get("entry_point"):
         return _human_eval(columns)
@@ -113,7 +113,7 @@ def task_of_row(columns: Mapping[str, Any], answer: Any) -> Task | None:
     return _listed(held, "answer") if isinstance(held, list) and held and isinstance(held[0], dict) else None
 
 
-def _human_eval(columns: Mapping[str, Any]) -> Task:
+def _human_eval(columns: Mapping[str, Any]) -> CodeTask:
     entry, text = str(columns["entry_point"]), columns["test"]
     beginning = columns.get("prompt")
     beginning = beginning if isinstance(beginning, str) and _parsed(beginning) is not None else ""
@@ -121,10 +121,10 @@ def _human_eval(columns: Mapping[str, Any]) -> Task:
     def job(code: str) -> Job:
         return AssertTests(code, (text,), prelude=beginning, entry=entry)
 
-    return Task(job, entry, beginning or None, _before(entry, beginning))
+    return CodeTask(job, entry, beginning or None, _before(entry, beginning))
 
 
-def _mbpp(columns: Mapping[str, Any]) -> Task:
+def _mbpp(columns: Mapping[str, Any]) -> CodeTask:
     challenge = columns.get("challenge_test_list") or []
     texts = _texts(columns["test_list"], "test_list") + _texts(challenge, "challenge_test_list")
     imports = _texts(columns.get("test_imports") or [], "test_imports")
@@ -133,7 +133,7 @@ def _mbpp(columns: Mapping[str, Any]) -> Task:
     header = f"{prelude}\n" if prelude.strip() else ""
     names = sorted(_called_names(texts[:1]))
     wanted = entry or (names[0] if len(names) == 1 else None)
-    return Task(lambda code: AssertTests(code, texts, prelude=prelude, entry=entry), wanted, header=header)
+    return CodeTask(lambda code: AssertTests(code, texts, prelude=prelude, entry=entry), wanted, header=header)
 
 
 def _called(texts: Sequence[str], solution: Any) -> str | None:
@@ -163,13 +163,13 @@ def _whole_keys(value: Any) -> Any:
         return value
 
 
-def _inputs_and_outputs(held: Any) -> Task:
+def _inputs_and_outputs(held: Any) -> CodeTask:
     """Read tests of APPS, TACO and verl: with a function's name, inputs are its arguments, else standard input."""
     if not isinstance(held, dict):
         raise NoScoreError("tests with inputs and outputs have to be an object with these two names")
     if held.get("assert_case"):
         texts = _texts(held["assert_case"], "assert_case")
-        return Task(lambda code: AssertTests(code, texts))
+        return CodeTask(lambda code: AssertTests(code, texts))
     inputs, outputs, name = held.get("inputs"), held.get("outputs"), held.get("fn_name")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise NoScoreError("tests need as many outputs as inputs, both as lists")
@@ -178,12 +178,12 @@ def _inputs_and_outputs(held: Any) -> Task:
             Case(_first_whole(given if isinstance(given, list) else [given]), _expected(output), wrapped=True)
             for given, output in zip(inputs, outputs, strict=True)
         )
-        return Task(lambda code: FunctionTests(code, name, cases), name, header=_IMPORTS)
+        return CodeTask(lambda code: FunctionTests(code, name, cases), name, header=_IMPORTS)
     pairs = tuple((_text(given), _text(output)) for given, output in zip(inputs, outputs, strict=True))
-    return Task(lambda code: ProgramTests(code, pairs))
+    return CodeTask(lambda code: ProgramTests(code, pairs))
 
 
-def _live_code_bench(columns: Mapping[str, Any]) -> Task:
+def _live_code_bench(columns: Mapping[str, Any]) -> CodeTask:
     rows: list[Any] = []
     for name in ("public_test_cases", "private_test_cases"):
         if columns.get(name):
@@ -193,16 +193,16 @@ def _live_code_bench(columns: Mapping[str, Any]) -> Task:
     if entry and any(row.get("testtype") == "functional" for row in rows):
         texts = [(str(row.get("input", "")).split("\n"), str(row.get("output", ""))) for row in rows]
         cases = tuple(Case(tuple(json_or(line, line) for line in lines), json_or(text, text)) for lines, text in texts)
-        return Task(lambda code: FunctionTests(code, entry, cases), entry, header=_IMPORTS)
+        return CodeTask(lambda code: FunctionTests(code, entry, cases), entry, header=_IMPORTS)
     return _listed(rows, "public_test_cases")
 
 
-def _listed(rows: Any, column: str) -> Task:
+def _listed(rows: Any, column: str) -> CodeTask:
     """Read a list of objects, each an assertion or an input with its output."""
     rows = _objects(rows, column)
     texts = tuple(str(row["assert_code"]) for row in rows if row.get("assert_code"))
     if texts:
-        return Task(lambda code: AssertTests(code, texts))
+        return CodeTask(lambda code: AssertTests(code, texts))
     pairs = []
     for row in rows:
         given = next((row[name] for name in ("stdin", "input") if name in row), None)
@@ -212,7 +212,7 @@ def _listed(rows: Any, column: str) -> Task:
                 f"{column}: an object has {', '.join(row)}, and neither assert_code nor input and output"
             )
         pairs.append((_text(given), _text(expected)))
-    return Task(lambda code: ProgramTests(code, tuple(pairs)))
+    return CodeTask(lambda code: ProgramTests(code, tuple(pairs)))
 
 
 def _objects(rows: Any, column: str) -> list[dict[str, Any]]:

@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from burnish.rewards.judging.cache import VerdictCache, cache_key
-from burnish.rewards.judging.client import ChatClient, NoVerdictError, Patience
+from burnish.rewards.judging.cache import JudgementCache, cache_key
+from burnish.rewards.judging.client import ChatClient, NoVerdictError, RetryPatience
 from burnish.rewards.judging.local import LocalChat
 from burnish.rewards.judging.prompts import Messages, repair
 from burnish.rewards.judging.tally import Tally
-from burnish.rewards.judging.verdicts import UnreadableVerdictError, Wanted
+from burnish.rewards.judging.verdicts import AnswerForm, UnreadableVerdictError
 
 SHOWN_OF_REPLY = 200
 """Number of characters from the end of an answer that the detail of a failure shows."""
@@ -26,12 +26,12 @@ class Asker:
     """Asks for the verdicts of one judge. Equal requests at the same time are sent once."""
 
     endpoint: Endpoint
-    cache: VerdictCache | None
+    cache: JudgementCache | None
     tally: Tally
     timeout_seconds: float
     _on_their_way: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
 
-    async def verdict(self, messages: Messages, wanted: Wanted[T]) -> T:
+    async def verdict(self, messages: Messages, wanted: AnswerForm[T]) -> T:
         """Get a verdict. NoVerdictError if there is none in time or it cannot be read; RewardError ends the run."""
         self.tally.verdicts += 1
         key = cache_key(self.endpoint.name, messages, self.endpoint.sampling)
@@ -53,7 +53,7 @@ class Asker:
             raise
         return found
 
-    def _kept(self, key: str, wanted: Wanted[T]) -> T | None:
+    def _kept(self, key: str, wanted: AnswerForm[T]) -> T | None:
         answer = None if self.cache is None else self.cache.find(key)
         if answer is None:
             return None
@@ -62,8 +62,8 @@ class Asker:
         except UnreadableVerdictError:  # not an answer that this cache stored
             return None
 
-    async def _ask(self, key: str, messages: Messages, wanted: Wanted[T]) -> T:
-        patience = Patience(self.timeout_seconds)
+    async def _ask(self, key: str, messages: Messages, wanted: AnswerForm[T]) -> T:
+        patience = RetryPatience(self.timeout_seconds)
         reply = await self.endpoint.reply(messages, patience)
         try:
             found = wanted.read(reply)
@@ -82,7 +82,7 @@ class Asker:
             task.exception()  # retrieve it, so that asyncio does not warn if nobody waits any more
 
 
-def _read_or_fail(reply: str, wanted: Wanted[T]) -> T:
+def _read_or_fail(reply: str, wanted: AnswerForm[T]) -> T:
     try:
         return wanted.read(reply)
     except UnreadableVerdictError as error:

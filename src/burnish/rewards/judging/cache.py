@@ -29,15 +29,15 @@ def cache_key(model: str, messages: object, sampling: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class VerdictCache:
+class JudgementCache:
     """A folder of answers."""
 
     folder: Path
 
     @staticmethod
-    def open(folder: str) -> VerdictCache:
+    def open(folder: str) -> JudgementCache:
         """Create the folder if needed. ConfigError if that fails, or nothing can be written there."""
-        cache = VerdictCache(Path(folder).expanduser())
+        cache = JudgementCache(Path(folder).expanduser())
         probe = cache.folder / f".probe-{uuid.uuid4().hex}"
         try:
             cache.folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ import httpx2
 
 from burnish.config.secrets import hidden_name
 from burnish.errors import ConfigError, RewardError
-from burnish.rewards.judging.limits import Gate, Sent
+from burnish.rewards.judging.limits import RateLimiter, Sent
 from burnish.rewards.judging.options import JudgeOptions
 from burnish.rewards.judging.prompts import Messages, encodable
 from burnish.rewards.judging.tally import Tally
@@ -54,7 +54,7 @@ class NoVerdictError(Exception):
 
 
 @dataclass(slots=True)
-class Patience:
+class RetryPatience:
     """Seconds left for one verdict. Waiting for a free slot among our own requests does not count."""
 
     seconds: float
@@ -89,7 +89,7 @@ class ChatClient:
     wording of errors differs between endpoints, and no single response may stop a run.
     """
 
-    def __init__(self, options: JudgeOptions, gate: Gate, tally: Tally) -> None:
+    def __init__(self, options: JudgeOptions, gate: RateLimiter, tally: Tally) -> None:
         self.name = options.model or ""
         """Name of the model in the cache."""
         self._options, self._gate, self._tally = options, gate, tally
@@ -110,7 +110,7 @@ class ChatClient:
         self.sampling: Mapping[str, Any] = {name: value for name, value in fields.items() if value is not None}
         """Everything else that an answer depends on, for the cache."""
 
-    async def reply(self, messages: Messages, patience: Patience) -> str:
+    async def reply(self, messages: Messages, patience: RetryPatience) -> str:
         """Get the answer. NoVerdictError if there is none, RewardError if there will be none for any prompt."""
         body = {"model": self.name, "messages": list(messages), **self.sampling}
         tokens = self._estimate(body)
@@ -129,7 +129,7 @@ class ChatClient:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _try(self, body: Mapping[str, Any], tokens: int, patience: Patience) -> str | _Trouble:
+    async def _try(self, body: Mapping[str, Any], tokens: int, patience: RetryPatience) -> str | _Trouble:
         async with self._gate.place(tokens) as sent:
             if self._refusal is not None:
                 raise self._refusal

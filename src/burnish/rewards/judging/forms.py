@@ -16,8 +16,8 @@ from burnish.rewards.judging.client import NoVerdictError
 from burnish.rewards.judging.options import Criterion, JudgeOptions, criteria_of
 from burnish.rewards.judging.prompts import PromptWriter, clean
 from burnish.rewards.judging.verdicts import (
+    AnswerForm,
     Scale,
-    Wanted,
     listed_scores_wanted,
     named_scores_wanted,
     score_wanted,
@@ -82,7 +82,7 @@ class Judge:
             case _:
                 return Score(await self._ask(item, asker, score_wanted(self.scale, self.options.answer_format)))
 
-    async def _ask(self, item: Item, asker: Asker, wanted: Wanted[T], *parts: str) -> T:
+    async def _ask(self, item: Item, asker: Asker, wanted: AnswerForm[T], *parts: str) -> T:
         """Ask for the verdict on a whole response. parts: texts between the template and the final instruction."""
         judged = {"response": self.cleaned(item[1].response)}
         messages = self.writer.write(self.values(item), judged, [*parts, wanted.instruction])

@@ -17,10 +17,10 @@ from burnish.errors import ConfigError, RewardError
 from burnish.rewards.checked_options import checked
 from burnish.rewards.inputs import Item, Signature
 from burnish.rewards.judging.asking import Asker, Endpoint
-from burnish.rewards.judging.cache import VerdictCache
+from burnish.rewards.judging.cache import JudgementCache
 from burnish.rewards.judging.client import ChatClient, NoVerdictError
 from burnish.rewards.judging.forms import Judge
-from burnish.rewards.judging.limits import Bounds, Gate
+from burnish.rewards.judging.limits import Bounds, RateLimiter
 from burnish.rewards.judging.local import LocalChat, OpenModel
 from burnish.rewards.judging.options import JudgeOptions
 from burnish.rewards.judging.pairwise import Found, win_rates
@@ -68,7 +68,7 @@ class Judges:
         self._portal: BlockingPortal | None = None
         self._thread = ExitStack()
         self._local_thread = ThreadPoolExecutor(1, "burnish-local-judges")
-        self._gates: dict[tuple[str | None, str | None], Gate] = {}
+        self._gates: dict[tuple[str | None, str | None], RateLimiter] = {}
         self._benches = {spec.label: self._bench(spec, open_model) for spec in specs}
         self._early: dict[Sample, tuple[Rollout, Future[list[Found]]]] = {}
 
@@ -129,13 +129,13 @@ class Judges:
             model = open_model(options)
             judge.special_tokens = model.special_tokens
             endpoint = LocalChat(model, options, tally, model.name, self._local_thread)
-        cache = None if options.cache is None else VerdictCache.open(options.cache)
+        cache = None if options.cache is None else JudgementCache.open(options.cache)
         return Bench(judge, None if endpoint is None else Asker(endpoint, cache, tally, spec.timeout_seconds))
 
-    def _gate(self, options: JudgeOptions) -> Gate:
+    def _gate(self, options: JudgeOptions) -> RateLimiter:
         """The limits of an endpoint, shared by its judges with the same key. ConfigError if they set different ones."""
         bounds = Bounds(options.concurrency, options.requests_per_minute, options.tokens_per_minute)
-        gate = self._gates.setdefault((options.url, options.key_variable), Gate(bounds))
+        gate = self._gates.setdefault((options.url, options.key_variable), RateLimiter(bounds))
         if gate.bounds != bounds:
             raise ConfigError(
                 f"two judges ask {options.url} with different limits",

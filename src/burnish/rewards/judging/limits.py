@@ -29,7 +29,7 @@ class Sent:
     tokens: int
 
 
-class Gate:
+class RateLimiter:
     """Enforces the limits of one endpoint for all judges that ask it. Requests are admitted in the order in which they
     come, such that no 60 seconds hold more than the bounds allow."""
 

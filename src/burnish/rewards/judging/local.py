@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from burnish.errors import DataError
-from burnish.rewards.judging.client import NoVerdictError, Patience, cut_off
+from burnish.rewards.judging.client import NoVerdictError, RetryPatience, cut_off
 from burnish.rewards.judging.options import JudgeOptions
 from burnish.rewards.judging.prompts import Messages
 from burnish.rewards.judging.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelAnswer:
     """Answer of a model, with the numbers of tokens of the prompt and of the answer."""
 
     text: str
@@ -35,7 +35,7 @@ class AnsweringModel(Protocol):
     special_tokens: frozenset[str]
     """Special tokens of its tokenizer, to be removed from responses."""
 
-    def answer(self, conversations: Sequence[Messages]) -> list[Answer | DataError]:
+    def answer(self, conversations: Sequence[Messages]) -> list[ModelAnswer | DataError]:
         """Return an answer to each, or the error for which it cannot be answered."""
 
 
@@ -58,7 +58,7 @@ class LocalChat:
     tally: Tally
     name: str
     thread: Executor
-    _waiting: list[tuple[Messages, asyncio.Future[Answer | DataError]]] = field(default_factory=list)
+    _waiting: list[tuple[Messages, asyncio.Future[ModelAnswer | DataError]]] = field(default_factory=list)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _batches: set[asyncio.Task[None]] = field(default_factory=set)
     """The loop itself holds tasks only weakly."""
@@ -72,9 +72,9 @@ class LocalChat:
             "dtype": self.options.dtype,
         }
 
-    async def reply(self, messages: Messages, patience: Patience) -> str:
+    async def reply(self, messages: Messages, patience: RetryPatience) -> str:
         """Get the answer. A model of this process cannot hang, so `timeout_seconds` does not apply to it."""
-        future: asyncio.Future[Answer | DataError] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[ModelAnswer | DataError] = asyncio.get_running_loop().create_future()
         self._waiting.append((messages, future))
         if len(self._waiting) == 1:
             batch = asyncio.create_task(self._answer_all())

@@ -93,14 +93,14 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted(Generic[T]):
+class AnswerForm(Generic[T]):
     """The wanted end of an answer: the instruction that asks for it, and its reader (UnreadableVerdictError)."""
 
     instruction: str
     read: Callable[[str], T]
 
 
-def score_wanted(scale: Scale, style: AnswerFormat) -> Wanted[float]:
+def score_wanted(scale: Scale, style: AnswerFormat) -> AnswerForm[float]:
     """A verdict of one score."""
     example = {
         "json": f'{{"score": {scale.example()}}}',
@@ -108,10 +108,10 @@ def score_wanted(scale: Scale, style: AnswerFormat) -> Wanted[float]:
         "last_line": scale.example().strip('"'),
     }[style]
     reader = _reader("score", style, scale.read, scale.read_text)
-    return Wanted(_instruction(f"score: {scale.described()}", example), reader)
+    return AnswerForm(_instruction(f"score: {scale.described()}", example), reader)
 
 
-def named_scores_wanted(names: Sequence[str], scale: Scale, style: AnswerFormat) -> Wanted[tuple[float, ...]]:
+def named_scores_wanted(names: Sequence[str], scale: Scale, style: AnswerFormat) -> AnswerForm[tuple[float, ...]]:
     """A verdict with a score for each of these names, in their order."""
 
     def read(value: object) -> tuple[float, ...]:
@@ -124,7 +124,7 @@ def named_scores_wanted(names: Sequence[str], scale: Scale, style: AnswerFormat)
     return _several_wanted(asked, json.dumps({"scores": example}, ensure_ascii=False), read, len(names), scale, style)
 
 
-def listed_scores_wanted(count: int, scale: Scale, style: AnswerFormat) -> Wanted[tuple[float, ...]]:
+def listed_scores_wanted(count: int, scale: Scale, style: AnswerFormat) -> AnswerForm[tuple[float, ...]]:
     """A verdict with a list of `count` scores."""
 
     def read(value: object) -> tuple[float, ...]:
@@ -143,7 +143,7 @@ def _several_wanted(
     count: int,
     scale: Scale,
     style: AnswerFormat,
-) -> Wanted[tuple[float, ...]]:
+) -> AnswerForm[tuple[float, ...]]:
     """A verdict of `count` scores, as the JSON of the example or in a tag."""
 
     def of_text(text: str) -> tuple[float, ...]:
@@ -154,10 +154,10 @@ def _several_wanted(
 
     if style == "tag":
         example = f"<scores>{', '.join([scale.example().strip(chr(34))] * count)}</scores>"
-    return Wanted(_instruction(asked, example), _reader("scores", style, of_json, of_text))
+    return AnswerForm(_instruction(asked, example), _reader("scores", style, of_json, of_text))
 
 
-def better_wanted(style: AnswerFormat) -> Wanted[Better]:
+def better_wanted(style: AnswerFormat) -> AnswerForm[Better]:
     """A verdict that names the better of two responses, or `tie`."""
 
     def read(value: object) -> Better:
@@ -166,7 +166,7 @@ def better_wanted(style: AnswerFormat) -> Wanted[Better]:
         return BETTER[value.strip().casefold()]
 
     example = {"json": '{"better": "A"}', "tag": "<better>A</better>", "last_line": "A"}[style]
-    return Wanted(_instruction("choice: A, B or tie", example), _reader("better", style, read, read))
+    return AnswerForm(_instruction("choice: A, B or tie", example), _reader("better", style, read, read))
 
 
 def _instruction(what: str, example: str) -> str:

@@ -31,7 +31,7 @@ _NAME_CHARACTERS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ServedModel:
     """Engine, template and limits of a server. idle_seconds: after which a trajectory without a reward ends. open:
     trajectories at a time."""
 
@@ -54,7 +54,7 @@ class _Held:
 class StandingLoop:
     """Loop that answers the orders of a desk, in the thread that calls `run`."""
 
-    standing: Standing
+    standing: ServedModel
     record: Record | None = None
     desk: Desk = field(init=False)
     _held: dict[str, _Held] = field(default_factory=dict)

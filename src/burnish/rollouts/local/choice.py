@@ -34,14 +34,14 @@ MakeAnyDecoder = Callable[["PreTrainedModel", int], Decoder | TextDecoder]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class DecoderCandidate:
     """A way to decode. make: makes a decoder for a model. note: for the user."""
 
     make: MakeAnyDecoder
     note: str | None = None
 
 
-def choose_way(model: PreTrainedModel, attention: str, reach: int) -> Way:
+def choose_way(model: PreTrainedModel, attention: str, reach: int) -> DecoderCandidate:
     """The fastest way that gives the model's own logits, for sequences of up to `reach` tokens.
 
     The trial decodes rows of several lengths, some longer than boundaries of the config that the run can cross. Models
@@ -50,23 +50,23 @@ def choose_way(model: PreTrainedModel, attention: str, reach: int) -> Way:
     crossed = Boundaries.of(model.config).crossed_by(reach)
     shared = partial(ModelDecoder, attention=attention)
     if model.config.model_type in FAMILIES and not crossed:
-        return Way(shared)
+        return DecoderCandidate(shared)
     try:
         beside = row_rules(model).beside
     except ModelError as error:
         raise RolloutError(error.message, remedy=error.remedy) from error
     is_tried = max(crossed, default=0) <= TRIED_UP_TO
     if is_tried and beside == "padded" and Trial.of(model, reach, _CONTINUED).passes(shared):
-        return Way(shared)
+        return DecoderCandidate(shared)
     kind, trial = model.config.model_type, Trial.of(model, reach, _CONTINUED_BY_STATE)
     if trial.passes(EqualLengthDecoder):
-        return Way(
+        return DecoderCandidate(
             EqualLengthDecoder,
             f"sampling is slower than for most models: this {kind} model can only decode responses to prompts of equal "
             "length together",
         )
     if trial.passes(WholeTextDecoder):
-        return Way(
+        return DecoderCandidate(
             WholeTextDecoder,
             f"sampling is much slower than for most models: this {kind} model reads the whole sequence again for every "
             "token",

@@ -18,7 +18,7 @@ from burnish.forward.fast_paths import FastPaths, failure, shape_of
 from burnish.forward.few_layers import few_layers, num_weights, telling_layers
 from burnish.forward.kernel_layers import has_known_layers
 from burnish.forward.quantized_layers import is_quantized
-from burnish.forward.race import Way
+from burnish.forward.race import Contender
 from burnish.kernels.decoding import decode_kernels
 from burnish.rollouts.local.choice import join
 from burnish.rollouts.local.decoders import Decoder, MakeDecoder
@@ -49,13 +49,13 @@ def choose_decoder(model: PreTrainedModel, own: MakeDecoder, kernels: UseKernels
         if kernels == "required":
             raise no_kernels()
         return own
-    shape, only_own = shape_of(model), [Way(OWN, lambda: None)]
+    shape, only_own = shape_of(model), [Contender(OWN, lambda: None)]
     if kernels == "off" or not _are_built(model, kernels):
         paths.choose(DECODING, shape, only_own)
         return own
     make: MakeDecoder = partial(KernelDecoder, layout=_layout(model, kernels, paths))
     step = TimedStep(model, model.config.max_position_embeddings)
-    ways = [Way(KERNELS, step.of(make)), Way(OWN, step.of(own))]
+    ways = [Contender(KERNELS, step.of(make)), Contender(OWN, step.of(own))]
     required = KERNELS if kernels == "required" else None
     if paths.choose(DECODING, shape, ways, required=required) == OWN:
         return own
@@ -144,13 +144,13 @@ def _layout(model: PreTrainedModel, kernels: UseKernels, paths: FastPaths) -> La
         try:
             run = _products_of(model, LAYOUTS[name])
             run()
-            ways.append(Way(name, run))
+            ways.append(Contender(name, run))
         except KernelError:  # loading the model has reported why
             continue
         except Exception as error:  # noqa: BLE001 boundary: oneDNN may raise anything on a processor it does not know
             paths.notes.append(f"{PRODUCTS} without {name}: {failure(error)}")
     required = KERNELS if kernels == "required" and any(way.name == KERNELS for way in ways) else None
-    ways.append(Way(ORDINARY, _products_of(model, LAYOUTS[ORDINARY])))
+    ways.append(Contender(ORDINARY, _products_of(model, LAYOUTS[ORDINARY])))
     return LAYOUTS[paths.choose(PRODUCTS, shape_of(model), ways, required=required)]
 
 

@@ -33,7 +33,7 @@ from burnish.rollouts.local.decoding_ways import choose_decoder, no_kernels
 from burnish.rollouts.local.kept import KEEP_BYTES, KeptRows
 from burnish.rollouts.local.own_ways import TextDecoder
 from burnish.rollouts.local.prefill import Prefiller, attention_kind
-from burnish.rollouts.local.rows import Row, RowsInProgress, requests_for
+from burnish.rollouts.local.rows import RowsInProgress, SampledRow, requests_for
 from burnish.rollouts.local.static_decoder import StaticDecoders
 from burnish.rollouts.local.static_ways import choose_static, takes_static
 from burnish.rollouts.noise import sample_key
@@ -89,8 +89,8 @@ class DecodingLoop:
         return next(self.model.parameters()).device
 
     def run(
-        self, rows: list[Row], sampling: Sampling, stop: StopConditions, stopped: Callable[[], bool]
-    ) -> Iterator[list[Row]]:
+        self, rows: list[SampledRow], sampling: Sampling, stop: StopConditions, stopped: Callable[[], bool]
+    ) -> Iterator[list[SampledRow]]:
         """Yields after each token, or block of tokens, the rows that it finished."""
         begun = sum(len(row.tokens) for row in rows)
         # Sorting brings equal prompts together, to be prefilled once, and prompts of similar length, to pad little.
@@ -128,7 +128,9 @@ class DecodingLoop:
             return decoder
         return self.make_decoder(self.model, places)
 
-    def _admit(self, joining: list[Row], waiting: Row | None, prefiller: Prefiller, decoding: RowsInProgress) -> None:
+    def _admit(
+        self, joining: list[SampledRow], waiting: SampledRow | None, prefiller: Prefiller, decoding: RowsInProgress
+    ) -> None:
         """Give the rows their prompts' caches and let them join. `waiting` is the next row in the queue."""
         if decoding.reads_texts:  # with the first token, so that their time counts as decoding
             decoding.join_texts(joining)
@@ -143,7 +145,7 @@ class DecodingLoop:
         self.spent.prefill_seconds += time.perf_counter() - started
         self.spent.prefilled_tokens += prefiller.take_token_count()
 
-    def _go_on(self, joining: list[Row], decoding: RowsInProgress) -> list[Row]:
+    def _go_on(self, joining: list[SampledRow], decoding: RowsInProgress) -> list[SampledRow]:
         """Let those join that go on from a kept row. Returns the others."""
         assert self.session is not None
         found = self.session.rows.take([row.text for row in joining])
@@ -326,10 +328,10 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
         open_rows = [row for row in rows if row.finish_reason is None]
         return [finished[row.order] for row in rows if row.order in finished], requests_for(open_rows, self.version)
 
-    def _rows(self, requests: Sequence[RolloutRequest], sampling: Sampling, seed: int, step: int) -> list[Row]:
+    def _rows(self, requests: Sequence[RolloutRequest], sampling: Sampling, seed: int, step: int) -> list[SampledRow]:
         samples = [(request, *sample) for request in requests for sample in request.samples()]
         return [
-            Row(
+            SampledRow(
                 order,
                 request,
                 index,

@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from burnish.kernels.decoding import BLOCK, Step, rounded_up
+from burnish.kernels.decoding import BLOCK, DecodeStep, rounded_up
 from burnish.rollouts.local.cache import PrefilledPrompts
 
 _FIRST_COLUMNS = 64
@@ -71,7 +71,7 @@ class KernelCache:
         self._shape = shape
         self._width = rounded_up(shape.head_size)
         self._rows: list[CachedRow] = []
-        self._step = Step(
+        self._step = DecodeStep(
             heads=shape.heads,
             key_heads=shape.key_heads,
             size=shape.head_size,
@@ -124,7 +124,7 @@ class KernelCache:
         del self._rows[num_rows:]
         self._regroup()
 
-    def begin(self, positions_R: Tensor, cosine_RD: Tensor, sine_RD: Tensor, epsilon: float) -> Step:
+    def begin(self, positions_R: Tensor, cosine_RD: Tensor, sine_RD: Tensor, epsilon: float) -> DecodeStep:
         """Make room for each row's token at these positions in its sequence. Positions are rotated by these float32
         cosines and sines. `epsilon`: of the head norms, if any.
 

@@ -21,7 +21,7 @@ class Masks:
     def __init__(self, model: PreTrainedModel, attention: str) -> None:
         self._attention = attention
         self._dtype = next(model.parameters()).dtype
-        self._sight = Sight.of(model.config)
+        self._sight = AttentionReach.of(model.config)
 
     def __call__(self, positions_RT: Tensor, width: int) -> Tensor | dict[str, Tensor]:
         """(R, 1, T, width). Once a row exceeds a window, a dictionary by kind of layer for models that have several
@@ -42,7 +42,7 @@ class Masks:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class AttentionReach:
     """Reach of attention by kind of layer: the last `window` tokens, or tokens of the same `chunk`. None is no limit.
     This follows the masks of `transformers`; `burnish.rollouts.local.choice` tests whether it holds for a model."""
 
@@ -51,11 +51,11 @@ class Sight:
     chunk: int | None
 
     @staticmethod
-    def of(config: PreTrainedConfig) -> Sight:
+    def of(config: PreTrainedConfig) -> AttentionReach:
         settings = config.to_dict()
         window = settings.get("sliding_window") if settings.get("use_sliding_window") is not False else None
         kinds = layer_kinds(config) or {"sliding_attention" if window else "full_attention"}
-        return Sight(tuple(sorted(kinds)), window, settings.get("attention_chunk_size"))
+        return AttentionReach(tuple(sorted(kinds)), window, settings.get("attention_chunk_size"))
 
     def sees_all(self, width: int) -> bool:
         """Return whether every layer sees all of this many columns."""

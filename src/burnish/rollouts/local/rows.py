@@ -26,7 +26,7 @@ from burnish.types import Begun, FinishReason, Rollout, RolloutRequest, Versions
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class SampledRow:
     """One sample in progress."""
 
     order: int
@@ -65,7 +65,7 @@ class Row:
         return self.versions if goes_on or first == len(self.tokens) else (*self.versions, (first, version))
 
 
-def requests_for(rows: Sequence[Row], version: int) -> list[RolloutRequest]:
+def requests_for(rows: Sequence[SampledRow], version: int) -> list[RolloutRequest]:
     """Requests for what these rows lack, of which weights of this version sampled the newest tokens."""
     return [
         replace(
@@ -86,7 +86,7 @@ class RowsInProgress:
     def __init__(
         self, decoder: Decoder | TextDecoder, device: torch.device, kept: KeptRows | None, vocabulary: int | None
     ) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[SampledRow] = []
         self._vocabulary = vocabulary
         self._kept = kept
         self._decoder = decoder
@@ -98,30 +98,30 @@ class RowsInProgress:
         """True if rows enter with `join_texts`."""
         return isinstance(self._decoder, TextDecoder)
 
-    def join(self, rows: list[Row], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
+    def join(self, rows: list[SampledRow], prompts: PrefilledPrompts | None, sources: Sequence[int]) -> None:
         """Add rows, whose next input is the last token of their text."""
         assert not isinstance(self._decoder, TextDecoder)
         self._decoder.join([len(row.text) for row in rows], prompts, sources)
         self._enter(rows)
 
-    def go_on(self, rows: list[Row], kept: Sequence[KeptRow]) -> None:
+    def go_on(self, rows: list[SampledRow], kept: Sequence[KeptRow]) -> None:
         """Like `join`, for rows that go on from kept ones."""
         assert not isinstance(self._decoder, TextDecoder)
         self._enter([rows[i] for i in self._decoder.go_on(kept, [row.text for row in rows])])
 
-    def join_texts(self, rows: list[Row]) -> None:
+    def join_texts(self, rows: list[SampledRow]) -> None:
         """Like `join`, for decoders that read prompts themselves."""
         assert isinstance(self._decoder, TextDecoder)
         self._decoder.join_texts([row.text for row in rows])
         self._enter(rows)
 
-    def _enter(self, rows: list[Row]) -> None:
+    def _enter(self, rows: list[SampledRow]) -> None:
         self.rows += rows
         columns = [(row.text[-1], len(row.text) - 1, row.key, len(row.tokens), row.limit) for row in rows]
         new_R5 = torch.tensor(columns, dtype=torch.int64, device=self._device)
         self._numbers_5R = torch.cat([self._numbers_5R, new_R5.T], dim=1)
 
-    def advance(self, sampling: Sampling, stop: StopConditions) -> list[Row]:
+    def advance(self, sampling: Sampling, stop: StopConditions) -> list[SampledRow]:
         """Decode one token for every row, or a block of them if the decoder draws several at a time; remove and return
         the finished rows."""
         tokens_BR, logprobs_BR = self._drawn(sampling, stop)

@@ -30,7 +30,7 @@ _FIRST_COLUMNS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sight:
+class VisibleColumns:
     """Columns that N sequences of queries see: the first ones of N stores of equal capacity.
 
     lengths_N int32, at least 1: numbers of columns. query_ends, key_ends (N + 1,) int32: starts of sequences and stores
@@ -45,12 +45,12 @@ class Sight:
     longest_query: int
 
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Sight, float | None], tuple[Tensor, Tensor]]
+Kernel = Callable[[Tensor, Tensor, Tensor, VisibleColumns, float | None], tuple[Tensor, Tensor]]
 """Queries (Q, K, D) of all sequences, keys and values (N, room, K, D): means (Q, K, D) and log-sum-exps (Q, K)."""
 
 
 def flash(
-    query_QKD: Tensor, keys: Tensor, values: Tensor, sight: Sight, scaling: float | None
+    query_QKD: Tensor, keys: Tensor, values: Tensor, sight: VisibleColumns, scaling: float | None
 ) -> tuple[Tensor, Tensor]:
     """Attend with FlashAttention's kernel for sequences of any length: bfloat16 and float16 on a GPU."""
     output_QKD, sums_KQ, *_ = torch.ops.aten._flash_attention_forward(
@@ -72,7 +72,7 @@ def flash(
 
 @usual_float32()
 def fused(
-    query_QKD: Tensor, keys: Tensor, values: Tensor, sight: Sight, scaling: float | None
+    query_QKD: Tensor, keys: Tensor, values: Tensor, sight: VisibleColumns, scaling: float | None
 ) -> tuple[Tensor, Tensor]:
     """Attend with PyTorch's fused attention and a mask; every sequence has the same number of queries."""
     assert sight.hidden_N11W is not None
@@ -239,7 +239,7 @@ class SharedRows(Cache):
         ends, longest = self._numbers["ends"][: prompts + 1], shape.rows or slots
         self._prompt_sight = self._sight(prompt_lengths_P, ends, prompt_room, shape.prompt_columns, longest)
 
-    def _sight(self, lengths_N: Tensor, ends: Tensor, room: int, columns: int, longest: int) -> Sight:
+    def _sight(self, lengths_N: Tensor, ends: Tensor, room: int, columns: int, longest: int) -> VisibleColumns:
         keys = self._own[0][0]
         group = self._heads // keys.shape[2]
         hidden = None
@@ -247,7 +247,7 @@ class SharedRows(Cache):
             is_hidden_N11W = torch.arange(columns, device=keys.device) >= lengths_N[:, None, None, None]
             hidden = torch.zeros_like(is_hidden_N11W, dtype=keys.dtype).masked_fill_(is_hidden_N11W, -math.inf)
         key_ends = torch.arange(len(ends), dtype=torch.int32, device=keys.device) * room
-        return Sight(lengths_N.int(), (ends * group).int(), key_ends, hidden, columns, longest * group)
+        return VisibleColumns(lengths_N.int(), (ends * group).int(), key_ends, hidden, columns, longest * group)
 
     def _arrange(self, slots: int) -> None:
         """Lay the rows out by prompt: rows of a prompt next to each other; for `fused`, equally many places for

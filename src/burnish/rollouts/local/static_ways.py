@@ -9,7 +9,7 @@ import torch
 
 from burnish.forward.attention import packs_rows
 from burnish.forward.fast_paths import FastPaths, shape_of
-from burnish.forward.race import Way
+from burnish.forward.race import Contender
 from burnish.machine import processor
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.choice import Trial
@@ -41,15 +41,15 @@ def choose_static(model: PreTrainedModel, own: MakeDecoder, reach: int, paths: F
     texts of up to `reach` tokens. The model is in evaluation mode."""
     attention = choose_attention(model, reach)
     if attention is None:
-        paths.choose(DECODING, _shape(model), [Way(OWN, lambda: None)])
+        paths.choose(DECODING, _shape(model), [Contender(OWN, lambda: None)])
         return own
     captures = {f"{GRAPHS}, {attention}": True, f"{STEPS}, {attention}": False}
     step = TimedStep(model, reach)
     ways = [
-        Way(name, _block(step, StaticDecoders(attention, captures=captured, must_capture=True)))
+        Contender(name, _block(step, StaticDecoders(attention, captures=captured, must_capture=True)))
         for name, captured in captures.items()
     ]
-    chosen = paths.choose(DECODING, _shape(model), [*ways, Way(OWN, _block(step, own))])
+    chosen = paths.choose(DECODING, _shape(model), [*ways, Contender(OWN, _block(step, own))])
     return own if chosen == OWN else StaticDecoders(attention, captures=captures[chosen])
 
 

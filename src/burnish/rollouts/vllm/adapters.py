@@ -20,7 +20,7 @@ from torch import Tensor
 
 from burnish.models.lora import ADAPTER, adapted_layers, delta_of, saved_adapter
 from burnish.models.weights import checkpoint_layout, named_tensors
-from burnish.rollouts.vllm.process import Message, WorkerFault, WorkerLost, WorkerProcess
+from burnish.rollouts.vllm.process import EngineProcess, Message, WorkerFault, WorkerLost
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,16 +61,16 @@ class AdapterPushes:
     def _rank(self) -> int:
         return max((layer.r[ADAPTER] for layer in self._layers.values()), default=0)
 
-    def push_base(self, worker: WorkerProcess, version: int) -> int:
+    def push_base(self, worker: EngineProcess, version: int) -> int:
         """Push the weights without adapters; return their number of bytes."""
         weights = checkpoint_layout(self._model, named_tensors(self._model, adapters=False))
         return worker.push(weights, version, seconds=self._seconds)
 
-    def push(self, worker: WorkerProcess, version: int, *, base: int) -> int:
+    def push(self, worker: EngineProcess, version: int, *, base: int) -> int:
         """Push the adapter to a worker with version `base`; return its number of bytes."""
         return self._push(worker, version, base, saved_adapter(self._model))
 
-    def try_out(self, worker: WorkerProcess, vocabulary: int | None, context_length: int) -> str | None:
+    def try_out(self, worker: EngineProcess, vocabulary: int | None, context_length: int) -> str | None:
         """Why this worker's log-probabilities with an adapter differ from those with merged weights; None if they
         agree, or did the last time. Leaves the worker with the weights of the trial."""
         if self._is_tried:
@@ -99,7 +99,7 @@ class AdapterPushes:
         self._is_tried = True
         return None
 
-    def _push(self, worker: WorkerProcess, version: int, base: int, values: Mapping[str, Tensor]) -> int:
+    def _push(self, worker: EngineProcess, version: int, base: int, values: Mapping[str, Tensor]) -> int:
         with _in_memory(self._config(), values) as folder:
             message = {"kind": "adapter", "version": version, "base": base, "path": str(folder)}
             worker.ask(message, seconds=self._seconds)
@@ -129,7 +129,7 @@ class AdapterPushes:
             values[id(own[-1])] *= TRIAL_SIZE * norms[0] / norms[1]
         return values
 
-    def _ask(self, worker: WorkerProcess, question: Message) -> Tensor:
+    def _ask(self, worker: EngineProcess, question: Message) -> Tensor:
         return torch.tensor(worker.ask(question, seconds=self._seconds)["logprobs"])
 
 

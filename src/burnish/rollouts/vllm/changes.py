@@ -17,7 +17,7 @@ from torch import Tensor
 from burnish.models.weights import Weights, checkpoint_layout
 from burnish.rollouts.vllm.adapters import AdapterPushes
 from burnish.rollouts.vllm.heads import ConfigJson, HeadPadding, choose_padding
-from burnish.rollouts.vllm.process import WorkerProcess
+from burnish.rollouts.vllm.process import EngineProcess
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -114,7 +114,7 @@ class WeightPushes:
             self.merge("its attention heads are made wider")
         return self._padding.config(config)
 
-    def agree(self, worker: WorkerProcess) -> bool:
+    def agree(self, worker: EngineProcess) -> bool:
         """Whether the worker computes with adapters what merged weights compute. If not, they are merged from now on,
         for which it takes another worker."""
         if self._adapters is None:
@@ -129,12 +129,12 @@ class WeightPushes:
         self._adapters, self.merges = None, True
         self.note(f"adapters are merged into the weights that are pushed, because {reason}")
 
-    def push_all(self, worker: WorkerProcess, *, seconds: float) -> int:
+    def push_all(self, worker: EngineProcess, *, seconds: float) -> int:
         """`push` to a worker without weights."""
         self._pushed.forget()
         return self.push(worker, seconds=seconds)
 
-    def push(self, worker: WorkerProcess, *, seconds: float) -> int:
+    def push(self, worker: EngineProcess, *, seconds: float) -> int:
         """Push what the worker lacks of the weights. Returns the number of bytes."""
         version, before, num_bytes = self.weights.version, self._pushed.version, 0
         if self._adapters is not None:

@@ -35,7 +35,7 @@ from burnish.rollouts.sampling import check_sampling, check_traits
 from burnish.rollouts.stop import StopConditions
 from burnish.rollouts.vllm.changes import WeightPushes
 from burnish.rollouts.vllm.heads import ConfigJson
-from burnish.rollouts.vllm.process import SCRIPT, Message, WorkerFault, WorkerLost, WorkerProcess
+from burnish.rollouts.vllm.process import SCRIPT, EngineProcess, Message, WorkerFault, WorkerLost
 from burnish.rollouts.vllm.traits import TRAITS
 from burnish.types import FinishReason, Metric, Reduction, Rollout, RolloutRequest
 
@@ -92,7 +92,7 @@ class VllmWorker:
     script: Path
     max_batch_rows: int
     rests: bool
-    process: WorkerProcess | None = None
+    process: EngineProcess | None = None
     asleep: tuple[str, ...] = ()
     """The parts that sleep."""
     spent: Spent = field(default_factory=Spent)
@@ -140,7 +140,7 @@ class VllmWorker:
             except (WorkerLost, WorkerFault) as lost:
                 self._bury(lost, "sleep")
 
-    def _ready(self) -> WorkerProcess:
+    def _ready(self) -> EngineProcess:
         """The process with the weights of the last sync, awake, started if there is none."""
         if self.process is None:
             seconds, started = self.settings.start_timeout_seconds, time.perf_counter()
@@ -155,22 +155,22 @@ class VllmWorker:
         self._wake(self.process, _PARTS)
         return self.process
 
-    def _wake(self, process: WorkerProcess, parts: Sequence[str]) -> None:
+    def _wake(self, process: EngineProcess, parts: Sequence[str]) -> None:
         """Wake these parts, if they sleep."""
         if tags := [part for part in parts if part in self.asleep]:
             _make_room()
             self._change_sleep(process, {"kind": "wake", "tags": tags})
 
-    def _change_sleep(self, process: WorkerProcess, message: Message) -> None:
+    def _change_sleep(self, process: EngineProcess, message: Message) -> None:
         """Send `sleep` or `wake`, and remember what sleeps then."""
         started = time.perf_counter()
         self.asleep = tuple(process.ask(message, seconds=self.settings.start_timeout_seconds)["asleep"])
         self.spent.sleep_seconds += time.perf_counter() - started
 
-    def _start(self) -> WorkerProcess:
+    def _start(self) -> EngineProcess:
         """A process with vLLM set up, but no weights yet. Raises RolloutError if that fails."""
         python, seconds = self.settings.interpreter, self.settings.start_timeout_seconds
-        process = WorkerProcess(python, self.log.path, script=self.script)
+        process = EngineProcess(python, self.log.path, script=self.script)
         try:
             hello = process.ask({"kind": "hello"}, seconds=seconds)
             if self.rests and not hello["sleeps"]:

@@ -39,7 +39,7 @@ class WorkerFault(Exception):
     """The worker is alive and reports that a request failed."""
 
 
-class WorkerProcess:
+class EngineProcess:
     """A worker in its own session. All of its output goes to `log`, none to ours."""
 
     def __init__(self, python: str, log: Path, *, script: Path = SCRIPT) -> None:

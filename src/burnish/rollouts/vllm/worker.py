@@ -81,7 +81,7 @@ class Channel:
         return data
 
 
-class Server:
+class EngineServer:
     """One vLLM engine, and the requests to it."""
 
     def __init__(self, channel: Channel, memory: int) -> None:
@@ -331,7 +331,7 @@ def serve(descriptor: int, memory: int, parent: int) -> None:
     channel = Channel(descriptor)
     # vLLM's processes for several GPUs must not keep the connection open when this one is gone.
     os.register_at_fork(after_in_child=lambda: os.close(descriptor))
-    server = Server(channel, memory)
+    server = EngineServer(channel, memory)
     while True:
         try:
             message = channel.receive()

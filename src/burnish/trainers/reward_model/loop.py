@@ -37,7 +37,7 @@ from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore
 from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.microbatch import settle_microbatch
-from burnish.trainers.outer_loop import Opened, OpenLearner, Training, beginning, check_warmup, trained_on
+from burnish.trainers.outer_loop import OpenedModel, OpenLearner, Training, beginning, check_warmup, trained_on
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.reward_model.normalization import Measure, check_measured, measured_pairs
 from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, describe, histogram
@@ -162,7 +162,7 @@ class RmRun(Training):
 @contextmanager
 def open_reward(
     config: RmConfig, paths: FastPaths, console: Console, lanes: Lanes
-) -> Iterator[Opened[PreferenceLearner]]:
+) -> Iterator[OpenedModel[PreferenceLearner]]:
     """The reward model of the run file, in this process."""
     readout = Readout(config.score_at, config.response_length)
     model = new_reward_model(config.model, readout, seed=config.seed, head_init_std=config.head_init_std)
@@ -186,7 +186,7 @@ def open_reward(
 
     with fast_float32(loaded.model, paths=paths):
         say(console, (*loaded.notes, *paths.lines()))
-        yield Opened(loaded, learner)
+        yield OpenedModel(loaded, learner)
 
 
 def train_reward_model(config: RmConfig, *, console: Console, accept_changes: bool = False) -> RunResult:

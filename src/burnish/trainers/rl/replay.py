@@ -48,7 +48,7 @@ _NOT_RECORDED = "left out when it was recorded, so that what its credit needs of
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ReplayedResponse:
     """What became of a response. reward: its score, before penalties for length. advantage: mean over its trained
     tokens, None if it is not trained on; `why` says why then."""
 
@@ -69,13 +69,13 @@ class Replayed:
     group_id: int
     sample_index: int
     response: str
-    before: Standing
-    after: Standing
+    before: ReplayedResponse
+    after: ReplayedResponse
     branch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class ReplayedStep:
     """A recorded step: its groups, and what was noted of each response."""
 
     step: int
@@ -121,7 +121,7 @@ class Replayer:
                 found.append(_replayed(recorded.step, group.prompt, recorded.lines[key], rollout, after))
         return found
 
-    def read(self, file: Path) -> Recorded:
+    def read(self, file: Path) -> ReplayedStep:
         """The groups of a recorded step, with the prompts of the run's data."""
         with reading(f"{file}: reading recorded rollouts", DataError, remedy="name a step whose file is whole"):
             lines = read_rollouts(file)
@@ -134,7 +134,7 @@ class Replayer:
             greedy = next((rollout for line, rollout in members if line["greedy"]), None)
             groups.append(RolloutGroup(self._prompt(members[0][0], file), group_id, own, greedy))
         noted = {r.key: line for line, r in both if not line["greedy"]}
-        return Recorded(step_of(file), tuple(groups), noted)
+        return ReplayedStep(step_of(file), tuple(groups), noted)
 
     def _prompt(self, line: RecordedLine, file: Path) -> Prompt:
         prompt = self.prompts.get((line["domain"], line["prompt_id"]))
@@ -186,7 +186,7 @@ class Replayer:
             )
         return known, unknown
 
-    def _credit(self, groups: Sequence[RolloutGroup], recorded: Recorded) -> dict[RowKey, RolloutNote]:
+    def _credit(self, groups: Sequence[RolloutGroup], recorded: ReplayedStep) -> dict[RowKey, RolloutNote]:
         """What the update would be told of each response."""
         rows = scored(groups)
         if not rows:
@@ -266,16 +266,16 @@ def _unscored(rollout: Rollout) -> Rollout:
     )
 
 
-def _after(rollout: Rollout, note: RolloutNote | None, why_left_out: str) -> Standing:
+def _after(rollout: Rollout, note: RolloutNote | None, why_left_out: str) -> ReplayedResponse:
     advantage = None if note is None else note.advantage
     why = why_left_out or (note.dropped_because if note is not None else f"reward {rollout.status.value}")
     if rollout.reward is None:
         why = f"reward {rollout.status.value}"
-    return Standing(rollout.reward, rollout.reward_parts, rollout.status.value, advantage, why)
+    return ReplayedResponse(rollout.reward, rollout.reward_parts, rollout.status.value, advantage, why)
 
 
-def _replayed(step: int, prompt: Prompt, line: RecordedLine, rollout: Rollout, after: Standing) -> Replayed:
-    before = Standing(
+def _replayed(step: int, prompt: Prompt, line: RecordedLine, rollout: Rollout, after: ReplayedResponse) -> Replayed:
+    before = ReplayedResponse(
         line["reward"], line["reward_parts"], line["status"], line.get("advantage"), line.get("dropped_because", "")
     )
     return Replayed(step, prompt.id, prompt.domain, *rollout.sample, rollout.response, before, after, rollout.branch)

@@ -13,7 +13,7 @@ from burnish.checkpointing.run import CONFIG_FILE, dump_config
 from burnish.config.schema import RlConfig
 from burnish.observability.atomic import write_text_atomically
 from burnish.trainers.result import new_eval_folder
-from burnish.trainers.rl.replay import Replayed, Standing
+from burnish.trainers.rl.replay import Replayed, ReplayedResponse
 
 REPLAY_FOLDER = "replay"
 CHANGES_FILE = "changes.jsonl"
@@ -95,7 +95,7 @@ def write_replay(config: RlConfig, rows: Sequence[Replayed]) -> Path:
     return folder
 
 
-def _side(standings: Sequence[Standing]) -> SideSummary:
+def _side(standings: Sequence[ReplayedResponse]) -> SideSummary:
     scores = [one.reward for one in standings if one.reward is not None]
     advantages = [abs(one.advantage) for one in standings if one.advantage is not None]
     return SideSummary(len(scores), _mean(scores), len(advantages), _mean(advantages))

@@ -9,7 +9,7 @@ import pytest
 
 from burnish.rewards.judging import limits
 from burnish.rewards.judging.client import _pause, retry_after
-from burnish.rewards.judging.limits import Bounds, Gate
+from burnish.rewards.judging.limits import Bounds, RateLimiter
 
 START = 1000.0
 
@@ -32,7 +32,7 @@ def admitted(bounds: Bounds, tokens: Sequence[int]) -> list[float]:
     """Seconds after which each of these requests, which all come at once, is let through."""
 
     async def run() -> list[float]:
-        gate = Gate(bounds)
+        gate = RateLimiter(bounds)
         sent = await asyncio.gather(*(gate.admit(count) for count in tokens))
         return [one.at - START for one in sent]
 
@@ -68,7 +68,7 @@ def test_any_sixty_seconds_hold_no_more_than_the_bounds() -> None:
 
 def test_an_answer_with_fewer_tokens_than_estimated_makes_room() -> None:
     async def run() -> float:
-        gate = Gate(Bounds(9, tokens_per_minute=100))
+        gate = RateLimiter(Bounds(9, tokens_per_minute=100))
         sent = await gate.admit(90)
         assert gate.seconds_until(20) == 60
         sent.tokens = 30
@@ -79,7 +79,7 @@ def test_an_answer_with_fewer_tokens_than_estimated_makes_room() -> None:
 
 def test_places() -> None:
     async def run() -> int:
-        gate = Gate(Bounds(3))
+        gate = RateLimiter(Bounds(3))
         inside = most = 0
 
         async def one() -> None:

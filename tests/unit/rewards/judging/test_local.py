@@ -12,7 +12,7 @@ from stub_judge import shown
 
 from burnish.errors import ConfigError, DataError, ModelError
 from burnish.forward.fast_paths import FastPaths
-from burnish.rewards.judging.local import Answer
+from burnish.rewards.judging.local import ModelAnswer
 from burnish.rewards.judging.options import JudgeOptions
 from burnish.rollouts.answering import open_model
 
@@ -30,10 +30,10 @@ class Model:
         self.batches: list[int] = []
         self.own = answer
 
-    def answer(self, conversations: Sequence[Any]) -> list[Answer | DataError]:
+    def answer(self, conversations: Sequence[Any]) -> list[ModelAnswer | DataError]:
         self.batches.append(len(conversations))
         return [
-            DataError("too long") if "long" in messages[1]["content"] else Answer(self.own(messages), 5, 2)
+            DataError("too long") if "long" in messages[1]["content"] else ModelAnswer(self.own(messages), 5, 2)
             for messages in conversations
         ]
 
@@ -78,8 +78,8 @@ def test_a_model_at_work_holds_no_other_judge_up(make_scorer: Any, make_items: A
 
 def test_an_answer_of_a_local_model_that_was_cut_off_has_no_verdict(make_scorer: Any, make_items: Any) -> None:
     class Cut(Model):
-        def answer(self, conversations: Sequence[Any]) -> list[Answer | DataError]:
-            return [Answer('{"score": 1}', 5, 2, is_cut_off=True) for _ in conversations]
+        def answer(self, conversations: Sequence[Any]) -> list[ModelAnswer | DataError]:
+            return [ModelAnswer('{"score": 1}', 5, 2, is_cut_off=True) for _ in conversations]
 
     (scored,) = make_scorer(judge(), open_model=lambda options: Cut(str)).score(make_items(["a"]))
     assert "cut off" in scored.status_detail
@@ -99,7 +99,7 @@ def test_a_loaded_model_answers_the_same_alone_and_among_others(folder: Path) ->
         options = JudgeOptions(model_path=str(folder), max_tokens=6, temperature=temperature, seed=3)
         model = open_model(options)
         first, second, long = model.answer(turns)
-        assert isinstance(first, Answer)
+        assert isinstance(first, ModelAnswer)
         assert isinstance(long, DataError)
         assert first.tokens_in == len("u:ab;a:")
         assert 1 <= first.tokens_out <= 6

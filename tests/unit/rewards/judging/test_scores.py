@@ -14,8 +14,8 @@ import pytest
 from stub_judge import shown
 
 from burnish.errors import ConfigError, RewardError
-from burnish.rewards.judging.client import ChatClient, NoVerdictError, Patience
-from burnish.rewards.judging.limits import Bounds, Gate
+from burnish.rewards.judging.client import ChatClient, NoVerdictError, RetryPatience
+from burnish.rewards.judging.limits import Bounds, RateLimiter
 from burnish.rewards.judging.options import JudgeOptions
 from burnish.rewards.judging.tally import Tally
 from burnish.types import RewardStatus
@@ -185,9 +185,9 @@ def test_a_verdict_that_drips_ends_with_its_time(raw: Any, make_scorer: Any, mak
     (scored,) = scorer.score(make_items(["a"]))
     assert (scored.reward, scored.status) == (None, RewardStatus.TIMEOUT)
     assert "no answer within timeout_seconds" in scored.status_detail
-    client = ChatClient(JudgeOptions(url="http://127.0.0.1:9/v1", model="m"), Gate(Bounds(1)), Tally())
+    client = ChatClient(JudgeOptions(url="http://127.0.0.1:9/v1", model="m"), RateLimiter(Bounds(1)), Tally())
     with pytest.raises(NoVerdictError, match="no answer within timeout_seconds"):
-        asyncio.run(client.reply(({"role": "user", "content": "a"},), Patience(-0.5)))
+        asyncio.run(client.reply(({"role": "user", "content": "a"},), RetryPatience(-0.5)))
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 import pytest
 
 from burnish.rewards.judging.verdicts import (
+    AnswerForm,
     Scale,
     UnreadableVerdictError,
-    Wanted,
     better_wanted,
     listed_scores_wanted,
     named_scores_wanted,
@@ -21,7 +21,7 @@ TEN = Scale(1.0, 10.0)
 WORDS = Scale.of({"CORRECT": 1, "PARTLY": 0.4, "WRONG": 0})
 
 
-def read(wanted: Wanted[T], reply: str) -> T | None:
+def read(wanted: AnswerForm[T], reply: str) -> T | None:
     """The verdict; None where there is none to be read."""
     try:
         return wanted.read(reply)

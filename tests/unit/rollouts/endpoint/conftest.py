@@ -18,7 +18,7 @@ from burnish.rollouts.endpoint.desk import Desk
 from burnish.rollouts.endpoint.requests import Terms
 from burnish.rollouts.endpoint.server import ServerThread, Service
 from burnish.rollouts.endpoint.speech import Speech
-from burnish.rollouts.endpoint.standing import Standing, StandingLoop
+from burnish.rollouts.endpoint.standing import ServedModel, StandingLoop
 from burnish.rollouts.endpoint.trajectory import Room
 from burnish.rollouts.engine import Sampling
 from burnish.tools.parsers.tagged import Hermes
@@ -133,7 +133,7 @@ def serving(speech: Speech, script: Script) -> Iterator[Callable[..., StandingLo
     def start(
         *, room: Room = ROOM, record: Any = None, sampling: Sampling = SAMPLING, engine: Any = None, **terms: Any
     ) -> StandingLoop:
-        standing = Standing(engine or script, speech, Terms(sampling, MODEL, room.context, **terms), room)
+        standing = ServedModel(engine or script, speech, Terms(sampling, MODEL, room.context, **terms), room)
         loop = StandingLoop(standing, None if record is None else record.append)
         started.append((loop, threading.Thread(target=run, args=[loop], daemon=True)))
         started[-1][1].start()

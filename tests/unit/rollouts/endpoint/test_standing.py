@@ -14,7 +14,7 @@ from watching import wait_for
 from burnish.outside.listening import RefusedError
 from burnish.rollouts.endpoint.desk import Order
 from burnish.rollouts.endpoint.requests import RewardCall, Terms, read_chat
-from burnish.rollouts.endpoint.standing import Standing, StandingLoop
+from burnish.rollouts.endpoint.standing import ServedModel, StandingLoop
 from burnish.rollouts.engine import StoppableEngine
 from burnish.types import Begun
 
@@ -96,7 +96,7 @@ def test_a_turn_that_takes_longer_than_the_wait_ends_no_trajectory(
 
     script.say = slowly
     terms = Terms(SAMPLING, MODEL, ROOM.context)
-    loop = StandingLoop(Standing(script, speech, terms, ROOM, idle_seconds=400.0), lines.append)
+    loop = StandingLoop(ServedModel(script, speech, terms, ROOM, idle_seconds=400.0), lines.append)
     first, second, again = (Order(name, read_chat(_hello(), terms)) for name in ("a", "b", "a"))
     loop._serve([first])
     loop._serve([second])  # 500 s, within which "a" asks again
@@ -110,7 +110,7 @@ def test_a_turn_that_takes_longer_than_the_wait_ends_no_trajectory(
 def test_idle_trajectories_end_and_too_many_are_refused(speech: Any, script: Any) -> None:
     lines: list[str] = []
     terms = Terms(SAMPLING, MODEL, ROOM.context)
-    loop = StandingLoop(Standing(script, speech, terms, ROOM, idle_seconds=0.0, open=1), lines.append)
+    loop = StandingLoop(ServedModel(script, speech, terms, ROOM, idle_seconds=0.0, open=1), lines.append)
     first, second = (Order(name, read_chat(_hello(), terms)) for name in "ab")
     loop._serve([first, second])
     assert first.answer.result(timeout=0) is not None

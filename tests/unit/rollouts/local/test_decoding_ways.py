@@ -12,7 +12,7 @@ import torch
 from burnish.errors import RolloutError
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.quantized_layers import quantize
-from burnish.forward.race import RaceResult, Way
+from burnish.forward.race import Contender, RaceResult
 from burnish.forward.verdicts import VerdictCache
 from burnish.machine import processor
 from burnish.rollouts.engine import Sampling
@@ -30,7 +30,7 @@ compiler = pytest.mark.compiler
 def paths_with(fastest: Sequence[str], recorded: dict[str, str] | None = None) -> FastPaths:
     """Names in the order of their speed; what is not named is slower still."""
 
-    def run_race(ways: Sequence[Way]) -> RaceResult:
+    def run_race(ways: Sequence[Contender]) -> RaceResult:
         seconds = {way.name: 1.0 + ([*fastest, way.name].index(way.name)) for way in ways}
         return RaceResult(min(seconds, key=seconds.__getitem__), seconds)
 

@@ -14,7 +14,7 @@ import torch
 from burnish.errors import RolloutError
 from burnish.forward.attention import set_packed_attention
 from burnish.forward.fast_paths import FastPaths
-from burnish.forward.race import RaceResult, Way
+from burnish.forward.race import Contender, RaceResult
 from burnish.forward.verdicts import VerdictCache
 from burnish.machine import processor
 from burnish.rollouts.engine import Sampling, keeping
@@ -325,7 +325,7 @@ def test_the_calls_before_change_no_bit(make: Any, llama: Any, attention: Any) -
 
 
 def raced(fastest: str, raced_ways: list[str]) -> FastPaths:
-    def run_race(ways: Sequence[Way]) -> RaceResult:
+    def run_race(ways: Sequence[Contender]) -> RaceResult:
         raced_ways.extend(way.name for way in ways)
         seconds = {way.name: 1.0 + (not way.name.startswith(fastest)) for way in ways}
         return RaceResult(min(seconds, key=seconds.__getitem__), seconds)

@@ -27,7 +27,7 @@ from burnish.rollouts.engine import Sampling
 from burnish.rollouts.stop import StopConditions
 from burnish.rollouts.vllm import process as vllm_process
 from burnish.rollouts.vllm.engine import VllmEngine, sampling_parameters
-from burnish.rollouts.vllm.process import SCRIPT, WorkerProcess, has_vllm, worker_environment
+from burnish.rollouts.vllm.process import SCRIPT, EngineProcess, has_vllm, worker_environment
 from burnish.types import FinishReason, RolloutRequest
 
 FAKE = Path(__file__).with_name("fake_worker.py")
@@ -402,7 +402,7 @@ def test_the_real_worker_says_when_there_is_no_vllm(make: Make) -> None:
 
 
 def test_the_real_worker_leaves_when_its_engine_does(tmp_path: Path) -> None:
-    worker = WorkerProcess(sys.executable, tmp_path / "log")
+    worker = EngineProcess(sys.executable, tmp_path / "log")
     worker._socket.close()
     assert worker._process.status(20.0) == 0
     worker.kill()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from burnish.trainers.rl.replay import Replayed, Standing
+from burnish.trainers.rl.replay import Replayed, ReplayedResponse
 from burnish.trainers.rl.replay_result import differ, most_changed, summary_of
 
 Side = tuple[float | None, float | None]
@@ -12,7 +12,7 @@ Side = tuple[float | None, float | None]
 
 
 def row(sample: int, before: Side, after: Side, group: int = 0) -> Replayed:
-    old, new = (Standing(score, {}, "ok", advantage) for score, advantage in (before, after))
+    old, new = (ReplayedResponse(score, {}, "ok", advantage) for score, advantage in (before, after))
     return Replayed(1, f"p{group}", "default", group, sample, "r", old, new)
 
 
