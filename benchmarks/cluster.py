@@ -87,11 +87,11 @@ def updates(folder: Path) -> list[dict[str, Any]]:
 
 def pushes(folder: Path) -> list[dict[str, Any]]:
     """Seconds until two other processes sample with new weights."""
-    from burnish.distributed.handover import SharedWeights
     from burnish.distributed.processes import RoleProcess
+    from burnish.distributed.weight_transfer import SharedWeights
     from burnish.models.loading import load_model
     from burnish.models.weights import Weights
-    from burnish.trainers.rl.elsewhere import engine_role
+    from burnish.trainers.rl.setup.remote_roles import engine_role
 
     config = load(folder, "big", "push", 1, BIG, {"threads": 1})
     loaded = load_model(config.model)

@@ -30,11 +30,11 @@ sys.path.append(str(Path(__file__).parent / "peers"))
 from report import publish
 
 import conversation_steps
+from burnish.agents.conversation import Answer, Closed, ConversingEngine, Event, Opened, Talk
 from burnish.models.weights import Weights
-from burnish.rollouts.conversation import Answer, Closed, ConversingEngine, Event, Opened, Talk
 from burnish.rollouts.engine import KeepingEngine, OnFinished, Sampling
 from burnish.rollouts.local.engine import LocalEngine
-from burnish.rollouts.local.kept import KEEP_BYTES
+from burnish.rollouts.local.reusable_rows import KEEP_BYTES
 from burnish.types import FinishReason, Message, Metric, Prompt, Rollout, RolloutRequest
 
 VOCABULARY, PAD = 512, 0

@@ -25,11 +25,11 @@ from run_burnish import TOOL, build_config
 from turn_models import write_turn_model
 from workloads import WORKLOADS
 
-from burnish.machine.collecting import uncollected
+from burnish.machine.garbage import uncollected
 from burnish.rollouts.engine import OnFinished
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
 from burnish.types import Rollout
 
 WORKLOAD = WORKLOADS["W8"]

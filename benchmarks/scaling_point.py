@@ -35,7 +35,7 @@ from workloads import MODELS, ModelShape, Workload
 
 from burnish.config.schema import RlConfig
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
 
 PHASES = ("generate", "logprobs", "update", "step")
 HEAD_SIZE = 32

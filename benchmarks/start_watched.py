@@ -41,12 +41,12 @@ PHASES = {
     "burnish.models.reference": {"FrozenReference.copy_of": "reference"},
     "burnish.models.policy": {"LocalPolicy.__init__": "policy"},
     "burnish.rewards.scorer": {"ProcessRewardScorer.__init__": "rewards"},
-    "burnish.rollouts.local.decoding_ways": {
+    "burnish.rollouts.local.kernel_trial": {
         "decodes_alike": "trial: decoder",
         "_layout": "choice: products",
         "choose_decoder": "choice: decoder",
     },
-    "burnish.forward.float32": {"_faster_precision": "choice: float32 products"},
+    "burnish.forward.matmul_choice": {"_faster_precision": "choice: float32 products"},
     "burnish.rollouts.local.engine": {"DecodingLoop._admit": "prompts read", "DecodingLoop._taken_decoder": "decoder"},
     "burnish.rollouts.local.rows": {"RowsInProgress.advance": "first token"},
 }

@@ -48,7 +48,7 @@ LOOP, STEP = "run_loop", "RlRun.train_step"
 ROOMS = ("trainers", "forward", "models")
 FORMULAS = "algorithms"
 DATA = ("Batch", "HostRows", "ResponsePositions", "Signals")
-NOT_ON_PATH = ("trainers/telemetry", "trainers/workplace.py")
+NOT_ON_PATH = ("trainers/telemetry", "trainers/run_folder.py")
 
 
 Place = tuple[str, str]
@@ -155,7 +155,7 @@ def walk_one_step(folder: Path, *, plain: bool) -> Walk:
     from burnish.config.loading import load_run_data
     from burnish.trainers.interrupt import StopRequest
     from burnish.trainers.outer_loop import run_loop
-    from burnish.trainers.rl.setup import open_rl_run
+    from burnish.trainers.rl.setup.parts import open_rl_run
 
     walk = Walk()
     config = load_run_data(run_file(folder, plain=plain)).config

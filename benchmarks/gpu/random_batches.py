@@ -17,7 +17,7 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Objective
 from burnish.trainers.rl.objective import LikelihoodObjective
-from burnish.trainers.rl.objective_setup import objectives, resolve_algorithm
+from burnish.trainers.rl.setup.objective import objectives, resolve_algorithm
 
 
 def open_policy(

@@ -21,7 +21,7 @@ from burnish.rollouts.local.rows import SampledRow
 from burnish.trainers.outer_loop import save
 from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 REWARD = Path(__file__).parent / "reward.py"

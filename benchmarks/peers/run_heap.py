@@ -10,7 +10,7 @@ from memory import Watcher
 from rich.console import Console
 
 from burnish.trainers.outer_loop import save
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
 
 
 class Mallinfo(ctypes.Structure):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from burnish.forward.float32 import AS_ACCURATE, rms_error
-from burnish.forward.precision import matmul_precision
+from burnish.forward.matmul_choice import AS_ACCURATE, rms_error
+from burnish.machine.matmul_precision import matmul_precision
 
 KINDS: dict[str, tuple[str, torch.dtype]] = {
     "float32": ("highest", torch.float32),

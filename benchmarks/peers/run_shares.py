@@ -21,7 +21,7 @@ from burnish.kernels.attention import AttentionKernels
 from burnish.kernels.decoding import DecodeKernels
 from burnish.kernels.products import ProductKernels
 from burnish.kernels.training import TrainKernels
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 KINDS = (

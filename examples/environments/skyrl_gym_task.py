@@ -13,7 +13,7 @@ from typing import Any
 
 import skyrl_gym
 
-from burnish.environments.protocol import Step
+from burnish.agents.environments.protocol import Step
 
 
 class Task:

@@ -10,7 +10,7 @@ from typing import Any
 
 import textarena
 
-from burnish.environments.protocol import Step
+from burnish.agents.environments.protocol import Step
 
 PLAYER = 0
 

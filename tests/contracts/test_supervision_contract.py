@@ -84,8 +84,8 @@ pool.begin([Task(0, (0,), ({{"response": "x"}},))])
 close = pool.close
 """
 CONVERSATION = """
-from burnish.environments.host import ConversationHost
-from burnish.environments.warm_parent import Wanted
+from burnish.agents.environments.host import ConversationHost
+from burnish.agents.environments.warm_parent import Wanted
 host = ConversationHost(Wanted(tools=["user.py:work"]))
 held = host.lease()
 held.send({"do": "call", "name": "work", "arguments": {}, "limit": 1000, "seed": 0})

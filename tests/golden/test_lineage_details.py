@@ -21,8 +21,8 @@ from burnish.models.optimizers import OptimizerSettings, WeightOptimizer
 from burnish.models.roles import Denominators
 from burnish.trainers.rl.batching import BatchRewards
 from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
-from burnish.trainers.rl.critic_setup import build_value_objective, critic_settings
-from burnish.trainers.rl.setup import build_kl
+from burnish.trainers.rl.setup.critic import build_value_objective, critic_settings
+from burnish.trainers.rl.setup.parts import build_kl
 
 SCORES = (0.43, -0.77)
 KL = ((0.5, -0.2, 0.3), (0.1, 0.0, -0.4))

@@ -18,7 +18,7 @@ from burnish.forward.scoring import ResponseScorer
 from burnish.machine.processor import TIMING
 from burnish.models.loading import prepare_for_training
 from burnish.rollouts.engine import Sampling
-from burnish.rollouts.local import static_decoder, static_ways
+from burnish.rollouts.local import static_decoder, static_trial
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.local.static_steps import StaticSteps
 from burnish.types import Rollout, RolloutRequest
@@ -282,7 +282,7 @@ def test_a_text_has_the_numbers_that_it_has_alone(name: str) -> None:
 @pytest.mark.parametrize("name", ["opt", "gemma2", "llama4", "gpt_oss", "deepseek_v3", "qwen3_moe"])
 def test_so_it_has_in_steps_of_fixed_shapes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, without CUDA graphs."""
-    monkeypatch.setattr(static_ways, "_DEVICES", ("cpu",))
+    monkeypatch.setattr(static_trial, "_DEVICES", ("cpu",))
     monkeypatch.setattr(static_decoder, "CudaGraphs", lambda device: None)
     monkeypatch.setenv(TIMING, "off")
     model = build(*ZOO[name])

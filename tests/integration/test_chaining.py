@@ -22,7 +22,7 @@ from burnish.errors import CheckpointError
 from burnish.trainers.chaining import pinned
 from burnish.trainers.reward_model.loop import train_reward_model
 from burnish.trainers.rl.run import train_rl
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
 from burnish.trainers.sft import train_sft
 
 QUIET = Console(quiet=True)

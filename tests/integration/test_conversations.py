@@ -41,7 +41,7 @@ TEMPLATE = """
 PARTNERS = '''
 import os
 
-from burnish.tools.calls import MalformedCall, Parsed, ToolCall
+from burnish.agents.tools.calls import MalformedCall, Parsed, ToolCall
 
 
 def brief(response: str) -> float:

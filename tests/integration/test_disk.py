@@ -23,7 +23,7 @@ from burnish.config.schema import RlConfig, RunConfig
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError, DivergenceError
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.outer_loop import run_loop
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
 
 ReadTrace = Callable[[Path], Any]
 Build = Callable[..., RlConfig]

@@ -15,7 +15,7 @@ from runs import ctrl_c_in_step, rows_of
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.rl.preflight import preview
+from burnish.trainers.rl.setup.preflight import preview
 
 
 @pytest.fixture

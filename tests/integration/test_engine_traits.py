@@ -14,12 +14,12 @@ from burnish.errors import ConfigError
 from burnish.planning.machines import Machine
 from burnish.planning.memory import PHASES
 from burnish.planning.model_facts import read_model_facts
+from burnish.planning.processes import seats_of
 from burnish.planning.rl import plan_rl
-from burnish.planning.room import refuse_impossible, seat_warnings
-from burnish.planning.seats import seats_of
+from burnish.planning.shortages import refuse_impossible, seat_warnings
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.rl.objective_setup import resolve_algorithm
-from burnish.trainers.rl.preflight import check_settings
+from burnish.trainers.rl.setup.objective import resolve_algorithm
+from burnish.trainers.rl.setup.preflight import check_settings
 
 ENGINE = """
 import copy

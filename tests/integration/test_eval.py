@@ -16,7 +16,7 @@ from burnish.checkpointing.run import dump_config
 from burnish.cli import main
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, RmConfig, SftConfig
-from burnish.forward import float32
+from burnish.forward import matmul_choice
 from burnish.models.reward_model import RewardModel
 from burnish.trainers import held_out
 from burnish.trainers.reward_model.loop import train_reward_model
@@ -188,10 +188,10 @@ def test_float32_products_are_those_of_training(
 
         return noted
 
-    monkeypatch.setattr(float32, "WIDTH", 1)
-    monkeypatch.setattr(float32, "NARROW_WIDTH", 1)
-    monkeypatch.setattr(float32, "_faster_precision", lambda model, paths: "medium")
-    monkeypatch.setattr(float32, "matmul_precision", precision)
+    monkeypatch.setattr(matmul_choice, "WIDTH", 1)
+    monkeypatch.setattr(matmul_choice, "NARROW_WIDTH", 1)
+    monkeypatch.setattr(matmul_choice, "_faster_precision", lambda model, paths: "medium")
+    monkeypatch.setattr(matmul_choice, "matmul_precision", precision)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(Evaluator, "evaluate", noting(Evaluator.evaluate))
     monkeypatch.setattr(held_out, "held_out_loss", noting(held_out.held_out_loss))

@@ -19,8 +19,8 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.race import Contender, RaceResult
 from burnish.forward.verdicts import VerdictCache
 from burnish.trainers.rl.run import evaluate_run, train_rl
+from burnish.trainers.run_folder import PATHS_FILE
 from burnish.trainers.sft import train_sft
-from burnish.trainers.workplace import PATHS_FILE
 
 Fastest = Callable[[int], None]
 
@@ -34,7 +34,7 @@ def fastest(monkeypatch: pytest.MonkeyPatch) -> Fastest:
             return RaceResult(ways[place].name, {way.name: 1.0 if way is ways[place] else 2.0 for way in ways})
 
         chooses = partial(FastPaths, cache=VerdictCache(None), timed=True, run_race=run_race)
-        monkeypatch.setattr("burnish.trainers.workplace.FastPaths", chooses)
+        monkeypatch.setattr("burnish.trainers.run_folder.FastPaths", chooses)
 
     return win
 

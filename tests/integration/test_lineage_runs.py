@@ -12,7 +12,7 @@ from rich.console import Console
 
 from burnish.config.domains import ALL
 from burnish.config.schema import RlConfig
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
 
 QUIET = Console(quiet=True)
 COUNT = "def count(response_tokens: list) -> float:\n    return float(len(response_tokens))\n"

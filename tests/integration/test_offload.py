@@ -24,7 +24,7 @@ from burnish.models.reward_model import Readout, new_reward_model
 from burnish.planning.machines import Machine
 from burnish.planning.memory import bytes_in
 from burnish.planning.model_facts import read_model_facts
-from burnish.planning.seats import seats_of
+from burnish.planning.processes import seats_of
 from burnish.trainers.cluster import train_rl
 from burnish.trainers.sft import train_sft
 
@@ -167,7 +167,7 @@ import json, sys
 from pathlib import Path
 from rich.console import Console
 from burnish.config.loading import load_run_file
-from burnish.forward.allocator import return_freed_memory
+from burnish.machine.allocator import return_freed_memory
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.trainers.cluster import train_rl
 

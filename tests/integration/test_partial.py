@@ -16,7 +16,7 @@ from runs import ctrl_c_in_step, rows_of
 from burnish.config.schema import RlConfig
 from burnish.models.weights import Weights
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.rl.supply_aside import SupplyPartial
+from burnish.trainers.rl.supply.threaded import SupplyPartial
 
 STEPS = 5
 ENGINE = """

@@ -15,7 +15,7 @@ from watching import children
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RunConfig
-from burnish.planning.seats import seats_of
+from burnish.planning.processes import seats_of
 from burnish.trainers.placement import model_facts, this_machine
 
 PPO = {"algorithm": {"preset": "ppo", "kl_in": "reward", "kl_coef": 0.05}, "critic": {"kind": "separate"}}

@@ -20,7 +20,7 @@ from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.outer_loop import run_loop
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.run import train_rl
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
 
 QUIET = Console(quiet=True)
 KINDS = ("separate", "shared")

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from burnish.config.loading import load_run_data
 from burnish.trainers.reward_model.loop import open_rm_run
-from burnish.trainers.rl.preflight import preview
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
+from burnish.trainers.rl.setup.preflight import preview
 from burnish.trainers.sft import open_sft_run
 
 OWN: dict[str, dict[str, Any]] = {

@@ -355,7 +355,7 @@ def test_autocast_of_the_caller_changes_nothing(
     fields: dict[str, Any], trace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels that got bfloat16 from PyTorch's products in place of float32 would write beyond their tensors."""
-    monkeypatch.setattr("burnish.rollouts.local.decoding_ways._layout", lambda *given: "ordinary")
+    monkeypatch.setattr("burnish.rollouts.local.kernel_trial._layout", lambda *given: "ordinary")
     burnish.train(fields, output=str(tmp_path / "plain"), quiet=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         run = burnish.train(fields, output=str(tmp_path / "cast"), quiet=True)

@@ -31,8 +31,8 @@ from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Critic
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.collection import Collected
-from burnish.trainers.rl.critic_setup import critic_settings
 from burnish.trainers.rl.loop import RlRun, steer_kl
+from burnish.trainers.rl.setup.critic import critic_settings
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Rollout, Turn
 

@@ -24,9 +24,9 @@ from burnish.observability.metrics import MetricStore
 from burnish.rollouts.engine import OnFinished, Sampling
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.outer_loop import restore, run_loop
-from burnish.trainers.rl.elsewhere import engine_role, trained_roles
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
+from burnish.trainers.rl.setup.remote_roles import engine_role, trained_roles
 from burnish.trainers.telemetry.journal import Journal
 from burnish.types import Metric, Rollout, RolloutRequest
 

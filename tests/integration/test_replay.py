@@ -16,8 +16,8 @@ from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError, DataError
 from burnish.observability.recorder import read_rollouts
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.rl.replay import Replayed, open_replay
-from burnish.trainers.rl.replay_result import differ, summary_of
+from burnish.trainers.replay import Replayed, open_replay
+from burnish.trainers.replay_result import differ, summary_of
 
 QUIET = Console(quiet=True)
 RUNS: dict[str, dict[str, Any]] = {

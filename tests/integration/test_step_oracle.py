@@ -26,7 +26,7 @@ from burnish.forward.batch import Batch
 from burnish.trainers.rl.batching import epoch_rows
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
 from burnish.types import FinishReason, Metric, Prompt, RewardStatus, Rollout, RolloutGroup
 
 TEMPERATURE, MAX_TOKENS, RATE, EPS, BETAS, MAX_NORM = 0.8, 6, 2e-2, 1e-3, (0.9, 0.99), 0.5

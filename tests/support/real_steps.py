@@ -14,10 +14,10 @@ from rich.console import Console
 from burnish.config.loading import load_run_data
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.trainers.rl.collection import Collected
-from burnish.trainers.rl.critic_setup import build_value_objective
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.objective_setup import build_objective, resolve_algorithm
-from burnish.trainers.rl.setup import build_kl, open_rl_run
+from burnish.trainers.rl.setup.critic import build_value_objective
+from burnish.trainers.rl.setup.objective import build_objective, resolve_algorithm
+from burnish.trainers.rl.setup.parts import build_kl, open_rl_run
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 
 

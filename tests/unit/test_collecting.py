@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from burnish.machine.collecting import uncollected
+from burnish.machine.garbage import uncollected
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,14 @@ MAX_FILES_WITH_KINDS = 10
 FILES_OF_KINDS = (
     *("config/schema_r?.py", "config/checks_*.py", "config/domains.py", "data/prompts.py", "data/preferences.py"),
     *("planning/r*_processes.py", "planning/rl.py", "planning/sft.py", "planning/rm.py", "simulation/*.py"),
-    *("trainers/rl/*.py", "trainers/sft.py", "trainers/reward_model/*.py", "api/conversing.py"),
+    *(
+        "trainers/rl/*.py",
+        "trainers/rl/*/*.py",
+        "trainers/replay*.py",
+        "trainers/sft.py",
+        "trainers/reward_model/*.py",
+        "api/conversing.py",
+    ),
     *("cli/training.py", "cli/check.py", "cli/replay.py", "cli/simulated_plan.py", "cli/speakers.py"),
 )
 """A kind's own: its settings, plan, data, training, and commands that only its runs have."""
@@ -41,7 +48,7 @@ OTHER_MEANING = {
     ("rewards/builtins/command.py", "seconds"),
 }
 ENGINE_FOLDERS = ("burnish.rollouts.local", "burnish.rollouts.vllm")
-NAMESAKES = {"distributed/ray_workers.py", "doctor/examination.py"}
+NAMESAKES = {"distributed/ray_workers.py", "cli/doctor/examination.py"}
 """An address of Ray's is called `local`, and a package `vllm`."""
 
 STARTS_PROCESSES = {
@@ -57,7 +64,7 @@ _STARTING = {
 PACKS_LENGTHS = {
     "outside/frames.py",
     "rollouts/vllm/worker.py",  # as above
-    "distributed/handover.py",  # counters of fixed size, in front of no message: here and in the next two
+    "distributed/weight_transfer.py",  # counters of fixed size, in front of no message: here and in the next two
     "distributed/network.py",
     "distributed/pulse.py",
     "sandbox/seccomp.py",  # instructions of a filter
@@ -66,7 +73,7 @@ PACKS_LENGTHS = {
     "planning/model_facts.py",
     "data/preferences.py",  # digests as numbers: here and in the next three
     "rollouts/noise.py",
-    "rollouts/partner.py",
+    "agents/partner.py",
     "trainers/rl/batching.py",
 }
 """Files that turn numbers into bytes, or back. One of them alone packs messages between processes."""

@@ -11,12 +11,12 @@ from unittest.mock import Mock
 import pytest
 from watching import wait_for
 
+from burnish.agents.endpoint.request_queue import Desk
+from burnish.agents.endpoint.requests import Terms
+from burnish.agents.endpoint.server import Service as ModelService
+from burnish.agents.endpoint.server import application as models
 from burnish.errors import ConfigError
 from burnish.outside.listening import UVICORN, listening, url_of
-from burnish.rollouts.endpoint.desk import Desk
-from burnish.rollouts.endpoint.requests import Terms
-from burnish.rollouts.endpoint.server import Service as ModelService
-from burnish.rollouts.endpoint.server import application as models
 from burnish.rollouts.engine import Sampling
 from burnish.sandbox.job import Limits
 from burnish.sandbox.server import SandboxService as ProgramService

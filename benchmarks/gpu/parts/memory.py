@@ -13,7 +13,7 @@ from shapes import weights_made_on
 from burnish.config.loading import load_run_data
 from burnish.planning.memory import Phase, bytes_in, estimate_memory
 from burnish.trainers.placement import model_facts
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
 from parts.steps import run_data
 
 PLANNED: dict[str, tuple[Phase, ...]] = {

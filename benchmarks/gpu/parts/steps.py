@@ -25,7 +25,7 @@ from burnish.config.loading import load_run_data
 from burnish.models.accumulation import count_denominators
 from burnish.models.policy import LocalPolicy
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
 
 REWARD = f"{ROOT / 'benchmarks' / 'peers' / 'reward.py'}:score"
 TRL = "TRL's own table, 1.7 B: 6.8 % padded, 9.0 % padding-free"

@@ -12,7 +12,7 @@ from rows import Figures, Place, Row, Settings, Skipped
 from shapes import weights_made_on
 
 from burnish.config.loading import load_run_data
-from burnish.trainers.rl.setup import open_rl_run
+from burnish.trainers.rl.setup.parts import open_rl_run
 from parts.steps import run_data
 
 AWAKE = {"share": 0.4, "changes": {}}

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from burnish.agents.conversation import ConversingEngine, Talk
+from burnish.agents.partner import ToolsAndEnvironment
 from burnish.config.domains import DomainSettings, Split, domain_settings, sources_of
 from burnish.config.schema import RlConfig
 from burnish.data.chat import encode_bare, encode_prompt, text_of_tokens
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.models.weights import Weights
-from burnish.rollouts.conversation import ConversingEngine, Talk
 from burnish.rollouts.engine import OnFinished, Requests, RolloutEngine, Sampling
-from burnish.rollouts.partner import ToolsAndEnvironment
-from burnish.trainers.rl.conversations import open_partner, talk_with
-from burnish.trainers.rl.domains import build_sampling
-from burnish.trainers.rl.feeds import load_prompt_set, with_template
+from burnish.trainers.rl.setup.conversations import open_partner, talk_with
+from burnish.trainers.rl.setup.domains import build_sampling
+from burnish.trainers.rl.setup.feeds import load_prompt_set, with_template
 from burnish.types import FinishReason, Message, Metric, Prompt, Rollout, RolloutRequest
 
 if TYPE_CHECKING:

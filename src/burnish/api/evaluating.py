@@ -17,7 +17,7 @@ from burnish.checkpointing.chaining import find_checkpoint
 from burnish.config.kinds import USUAL, find_kind, load
 from burnish.config.schema import RunConfig
 from burnish.errors import ConfigError
-from burnish.machine.collecting import uncollected
+from burnish.machine.garbage import uncollected
 from burnish.models.loading_bars import without_loading_bars
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _refuse_what_domains_own(
 def measured(config: RunConfig, console: Console, weights: Path | None) -> EvalReport:
     """The measurements of this kind of run, on its model or on saved weights."""
     with uncollected():
-        from burnish.forward.precision import without_autocast
+        from burnish.machine.matmul_precision import without_autocast
 
         evaluate_kind = load(find_kind(config.kind).evaluate)
     with without_autocast():

@@ -196,7 +196,7 @@ def _time_of(
     assumed: Assumed,
 ) -> RunTime | None:
     """The time of the run; None if the speed of the machine is unknown."""
-    from burnish.planning.seats import runs_on_gpu, sharding_of
+    from burnish.planning.processes import runs_on_gpu, sharding_of
     from burnish.planning.timing import assumed_lengths, times_of
 
     if machine.speed is None or (machine.gpu_bytes and not runs_on_gpu(config, machine)):

@@ -124,7 +124,7 @@ class Policy:
         """
         from burnish.data.chat import encode_prompt, text_of_tokens
         from burnish.data.template import ChatFormat
-        from burnish.forward.precision import without_autocast
+        from burnish.machine.matmul_precision import without_autocast
         from burnish.rollouts.engine import Sampling
 
         asked, stops = _prompt(prompt), (stop,) if isinstance(stop, str) else stop
@@ -161,7 +161,7 @@ class Policy:
         are ended with this context. Raises ConfigError for a run that holds no conversations, and what a run would
         refuse."""
         from burnish.api.conversing import conversing
-        from burnish.forward.precision import without_autocast
+        from burnish.machine.matmul_precision import without_autocast
 
         loaded = self.loaded()
 

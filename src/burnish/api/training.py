@@ -20,7 +20,7 @@ from burnish.checkpointing.store import CheckpointStore
 from burnish.config.kinds import Kind, find_kind, load
 from burnish.config.loading import LoadedConfig
 from burnish.errors import ConfigError, DifferentRunError
-from burnish.machine.collecting import uncollected
+from burnish.machine.garbage import uncollected
 from burnish.models.loading_bars import without_loading_bars
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool, la
 
 
 def _run_trainer(loaded: LoadedConfig, console: Console, stop: StopRequest, *, accept_changes: bool) -> None:
-    from burnish.forward.precision import without_autocast
+    from burnish.machine.matmul_precision import without_autocast
 
     def call() -> None:
         with without_autocast():

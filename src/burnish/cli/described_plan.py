@@ -17,7 +17,7 @@ from burnish.types import Json
 
 if TYPE_CHECKING:
     from burnish.planning.machines import Machine
-    from burnish.planning.room import Shortage
+    from burnish.planning.shortages import Shortage
     from burnish.planning.timing import RunTime
 
 FORMAT = 1

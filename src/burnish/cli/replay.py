@@ -15,8 +15,8 @@ from burnish.cli.arguments import Overrides
 from burnish.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from burnish.trainers.rl.replay import Replayed
-    from burnish.trainers.rl.replay_result import ReplaySummary
+    from burnish.trainers.replay import Replayed
+    from burnish.trainers.replay_result import ReplaySummary
 
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run of `rl`.", show_default=False)]
 Steps = Annotated[list[int] | None, typer.Option("--step", help="Recorded step; may be repeated (default: the last).")]
@@ -46,8 +46,8 @@ def replay(
     from burnish.cli.silence import silence_transformers
     from burnish.config.schema import RlConfig
     from burnish.observability.console import say
-    from burnish.trainers.rl.replay import open_replay
-    from burnish.trainers.rl.replay_result import most_changed, summary_of, write_replay
+    from burnish.trainers.replay import open_replay
+    from burnish.trainers.replay_result import most_changed, summary_of, write_replay
 
     console, folder = Console(), Path(run)
     config = run_config(folder, overrides or []).config

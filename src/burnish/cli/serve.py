@@ -16,9 +16,9 @@ from burnish.errors import ConfigError, RolloutError
 if TYPE_CHECKING:
     from types import FrameType
 
+    from burnish.agents.endpoint.requests import Others
+    from burnish.agents.endpoint.serving import ServedModel
     from burnish.api.policy import Policy
-    from burnish.rollouts.endpoint.requests import Others
-    from burnish.rollouts.endpoint.standing import ServedModel
     from burnish.rollouts.engine import Sampling
 
 _MOST_TURNS = 1_000
@@ -67,10 +67,10 @@ def serve(
     burnish serve Qwen/Qwen2.5-0.5B-Instruct --record rollouts.jsonl
     """
 
+    from burnish.agents.endpoint.server import ServerThread, Service, check_address
+    from burnish.agents.endpoint.serving import StandingLoop
     from burnish.cli.speakers import policy_named
     from burnish.outside.listening import listening
-    from burnish.rollouts.endpoint.server import ServerThread, Service, check_address
-    from burnish.rollouts.endpoint.standing import StandingLoop
     from burnish.rollouts.engine import Sampling
 
     key = secret_in(key_variable)
@@ -105,9 +105,9 @@ def _standing(
 ) -> ServedModel:
     """Load the policy, ready to answer. ModelError or RolloutError if it cannot be sampled from, or has no such
     context. others: whether clients choose sampling settings."""
-    from burnish.rollouts.endpoint.speech import Speech
-    from burnish.rollouts.endpoint.standing import ServedModel
-    from burnish.rollouts.endpoint.trajectory import Room
+    from burnish.agents.endpoint.chat_tokens import Speech
+    from burnish.agents.endpoint.serving import ServedModel
+    from burnish.agents.endpoint.trajectory import Room
     from burnish.rollouts.registry import engine_of
 
     loaded = policy.loaded()

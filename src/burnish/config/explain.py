@@ -16,7 +16,7 @@ from burnish.config.schema_run import RunConfig
 from burnish.config.section import Section
 from burnish.words import did_you_mean, nearest
 
-WORDS_OF_OTHERS = Path(__file__).with_name("elsewhere.yaml")
+WORDS_OF_OTHERS = Path(__file__).with_name("foreign_fields.yaml")
 """The settings that correspond to fields of TRL, verl, OpenRLHF and similar systems."""
 _NOWHERE = object()
 

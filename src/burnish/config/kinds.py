@@ -42,7 +42,7 @@ class Kind:
     """Class of its memory items by role, a `burnish.planning.memory.RoleMemory`."""
     time: Place
     """Class of the times of its phases, a `burnish.planning.timing.StepTimes`."""
-    processes: Place = "burnish.planning.seats:Processes"
+    processes: Place = "burnish.planning.processes:Processes"
     """Class of its processes and what each holds."""
     preview: Place
     """(configuration, sizes of the model, here) to the size of the data. Refuses what the run would refuse before it
@@ -121,7 +121,7 @@ register(
         memory="burnish.planning.rl_processes:RlTable",
         time="burnish.planning.rl:RlTimes",
         processes="burnish.planning.rl_processes:RlProcesses",
-        preview="burnish.trainers.rl.preflight:preview_rl",
+        preview="burnish.trainers.rl.setup.preflight:preview_rl",
         check="burnish.cli.check:check_gold_answers",
         train="burnish.trainers.cluster:train_rl",
         evaluate="burnish.trainers.rl.run:evaluate_run",

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from burnish.distributed.handover import SealedWeights
 from burnish.distributed.peers import GRACE_SECONDS, Peer, ProcessRole, RoleLostError, ask_all
 from burnish.distributed.server import Named
+from burnish.distributed.weight_transfer import SealedWeights
 from burnish.forward.batch import Batch, TokenScores
 from burnish.models.reward_learner import Comparison, PreferenceObjective
 from burnish.models.reward_model import PromptResponse

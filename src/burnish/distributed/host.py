@@ -21,7 +21,7 @@ from burnish.outside.supervise import end_own_group, start_interpreter
 
 if TYPE_CHECKING:
     from burnish.distributed.channel import Channel
-    from burnish.distributed.handover import Bytes, Gate, SealedWeights, TensorLayout
+    from burnish.distributed.weight_transfer import Bytes, Gate, SealedWeights, TensorLayout
     from burnish.models.weights import Weights
 
 MEETING_SECONDS = 180.0
@@ -87,14 +87,14 @@ class Host:
 
     def receive(self, layout: TensorLayout) -> SealedWeights:
         """See `Gate`."""
-        from burnish.distributed.handover import LentWeights
+        from burnish.distributed.weight_transfer import LentWeights
 
         fetch = self._lent.get(timeout=MEETING_SECONDS)
         return LentWeights(layout, fetch())
 
     def publish(self, weights: Weights) -> TensorLayout:
         """See `Gate`."""
-        from burnish.distributed.handover import sealed
+        from burnish.distributed.weight_transfer import sealed
 
         layout, self._published = sealed(weights)
         return layout

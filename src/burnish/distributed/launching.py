@@ -14,10 +14,10 @@ from typing import Protocol
 import torch
 
 from burnish.config.schema_cluster import TrainersConfig
-from burnish.distributed.handover import SealedWeights, SharedWeights
 from burnish.distributed.peers import START_SECONDS, Peer, ProcessSpec
 from burnish.distributed.processes import RoleProcess
 from burnish.distributed.team import Rendezvous
+from burnish.distributed.weight_transfer import SealedWeights, SharedWeights
 from burnish.models.weights import Weights
 
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from burnish.distributed.channel import Channel, pickled, readable
-from burnish.distributed.handover import SealedWeights
 from burnish.distributed.pulse import SILENT_SECONDS, PulseWatch
 from burnish.distributed.server import STOP, Named
+from burnish.distributed.weight_transfer import SealedWeights
 from burnish.errors import BurnishError
 from burnish.forward.team import PeerFailedError
 from burnish.types import Metric, Rollout, RolloutRequest

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from burnish.distributed.handles import PublishedElsewhere
-from burnish.distributed.handover import SealedWeights, SharedWeights
 from burnish.distributed.peers import END_SECONDS, ProcessRole, RoleLostError, Stop, ask_all
+from burnish.distributed.weight_transfer import SealedWeights, SharedWeights
 from burnish.errors import BurnishError, RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore, total

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from burnish.distributed.channel import Channel
-from burnish.distributed.handover import SealedWeights, SharedWeights, TensorLayout
 from burnish.distributed.peers import END_SECONDS, START_SECONDS, BuildRoles, Peer, ProcessSpec
 from burnish.distributed.pulse import Pulse, PulseWatch
 from burnish.distributed.server import STACKS_SIGNAL
+from burnish.distributed.weight_transfer import SealedWeights, SharedWeights, TensorLayout
 from burnish.errors import BurnishError
 from burnish.outside.frames import pair
 from burnish.outside.plugins import describe_exit

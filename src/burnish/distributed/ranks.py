@@ -26,7 +26,6 @@ import torch
 
 from burnish.config.torchrun import TorchrunRank
 from burnish.distributed.channel import Channel
-from burnish.distributed.handover import SealedWeights, SharedWeights
 from burnish.distributed.launching import Crew, LocalLauncher
 from burnish.distributed.network import TOKEN_BYTES, DistantPulse, address_towards, connect
 from burnish.distributed.nodes import Expected, expected_here, marked, other_words, versions_here, words_here
@@ -36,6 +35,7 @@ from burnish.distributed.pulse import PulseWatch
 from burnish.distributed.rank_store import RankReply, RankStore
 from burnish.distributed.server import buckets
 from burnish.distributed.team import Rendezvous
+from burnish.distributed.weight_transfer import SealedWeights, SharedWeights
 from burnish.errors import ConfigError
 from burnish.models.weights import Weights
 

@@ -34,7 +34,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from torch import Tensor
 
 from burnish.distributed.channel import Channel
-from burnish.distributed.handover import Bytes, SealedWeights, TensorLayout, sealed, unsealed
 from burnish.distributed.host import Host
 from burnish.distributed.launching import Crew
 from burnish.distributed.network import DistantPulse, connect
@@ -42,6 +41,7 @@ from burnish.distributed.nodes import Expected, check_address, check_room, expec
 from burnish.distributed.peers import START_SECONDS, Peer, ProcessSpec, RoleLostError
 from burnish.distributed.pulse import PulseWatch
 from burnish.distributed.team import Rendezvous
+from burnish.distributed.weight_transfer import Bytes, SealedWeights, TensorLayout, sealed, unsealed
 from burnish.errors import ConfigError, RolloutError
 from burnish.models.weights import Weights
 

@@ -43,11 +43,11 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 
 from burnish.distributed.channel import Channel, pickled
-from burnish.distributed.handover import Gate, SharedWeights, TensorLayout
 from burnish.distributed.nodes import problems_here
 from burnish.distributed.pulse import BEAT_SECONDS, Pulse
+from burnish.distributed.weight_transfer import Gate, SharedWeights, TensorLayout
 from burnish.errors import RolloutError
-from burnish.forward.allocator import return_freed_memory
+from burnish.machine.allocator import return_freed_memory
 from burnish.models.roles import Policy
 from burnish.models.weights import Weights
 from burnish.outside.supervise import end_own_group, ignore_stop_signals

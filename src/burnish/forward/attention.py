@@ -17,9 +17,9 @@ from burnish.forward.copied_prompts import CopiedPrompts
 from burnish.forward.flex_attention import FlexAttention
 from burnish.forward.merged_attention import MergedAttention
 from burnish.forward.packing import Packing
-from burnish.forward.precision import usual_float32
 from burnish.forward.varlen_attention import VarlenAttention
 from burnish.machine import processor
+from burnish.machine.matmul_precision import usual_float32
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

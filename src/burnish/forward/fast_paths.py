@@ -1,7 +1,7 @@
 """Choice between equivalent implementations ("ways"): the one that the run began with, else the fastest here.
 
 Ways agree up to rounding, so a choice changes the last bits of sums. A resumed run must therefore make the same choices
-(the run's folder keeps them, `burnish.trainers.workplace`), and so must two runs of one command on one machine
+(the run's folder keeps them, `burnish.trainers.run_folder`), and so must two runs of one command on one machine
 (timings are kept, `burnish.forward.verdicts`). If a choice is no longer possible, the run says so.
 """
 

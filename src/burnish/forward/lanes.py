@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from burnish.algorithms.dealing import deal
-from burnish.forward.allocator import return_freed_memory
+from burnish.algorithms.balancing import deal
 from burnish.forward.team import Gradients, Slices, Span, Team, fill, is_cut, scattered, slices_of, telling
+from burnish.machine.allocator import return_freed_memory
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")

@@ -9,7 +9,8 @@ what is kept, one chunk and the gradients.
 
 On other devices than a CPU, where large operations are fast and small ones are not, a chunk has whole rows, of as many
 positions as `DEVICE_ELEMENTS` is enough for. From bfloat16 or float16, logits are the products' float32 sums, unrounded
-(`burnish.forward.precision.gives_float32_sums`); their gradient is rounded once, for the products of the backward pass.
+(`burnish.machine.matmul_precision.gives_float32_sums`); their gradient is rounded once, for the products of the
+backward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.functional import linear
 
 from burnish.algorithms.ratios import entropy_from_logits
-from burnish.forward.precision import gives_float32_sums
+from burnish.machine.matmul_precision import gives_float32_sums
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits of one chunk: 16 MiB in float32, which may fit into a processor's last cache."""

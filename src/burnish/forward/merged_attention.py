@@ -21,8 +21,8 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from burnish.forward.batch import Ints
 from burnish.forward.packing import Packing, bunches
-from burnish.forward.precision import usual_float32
 from burnish.kernels.attention import SequenceGroups
+from burnish.machine.matmul_precision import usual_float32
 
 FLOAT32_KEYS = 512
 """Up to this many keys the backward pass of bfloat16 attention is computed in float32: PyTorch's kernel is then two to

@@ -11,7 +11,7 @@ First all prompts, then all responses, grouped by prompt. The last token of a re
 so nothing remains of `d`. Every sequence (a prompt or a response) attends causally to itself, and a response to its
 whole prompt as well. Positions of a response go on where its prompt ends. The state that predicts a response's first
 token is the state at the prompt's last slot: here slot 2 for `a` and `d`, 4 for `e`. At the end there may be padding
-(`burnish.forward.precision`), a separate sequence that nothing is read from.
+(`burnish.machine.matmul_precision`), a separate sequence that nothing is read from.
 
 A layout is made on the host, from `Batch.host`, and only then copied to the device: nothing here waits for a GPU.
 """
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from burnish.forward.batch import Batch, HostRows, Ints, upload
-from burnish.forward.precision import rounded_up
+from burnish.machine.matmul_precision import rounded_up
 
 PAYS = 0.85
 """Pack only if that needs less than this share of the padded batch's tokens."""

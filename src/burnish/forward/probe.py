@@ -24,13 +24,13 @@ from burnish.forward.compiled_layers import (
 )
 from burnish.forward.fast_paths import FastPaths, failure, shape_of
 from burnish.forward.few_layers import few_layers, num_weights, telling_layers
-from burnish.forward.float32 import fast_float32
 from burnish.forward.kernel_layers import (
     has_known_layers,
     set_layer_kernels,
     unset_layer_kernels,
     uses_layer_kernels,
 )
+from burnish.forward.matmul_choice import fast_float32
 from burnish.forward.packing import Packing
 from burnish.forward.race import Contender, tokens_for
 from burnish.forward.scoring import ResponsePositions, TrunkRunner, hidden_width

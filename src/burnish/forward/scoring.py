@@ -33,9 +33,9 @@ from burnish.forward.microbatches import (
     microbatches_by_tokens,
 )
 from burnish.forward.packing import Packing
-from burnish.forward.precision import countable, rounded_down, rounded_up, rounds_up
 from burnish.forward.router_loss import RouterLoss
 from burnish.forward.row_rules import RowRules, padded_inputs, plain_inputs, row_rules, takes
+from burnish.machine.matmul_precision import countable, rounded_down, rounded_up, rounds_up
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

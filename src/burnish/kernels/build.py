@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from burnish.errors import KernelError
-from burnish.kernels.private_folders import check_owner, private_folder, temporary_folder
+from burnish.machine.private_folders import check_owner, private_folder, temporary_folder
 from burnish.outside.plugins import describe_exit
 from burnish.outside.supervise import run_program
 

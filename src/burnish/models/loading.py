@@ -12,11 +12,10 @@ from torch import nn
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import KernelError, ModelError
-from burnish.forward.allocator import use_large_pages
 from burnish.forward.attention import packs_rows
 from burnish.forward.fast_paths import FastPaths
-from burnish.forward.float32 import bfloat16_note
 from burnish.forward.kernel_layers import has_known_layers, uses_layer_kernels
+from burnish.forward.matmul_choice import bfloat16_note
 from burnish.forward.probe import (
     compile_faster_layers,
     keep_faster_layers,
@@ -29,6 +28,7 @@ from burnish.forward.recomputing import allow_recomputing
 from burnish.forward.router_loss import RouterLoss
 from burnish.kernels.decoding import decode_kernels
 from burnish.kernels.products import product_kernels
+from burnish.machine.allocator import use_large_pages
 from burnish.models.folders import (
     check_model_folder,
     check_number_types,
@@ -112,7 +112,7 @@ def load_model(
 
 
 def choose_pages(config: ModelConfig) -> None:
-    """Let this process use large pages if the model is large (`burnish.forward.allocator`). A process that loads
+    """Let this process use large pages if the model is large (`burnish.machine.allocator`). A process that loads
     several models does this for the largest before the first, because the choice is made once."""
     source = resolve_source(config.path, field="model.path")
     use_large_pages(resolve_device(config.device).type, weight_bytes(source))

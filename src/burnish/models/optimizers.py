@@ -16,8 +16,8 @@ from burnish.algorithms.masking import as_float
 from burnish.config.schema_optimization import OptimizationConfig
 from burnish.errors import CheckpointError
 from burnish.forward.lanes import ONE_LANE, Lanes
-from burnish.forward.precision import countable
 from burnish.forward.team import ROW
+from burnish.machine.matmul_precision import countable
 from burnish.models.resting import Resting, resting_place
 from burnish.models.roles import TrainingState
 

@@ -16,8 +16,8 @@ from burnish.errors import ConfigError
 from burnish.planning.machines import Machine
 from burnish.planning.memory import MemoryItem, Phase, bytes_in, table_of
 from burnish.planning.model_facts import ModelFacts, RewardFacts
-from burnish.planning.room import Shortage, cards_within_reach, shortages
-from burnish.planning.seats import PlannedProcess, seats_of
+from burnish.planning.processes import PlannedProcess, seats_of
+from burnish.planning.shortages import Shortage, cards_within_reach, shortages
 
 Reload = Callable[[Sequence[str]], RunConfig]
 """The run file with further words of the command line. ConfigError for words that do not fit it."""

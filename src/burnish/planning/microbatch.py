@@ -13,7 +13,7 @@ from burnish.config.schema_run import RunConfig
 from burnish.planning.machines import Machine
 from burnish.planning.memory import bytes_in, bytes_in_words
 from burnish.planning.model_facts import ModelFacts, RewardFacts
-from burnish.planning.seats import ConfigT, needs_of_gpus, runs_on_gpu, seats_of
+from burnish.planning.processes import ConfigT, needs_of_gpus, runs_on_gpu, seats_of
 
 MOST, FEWEST = 65_536, 512
 """Halved from the one to the other. More tokens than that are no faster on any GPU."""

@@ -12,8 +12,8 @@ from burnish.planning.machines import Machine
 from burnish.planning.memory import PHASES, MemoryItem, bytes_in, bytes_in_words, estimate_memory
 from burnish.planning.microbatch import microbatch_of, with_microbatch
 from burnish.planning.model_facts import ModelFacts, RewardFacts
-from burnish.planning.room import refuse_impossible, seat_warnings
-from burnish.planning.seats import PlannedProcess, ShardingChoice, runs_on_gpu, seats_of, sharding_of
+from burnish.planning.processes import PlannedProcess, ShardingChoice, runs_on_gpu, seats_of, sharding_of
+from burnish.planning.shortages import refuse_impossible, seat_warnings
 from burnish.planning.timing import RunTime
 
 

@@ -1,6 +1,7 @@
 """The processes of a run of `burnish rl`: its models, engines and small processes, and the memory that each needs.
 
-`REWARD_WORKER_BYTES` and `CONVERSATION_PROCESS_BYTES` were measured like `PROCESS_BYTES` of `burnish.planning.seats`.
+`REWARD_WORKER_BYTES` and `CONVERSATION_PROCESS_BYTES` were measured like `PROCESS_BYTES` of
+`burnish.planning.processes`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from burnish.planning.memory import (
     weights_item,
 )
 from burnish.planning.model_facts import RewardFacts
-from burnish.planning.seats import ON_GPU, UNKNOWN, PlannedProcess, Processes, joined
+from burnish.planning.processes import ON_GPU, UNKNOWN, PlannedProcess, Processes, joined
 
 REWARD_WORKER_BYTES = 16 << 20
 """A process that runs rewards that import nothing large."""
 CONVERSATION_PROCESS_BYTES = 6 << 20
 """A process that runs the tools or the environment of one conversation, if these keep little."""
 _CRITIC_UPDATE: tuple[Phase, ...] = ("critic update", "critic's optimizer step")
-_KEPT_BYTES = 1 << 30  # as in burnish.rollouts.local.kept
+_KEPT_BYTES = 1 << 30  # as in burnish.rollouts.local.reusable_rows
 _HELD_BYTES = 1 << 30  # as in burnish.rollouts.local.static_decoder
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from burnish.algorithms.dealing import deal
+from burnish.algorithms.balancing import deal
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore
 from burnish.rollouts.engine import OnFinished, Requests, RestingEngine, RolloutEngine, Sampling, let_rest

@@ -1,6 +1,6 @@
 """The weaker grade: tests in the process of the candidate, for servers that can only run a program.
 
-The program consists of the files that judge everywhere else too, and of `together.py`, which lets them meet. It gets
+The program consists of the files that judge everywhere else too, and of `in_process.py`, which lets them meet. It gets
 the job through standard input, together with a nonce that nobody can know before, and writes the nonce with what it has
 found as the last thing it does. A candidate that looks for the nonce, or replaces what compares, gets away with it:
 that is why the grade is named everywhere.
@@ -14,7 +14,7 @@ import secrets
 from dataclasses import replace
 from typing import Any
 
-from burnish.sandbox import candidate, tester, together, wire
+from burnish.sandbox import candidate, in_process, tester, wire
 from burnish.sandbox.job import AssertTests, FunctionTests, Output, Status, Verdict
 from burnish.sandbox.messages import plain_job
 from burnish.sandbox.sandbox import clean, verdict_of_lines
@@ -31,7 +31,7 @@ if sys.version_info < OLDEST:
 for name, source in SOURCES.items():
     sys.modules[name] = types.ModuleType(name)
     exec(compile(source, name, "exec"), sys.modules[name].__dict__)
-sys.modules["burnish.sandbox.together"].main(asked["nonce"], asked["job"])
+sys.modules["burnish.sandbox.in_process"].main(asked["nonce"], asked["job"])
 """
 _KINDS = {"passed": bool, "detail": str, "total": int, "broken": str, "not_loaded": str, "ended": str, "end": bool}
 """What a line of the tester may say."""
@@ -46,7 +46,7 @@ def question(job: FunctionTests | AssertTests) -> tuple[str, str, str]:
 
 def script() -> str:
     """The text of the program."""
-    sources = {module.__name__: inspect.getsource(module) for module in (wire, candidate, tester, together)}
+    sources = {module.__name__: inspect.getsource(module) for module in (wire, candidate, tester, in_process)}
     return f"SOURCES = {sources!r}\nOLDEST = {_OLDEST!r}\n{_START}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from burnish.algorithms.dealing import deal
+from burnish.algorithms.balancing import deal
 from burnish.config.yaml_text import parse_yaml
 from burnish.errors import DataError
 from burnish.observability.history import read_rows

@@ -43,12 +43,12 @@ from burnish.outside.plugins import is_outside
 from burnish.trainers.interrupt import present_watch, watching
 from burnish.trainers.placement import check_placement, placed, threads_of
 from burnish.trainers.result import RunResult
-from burnish.trainers.rl.elsewhere import engine_role, own_role, reward_role, trained_roles
-from burnish.trainers.rl.objective_setup import ObjectiveElsewhere
-from burnish.trainers.rl.opening import Players, open_players
-from burnish.trainers.rl.roles import ALONE, Beside, Roles, build_roles
 from burnish.trainers.rl.run import train_rl as train_rl_with
-from burnish.trainers.workplace import record_paths, recorded_ways
+from burnish.trainers.rl.setup.objective import ObjectiveElsewhere
+from burnish.trainers.rl.setup.opened_models import Players, open_players
+from burnish.trainers.rl.setup.remote_roles import engine_role, own_role, reward_role, trained_roles
+from burnish.trainers.rl.setup.roles import ALONE, Beside, Roles, build_roles
+from burnish.trainers.run_folder import record_paths, recorded_ways
 
 CUT = (LocalPolicy, FrozenReference, SeparateCritic, RewardLearner)
 """Roles that keep slices of their weights with `cluster.sharding: full`."""

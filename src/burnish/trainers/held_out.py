@@ -14,9 +14,9 @@ from burnish.algorithms.statistics import wilson_interval
 from burnish.config.schema import RmConfig, SftConfig
 from burnish.data.preferences import PreferenceSet
 from burnish.errors import ConfigError, DataError
-from burnish.forward.allocator import keep_freed_memory
-from burnish.forward.float32 import fast_float32
+from burnish.forward.matmul_choice import fast_float32
 from burnish.forward.scoring import ResponseScorer
+from burnish.machine.allocator import keep_freed_memory
 from burnish.models.loading import load_model
 from burnish.models.reward_learner import compare
 from burnish.models.reward_model import RewardModel, load_reward_model
@@ -40,8 +40,8 @@ from burnish.trainers.reward_model.preference_metrics import (
     describe,
 )
 from burnish.trainers.reward_model.preference_metrics import histogram as score_histogram
+from burnish.trainers.run_folder import recorded_paths
 from burnish.trainers.sft import held_out_loss, heldout_examples, load_examples
-from burnish.trainers.workplace import recorded_paths
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -21,8 +21,8 @@ from burnish.models.loading import load_outline
 from burnish.trainers.cluster import PathsInTurn, crew_of, open_team, shared_work, with_restarts
 from burnish.trainers.outer_loop import OpenedModel, OpenLearner, Training, train_to_end
 from burnish.trainers.result import RunResult
-from burnish.trainers.rl.elsewhere import Ways, without_progress_bars
-from burnish.trainers.workplace import recorded_paths
+from burnish.trainers.rl.setup.remote_roles import Ways, without_progress_bars
+from burnish.trainers.run_folder import recorded_paths
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 LearnerT = TypeVar("LearnerT")

@@ -23,7 +23,7 @@ from burnish.planning.microbatch import (
     usable_share,
     with_microbatch,
 )
-from burnish.planning.seats import ConfigT
+from burnish.planning.processes import ConfigT
 from burnish.trainers.placement import model_facts, reward_facts, this_machine
 
 PATH, PLACE = "passes", "tokens_per_microbatch auto"

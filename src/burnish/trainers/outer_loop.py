@@ -34,9 +34,9 @@ from burnish.trainers.chaining import pinned
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
+from burnish.trainers.run_folder import Workplace, open_workplace, record_paths, recorded_paths
 from burnish.trainers.telemetry.journal import Journal, open_journal
 from burnish.trainers.telemetry.stopwatch import Stopwatch
-from burnish.trainers.workplace import Workplace, open_workplace, record_paths, recorded_paths
 
 STATE_NAME = "training_state"
 

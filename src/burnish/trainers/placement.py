@@ -13,10 +13,10 @@ from burnish.forward.verdicts import own_cache
 from burnish.machine.container import allowed_cores, container_limits
 from burnish.planning.machines import Machine, Speed
 from burnish.planning.model_facts import ModelFacts, RewardFacts, facts_by_name, read_model_facts, read_reward_facts
-from burnish.planning.room import refuse_impossible, seat_warnings
-from burnish.planning.seats import ConfigT, seats_of, sharding_of, threads_each, with_sharding
+from burnish.planning.processes import ConfigT, seats_of, sharding_of, threads_each, with_sharding
+from burnish.planning.shortages import refuse_impossible, seat_warnings
 from burnish.trainers.chaining import pinned
-from burnish.trainers.timed_work import MEMORY_BYTES, OVERHEADS, KeptTrial, nearest_trial
+from burnish.trainers.processor_speed import MEMORY_BYTES, OVERHEADS, KeptTrial, nearest_trial
 
 _TIMED = ("training passes", "decoding")
 

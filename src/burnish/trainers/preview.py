@@ -24,7 +24,7 @@ from burnish.trainers.chaining import with_weights
 from burnish.trainers.outer_loop import check_warmup
 from burnish.trainers.reward_model.loop import comparisons_of, load_comparisons
 from burnish.trainers.reward_model.normalization import check_measured
-from burnish.trainers.rl.preflight import check_model_source, local_tokenizer, notes_on, preview_elsewhere
+from burnish.trainers.rl.setup.preflight import check_model_source, local_tokenizer, notes_on, preview_elsewhere
 from burnish.trainers.sft import Schedule, load_examples
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from burnish.data.samplers import PromptSampler, next_batch
 from burnish.data.sft import SftExample, SftSet, load_sft_examples
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
-from burnish.forward.allocator import keep_freed_memory
 from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.fast_paths import FastPaths
-from burnish.forward.float32 import fast_float32
 from burnish.forward.lanes import Lanes
+from burnish.forward.matmul_choice import fast_float32
+from burnish.machine.allocator import keep_freed_memory
 from burnish.models.loading import LoadedModel, load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from burnish.tools.calls import ToolCall
-from burnish.tools.parsers.tagged import Hermes
+from burnish.agents.tools.calls import ToolCall
+from burnish.agents.tools.parsers.tagged import Hermes
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 

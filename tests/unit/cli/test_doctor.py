@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from burnish.cli import main
-from burnish.doctor import examination
+from burnish.cli.doctor import examination
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from burnish.distributed.launching import Crew, LocalLauncher, ThisMachine, gpu_
 from burnish.distributed.peers import ProcessSpec, RoleLostError
 from burnish.errors import ConfigError
 from burnish.trainers import cluster
-from burnish.trainers.workplace import recorded_ways
+from burnish.trainers.run_folder import recorded_ways
 
 
 @pytest.mark.slow

@@ -9,12 +9,12 @@ from unittest.mock import Mock
 import pytest
 
 from burnish.forward.fast_paths import FastPaths
-from burnish.forward.float32 import bfloat16_note
 from burnish.forward.kernel_layers import uses_layer_kernels
-from burnish.forward.precision import matmul_precision
+from burnish.forward.matmul_choice import bfloat16_note
 from burnish.forward.probe import use_layer_kernels
 from burnish.forward.race import Contender, RaceResult
 from burnish.forward.verdicts import VerdictCache
+from burnish.machine.matmul_precision import matmul_precision
 from burnish.models.loading import load_model
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from burnish.forward.precision import matmul_precision, rounded_down, rounded_up, rounds_up
 from burnish.forward.scoring import kept_tokens
+from burnish.machine.matmul_precision import matmul_precision, rounded_down, rounded_up, rounds_up
 
 
 @pytest.mark.parametrize(

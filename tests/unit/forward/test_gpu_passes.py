@@ -17,10 +17,10 @@ from burnish.forward.attention import WAYS, packing_way, set_packed_attention, w
 from burnish.forward.batch import Batch
 from burnish.forward.gathering import deterministic, gather_rows
 from burnish.forward.logprobs import chunked_token_scores, head_logits
-from burnish.forward.precision import countable, gives_float32_sums
 from burnish.forward.scoring import ResponsePositions, ResponseScorer
 from burnish.forward.varlen_attention import SequenceEnds, varlen_backward, varlen_forward
 from burnish.forward.versions import key_sharing
+from burnish.machine.matmul_precision import countable, gives_float32_sums
 from burnish.models.accumulation import count_denominators
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
@@ -357,7 +357,7 @@ def to_mps(model: torch.nn.Module) -> None:
 
 @pytest.fixture
 def without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("burnish.forward.precision.WITHOUT_FLOAT64", ("mps", "cpu"))
+    monkeypatch.setattr("burnish.machine.matmul_precision.WITHOUT_FLOAT64", ("mps", "cpu"))
     monkeypatch.setattr("burnish.models.optimizers._in_one_pass", lambda settings, parameters: {"foreach": False})
 
 

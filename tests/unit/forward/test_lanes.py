@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from burnish.algorithms.dealing import deal
+from burnish.algorithms.balancing import deal
 from burnish.forward.lanes import Lanes, LanesInStep, add_gradients, halves, lanes_of, own_nodes, tree_sum
 
 

@@ -24,13 +24,13 @@ from burnish.forward import scoring
 from burnish.forward.attention import packs_rows, set_packed_attention
 from burnish.forward.batch import Batch
 from burnish.forward.copied_prompts import CopiedPrompts
-from burnish.forward.float32 import NARROW_WIDTH
 from burnish.forward.kernel_layers import uses_layer_kernels
+from burnish.forward.matmul_choice import NARROW_WIDTH
 from burnish.forward.merged_attention import MergedAttention
 from burnish.forward.packing import Packing
-from burnish.forward.precision import matmul_precision
 from burnish.forward.probe import use_packed_rows
 from burnish.forward.scoring import ResponseScorer
+from burnish.machine.matmul_precision import matmul_precision
 
 
 def make_batch(prompts: list[list[int]], responses: list[list[int]]) -> Batch:

@@ -19,7 +19,7 @@ from watching import runs, wait_for
 
 from burnish.errors import KernelError
 from burnish.kernels import build
-from burnish.kernels.private_folders import PREFIX, private_folder
+from burnish.machine.private_folders import PREFIX, private_folder
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.vllm.worker import sampled_distribution
 from burnish.trainers.rl.batching import build_batch
-from burnish.trainers.rl.preflight import check_fit
+from burnish.trainers.rl.setup.preflight import check_fit
 from burnish.types import RolloutRequest
 
 TOKENS, ROWS = 16, 21

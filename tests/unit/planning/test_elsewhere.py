@@ -15,9 +15,9 @@ from burnish.planning.fitting import COLUMNS, Fitting, kind_of, memory_tables
 from burnish.planning.machines import USABLE, Machine, Speed, described_machine
 from burnish.planning.memory import PHASES
 from burnish.planning.model_facts import ModelFacts, facts_by_name, facts_of, known, known_models
+from burnish.planning.processes import PROCESS_BYTES, seats_of
 from burnish.planning.rl import RlTimes
-from burnish.planning.room import shortages
-from burnish.planning.seats import PROCESS_BYTES, seats_of
+from burnish.planning.shortages import shortages
 from burnish.planning.timing import assumed_lengths, forward_operations
 
 GIB = 2**30

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from burnish.agents.partner import ToolsAndEnvironment
 from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutNote, RolloutRecorder, num_sampled, read_rollouts, sampled_mask
 from burnish.report.charts import build_charts, headline
@@ -16,7 +17,6 @@ from burnish.report.report import write_report
 from burnish.report.rollout_charts import value_charts
 from burnish.report.samples import PageLimits, ShownResponse, sample_rollouts
 from burnish.report.turns import MOST_CHARACTERS
-from burnish.rollouts.partner import ToolsAndEnvironment
 from burnish.trainers.telemetry.groups import describe_conversations, describe_groups
 from burnish.types import (
     FinishReason,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from burnish.errors import SandboxError
-from burnish.sandbox import candidate, shared, tester, together, wire
+from burnish.sandbox import candidate, in_process, shared, tester, wire
 from burnish.sandbox.job import AssertTests, Case, FunctionTests, Output, Program, Verdict
 from burnish.sandbox.sandbox import Sandbox
 
@@ -123,10 +123,10 @@ def shared_verdict(sandbox: Sandbox, job: FunctionTests | AssertTests) -> Verdic
 @pytest.mark.parametrize("name", VERDICTS)
 def test_both_grades_say_the_same(sandbox: Sandbox, name: str) -> None:
     job, wanted = VERDICTS[name]
-    apart, together = sandbox.run(job), shared_verdict(sandbox, job)
+    apart, in_process = sandbox.run(job), shared_verdict(sandbox, job)
     assert (apart.status, apart.passed, apart.total) == wanted, apart
-    assert (together.status, together.passed, together.total) == wanted, together
-    assert (apart.grade, together.grade) == ("split", "shared")
+    assert (in_process.status, in_process.passed, in_process.total) == wanted, in_process
+    assert (apart.grade, in_process.grade) == ("split", "shared")
 
 
 @pytest.mark.parametrize("name", NO_VERDICT)
@@ -154,7 +154,7 @@ def test_the_program_needs_nothing_but_python(tmp_path: Path) -> None:
 def test_a_python_that_is_too_old_is_no_failure_of_the_candidate(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (wire, candidate, tester, together):
+    for module in (wire, candidate, tester, in_process):
         ast.parse(inspect.getsource(module), feature_version=shared._OLDEST)
     monkeypatch.setattr(shared, "_OLDEST", (4, 0))
     with pytest.raises(SandboxError, match=r"the server has Python 3\.\d+, and they need 4\.0"):
@@ -199,7 +199,7 @@ def test_a_nonce_with_another_text_is_no_verdict(name: str) -> None:
 
 
 def test_only_the_first_reason_is_written_because_servers_cut_outputs() -> None:
-    lines = together._Lines()
+    lines = in_process._Lines()
     for number in range(3):
         lines.test(False, f"why {number}")
     assert lines.content == [{"passed": False, "detail": "why 0"}, {"passed": False}, {"passed": False}]

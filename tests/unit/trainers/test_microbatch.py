@@ -20,11 +20,11 @@ from burnish.models.loading import load_model
 from burnish.planning.microbatch import FEWEST, MOST, bytes_beside_passes, microbatch_of
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import seated
+from burnish.planning.processes import Machine
 from burnish.planning.rl import plan_rl
-from burnish.planning.seats import Machine
 from burnish.trainers import microbatch
 from burnish.trainers.microbatch import most_that_fit, run_pass, settle_microbatch
-from burnish.trainers.workplace import record_paths, recorded_paths
+from burnish.trainers.run_folder import record_paths, recorded_paths
 
 QWEN = ModelFacts(494_032_768, 24, 896, 4864, 14, 2, 64, 151_936, None)
 """The sizes of Qwen2.5 0.5 B."""

@@ -6,7 +6,7 @@ import pytest
 
 from burnish.errors import CheckpointError
 from burnish.forward.race import Contender
-from burnish.trainers.workplace import PATHS_FILE, record_paths, recorded_paths
+from burnish.trainers.run_folder import PATHS_FILE, record_paths, recorded_paths
 
 WAYS = [Contender("fast", lambda: None), Contender("plain", lambda: None)]
 

@@ -18,11 +18,11 @@ from burnish.machine import processor
 from burnish.machine.container import ContainerLimits
 from burnish.planning.machines import Machine
 from burnish.planning.model_facts import read_model_facts
-from burnish.planning.seats import seats_of, with_sharding
+from burnish.planning.processes import seats_of, with_sharding
 from burnish.trainers import placement
 from burnish.trainers.placement import check_placement, placed, reward_facts, this_machine, with_kept_speed
+from burnish.trainers.processor_speed import KeptTrial
 from burnish.trainers.sft import train_sft
-from burnish.trainers.timed_work import KeptTrial
 
 
 @pytest.fixture

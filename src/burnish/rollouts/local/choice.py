@@ -15,7 +15,7 @@ from burnish.forward.boundaries import Boundaries
 from burnish.forward.kernel_layers import FAMILIES
 from burnish.forward.row_rules import is_near, plain_inputs, row_rules, takes
 from burnish.rollouts.local.decoders import Decoder, ModelDecoder
-from burnish.rollouts.local.own_ways import EqualLengthDecoder, TextDecoder, Tokens, WholeTextDecoder
+from burnish.rollouts.local.plain_decoders import EqualLengthDecoder, TextDecoder, Tokens, WholeTextDecoder
 from burnish.rollouts.local.prefill import Prefiller
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from burnish.forward.row_rules import quiet_outputs
 from burnish.rollouts.local.cache import Columns, PrefilledPrompts, RowCache, as_argument
-from burnish.rollouts.local.kept import KeptRow, Tokens
+from burnish.rollouts.local.continued_prefill import RowReader, as_columns
 from burnish.rollouts.local.masks import Masks
-from burnish.rollouts.local.reading_on import RowReader, as_columns
+from burnish.rollouts.local.reusable_rows import KeptRow, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -5,8 +5,8 @@ model once, except its last token, and its keys and values are then copied to th
 every row its newest token (at first the last token of its prompt). A finished row leaves at once, the last row takes
 its place in memory, and waiting rows join when enough places are free.
 
-While it is `keeping`, keys and values of finished rows stay (`burnish.rollouts.local.kept`). A row whose text begins
-with that of a kept one gets them, and only what follows goes through the model.
+While it is `keeping`, keys and values of finished rows stay (`burnish.rollouts.local.reusable_rows`). A row whose text
+begins with that of a kept one gets them, and only what follows goes through the model.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from burnish.rollouts.engine import KeepingEngine, NotingEngine, OnFinished, Req
 from burnish.rollouts.limits import check_rotation, response_limit
 from burnish.rollouts.local.choice import MakeAnyDecoder, choose_way, goes_on_alike
 from burnish.rollouts.local.decoders import Decoder, ModelDecoder
-from burnish.rollouts.local.decoding_ways import choose_decoder, no_kernels
-from burnish.rollouts.local.kept import KEEP_BYTES, KeptRows
-from burnish.rollouts.local.own_ways import TextDecoder
+from burnish.rollouts.local.kernel_trial import choose_decoder, no_kernels
+from burnish.rollouts.local.plain_decoders import TextDecoder
 from burnish.rollouts.local.prefill import Prefiller, attention_kind
+from burnish.rollouts.local.reusable_rows import KEEP_BYTES, KeptRows
 from burnish.rollouts.local.rows import RowsInProgress, SampledRow, requests_for
 from burnish.rollouts.local.static_decoder import StaticDecoders
-from burnish.rollouts.local.static_ways import choose_static, takes_static
+from burnish.rollouts.local.static_trial import choose_static, takes_static
 from burnish.rollouts.noise import sample_key
 from burnish.rollouts.sampling import check_sampling
 from burnish.rollouts.stop import StopConditions

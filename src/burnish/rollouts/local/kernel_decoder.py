@@ -10,10 +10,10 @@ from torch import Tensor
 
 from burnish.kernels.decoding import decode_kernels
 from burnish.rollouts.local.cache import PrefilledPrompts
-from burnish.rollouts.local.kept import Held, KeptRow, Tokens
 from burnish.rollouts.local.kernel_cache import CachedRow, KernelCache
 from burnish.rollouts.local.llama_layers import LlamaLayers
 from burnish.rollouts.local.packed_weights import Layout
+from burnish.rollouts.local.reusable_rows import Held, KeptRow, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

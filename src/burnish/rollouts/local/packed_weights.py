@@ -3,7 +3,7 @@
 A decoding step multiplies a few rows by large matrices. From an ordinary tensor such a product runs at a fraction of
 the processor's rate. oneDNN is faster if it may store the matrix in its own blocks, and so are our kernels if they may
 store it in panels: they read memory while they multiply. The gain depends on the processor, so
-`burnish.rollouts.local.decoding_ways` tests and times it.
+`burnish.rollouts.local.kernel_trial` tests and times it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from burnish.errors import RolloutError
-from burnish.forward.precision import rounded_up
 from burnish.forward.quantized_layers import is_quantized
 from burnish.kernels.products import product_kernels
 from burnish.machine import processor
+from burnish.machine.matmul_precision import rounded_up
 from burnish.models.lora import effective_weight
 
 Product = Callable[[Tensor], Tensor]

@@ -11,8 +11,8 @@ from transformers import DynamicCache
 
 from burnish.errors import RolloutError
 from burnish.forward.attention import packing_way
-from burnish.forward.precision import rounded_up, rounds_up
 from burnish.forward.row_rules import quiet_outputs
+from burnish.machine.matmul_precision import rounded_up, rounds_up
 from burnish.rollouts.local.cache import PrefilledPrompts, as_argument
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from burnish.errors import RolloutError
-from burnish.forward.precision import countable
+from burnish.machine.matmul_precision import countable
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.cache import PrefilledPrompts
 from burnish.rollouts.local.decoders import Decoder
-from burnish.rollouts.local.kept import KeptRow, KeptRows
-from burnish.rollouts.local.own_ways import TextDecoder
+from burnish.rollouts.local.plain_decoders import TextDecoder
+from burnish.rollouts.local.reusable_rows import KeptRow, KeptRows
 from burnish.rollouts.local.static_decoder import StaticDecoder
 from burnish.rollouts.local.static_steps import BLOCK, COUNT, POSITION, TOKEN
 from burnish.rollouts.noise import uniforms

@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from burnish.forward.merged_attention import join
-from burnish.forward.precision import usual_float32
 from burnish.forward.row_rules import quiet_outputs
+from burnish.machine.matmul_precision import usual_float32
 from burnish.rollouts.local.cache import Columns, PrefilledPrompts, as_argument
 from burnish.rollouts.local.static_steps import Shape, bucket, power_of_two
 

@@ -23,10 +23,10 @@ from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet, load_preferences
 from burnish.data.samplers import PromptSampler
 from burnish.errors import ConfigError, DataError, DivergenceError
-from burnish.forward.allocator import keep_freed_memory
 from burnish.forward.fast_paths import FastPaths
-from burnish.forward.float32 import fast_float32
 from burnish.forward.lanes import Lanes
+from burnish.forward.matmul_choice import fast_float32
+from burnish.machine.allocator import keep_freed_memory
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_learner import ComparedScores, Comparison, PreferenceLearner, RewardLearner

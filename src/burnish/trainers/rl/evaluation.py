@@ -31,8 +31,8 @@ from burnish.rewards.success import Success, success_of_domain, why_not_measured
 from burnish.rollouts.engine import RolloutEngine, Sampling
 from burnish.trainers.rl.batching import build_batch
 from burnish.trainers.rl.collection import GREEDY_SAMPLE
-from burnish.trainers.rl.conversations import Conversations
-from burnish.trainers.rl.domains import asked_by, build_sampling, load_domains, prompts_of
+from burnish.trainers.rl.setup.conversations import Conversations
+from burnish.trainers.rl.setup.domains import asked_by, build_sampling, load_domains, prompts_of
 from burnish.trainers.telemetry.groups import describe_conversations, mean_parts
 from burnish.types import FinishReason, Metric, Prompt, Reduction, Rollout, RolloutGroup, RolloutRequest
 

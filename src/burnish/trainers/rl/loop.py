@@ -1,4 +1,4 @@
-"""The loop of reinforcement learning. Everything it uses is built in `burnish.trainers.rl.setup`.
+"""The loop of reinforcement learning. Everything it uses is built in `burnish.trainers.rl.setup.parts`.
 
 prompts -> generate -> score -> filter/refill -> batch -> log-probabilities and values that the algorithm needs
 -> advantages -> epochs x minibatches of updates of policy and critic -> sync the engine -> log, checkpoint, evaluate
@@ -29,9 +29,9 @@ from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 from burnish.trainers.rl.batching import build_batch, epoch_rows, scored
 from burnish.trainers.rl.collection import Collected, why_left_out
 from burnish.trainers.rl.credit import credit_rows, whiten_minibatch
-from burnish.trainers.rl.domain_credit import DomainCredit
+from burnish.trainers.rl.credit.by_domain import DomainCredit
 from burnish.trainers.rl.evaluation import Evaluator, held_out_values
-from burnish.trainers.rl.roles import ALONE, Beside
+from burnish.trainers.rl.setup.roles import ALONE, Beside
 from burnish.trainers.rl.supply import Supply
 from burnish.trainers.telemetry.divergence import keeping_batch
 from burnish.trainers.telemetry.moments import derive, describe_values

@@ -18,12 +18,12 @@ from burnish.outside.shortage import naming_shortages
 from burnish.trainers.chaining import measured
 from burnish.trainers.outer_loop import train_to_end
 from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
-from burnish.trainers.rl.conversations import open_conversations
 from burnish.trainers.rl.evaluation import build_evaluator
-from burnish.trainers.rl.opening import OpenPlayers, longest_text, open_model, open_players, open_rl_engine
-from burnish.trainers.rl.setup import open_rl_run, open_scorer
+from burnish.trainers.rl.setup.conversations import open_conversations
+from burnish.trainers.rl.setup.opened_models import OpenPlayers, longest_text, open_model, open_players, open_rl_engine
+from burnish.trainers.rl.setup.parts import open_rl_run, open_scorer
+from burnish.trainers.run_folder import recorded_paths
 from burnish.trainers.telemetry.journal import token_texts
-from burnish.trainers.workplace import recorded_paths
 
 
 def train_rl(

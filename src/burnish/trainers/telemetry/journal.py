@@ -18,7 +18,7 @@ from burnish.observability.console import Display, Standing, nobody
 from burnish.observability.recorder import Notes, RolloutRecorder, TokenValues
 from burnish.observability.sinks import Sinks, build_sinks
 from burnish.trainers.interrupt import Watcher, present_watch
-from burnish.trainers.workplace import Workplace
+from burnish.trainers.run_folder import Workplace
 from burnish.types import RolloutGroup
 
 

@@ -13,9 +13,9 @@ from burnish.forward.quantized_layers import quantize
 from burnish.kernels.decoding import decode_kernels
 from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.decoders import ModelDecoder
-from burnish.rollouts.local.decoding_ways import can_decode, decodes_alike
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.local.kernel_decoder import KernelDecoder
+from burnish.rollouts.local.kernel_trial import can_decode, decodes_alike
 from burnish.rollouts.local.packed_weights import Layout, has_blocks, joined_product
 from burnish.types import Quantization, RolloutRequest, UseKernels
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from burnish.forward.precision import matmul_precision
+from burnish.machine.matmul_precision import matmul_precision
 from burnish.rollouts.local.prefill import Prefiller
 
 PROMPTS = [tuple(range(1, 41)), tuple(range(41, 77))]

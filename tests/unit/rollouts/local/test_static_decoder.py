@@ -18,14 +18,14 @@ from burnish.forward.race import Contender, RaceResult
 from burnish.forward.verdicts import VerdictCache
 from burnish.machine import processor
 from burnish.rollouts.engine import Sampling, keeping
-from burnish.rollouts.local import static_decoder, static_ways
+from burnish.rollouts.local import static_decoder, static_trial
 from burnish.rollouts.local.choice import goes_on_alike
 from burnish.rollouts.local.decoders import ModelDecoder
-from burnish.rollouts.local.decoding_ways import DECODING, OWN
 from burnish.rollouts.local.engine import LocalEngine
+from burnish.rollouts.local.kernel_trial import DECODING, OWN
 from burnish.rollouts.local.static_decoder import StaticDecoders
 from burnish.rollouts.local.static_steps import BLOCK, Step, bucket
-from burnish.rollouts.local.static_ways import GRAPHS, STEPS, choose_attention, choose_static, takes_static
+from burnish.rollouts.local.static_trial import GRAPHS, STEPS, choose_attention, choose_static, takes_static
 from burnish.types import FinishReason, Rollout, RolloutRequest
 
 PROMPTS = ((2, 9, 4, 33, 8, 5, 21), (7,), (3, 3, 40) * 4, (2, 9, 4, 33, 8, 5, 21), (11, 12))
@@ -337,7 +337,7 @@ def raced(fastest: str, raced_ways: list[str]) -> FastPaths:
 def test_the_fastest_is_taken_where_static_steps_are_tried(
     make: Any, llama: Any, graphs: Any, fastest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(static_ways, "_DEVICES", ("cpu",))
+    monkeypatch.setattr(static_trial, "_DEVICES", ("cpu",))
     set_packed_attention(llama, "merged")
     names: list[str] = []
     paths = raced(fastest, names)
@@ -353,7 +353,7 @@ def test_the_fastest_is_taken_where_static_steps_are_tried(
 
 def test_where_nothing_can_be_captured_the_record_says_so(make: Any, llama: Any, monkeypatch: Any) -> None:
     """This machine has no CUDA."""
-    monkeypatch.setattr(static_ways, "_DEVICES", ("cpu",))
+    monkeypatch.setattr(static_trial, "_DEVICES", ("cpu",))
     paths = raced(STEPS, [])
     assert not make(llama, paths=paths)._loop.make_decoder._captures
     assert f"{DECODING} without {GRAPHS}, masked: the trial ended with" in paths.notes[0]

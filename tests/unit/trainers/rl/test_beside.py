@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from burnish.errors import DivergenceError
-from burnish.trainers.rl.roles import ALONE, Beside
+from burnish.trainers.rl.setup.roles import ALONE, Beside
 
 SECONDS = 30
 

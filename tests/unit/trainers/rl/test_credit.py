@@ -16,8 +16,8 @@ from burnish.errors import ConfigError
 from burnish.forward.batch import Batch
 from burnish.trainers.rl.batching import BatchRewards
 from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
-from burnish.trainers.rl.objective_setup import resolve_algorithm
-from burnish.trainers.rl.preflight import check_estimator
+from burnish.trainers.rl.setup.objective import resolve_algorithm
+from burnish.trainers.rl.setup.preflight import check_estimator
 
 
 def four_rows(**fields: torch.Tensor) -> Batch:

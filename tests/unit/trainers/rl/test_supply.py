@@ -19,7 +19,7 @@ from burnish.rollouts.outages import Patience
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.supply import Supply, SupplyAhead, from_text, to_text
-from burnish.trainers.rl.supply_aside import SupplyAside, SupplyPartial
+from burnish.trainers.rl.supply.threaded import SupplyAside, SupplyPartial
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import FinishReason, Metric, Prompt, Reduction, RewardStatus, Rollout, RolloutGroup
 

@@ -18,7 +18,7 @@ from burnish.models.roles import Signals, Update
 from burnish.observability.metrics import MetricStore
 from burnish.trainers.rl.batching import epoch_rows
 from burnish.trainers.rl.loop import RlRun, steer_kl
-from burnish.trainers.rl.roles import ALONE
+from burnish.trainers.rl.setup.roles import ALONE
 from burnish.types import Metric, Reduction
 
 

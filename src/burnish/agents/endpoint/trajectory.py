@@ -1,0 +1,337 @@
+"""One trajectory: the branches of a conversation between an agent and the policy, token by token."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from burnish.agents.endpoint.chat_tokens import Schemas, Speech, id_of_calls
+from burnish.agents.endpoint.requests import ChatRequest, TextRequest, TokenRequest, TurnRequest
+from burnish.outside.listening import RefusedError
+from burnish.types import (
+    Author,
+    FinishReason,
+    Json,
+    Message,
+    RewardStatus,
+    Rollout,
+    RolloutRequest,
+    Turn,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Limits on the length of trajectories.
+
+    turns: of the policy, in all branches together. turn_tokens: of one turn. response_tokens: of a branch after its
+    prompt. context: of a branch with its prompt.
+    """
+
+    turns: int
+    turn_tokens: int
+    response_tokens: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """The end of a turn of the policy: numbers of messages and tokens up to there, and the calls that it made."""
+
+    messages: int
+    tokens: int
+    calls: tuple[Mapping[str, Json], ...]
+
+
+@dataclass(slots=True)
+class Branch:
+    """A row: a prompt, and the tokens after it.
+
+    messages: the history with which a request must begin to go on from here; None if its requests had no messages.
+    text: the same for texts. speaks: a turn is being sampled.
+    """
+
+    number: int
+    prompt_tokens: tuple[int, ...]
+    tools: Schemas = ()
+    options: Mapping[str, Json] = field(default_factory=dict)
+    messages: list[Message] | None = None
+    text: str | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    points: list[_Point] = field(default_factory=list)
+    speaks: bool = False
+    reason: FinishReason = FinishReason.STOP
+
+    @property
+    def num_spoken(self) -> int:
+        return sum(turn.author == "policy" for turn in self.turns)
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """The tokens so far, prompt included."""
+        return (*self.prompt_tokens, *self.tokens)
+
+    def hear(self, tokens: Sequence[int], author: Author, messages: Sequence[Message]) -> None:
+        """Append tokens that were not sampled."""
+        start = len(self.tokens)
+        self.tokens += tokens
+        self.logprobs += [0.0] * len(tokens)
+        self.turns.append(Turn(author, start, len(self.tokens), tuple(messages)))
+
+
+@dataclass(frozen=True, slots=True)
+class NextTurn:
+    """The next turn to sample: after `prompt`, at most `most_tokens`. stop, stop_token_ids: texts and tokens that end
+    it, and that the agent does not see. calls: whether calls of tools are read."""
+
+    branch: Branch
+    prompt: tuple[int, ...]
+    most_tokens: int
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    calls: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A turn of the policy in the form for its agent. text: all of it, for requests without messages."""
+
+    message: Message
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    reason: FinishReason
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """The requests under one URL, and their turns. Used by one thread.
+
+    request: the prompt and sample that it answers, whose prompt tokens are not used. limited: the limit that refused a
+    request, if one did.
+    """
+
+    request: RolloutRequest
+    sample_index: int
+    speech: Speech
+    room: Room
+    branches: list[Branch] = field(default_factory=list)
+    reward: float | None = None
+    limited: FinishReason | None = None
+    _last: Branch | None = None
+
+    @property
+    def num_spoken(self) -> int:
+        return sum(branch.num_spoken for branch in self.branches)
+
+    def next_turn(self, asked: TurnRequest) -> NextTurn:
+        """The branch that goes on, or a new one. RefusedError if there is no room for another turn."""
+        if sum(branch.num_spoken + branch.speaks for branch in self.branches) >= self.room.turns:
+            self.limited = FinishReason.TURNS
+            raise RefusedError(
+                400, f"a trajectory may have {self.room.turns} turns of the model here", code="turns_exhausted"
+            )
+        match asked:
+            case ChatRequest():
+                branch, heard = self._chat(asked)
+            case TextRequest():
+                branch, heard = self._text(asked)
+            case TokenRequest():
+                branch, heard = self._tokens(asked)
+        most = self._room_for(branch, len(heard[0]) if heard else 0)
+        if heard:
+            branch.hear(*heard)
+        if branch not in self.branches:
+            self.branches.append(branch)
+        if isinstance(asked, ChatRequest):
+            branch.messages = list(asked.messages)
+        else:
+            branch.messages = None
+            branch.text = asked.prompt if isinstance(asked, TextRequest) else None
+        branch.speaks = True
+        self._last, self.limited = branch, None  # there is room again
+        wish = asked.wish
+        length = most if wish.max_tokens is None else min(most, wish.max_tokens)
+        return NextTurn(branch, branch.seen, length, wish.stop, wish.stop_token_ids, wish.demands.calls)
+
+    def engine_request(self, turn: NextTurn, place: int) -> RolloutRequest:
+        """The request for the engine, with the noise of this turn of this branch. place: its index in the call."""
+        return replace(
+            self.request,
+            branch=turn.branch.number,
+            turn=turn.branch.num_spoken + 1,
+            group_id=place,
+            prompt_tokens=turn.prompt,
+            sample_indices=(self.sample_index,),
+        )
+
+    def say(self, turn: NextTurn, rollout: Rollout) -> Said:
+        """Append the sampled turn, up to the requested length."""
+        branch, start = turn.branch, len(turn.branch.tokens)
+        tokens, logprobs = rollout.response_tokens[: turn.most_tokens], rollout.rollout_logprobs[: turn.most_tokens]
+        is_shortened = len(tokens) < len(rollout.response_tokens)
+        whole = self.speech.decode(tokens) if is_shortened else rollout.response
+        text = _before(whole, turn.stop)
+        message = self.speech.read(text, branch.tools if turn.calls else (), self._number_of_turn(branch))
+        branch.tokens += tokens
+        branch.logprobs += logprobs
+        branch.turns.append(Turn("policy", start, len(branch.tokens), (message,)))
+        if not branch.versions or branch.versions[-1][1] != rollout.policy_version:
+            branch.versions.append((start, rollout.policy_version))
+        branch.speaks = False
+        is_cut = is_shortened or rollout.finish_reason is FinishReason.LENGTH
+        # An agent that asks for a short turn has not run into a limit of the run.
+        is_full = self._left(branch) <= 0 or len(tokens) >= self.room.turn_tokens
+        branch.reason = FinishReason.LENGTH if is_cut and is_full else FinishReason.STOP
+        if branch.messages is not None:
+            branch.messages.append(message)
+            branch.points.append(_Point(len(branch.messages), len(branch.tokens), message.tool_calls))
+        elif branch.text is not None:
+            branch.text = None if tokens[-1] in turn.stop_token_ids else branch.text + whole
+        return Said(message, text, tokens, logprobs, FinishReason.LENGTH if is_cut else FinishReason.STOP)
+
+    def _number_of_turn(self, branch: Branch) -> int:
+        """The number for the ids of calls, which must differ within a history: a client may bring one from another
+        trajectory, also without its beginning."""
+        told = {str(call.get("id")) for message in branch.messages or () for call in message.tool_calls}
+        used = {one[: len(id_of_calls(0))] for one in told}
+        first = self.num_spoken + 1
+        return next((number for number in range(first, first + 1_000) if id_of_calls(number) not in used), first)
+
+    def rollouts(self, *, failed: str = "", version: int = 0, only_last: bool = False) -> list[Rollout]:
+        """The branches as rows, one at least. failed: why they have no reward. only_last: the one that spoke last."""
+        spoken = [branch for branch in self.branches if branch.num_spoken]
+        last = self._last
+        if not spoken:
+            return [self._row(Branch(0, self.request.prompt_tokens), failed or "the agent asked for nothing", version)]
+        if only_last:
+            spoken = [last] if last is not None and last.num_spoken else spoken[-1:]
+        rows = [self._row(branch, failed, version) for branch in spoken]
+        return [replace(row, branch=0) for row in rows] if only_last else rows
+
+    def _row(self, branch: Branch, failed: str, version: int) -> Rollout:
+        """The branch as a row, without the tokens after the policy's last turn, which teach nothing."""
+        turns = list(branch.turns)
+        while turns and turns[-1].author != "policy":
+            turns.pop()
+        end = turns[-1].stop if turns else 0
+        reason = self.limited if self.limited is not None and branch is self._last else branch.reason
+        return Rollout(
+            prompt_id=self.request.prompt_id,
+            group_id=self.request.group_id,
+            sample_index=self.sample_index,
+            branch=branch.number,
+            prompt_tokens=branch.prompt_tokens,
+            response_tokens=tuple(branch.tokens[:end]),
+            rollout_logprobs=tuple(branch.logprobs[:end]),
+            finish_reason=FinishReason.FAILED if failed else reason,
+            policy_version=branch.versions[0][1] if branch.versions else version,
+            response=turns[-1].messages[0].content if turns else "",
+            status=RewardStatus.ERROR if failed else RewardStatus.PENDING,
+            status_detail=failed,
+            environment_reward=None if failed else self.reward,
+            versions=tuple(branch.versions) if len(branch.versions) > 1 else (),
+            turns=tuple(turns),
+        )
+
+    def _left(self, branch: Branch) -> int:
+        room = min(self.room.response_tokens, self.room.context - len(branch.prompt_tokens))
+        return room - len(branch.tokens)
+
+    def _room_for(self, branch: Branch, num_heard: int) -> int:
+        """Return how many tokens the next turn may have. RefusedError, in OpenAI's words, if there are none."""
+        left = self._left(branch) - num_heard
+        if left < 1:
+            if branch in self.branches:
+                branch.reason, self._last = FinishReason.LENGTH, branch
+            else:
+                self.limited = FinishReason.LENGTH
+            length = len(branch.prompt_tokens) + len(branch.tokens) + num_heard
+            raise RefusedError(
+                400,
+                f"This model's maximum context length is {self.room.context} tokens, of which what follows the prompt "
+                f"may have {self.room.response_tokens}. Your messages have {length} tokens, which leaves no room.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        return min(left, self.room.turn_tokens)
+
+    def _new(self, prompt_tokens: tuple[int, ...], asked: ChatRequest | None = None) -> Branch:
+        if asked is None:
+            return Branch(len(self.branches), prompt_tokens)
+        return Branch(len(self.branches), prompt_tokens, asked.tools, asked.options)
+
+    def _chat(self, asked: ChatRequest) -> tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]:
+        """Go on after the longest history that these messages begin with."""
+        speech = self.speech.under(asked.options)
+        speech.check(asked.messages, asked.tools)
+        keys = [_key(message) for message in asked.messages]
+        found = [
+            (point.messages, point is branch.points[-1] and not branch.speaks, branch, point)
+            for branch in self.branches
+            if branch.messages is not None and (branch.tools, branch.options) == (asked.tools, asked.options)
+            for point in self._points(branch, asked.messages, keys)
+        ]
+        if not found:
+            return self._new(speech.encode(asked.messages, asked.tools), asked), None
+        _, is_end, branch, point = max(found, key=lambda one: one[:2])
+        rest = asked.messages[point.messages :]
+        tokens = speech.following(rest, point.calls, branch.tokens[point.tokens - 1], asked.tools)
+        if tokens is None:
+            return self._new(speech.encode(asked.messages, asked.tools), asked), None
+        if is_end:
+            return branch, (tokens, _author(rest), rest)
+        return self._new((*branch.prompt_tokens, *branch.tokens[: point.tokens], *tokens), asked), None
+
+    def _points(self, branch: Branch, messages: Sequence[Message], keys: Sequence[str]) -> Iterator[_Point]:
+        """Yield the ends of turns of a branch from which these messages go on."""
+        assert branch.messages is not None
+        said = [number for number, message in enumerate(messages, start=1) if message.role == "assistant"]
+        least = max(said, default=0)  # what goes on is not the policy's
+        known = itertools.takewhile(lambda both: _key(both[0]) == both[1], zip(branch.messages, keys, strict=False))
+        most = min(sum(1 for _ in known), len(keys) - 1)
+        return (point for point in branch.points if least <= point.messages <= most)
+
+    def _text(self, asked: TextRequest) -> tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]:
+        """Go on with a text that was only extended. Not after a token that ended a turn: it is in no text."""
+        for branch in reversed(self.branches):
+            text = branch.text
+            if branch.speaks or text is None or branch.tokens[-1] in self.speech.stop_token_ids:
+                continue
+            if asked.prompt.startswith(text) and len(asked.prompt) > len(text):
+                rest = asked.prompt[len(text) :]
+                return branch, (self.speech.encode_text(rest, begins=False), "environment", (Message("user", rest),))
+        return self._new(self.speech.encode_text(asked.prompt, begins=True)), None
+
+    def _tokens(self, asked: TokenRequest) -> tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]:
+        self.speech.check_tokens(asked.tokens)
+        for branch in reversed(self.branches):
+            seen = branch.seen
+            if not branch.speaks and len(asked.tokens) > len(seen) and asked.tokens[: len(seen)] == seen:
+                rest = asked.tokens[len(seen) :]
+                return branch, (rest, "environment", (Message("user", self.speech.decode(rest)),))
+        return self._new(asked.tokens), None
+
+
+def _before(text: str, stop: Sequence[str]) -> str:
+    """The text up to the first of these."""
+    ends = [text.find(one) for one in stop if one in text]
+    return text[: min(ends)] if ends else text
+
+
+def _author(messages: Sequence[Message]) -> Author:
+    return "tool" if all(message.role == "tool" for message in messages) else "environment"
+
+
+def _key(message: Message) -> str:
+    """Key that is equal for messages with the same content, however a client wrote them. For the assistant's messages,
+    outer white space and fields that clients add do not count: their tokens are the sampled ones."""
+    if message.role != "assistant":
+        return json.dumps([message.role, message.content, dict(message.extra)], sort_keys=True, default=str)
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.tool_calls]  # type: ignore[index, call-overload]
+    return json.dumps(["assistant", message.content.strip(), calls, message.reasoning_content], sort_keys=True)

@@ -1,0 +1,135 @@
+"""An object of a user's class that plays the part of an environment: what all kinds of classes have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from burnish.agents.environments.awaiting import OwnLoop
+from burnish.agents.environments.protocol import Opening, Step
+from burnish.agents.environments.values import number_of
+from burnish.errors import ConfigError, EnvironmentFailedError
+from burnish.outside.plugins import calling_outside
+from burnish.types import Json
+from burnish.words import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """How objects are made. name: of the environment in the run file, for messages."""
+
+    name: str
+    call: Callable[..., object]
+    options: Mapping[str, Json] = field(default_factory=dict)
+
+    def make(self, seed: int, /, **more: object) -> Any:
+        """A new object. `random` and `numpy.random` are seeded before, so that a group starts equal even where neither
+        the constructor nor `reset` takes a seed."""
+        random.seed(seed)
+        np.random.seed(seed)
+        with calling_outside(f"making the environment {self.name}", EnvironmentFailedError):
+            return self.call(**{**self.options, **more})
+
+
+class Instance:
+    """An object and what it has paid so far. A base for environments, which add `call` and `step`."""
+
+    opening: Opening = None
+
+    def __init__(self, thing: Any, name: str) -> None:
+        self._thing = thing
+        self._name = name
+        self._loop = OwnLoop()
+        self._turn_rewards: list[float] = []
+        self._ended = False
+
+    def ended(self) -> bool:
+        """Whether a step or a result has said so."""
+        return self._ended
+
+    def reward(self) -> float | None:
+        """What `get_reward` returns, or else the sum of what turns were paid. None if there is neither."""
+        get_reward = getattr(self._thing, "get_reward", None)
+        if callable(get_reward):
+            value = self._asked("get_reward", get_reward)
+            return None if value is None else number_of(value, f"get_reward of {self._name}")
+        return sum(self._turn_rewards) if self._turn_rewards else None
+
+    def close(self) -> None:
+        """Call `close`, if there is one."""
+        try:
+            close = getattr(self._thing, "close", None)
+            if callable(close):
+                self._asked("close", close)
+        finally:
+            self._loop.stop()
+
+    @contextlib.contextmanager
+    def closed_if_it_fails(self) -> Iterator[None]:
+        """Close what cannot begin. Why it cannot is told, not what `close` says of it."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(EnvironmentFailedError):
+                self.close()
+            raise
+
+    def _asked(self, what: str, function: Callable[..., object], /, *given: object, **arguments: object) -> Any:
+        """What the object answers, awaited if need be. All that it raises is an error that names the line."""
+        with calling_outside(f"{what} of the environment {self._name}", EnvironmentFailedError):
+            return self._loop.settle(function(*given, **arguments))
+
+    def _noted(self, step: Step) -> Step:
+        if step.reward is not None:
+            self._turn_rewards.append(step.reward)
+        self._ended = self._ended or step.ended
+        return step
+
+
+def reset_arguments(
+    reset: Callable[..., object],
+    row: Mapping[str, Json],
+    seed: int,
+    name: str,
+    *,
+    without: Collection[str] = (),
+    what: str = "reset of the environment",
+) -> dict[str, Json]:
+    """What to give to a `reset` (or to `what`, for messages): every column of the row if it has `**kwargs`, otherwise
+    those that it names, and `seed` if it names it and the row has no such column. Columns in `without` are kept
+    back."""
+    parameters = inspect.signature(reset).parameters.values()
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = {parameter.name: parameter for parameter in parameters if parameter.kind in by_name}
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    offered: dict[str, Json] = {column: value for column, value in row.items() if column not in without}
+    if "seed" in named:
+        offered.setdefault("seed", seed)
+    for parameter in named.values():
+        if parameter.default is parameter.empty and parameter.name not in offered:
+            raise EnvironmentFailedError(
+                f"{what} {name} wants {parameter.name!r}, which the row does not have",
+                remedy=did_you_mean(parameter.name, row, f"columns of the row: {', '.join(row) or 'none'}"),
+            )
+    return {column: value for column, value in offered.items() if takes_all or column in named}
+
+
+def check_options(call: Callable[..., object], options: Mapping[str, Json], wanted: str, *, all_of_them: bool) -> None:
+    """ConfigError if a class or a function does not take these options. all_of_them: it is called with nothing else."""
+    try:
+        signature = inspect.signature(call)
+    except ValueError:  # of some classes written in C; they say themselves what is wrong
+        return
+    try:
+        (signature.bind if all_of_them else signature.bind_partial)(**options)
+    except TypeError as error:
+        names = ", ".join(signature.parameters) or "no options"
+        raise ConfigError(
+            f"{wanted}, which cannot be called with the options {dict(options)}: {error}", remedy=f"it takes {names}"
+        ) from error

@@ -1,0 +1,94 @@
+"""Find the environment that a run file names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from burnish.agents.environments.agents import find_agent
+from burnish.agents.environments.games import GameSource, gymnasium_source, is_game, is_of_library
+from burnish.agents.environments.instance import Instance, Maker, check_options
+from burnish.agents.environments.protocol import EnvironmentSource
+from burnish.agents.environments.tool_class import ToolClassSource
+from burnish.errors import ConfigError
+from burnish.outside.plugins import calling_outside, import_place
+from burnish.types import Json
+from burnish.words import did_you_mean
+
+
+def _openenv_source(url: str, options: Mapping[str, Json], wanted: str) -> EnvironmentSource:
+    try:
+        from burnish.agents.environments.openenv import openenv_source
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{wanted}, which needs the package websockets", remedy="pip install 'burnish[openenv]'"
+        ) from error
+    return openenv_source(url, options, wanted)
+
+
+_KINDS: Mapping[str, Callable[[str, Mapping[str, Json], str], EnvironmentSource]] = {
+    "gym": gymnasium_source,
+    "openenv": _openenv_source,
+}
+
+
+def find_environment(
+    name: str, options: Mapping[str, Json], *, where: str = "conversation.environment"
+) -> EnvironmentSource:
+    """The environment that a run file names, ready to start.
+
+    name: `path/to/file.py:Class` or `package.module:Class` (or a function that makes the objects), `gym:ID`, or
+    `openenv:URL`. What a class is, `burnish.agents.environments.games.is_game` says. options: keyword arguments of the
+    class, the function or `gymnasium.make`; of OpenEnv's, `timeout_seconds`. where: the field of the run file, for
+    messages.
+
+    Nothing is started, except that a function is called once, to know what it makes, and that an OpenEnv server is
+    asked for its schemas. Raises ConfigError for what cannot be used, EnvironmentFailedError if a server does not
+    answer.
+    """
+    kind, _, rest = name.partition(":")
+    wanted = f"{where} is {name!r}"
+    if kind == "agent":
+        return find_agent(rest, options, f"{where.removesuffix('.environment')}.agent is {rest!r}")
+    if kind in _KINDS and rest:
+        return _KINDS[kind](rest, options, wanted)
+    place, _, member = name.rpartition(":")
+    if not place or not member:
+        kinds = ", ".join(f"{kind}:NAME" for kind in _KINDS)
+        raise ConfigError(
+            f"{wanted}, which names no class", remedy=f"use path/to/file.py:Class, package.module:Class, or {kinds}"
+        )
+    found = _member(place, member, wanted)
+    check_options(found, options, wanted, all_of_them=True)
+    return _source(found, Maker(name, found, options), wanted)
+
+
+def _member(place: str, member: str, wanted: str) -> Any:
+    members = vars(import_place(place, wanted))
+    if member not in members:
+        makers = [key for key, value in members.items() if callable(value) and not key.startswith("_")]
+        hint = did_you_mean(member, makers) or "check the spelling"
+        raise ConfigError(f"{wanted}, but {place} has no {member}", remedy=hint)
+    found = members[member]
+    if not callable(found):
+        raise ConfigError(
+            f"{wanted}, which is a {type(found).__name__}", remedy="name a class, or a function that makes its objects"
+        )
+    return found
+
+
+def _source(found: Any, maker: Maker, wanted: str) -> EnvironmentSource:
+    made_class = found if inspect.isclass(found) else _class_made(maker, wanted)
+    if not is_game(made_class):
+        return ToolClassSource(maker, made_class, wanted)
+    # `options` of Gymnasium's reset are its own; a column of this name (of a multiple choice, say) is something else.
+    return GameSource(maker, made_class, wanted, without=("options",) if is_of_library(made_class) else ())
+
+
+def _class_made(maker: Maker, wanted: str) -> type:
+    """The class of the objects that a function makes: it is called once."""
+    with calling_outside(f"{wanted}, but calling it", ConfigError):
+        trial = maker.call(**maker.options)
+    Instance(trial, maker.name).close()
+    return type(trial)

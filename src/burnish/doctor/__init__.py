@@ -1,1 +1,0 @@
-"""Examination of an installation and its machine for `burnish doctor`."""

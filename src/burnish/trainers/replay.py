@@ -1,0 +1,281 @@
+"""Recorded steps once more, without sampling: other rewards score the same responses, or an estimator credits them.
+
+Everything between the responses and the update is done as in the run: rewards, filters, penalties, normalisation,
+advantages. What needed a model then (log-probabilities, values) is taken from the recording.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from burnish.algorithms.advantages import Estimator
+from burnish.config.domains import domain_settings, used_domains
+from burnish.config.schema import RlConfig
+from burnish.errors import ConfigError, DataError
+from burnish.models.tokenizers import load_tokenizer
+from burnish.observability.history import read_rows
+from burnish.observability.recorder import RecordedLine, RolloutNote, prompt_fields, read_rollouts, step_of
+from burnish.observability.sinks import METRICS_FILE
+from burnish.outside.reading import reading
+from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.trainers.chaining import pinned
+from burnish.trainers.outer_loop import Progress
+from burnish.trainers.rl.batching import build_batch, padded, scored
+from burnish.trainers.rl.collection import GREEDY_SAMPLE, penalised, why_left_out
+from burnish.trainers.rl.credit import credit_rows
+from burnish.trainers.rl.credit.by_domain import DomainCredit
+from burnish.trainers.rl.setup.domains import Domains, build_domains
+from burnish.trainers.rl.setup.feeds import load_prompt_set
+from burnish.trainers.rl.setup.objective import resolve_algorithm
+from burnish.trainers.rl.setup.parts import open_scorer
+from burnish.trainers.rl.setup.preflight import check_estimator
+from burnish.trainers.run_folder import recorded_paths
+from burnish.trainers.telemetry.rollout_notes import notes_of
+from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup, RowKey
+
+_OF_ROLLOUT = [one.name for one in fields(Rollout)]
+_DATA = "replay with the data that the run was trained on"
+_NOT_RECORDED = "left out when it was recorded, so that what its credit needs of the models is unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedResponse:
+    """What became of a response. reward: its score, before penalties for length. advantage: mean over its trained
+    tokens, None if it is not trained on; `why` says why then."""
+
+    reward: float | None
+    parts: Mapping[str, float]
+    status: str
+    advantage: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A recorded response: as the step had it, and as it is now."""
+
+    step: int
+    prompt_id: str
+    domain: str
+    group_id: int
+    sample_index: int
+    response: str
+    before: ReplayedResponse
+    after: ReplayedResponse
+    branch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedStep:
+    """A recorded step: its groups, and what was noted of each response."""
+
+    step: int
+    groups: tuple[RolloutGroup, ...]
+    lines: Mapping[RowKey, RecordedLine]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayer:
+    """Replays the steps of one run. notes: for the user."""
+
+    config: RlConfig
+    estimator: Estimator
+    domains: Domains
+    scorer: ProcessRewardScorer
+    prompts: Mapping[tuple[str, str], Prompt]
+    kl_coefs: Mapping[int, float]
+    keeps_scores: bool
+    notes: list[str] = field(default_factory=list)
+
+    def replay(self, file: Path) -> list[Replayed]:
+        """The responses of a recorded training step, in the order of the file.
+
+        DataError if the file is damaged or its prompts are not those of the data; ConfigError if the algorithm needs
+        something that was not recorded; whatever a reward raises.
+        """
+        recorded = self.read(file)
+        groups = recorded.groups if self.keeps_scores else self._scored(recorded.groups)
+        left_out = partial(
+            why_left_out, step=recorded.step, domains=self.domains, needs_greedy=self.estimator.needs_greedy
+        )
+        why = {group.group_id: left_out(group) for group in groups}
+        kept, lacking = self._creditable([group for group in groups if not why[group.group_id]], recorded.lines)
+        why |= {group.group_id: _NOT_RECORDED for group in lacking}
+        if self.config.algorithm.overlong_buffer is not None:
+            kept = [penalised(group, self.config.algorithm.overlong_buffer, self.domains) for group in kept]
+        credit = self._credit(kept, recorded)
+        found = []
+        for group in groups:
+            for rollout in group.rollouts:
+                key = rollout.key
+                after = _after(rollout, credit.get(key), why[group.group_id])
+                found.append(_replayed(recorded.step, group.prompt, recorded.lines[key], rollout, after))
+        return found
+
+    def read(self, file: Path) -> ReplayedStep:
+        """The groups of a recorded step, with the prompts of the run's data."""
+        with reading(f"{file}: reading recorded rollouts", DataError, remedy="name a step whose file is whole"):
+            lines = read_rollouts(file)
+            rollouts = [_rollout(line) for line in lines]
+        groups = []
+        both = list(zip(lines, rollouts, strict=True))
+        for group_id, of_group in groupby(both, key=lambda pair: pair[1].group_id):
+            members = list(of_group)
+            own = tuple(rollout for line, rollout in members if not line["greedy"])
+            greedy = next((rollout for line, rollout in members if line["greedy"]), None)
+            groups.append(RolloutGroup(self._prompt(members[0][0], file), group_id, own, greedy))
+        noted = {r.key: line for line, r in both if not line["greedy"]}
+        return ReplayedStep(step_of(file), tuple(groups), noted)
+
+    def _prompt(self, line: RecordedLine, file: Path) -> Prompt:
+        prompt = self.prompts.get((line["domain"], line["prompt_id"]))
+        if prompt is None:
+            raise DataError(f"{file}: the training data has no prompt {line['prompt_id']!r}", remedy=_DATA)
+        known = json.loads(json.dumps(prompt_fields(prompt), default=str))  # as it was recorded
+        if known != {name: line[name] for name in known}:
+            raise DataError(f"{file}: prompt {line['prompt_id']!r} is another one in the training data", remedy=_DATA)
+        return prompt
+
+    def _scored(self, groups: Sequence[RolloutGroup]) -> tuple[RolloutGroup, ...]:
+        """The groups with scores of the rewards of the run file, and no others."""
+        fresh = [
+            (group.prompt, _unscored(rollout))
+            for group in groups
+            for rollout in (*group.rollouts, group.greedy)
+            if rollout is not None and rollout.finish_reason is not FinishReason.FAILED  # which stay as they are
+        ]
+        scores = {r.key: r for r in self.scorer.score(fresh)}
+        return tuple(
+            replace(
+                group,
+                rollouts=tuple(scores.get(r.key, r) for r in group.rollouts),
+                greedy=scores.get((group.group_id, GREEDY_SAMPLE, 0), group.greedy),
+            )
+            for group in groups
+        )
+
+    @property
+    def _needed(self) -> tuple[str, ...]:
+        """What the credit needs per token that only the run's models could tell."""
+        values = ("token_values",) if self.estimator.needs_values else ()
+        return (*values, *(("old_logprobs", "ref_logprobs") if self.config.algorithm.kl_in == "reward" else ()))
+
+    def _creditable(
+        self, groups: Sequence[RolloutGroup], lines: Mapping[RowKey, RecordedLine]
+    ) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
+        """The groups of which everything is known, and the others. Nothing is recorded of what was left out."""
+        known: list[RolloutGroup] = []
+        unknown: list[RolloutGroup] = []
+        for group in groups:
+            rows = [lines[r.key] for r in group.rollouts if r.reward is not None]
+            (known if all(name in row for row in rows for name in self._needed) else unknown).append(group)
+        if groups and not known:
+            raise ConfigError(
+                f"algorithm.estimator {self.estimator.name!r} with kl_in {self.config.algorithm.kl_in!r} needs "
+                f"{' and '.join(self._needed)}, which this step did not record",
+                remedy="replay with an algorithm that needs no other models than the run had, or kl_in=none",
+            )
+        return known, unknown
+
+    def _credit(self, groups: Sequence[RolloutGroup], recorded: ReplayedStep) -> dict[RowKey, RolloutNote]:
+        """What the update would be told of each response."""
+        rows = scored(groups)
+        if not rows:
+            return {}
+        rollouts = [rollout for _, rollout in rows]
+        # Padding is never looked at: nothing passes through a model.
+        batch = build_batch(rollouts, pad_token_id=0, mask_truncated=self.config.algorithm.mask_truncated)
+        lines = [recorded.lines[r.key] for r in rollouts]
+        given = {"token_values": "values", "old_logprobs": "old_logprobs", "ref_logprobs": "ref_logprobs"}
+        for name in self._needed:
+            rows_of = [[float(value) for value in line[name]] for line in lines]
+            batch = batch.replace(**{given[name]: padded(rows_of, 0.0, torch.float32)})
+        batch, _ = credit_rows(
+            batch,
+            rows,
+            config=self.config,
+            estimator=self.estimator,
+            kl_coef=self.kl_coefs.get(recorded.step, self.config.algorithm.kl_coef),
+            domain_credit=DomainCredit(self.domains) if self.config.domains else None,
+        )
+        return {r.key: note for r, note in zip(rollouts, notes_of(batch), strict=True)}
+
+
+@contextmanager
+def open_replay(config: RlConfig, console: Console, *, keep_scores: bool = False) -> Iterator[Replayer]:
+    """Load what a replay of this run needs: data, tokenizer, and the rewards with their workers, which end with this
+    context. Neither policy nor engine. keep_scores: the recorded scores are credited as they are.
+
+    Raises BurnishError for everything that a user can fix.
+    """
+    estimator = resolve_algorithm(config.algorithm).estimator
+    check_estimator(config, estimator)
+    config, _ = pinned(config)
+    with open_scorer(config, console, recorded_paths(Path(config.output)), models_elsewhere=keep_scores) as scorer:
+        settings, tokenizer = domain_settings(config), load_tokenizer(config.model)
+        used = used_domains(config, settings, "train")
+        sets = {one.name: load_prompt_set(config, one, tokenizer, None, "train") for one in used}
+        if not keep_scores:
+            scorer.attach_policy(tokenizer)
+            scorer.check_prompts([prompt for prompts in sets.values() for prompt in prompts.prompts])
+        yield Replayer(
+            config=config,
+            estimator=estimator,
+            domains=build_domains(config, settings, sets, scorer, Progress(), begins=False),
+            scorer=scorer,
+            prompts={(p.domain, p.id): p for prompts in sets.values() for p in prompts.prompts},
+            kl_coefs=_kl_coefs(config),
+            keeps_scores=keep_scores,
+            notes=list(_notes(config)),
+        )
+
+
+def _kl_coefs(config: RlConfig) -> dict[int, float]:
+    """The coefficient of each step, where the run adapted it."""
+    if config.algorithm.kl_target is None:
+        return {}
+    rows = read_rows(Path(config.output) / METRICS_FILE)
+    return {int(row["step"]): row["kl/coef"] for row in rows if "kl/coef" in row}
+
+
+def _notes(config: RlConfig) -> Iterator[str]:
+    running = [one.name for one in domain_settings(config) if one.own.normalize == "running"]
+    if running:
+        yield f"domains {', '.join(running)}: normalize is `running`, which begins anew with each step of a replay"
+
+
+def _rollout(line: RecordedLine) -> Rollout:
+    """As it was recorded. Numbers that are not finite were recorded as text."""
+    row = {name: line[name] for name in _OF_ROLLOUT if name in line}
+    return Rollout.from_dict({**row, "rollout_logprobs": [float(value) for value in line["rollout_logprobs"]]})
+
+
+def _unscored(rollout: Rollout) -> Rollout:
+    """Before any reward has seen it."""
+    return replace(
+        rollout, reward=None, reward_parts={}, token_rewards=None, status=RewardStatus.PENDING, status_detail=""
+    )
+
+
+def _after(rollout: Rollout, note: RolloutNote | None, why_left_out: str) -> ReplayedResponse:
+    advantage = None if note is None else note.advantage
+    why = why_left_out or (note.dropped_because if note is not None else f"reward {rollout.status.value}")
+    if rollout.reward is None:
+        why = f"reward {rollout.status.value}"
+    return ReplayedResponse(rollout.reward, rollout.reward_parts, rollout.status.value, advantage, why)
+
+
+def _replayed(step: int, prompt: Prompt, line: RecordedLine, rollout: Rollout, after: ReplayedResponse) -> Replayed:
+    before = ReplayedResponse(
+        line["reward"], line["reward_parts"], line["status"], line.get("advantage"), line.get("dropped_because", "")
+    )
+    return Replayed(step, prompt.id, prompt.domain, *rollout.sample, rollout.response, before, after, rollout.branch)

@@ -1,0 +1,124 @@
+"""From a run file to its agents: the server that they talk to, and the processes that they run in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+from burnish.agents.endpoint.agents import GIVEN, AgentEngine, AgentServer, AgentTalk
+from burnish.agents.endpoint.chat_tokens import Speech
+from burnish.agents.environments.host import ConversationHost
+from burnish.agents.environments.warm_parent import Wanted
+from burnish.config.domains import DomainSettings
+from burnish.config.schema import RlConfig
+from burnish.data.prompts import PromptSet
+from burnish.errors import ConfigError
+from burnish.models.loading import LoadedModel
+from burnish.observability.console import say
+from burnish.rollouts.engine import RolloutEngine, Sampling
+from burnish.trainers.rl.setup.feeds import with_template
+from burnish.types import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """The agents of the domains that have them, by name. `talks` fills up as prompts are loaded."""
+
+    by_domain: Mapping[str, AgentTalk] = field(default_factory=dict)
+    server: AgentServer | None = None
+    talks: dict[str, tuple[AgentTalk, Prompt]] = field(default_factory=dict)
+
+    def add(self, domain: str, prompts: PromptSet) -> None:
+        """Let these prompts be held by agents, if their domain has them. ConfigError if they cannot."""
+        if domain not in self.by_domain:
+            return
+        for prompt in prompts.prompts:
+            taken = [name for name in GIVEN if name in prompt.columns and name != "messages"]
+            if taken:
+                raise ConfigError(
+                    f"prompt {prompt.id} has a column {taken[0]!r}, which is what an agent is given of the endpoint",
+                    remedy="rename the column",
+                )
+            known = self.talks.get(prompt.id)
+            if known is not None and known[1] != prompt:
+                raise ConfigError(
+                    f"two prompts have the id {prompt.id!r}, so it would not be known which one an agent gets",
+                    remedy="rename one of the data sets (ids begin with the name of the file), or set columns.id",
+                )
+            self.talks[prompt.id] = (self.by_domain[domain], prompt)
+
+    def around(self, engine: RolloutEngine, others: RolloutEngine, context_length: int) -> RolloutEngine:
+        """The engine with the agents of the run. `others`: for prompts that have none."""
+        if self.server is None:
+            return others
+        return AgentEngine(engine, others, self.talks, self.server, context_length=context_length)
+
+
+@contextmanager
+def open_agents(
+    config: RlConfig, settings: Sequence[DomainSettings], loaded: LoadedModel, console: Console
+) -> Iterator[Agents]:
+    """Start the server and the processes of agents; they are ended at the end. ConfigError or RolloutError if that is
+    not possible."""
+    having = [one for one in settings if one.conversation is not None and one.conversation.agent is not None]
+    with ExitStack() as stack:
+        talks = {domain.name: _open_talk(config, domain, loaded, stack) for domain in having}
+        server = None
+        if having:
+            server = AgentServer()
+            stack.callback(server.close)
+        for domain in having:
+            say(console, _lines(domain))
+        yield Agents(talks, server)
+
+
+def _open_talk(config: RlConfig, domain: DomainSettings, loaded: LoadedModel, stack: ExitStack) -> AgentTalk:
+    conversation, where = domain.conversation, domain.conversation_section
+    assert conversation is not None
+    host = ConversationHost(
+        Wanted(
+            environment=f"agent:{conversation.agent}",
+            options=conversation.agent_options,
+            where=where,
+            variables=conversation.variables,
+            start_seconds=conversation.start_timeout_seconds,
+        )
+    )
+    stack.callback(host.close)
+    speech = Speech.of(
+        with_template(loaded.tokenizer, domain.chat_template),
+        (*loaded.eos_token_ids, *config.rollout.stop_token_ids),
+        domain.template_options,
+        parser=conversation.parser,
+    )
+    rollout = config.rollout
+    return AgentTalk(
+        host,
+        speech,
+        # What agents may repeat of the run's settings. Evaluations sample otherwise, which no agent has to know.
+        Sampling(0, temperature=rollout.temperature, top_k=rollout.top_k, top_p=rollout.top_p, min_p=rollout.min_p),
+        turns=conversation.max_turns,
+        turn_tokens=conversation.max_turn_tokens,
+        others=conversation.agent_settings,
+        call_seconds=conversation.call_timeout_seconds,
+        open_seconds=conversation.open_timeout_seconds,
+        open=conversation.max_open,
+        in_rounds=conversation.in_rounds,
+        same_start=conversation.same_start,
+    )
+
+
+def _lines(domain: DomainSettings) -> list[str]:
+    """What the user is told."""
+    conversation, where = domain.conversation, domain.conversation_section
+    assert conversation is not None
+    lines = [f"{where}: agent {conversation.agent}; at most {conversation.max_turns} turns"]
+    if not conversation.in_rounds:
+        lines.append(
+            f"{where}: turns are sampled as agents ask for them, so log-probabilities may differ in rounding from run "
+            f"to run ({where}.in_rounds: true makes them equal)"
+        )
+    return lines

@@ -1,0 +1,154 @@
+"""The domains of a run, made from its run file: how each is sampled, and which of its prompts and groups teach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from burnish.algorithms.advantages import resolve_estimator
+from burnish.config import names
+from burnish.config.domains import ALL, DomainSettings, Split, used_domains
+from burnish.config.schema import RlConfig
+from burnish.data.feeds import DomainFeeds, Drawn, Positions, SampledPrompts
+from burnish.data.overlap import Asked
+from burnish.data.prompts import PromptSet
+from burnish.data.shares import Shares
+from burnish.data.template import ChatFormat
+from burnish.errors import ConfigError
+from burnish.models.loading import LoadedModel
+from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.rewards.success import success_of_domain, why_not_measured
+from burnish.rollouts.engine import Sampling
+from burnish.trainers.outer_loop import Progress
+from burnish.trainers.rl.difficulty import Filter, PassRates, recorded_files_of, recorded_outcomes
+from burnish.trainers.rl.setup.conversations import Conversations
+from burnish.trainers.rl.setup.feeds import load_prompt_set
+from burnish.types import Prompt, RolloutGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    settings: DomainSettings
+    sampling: Sampling
+    filter: Filter
+
+
+@dataclass(frozen=True, slots=True)
+class Domains:
+    """All domains of a run, by name. A run without a `domains` section has one, named ALL."""
+
+    by_name: Mapping[str, Domain]
+    feeds: DomainFeeds
+    rates: PassRates
+
+    def of(self, prompt: Prompt) -> Domain:
+        return self.by_name[ALL] if ALL in self.by_name else self.by_name[prompt.domain]
+
+    def draw(self, counts: Mapping[str, int], positions: Positions, step: int) -> tuple[list[Drawn], Positions]:
+        """So many prompts of each domain that are worth sampling, from these positions on, and the positions after."""
+
+        def asks_for(name: str, prompt: Prompt) -> bool:
+            return self.by_name[name].filter.asks_for(self.rates.of(name, prompt.id), step)
+
+        return self.feeds.draw(counts, positions, asks_for if self.rates.windows else None)
+
+    def why_left_out(self, group: RolloutGroup, step: int) -> str:
+        return self.of(group.prompt).filter.why_left_out(group, step)
+
+    def lacking(self, wanted: Mapping[str, int], kept: Sequence[RolloutGroup]) -> dict[str, int]:
+        """Groups that are still to be sampled, of the domains that replace those that do not teach."""
+        found = [self.of(group.prompt).settings.name for group in kept]
+        refilled = {name: domain.settings.refills for name, domain in self.by_name.items()}
+        return {name: count - found.count(name) if refilled[name] else 0 for name, count in wanted.items()}
+
+    def observe(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+        """These groups were collected for this step."""
+        for group in groups if self.rates.windows else ():
+            domain = self.of(group.prompt)
+            self.rates.observe(step, domain.settings.name, group.prompt.id, domain.filter.solved(group))
+
+
+def load_domains(
+    config: RlConfig,
+    settings: Sequence[DomainSettings],
+    loaded: LoadedModel,
+    split: Split,
+    conversations: Conversations,
+) -> dict[str, PromptSet]:
+    """The prompts of the domains that are trained or evaluated, by name. They are added to the conversations."""
+    tokenizer, context = loaded.tokenizer, loaded.context_length
+    used = used_domains(config, settings, split)
+    found = {}
+    for one in used:
+        prompts = load_prompt_set(config, one, tokenizer, context, split, conversations.offered(one.name))
+        conversations.add(one.name, prompts, ChatFormat(one.chat, one.template_options))
+        found[one.name] = prompts
+    return {name: prompts for name, prompts in found.items() if prompts}
+
+
+def prompts_of(sets: Mapping[str, PromptSet]) -> list[Prompt]:
+    return [prompt for prompts in sets.values() for prompt in prompts.prompts]
+
+
+def asked_by(sets: Mapping[str, PromptSet]) -> list[Asked]:
+    return [asked for prompts in sets.values() for asked in prompts.asked()]
+
+
+def check_difficulty(settings: Sequence[DomainSettings], answer_labels: Sequence[str], *, begins: bool) -> None:
+    """ConfigError for a trained domain that asks when a response is solved where nothing says so, and for a run that
+    does not exist in `difficulty.recorded`. `begins`: a run that goes on does not read it."""
+    for domain in (domain for domain in settings if domain.is_trained):
+        asking = domain.asks_what_is_solved
+        if asking and success_of_domain(domain, answer_labels) is None:
+            raise ConfigError(
+                f"domains.{domain.name}.{asking[0]} is set, but nothing says when a response is solved: "
+                f"{why_not_measured(domain.evaluation)}",
+                remedy=f"set domains.{domain.name}.evaluation.success to the reward that decides",
+            )
+        if begins and domain.difficulty is not None and domain.difficulty.recorded is not None:
+            recorded_files_of(domain.difficulty.recorded, f"domains.{domain.name}.difficulty.recorded")
+
+
+def build_domains(
+    config: RlConfig,
+    settings: Sequence[DomainSettings],
+    train: Mapping[str, PromptSet],
+    scorer: ProcessRewardScorer,
+    progress: Progress,
+    *,
+    begins: bool,
+) -> Domains:
+    """What the domains draw from and how. `begins`: the run has no checkpoint, which would say how hard prompts are."""
+    windows = {one.name: one.difficulty.window for one in settings if one.difficulty is not None}
+    rates = PassRates(windows, progress)
+    compares_parts = resolve_estimator(config.algorithm.estimator).needs_parts
+    domains = {}
+    for one in settings:
+        success = success_of_domain(one, scorer.answer_labels)
+        recorded = None if one.difficulty is None else one.difficulty.recorded
+        if begins and recorded is not None and success is not None and one.name in train:
+            field, ids = f"domains.{one.name}.difficulty.recorded", {prompt.id for prompt in train[one.name].prompts}
+            found = recorded_outcomes(recorded, field, success, domain=one.name, prompt_ids=ids)
+            rates.begin_with(one.name, found)
+        turn_gamma = config.algorithm.gamma if config.algorithm.estimator in names.TURN_ESTIMATORS else None
+        parts = [reward.log_label for reward in one.rewards if reward.trained_weight] if compares_parts else []
+        teaching = Filter(one.dynamic_sampling, one.difficulty, success, turn_gamma, tuple(parts))
+        domains[one.name] = Domain(one, build_sampling(config, one), teaching)
+    seed, shuffle = config.seed, config.data.shuffle
+    feeds = {name: SampledPrompts(some, some.sampler(seed=seed, shuffle=shuffle)) for name, some in train.items()}
+    shares = Shares([one.shares for one in settings], config.rollout.prompts_per_step)
+    return Domains(domains, DomainFeeds([one.name for one in settings], feeds, shares), rates)
+
+
+def build_sampling(config: RlConfig, domain: DomainSettings) -> Sampling:
+    rollout = config.rollout
+    return Sampling(
+        max_response_tokens=domain.max_response_tokens,
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        min_p=rollout.min_p,
+        stop_token_ids=rollout.stop_token_ids,
+        stop=domain.stop,
+        ignore_eos=rollout.ignore_eos,
+    )

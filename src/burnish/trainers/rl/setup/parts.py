@@ -1,0 +1,170 @@
+"""From a run file to the parts of a run: only what the algorithm needs is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from rich.console import Console
+
+from burnish.algorithms.kl import AdaptiveKL, KLController
+from burnish.config.domains import domain_settings
+from burnish.config.schema import AlgorithmConfig, RlConfig
+from burnish.data.overlap import find_overlap
+from burnish.data.prompts import check_bound_rewards
+from burnish.forward.fast_paths import FastPaths
+from burnish.models.loading import choose_pages
+from burnish.models.saved import SavedPolicy
+from burnish.models.weights import Weights
+from burnish.observability.console import say
+from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.rewards.success import success_of_domain
+from burnish.rollouts.answering import open_model as open_judge
+from burnish.rollouts.limits import check_rotation
+from burnish.rollouts.outages import Patience
+from burnish.trainers.chaining import pinned
+from burnish.trainers.microbatch import settle_microbatch
+from burnish.trainers.outer_loop import Progress, restore
+from burnish.trainers.rl.collection import Collector, Overlaps
+from burnish.trainers.rl.credit.by_domain import DomainCredit
+from burnish.trainers.rl.evaluation import build_evaluator
+from burnish.trainers.rl.loop import RlRun
+from burnish.trainers.rl.setup.conversations import open_conversations
+from burnish.trainers.rl.setup.critic import build_value_objective
+from burnish.trainers.rl.setup.domains import asked_by, build_domains, check_difficulty, load_domains, prompts_of
+from burnish.trainers.rl.setup.objective import objectives, resolve_algorithm
+from burnish.trainers.rl.setup.opened_models import OpenPlayers, longest_text, open_model, open_outline, open_players
+from burnish.trainers.rl.setup.preflight import check_settings, precision_lines, timing_lines
+from burnish.trainers.rl.supply import Supply, SupplyAhead
+from burnish.trainers.rl.supply.threaded import AsideEngine, SupplyAside, SupplyPartial
+from burnish.trainers.run_folder import open_workplace, recorded_paths
+from burnish.trainers.telemetry.journal import open_journal
+
+
+@contextmanager
+def open_rl_run(
+    config: RlConfig, console: Console, *, accept_changes: bool = False, opener: OpenPlayers = open_players
+) -> Iterator[RlRun]:
+    """Open everything that `run_loop` uses; workers, sinks and the lock are released at the end."""
+    parts = resolve_algorithm(config.algorithm)
+    check_settings(config, parts)
+    say(console, (*timing_lines(config), *precision_lines(config)))
+    estimator, loss, numbers = parts
+    config, chained = pinned(config)
+    say(console, chained)
+    with ExitStack() as stack:
+        workplace = stack.enter_context(open_workplace(config, console, accept_changes=accept_changes))
+        models_elsewhere = "reward_model" in config.cluster.own_process
+        paths = recorded_paths(workplace.path)
+        scorer = stack.enter_context(open_scorer(config, console, paths, models_elsewhere=models_elsewhere))
+        settings, begins = domain_settings(config), workplace.checkpoint is None
+        has_weights = config.cluster.trains_here
+        loaded = stack.enter_context(open_model(config, paths, console) if has_weights else open_outline(config))
+        config = settle_microbatch(config, paths, loaded if has_weights else None)
+        say(console, scorer.attach_policy(loaded.tokenizer))
+        if "reward_model" in config.cluster.offload:
+            scorer.rest_models(workplace.path)
+        check_rotation(loaded.model.config, longest_text(config, loaded))
+        conversations = stack.enter_context(open_conversations(config, settings, loaded, console))
+        train = load_domains(config, settings, loaded, "train", conversations)
+        for prompts in train.values():
+            say(console, prompts.lines())
+        scorer.check_prompts(prompts_of(train))
+        check_difficulty(settings, scorer.answer_labels, begins=begins)
+        check_bound_rewards(config, prompts_of(train))
+        progress = Progress()
+        players = stack.enter_context(opener(config, loaded, paths, console))
+        roles, engine = players.roles, conversations.around(players.engine, longest_text(config, loaded))
+        if players.reward_models is not None:
+            scorer.ask_models(players.reward_models)
+        # On a CPU, workers that score would slow down sampling by more than they save (see `Collector`).
+        idle_cores = loaded.model.device.type != "cpu" or config.cluster.uses_processes
+        overlaps: Overlaps = "all" if idle_cores else "waiting" if scorer.only_waits else "none"
+        collector = Collector(
+            config=config,
+            domains=build_domains(config, settings, train, scorer, progress, begins=begins),
+            engine=engine,
+            scorer=scorer,
+            needs_greedy=estimator.needs_greedy,
+            overlaps=overlaps,
+            patience=Patience(config.scoring.retry_seconds, lambda line: say(console, (line,))),
+        )
+        evaluator = None
+        if config.evaluation.happens:
+            evaluator = build_evaluator(config, loaded, engine, scorer, console, conversations, train=train)
+        if evaluator is None:
+            say(console, find_overlap(asked_by(train)).lines())
+        journal = stack.enter_context(
+            open_journal(config, workplace, loaded, console, total_steps=config.steps, standing=players.standing)
+        )
+        supply = stack.enter_context(open_supply(config, collector, progress, roles.policy.publish(), players.aside))
+        run = RlRun(
+            config=config,
+            policy=roles.policy,
+            reference=roles.reference,
+            supply=supply,
+            evaluator=evaluator,
+            estimator=estimator,
+            objective=players.objective or objectives(config, parts),
+            select_tokens=partial(loss.select, options=numbers) if loss.needs_selection else None,
+            kl=build_kl(config.algorithm),
+            domain_credit=DomainCredit(collector.domains) if config.domains else None,
+            pad_token_id=loaded.pad_token_id,
+            journal=journal,
+            progress=progress,
+            store=workplace.store,
+            total_steps=config.steps,
+            critic=roles.critic,
+            value_objective=None if roles.critic is None else build_value_objective(config),
+            beside=players.beside,
+            saved=SavedPolicy(
+                config.model, loaded, roles.policy, config.rollout.stop_token_ids, config.rollout.temperature
+            ),
+        )
+        if workplace.checkpoint is not None:
+            restore(run, workplace.checkpoint)
+            say(console, supply.lines())
+            supply.publish(roles.policy.publish(), progress.step)
+        yield run
+
+
+@contextmanager
+def open_supply(
+    config: RlConfig, collector: Collector, progress: Progress, beginning: Weights, aside: AsideEngine | None
+) -> Iterator[Supply]:
+    """Batches as `max_staleness` says. `aside`: the collector's engine, if it can sample while the policy learns."""
+    if config.max_staleness == 0:
+        yield Supply(collector, progress, beginning)
+    elif aside is None:
+        yield SupplyAhead(collector, progress, beginning)
+    else:
+        ahead = SupplyPartial if config.partial else SupplyAside
+        with ahead(collector, progress, beginning, aside) as supply:
+            yield supply
+
+
+def build_kl(algorithm: AlgorithmConfig) -> KLController:
+    if algorithm.kl_target is None:
+        return KLController(algorithm.kl_coef)
+    return AdaptiveKL(algorithm.kl_coef, algorithm.kl_target, algorithm.kl_horizon)
+
+
+@contextmanager
+def open_scorer(
+    config: RlConfig, console: Console, paths: FastPaths, *, models_elsewhere: bool = False
+) -> Iterator[ProcessRewardScorer]:
+    """The rewards of the run file, loaded first, so that a wrong name or option stops the run before its model loads.
+    `paths` chooses for judges that are models of this process."""
+    choose_pages(config.model)  # before a smaller model of a reward has memory
+    with ProcessRewardScorer(
+        config.all_rewards,
+        config.scoring,
+        models_elsewhere=models_elsewhere,
+        sandbox=config.sandbox,
+        open_model=partial(open_judge, paths=paths),
+        say=lambda line: say(console, (line,)),
+    ) as scorer:
+        for domain in domain_settings(config):  # refuses a threshold out of reach
+            success_of_domain(domain, scorer.answer_labels)
+        yield scorer

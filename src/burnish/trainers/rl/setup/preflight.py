@@ -1,0 +1,338 @@
+"""What `burnish rl` refuses before loading a model. `burnish plan` makes the same checks, so it never promises more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from burnish.algorithms.advantages import Estimator
+from burnish.checkpointing.run import RunDirectory
+from burnish.checkpointing.sources import path_of, read_places
+from burnish.checkpointing.store import CheckpointStore
+from burnish.config.checks_rl import check_engine
+from burnish.config.domains import Split, domain_settings, sources_of, used_domains
+from burnish.config.engines import FALLBACK
+from burnish.config.names import MODEL_REWARD
+from burnish.config.problems import named, raise_problems
+from burnish.config.schema import RlConfig, RunConfig
+from burnish.config.schema_data import DataSource, ModelConfig, places_of_sources
+from burnish.config.section import NamedPlace
+from burnish.data.overlap import Asked, find_overlap
+from burnish.data.prompts import DomainRows, PromptSet, check_bound_rewards, read_prompts
+from burnish.data.sources import needs_download
+from burnish.errors import CheckpointError, ConfigError, ModelError
+from burnish.models.folders import check_model_folder, resolve_source
+from burnish.models.loading import resolve_device
+from burnish.models.tokenizers import load_tokenizer
+from burnish.models.weight_checks import check_token_ids
+from burnish.observability.sinks import find_sinks
+from burnish.outside.plugins import is_outside
+from burnish.planning.model_facts import ModelFacts
+from burnish.planning.plan import Preview
+from burnish.rewards.loading import RewardSpec
+from burnish.rewards.model_reward import check_model_reward
+from burnish.rewards.scorer import ProcessRewardScorer
+from burnish.rewards.specs import spec_of
+from burnish.rewards.success import success_of_domain
+from burnish.rollouts.registry import can_stop
+from burnish.trainers.rl.credit import reads_responses_alone
+from burnish.trainers.rl.setup.domains import check_difficulty
+from burnish.trainers.rl.setup.feeds import load_prompt_set
+from burnish.trainers.rl.setup.objective import AlgorithmParts, resolve_algorithm
+from burnish.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+SPLITS: tuple[Split, Split] = ("train", "eval")
+Prompts = PromptSet | Sequence[Prompt]
+"""Those of a domain, with their tokens if there is a tokenizer."""
+
+
+def check_settings(config: RlConfig, parts: AlgorithmParts, *, here: bool = True) -> None:
+    """ConfigError for settings that the run file, and the classes and functions that it names, already show to be
+    unusable. Loads no model and writes nothing. Unless it will run `here`, the packages of engine and sinks may be
+    missing."""
+    check_estimator(config, parts.estimator)
+    if config.algorithm.skip_zero_advantages and not parts.loss.zero_at_zero_advantage:
+        raise ConfigError(
+            f"algorithm.skip_zero_advantages is true, but the loss {parts.loss.name!r} may have a gradient at "
+            "advantage 0",
+            remedy="set it to false, or choose another algorithm.loss",
+        )
+    name = config.rollout.engine
+    stops = can_stop(name)  # refuses what is no engine
+    if is_outside(name):  # the others were looked at when the run file was read
+        raise_problems(named(check_engine(config)), source=f"rollout.engine {name!r}")
+    if config.partial and not stops:
+        raise ConfigError(
+            f"partial is true, but rollout.engine {name!r} cannot stop in the middle of a response "
+            "and go on with it later",
+            remedy=f"remove partial, use rollout.engine: {FALLBACK}, or derive the class from "
+            "burnish.rollouts.engine.StoppableEngine",
+        )
+    if here:
+        config.engine.traits.check_here(config.rollout)
+        find_sinks(config.logging.sinks)
+
+
+def check_fit(config: RlConfig, context_tokens: int | None, sampled_ids: int) -> None:
+    """Raises ConfigError or ModelError for responses that can never fit into the model's context (`context_tokens` of
+    prompt and response together, None if unlimited), and for stop ids that are never sampled."""
+    longest = config.rollout.max_response_tokens
+    if context_tokens is not None and longest >= context_tokens:
+        raise ConfigError(
+            f"rollout.max_response_tokens is {longest:,}, but the model's context is {context_tokens:,} tokens, which "
+            "leaves no room for a prompt",
+            remedy=f"set it below {context_tokens:,}, or use a model with a longer context",
+        )
+    check_token_ids(config.rollout.stop_token_ids, sampled_ids, "rollout.stop_token_ids names")
+
+
+def preview_rl(config: RlConfig, facts: ModelFacts | None, *, here: bool) -> Preview:
+    """What `burnish plan` finds out about a run, on this machine or for another one. facts: of the model, if known."""
+    context = None if facts is None else facts.context_tokens
+    if facts is not None:
+        check_fit(config, context, facts.vocabulary_size)
+    if not here:
+        return preview_elsewhere(config, partial(local_rows, config, context), partial(_check_elsewhere, config))
+    return preview(config, context)
+
+
+def _check_elsewhere(config: RlConfig, absent: Collection[str]) -> None:
+    """The settings of a run for another machine, if no field that names code that they depend on is `absent` here."""
+    if not {"algorithm.estimator", "algorithm.loss", "rollout.engine"}.intersection(absent):
+        check_settings(config, resolve_algorithm(config.algorithm), here=False)
+
+
+def preview(config: RlConfig, context_tokens: int | None) -> Preview:
+    """What `burnish plan` finds out about a run.
+
+    Raises what a run would raise about its settings, model folder, rewards and local data (BurnishError). Loads no
+    weights and downloads nothing, so what only these show is left to the run. `context_tokens`: the model's, if known.
+    """
+    check_settings(config, resolve_algorithm(config.algorithm))
+    check_model_source(config.model)
+    tokenizer = local_tokenizer(config)
+    train, heldout = (local_prompts(config, split, tokenizer, context_tokens) for split in SPLITS)
+    prompts = [[prompt for some in found for prompt in _prompts_of(some)] for found in (train, heldout)]
+    _check_rewards(config, prompts)
+    if train:
+        check_bound_rewards(config, prompts[0])
+    twice = find_overlap(*([asked for some in found for asked in _asked(some)] for found in (train, heldout)))
+    told = (*timing_lines(config), *precision_lines(config), *no_overlap_lines(config))
+    unknown = () if train else ("data.train names a data set on the hub, so the number of prompts is unknown",)
+    notes = [*unknown, *twice.lines(), *told, *notes_on(config)]
+    return count_prompts(train, heldout, notes)
+
+
+def preview_elsewhere(
+    config: RunConfig,
+    count: Callable[[PreTrainedTokenizerBase | None], Preview],
+    check: Callable[[Collection[str]], None] | None = None,
+) -> Preview:
+    """What can be found out about a run for another machine. What is not here is left out and noted, and rewards are
+    not tried. count: counts the data, which are here, with the tokenizer if that is. check: refuses settings, given the
+    fields that name what is not here."""
+    sources = {**config.named_sources("train"), **config.named_sources("eval")}
+    places = [*read_places(config), *places_of_sources(config.named_sources("eval"))]
+    absent = [place for place in places if _is_absent(place, sources.get(place.field))]
+    notes = [f"{place.field}: {place.text!r} is not on this machine" for place in absent]
+    if check is not None:
+        check({place.field for place in absent})
+    if any(place.kind == "data" for place in absent) or any(needs_download(source) for source in sources.values()):
+        return Preview(notes=(*notes, "the data are not counted"))
+    try:
+        tokenizer = local_tokenizer(config)
+    except ModelError as error:
+        notes.append(f"{error.message}; lengths of texts are unknown")
+        tokenizer = None
+    found = count(tokenizer)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def _is_absent(place: NamedPlace, source: DataSource | None) -> bool:
+    """Whether it is not on this machine. Names of built-in things and of data sets on the hub are nowhere."""
+    if place.kind == "option" or path_of(place) is not None:
+        return False
+    if place.kind == "code":
+        return place.text.rpartition(":")[0].endswith(".py")
+    return source is None or not needs_download(source)
+
+
+def local_rows(config: RlConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
+    """The prompts of data that are here."""
+    train, heldout = (local_prompts(config, split, tokenizer, context_tokens) for split in SPLITS)
+    return count_prompts(train, heldout, ())
+
+
+def count_prompts(train: Sequence[Prompts], heldout: Sequence[Prompts], notes: Sequence[str]) -> Preview:
+    """The sums of what domains have."""
+    tokens = [len(one) for found in train if isinstance(found, PromptSet) for one in found.prompt_tokens]
+    rows, others = (sum(map(len, found)) if found else None for found in (train, heldout))
+    return Preview(rows, sum(tokens) or None, notes=tuple(notes), heldout=others)
+
+
+def timing_lines(config: RlConfig) -> tuple[str, ...]:
+    """What to tell the user of a run whose numbers depend on how fast its processes are."""
+    if not config.partial:
+        return ()
+    return (
+        "partial: responses go on with new weights as soon as there are any, so the curve depends on timing, and the "
+        "same run file gives other numbers each time",
+    )
+
+
+def precision_lines(config: RlConfig) -> tuple[str, ...]:
+    """What to tell the user of a run in which two models compute at once in one process."""
+    if not computes_twice_at_once(config):
+        return ()
+    return (
+        "float32 products take PyTorch's highest precision, which may be slower: models compute in two threads of one "
+        "process, and a faster precision of one would change the last bits of the other",
+    )
+
+
+def computes_twice_at_once(config: RlConfig) -> bool:
+    """Whether models may compute in two threads of the command's process: a judge beside a reward model, or one of
+    these while the policy trains on what was sampled before. PyTorch's precision of float32 products is the whole
+    process's, and attention changes it for a moment (`burnish.machine.matmul_precision.usual_float32`)."""
+    judges = any(spec.is_judge and spec.options.get("model_path") for spec in map(spec_of, config.all_rewards))
+    elsewhere = "reward_model" in config.cluster.own_process
+    scores = any(reward.is_model for reward in config.all_rewards) and not elsewhere
+    samples_aside = config.cluster.rollout_workers > 0 and config.max_staleness > 0
+    return (judges and scores) or ((judges or scores) and samples_aside and config.cluster.trains_here)
+
+
+def no_overlap_lines(config: RlConfig) -> tuple[str, ...]:
+    """What to tell the user of a run that samples ahead of training in the processes that train."""
+    if config.max_staleness == 0 or config.cluster.rollout_workers:
+        return ()
+    value, because = config.max_staleness, "what trains also samples, in turn"
+    return (f"max_staleness is {value}, which saves no time without cluster.rollout_workers: {because}",)
+
+
+def check_estimator(config: RlConfig, estimator: Estimator) -> None:
+    """ConfigError for settings that the estimator cannot use: it would ignore them, or fail during the run."""
+    name, algorithm = estimator.name, config.algorithm
+    if estimator.needs_values and not estimator.token_level:
+        raise ConfigError(
+            f"algorithm.estimator {name!r} asks for values but gives no returns to train a critic with",
+            remedy="let it ask for token_rewards_BT as well and return (advantages_BT, returns_BT)",
+        )
+    if "critic" in config.cluster.own_process and not estimator.needs_values:
+        raise ConfigError(
+            f"cluster.own_process names the critic, but the estimator {name!r} asks for no values",
+            remedy="remove it, or let the estimator ask for values_BT",
+        )
+    of_critic = {} if estimator.needs_values else config.critic.model_dump(exclude_defaults=True)
+    for field, value in of_critic.items():
+        raise ConfigError(
+            f"critic.{field} is {value!r}, but the estimator {name!r} asks for no values, so there is no critic",
+            remedy=f"remove critic.{field}, or let the estimator ask for values_BT",
+        )
+    trained = [domain for domain in domain_settings(config) if domain.is_trained]
+    for field in (one.place("rollout", "group_size") for one in trained if one.group_size == 1):
+        if estimator.needs_groups:
+            raise ConfigError(
+                f"{field} is 1, but the estimator {name!r} compares the responses to one prompt",
+                remedy=f"set {field} to 2 or more",
+            )
+    if config.whitens_minibatches and algorithm.whiten_rewards and not reads_responses_alone(estimator):
+        raise ConfigError(
+            f"algorithm.whiten_over is minibatch and whiten_rewards is true, but the estimator {name!r} reads more "
+            "than the token rewards and values of one response",
+            remedy="set algorithm.whiten_over: step, or whiten_rewards: false, or use the estimator gae",
+        )
+    if {"scores_B", "token_rewards_BT"} & set(estimator.inputs):
+        return
+    normalized = {f"domains.{one.name}.normalize": one.own.normalize for one in trained}
+    clipped = {f"domains.{one.name}.reward_clip": one.own.reward_clip for one in trained}
+    for field, value, unused in (
+        *((field, value, value != "none") for field, value in normalized.items()),
+        *((field, value, value is not None) for field, value in clipped.items()),
+        ("algorithm.kl_in", algorithm.kl_in, algorithm.kl_in == "reward"),
+        ("algorithm.reward_clip", algorithm.reward_clip, algorithm.reward_clip is not None),
+        ("algorithm.whiten_rewards", algorithm.whiten_rewards, algorithm.whiten_rewards),
+        ("algorithm.overlong_buffer", algorithm.overlong_buffer, algorithm.overlong_buffer is not None),
+        ("scoring.on_failure", config.scoring.on_failure, config.scoring.on_failure == "score"),
+        ("scoring.incomplete_score", config.scoring.incomplete_score, config.scoring.incomplete_score is not None),
+    ):
+        if unused:
+            raise ConfigError(
+                f"{field} is {value!r}, but the estimator {name!r} reads each reward by itself and not their sum",
+                remedy=f"remove {field} (a KL can be part of the loss, an over-long penalty one of the rewards)",
+            )
+
+
+def check_model_source(model: ModelConfig, *, field: str = "model.path") -> None:
+    """ModelError for a folder that does not exist, or does not hold a model that can be loaded."""
+    check_model_folder(resolve_source(model.path, field=field), needs_weights=not model.from_scratch)
+
+
+def local_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
+    """None if it would have to be downloaded."""
+    folder = Path(config.model.tokenizer or config.model.path).expanduser()
+    return load_tokenizer(config.model) if folder.exists() else None
+
+
+def local_prompts(
+    config: RlConfig, split: Split, tokenizer: PreTrainedTokenizerBase | None, context_tokens: int | None
+) -> list[Prompts]:
+    """Prompts of each domain as the run would have them; without a tokenizer none is too long. Empty if any must be
+    downloaded."""
+    if any(needs_download(source) for source in config.named_sources(split).values()):
+        return []
+    found: list[Prompts] = []
+    for domain in used_domains(config, domain_settings(config), split):
+        if tokenizer is None:
+            found.append(read_prompts(sources_of(config, domain, split), DomainRows.of(config, domain, split))[0])
+        else:
+            found.append(load_prompt_set(config, domain, tokenizer, context_tokens, split))
+    return [some for some in found if some]
+
+
+def _prompts_of(found: Prompts) -> Sequence[Prompt]:
+    return found.prompts if isinstance(found, PromptSet) else found
+
+
+def _asked(found: Prompts) -> list[Asked]:
+    """What the prompts ask: their tokens, or their text and tools if there is no tokenizer."""
+    if isinstance(found, PromptSet):
+        return found.asked()
+    return [(prompt.id, repr((prompt.messages or prompt.text, prompt.tools))) for prompt in found]
+
+
+def _check_rewards(config: RlConfig, prompt_sets: Sequence[Sequence[Prompt]]) -> None:
+    functions = [reward for reward in config.all_rewards if not reward.name.startswith(MODEL_REWARD)]
+    for reward in config.all_rewards:
+        if reward not in functions:
+            check_model_reward(RewardSpec(reward.name, reward.label or "model", reward.options))
+    settings, begins = domain_settings(config), not CheckpointStore(Path(config.output)).steps()
+    if not functions:
+        return check_difficulty(settings, (), begins=begins)
+    with ProcessRewardScorer(functions, config.scoring, sandbox=config.sandbox) as scorer:
+        for prompts in prompt_sets:
+            scorer.check_prompts(prompts)
+        for domain in settings:
+            success_of_domain(domain, scorer.answer_labels)
+        check_difficulty(settings, scorer.answer_labels, begins=begins)
+    return None
+
+
+def notes_on(config: RunConfig) -> list[str]:
+    """Notes on what would work on another machine, or with `--fresh`."""
+    notes = []
+    try:
+        resolve_device(config.model.device)
+    except ModelError as error:
+        notes.append(error.message)
+    try:
+        RunDirectory(Path(config.output)).admit(config)
+    except CheckpointError as error:
+        notes.append(f"{error.message}\nthe run would refuse to continue it; --fresh would start over")
+    return notes

@@ -1,0 +1,105 @@
+"""What a separate process holds of a run: the models that are trained, the engine, or reward models. `RoleProcess`
+builds these.
+
+All take the fast paths recorded in the run's folder, so that they compute exactly what a single process would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from burnish.config.schema import RlConfig
+from burnish.distributed.reward_models import ROLE
+from burnish.forward.fast_paths import FastPaths
+from burnish.forward.lanes import ONE_LANE, Lanes
+from burnish.forward.matmul_choice import fast_float32
+from burnish.models.loading import LoadedModel, load_outline
+from burnish.models.lora import Adapter
+from burnish.rewards.model_reward import RewardModels
+from burnish.rewards.specs import spec_of
+from burnish.rollouts.engine import RolloutEngine
+from burnish.trainers.rl.setup.opened_models import open_model, open_rl_engine
+from burnish.trainers.rl.setup.preflight import computes_twice_at_once
+from burnish.trainers.rl.setup.roles import build_alone, build_roles
+from burnish.trainers.run_folder import recorded_paths
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """A role that tells which fast paths its process takes, what to say of them, and of the model."""
+
+    record: dict[str, str]
+    lines: tuple[str, ...]
+
+    @staticmethod
+    def of(paths: FastPaths, loaded: LoadedModel) -> Ways:
+        return Ways(paths.record(), (*loaded.notes, *paths.lines()))
+
+
+def without_progress_bars() -> None:
+    """Keep transformers from drawing on a terminal that this process shares with the live display."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+@contextmanager
+def trained_roles(
+    config: RlConfig, paths: FastPaths | None = None, lanes: Lanes = ONE_LANE, *, samples: bool = False
+) -> Iterator[dict[str, object]]:
+    """`policy`, and `reference` and `critic` where the algorithm needs them; with `samples` an `engine` that shares the
+    policy's weights; `ways`. Without `paths` those that the run has recorded in its folder are taken."""
+    console = Console(quiet=True)
+    paths = recorded_paths(Path(config.output)) if paths is None else paths
+    without_progress_bars()
+    with ExitStack() as stack:
+        loaded = stack.enter_context(open_model(config, paths, console))
+        roles = build_roles(config, loaded, lanes)
+        named: dict[str, object] = {"policy": roles.policy, "reference": roles.reference, "critic": roles.critic}
+        if samples:
+            named["engine"] = stack.enter_context(open_rl_engine(config, loaded, console))
+        named["ways"] = Ways.of(paths, loaded)
+        yield {name: role for name, role in named.items() if role is not None}
+
+
+@contextmanager
+def own_role(config: RlConfig, model: str, ways: Mapping[str, str]) -> Iterator[dict[str, object]]:
+    """`reference` or `critic`, which has the process for itself, and takes these fast paths; `ways`."""
+    console, paths = Console(quiet=True), FastPaths(ways)
+    without_progress_bars()
+    with open_model(config, paths, console) as loaded:
+        role = build_alone(config, loaded, Lanes(config.cluster.num_lanes), model)
+        yield {model: role, "ways": Ways.of(paths, loaded)}
+
+
+@contextmanager
+def reward_role(config: RlConfig, ways: Mapping[str, str]) -> Iterator[dict[str, object]]:
+    """`reward_model`: those of all rewards, which have the process for themselves; `ways`. Of the policy only what its
+    folder says without weights is read: how it cuts text into tokens, and which float32 products a run has."""
+    paths = FastPaths(ways)
+    without_progress_bars()
+    policy = load_outline(config.model, plain=config.debug.plain)
+    with fast_float32(policy.model, plain=config.debug.plain or computes_twice_at_once(config), paths=paths):
+        models = RewardModels.load(spec_of(reward) for reward in config.all_rewards if reward.is_model)
+        yield {ROLE: models, "ways": Ways(paths.record(), tuple(models.attach_policy(policy.tokenizer)))}
+
+
+@contextmanager
+def engine_role(config: RlConfig, ways: Mapping[str, str] | None = None) -> Iterator[dict[str, RolloutEngine | Ways]]:
+    """`engine`, with the weights of the run file's model until its first `sync`; `ways`. With `ways`, the fast paths to
+    take, it need not see the run's folder."""
+    console = Console(quiet=True)
+    paths = recorded_paths(Path(config.output)) if ways is None else FastPaths(ways)
+    without_progress_bars()
+    if config.engine.traits.copies:  # its own weights take the GPU, or several
+        config = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
+    with open_model(config, paths, console, takes_weights=True) as loaded:
+        if config.sends_adapters and config.model.lora is not None:
+            Adapter(loaded.model, config.model.lora, seed=config.seed)
+        with open_rl_engine(config, loaded, console) as engine:
+            yield {"engine": engine, "ways": Ways.of(paths, loaded)}

@@ -1,0 +1,105 @@
+"""Models that the loop uses (policy, reference and critic), made from a run file and a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from burnish.algorithms.advantages import resolve_estimator
+from burnish.config.schema import RlConfig
+from burnish.forward.lanes import ONE_LANE, Lanes
+from burnish.models.critic import SeparateCritic
+from burnish.models.loading import LoadedModel
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy
+from burnish.models.reference import FrozenReference
+from burnish.models.roles import Critic, Policy, Reference
+from burnish.trainers.rl.setup.critic import build_separate_critic, build_shared_critic
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Which models those are (`reference`, `critic`), and a thread for each; none where all share their processes."""
+
+    models: tuple[str, ...] = ()
+    threads: ThreadPoolExecutor | None = None
+
+    def begin(self, model: str, call: Callable[[], Result]) -> Callable[[], Result]:
+        """What waits for the result of a call to this model. The call is made now if the model has its own process,
+        and else when the result is asked for, because it would be in the way of what its process does until then."""
+        return call if self.threads is None or model not in self.models else self.threads.submit(call).result
+
+
+ALONE = Beside()
+"""No model has a process of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The models of a run, in whichever process they are. None for those that its algorithm does not need."""
+
+    policy: Policy
+    reference: Reference | None
+    critic: Critic | None
+
+
+def build_roles(config: RlConfig, loaded: LoadedModel, lanes: Lanes) -> Roles:
+    """The models of the run, in this process, without those that have another one (`cluster.own_process`). They start
+    from the weights that `loaded` has now, except for a critic with another `critic.init`."""
+    elsewhere = config.cluster.own_process
+    needs_values = resolve_estimator(config.algorithm.estimator).needs_values and "critic" not in elsewhere
+    critic: Critic | None = build_separate_critic(config, loaded, lanes) if needs_values else None
+    policy = build_policy(config, loaded, lanes)  # after the critic, whose trunk is to have no adapters
+    if needs_values and critic is None:
+        critic = build_shared_critic(config, policy)
+    needs_reference = config.algorithm.kl_in != "none" and "reference" not in elsewhere
+    return _with_rest(config, policy, policy.reference() if needs_reference else None, critic)
+
+
+def _with_rest(config: RlConfig, policy: LocalPolicy, reference: Reference | None, critic: Critic | None) -> Roles:
+    """The roles, of which those of `cluster.offload` rest between their phases."""
+    offload, folder = config.cluster.offload, Path(config.output)
+    if "optimizer" in offload:
+        policy.rest_optimizer(folder)
+    if isinstance(critic, SeparateCritic) and ("optimizer" in offload or "critic" in offload):
+        critic.rest_optimizer(folder)
+    if isinstance(critic, SeparateCritic) and "critic" in offload:
+        critic.rest(folder)
+    if isinstance(reference, FrozenReference) and "reference" in offload:
+        reference.rest(folder)
+    return Roles(policy, reference, critic)
+
+
+def build_alone(config: RlConfig, loaded: LoadedModel, lanes: Lanes, model: str) -> Reference | Critic:
+    """The `reference` or the `critic` of a run, in a process of its own."""
+    if model == "reference":
+        temperature, budget = config.rollout.temperature, config.optimization.microbatch_tokens
+        return FrozenReference(loaded, temperature=temperature, tokens_per_microbatch=budget, lanes=lanes)
+    critic = build_separate_critic(config, loaded, lanes)
+    assert critic is not None, "a shared critic is refused when the run file is read"
+    if "optimizer" in config.cluster.offload:
+        critic.rest_optimizer(Path(config.output))
+    return critic
+
+
+def build_policy(config: RlConfig, loaded: LoadedModel, lanes: Lanes = ONE_LANE) -> LocalPolicy:
+    """The policy alone. It adds adapters to the loaded model if the run file asks for them."""
+    return LocalPolicy(
+        loaded,
+        OptimizerSettings.from_config(
+            config.optimization,
+            total_steps=config.policy_updates,
+            first_step=config.planned_updates - config.policy_updates,  # earlier ones only warm up the critic
+        ),
+        temperature=config.rollout.temperature,
+        tokens_per_microbatch=config.optimization.microbatch_tokens,
+        lora=config.model.lora,
+        seed=config.seed,
+        lanes=lanes,
+        publishes_adapter=config.sends_adapters,
+    )

@@ -1,0 +1,134 @@
+"""Observations, rewards, openings and steps as environments return them."""
+
+from __future__ import annotations
+
+import datetime
+import math
+
+import numpy as np
+import pytest
+
+from burnish.agents.environments.protocol import Step
+from burnish.agents.environments.values import flag_of, number_of, opening_of, step_of, text_of
+from burnish.errors import EnvironmentFailedError
+
+ITSELF: list[object] = []
+ITSELF.append(ITSELF)
+
+
+@pytest.mark.parametrize(
+    ("observation", "text"),
+    [
+        ("higher", "higher"),
+        (7, "7"),
+        (np.int64(7), "7"),
+        (np.bool_(False), "false"),
+        (np.str_("é"), "é"),
+        ((14, np.int64(10), 0), "[14, 10, 0]"),
+        ({"board": ["X", None], "é": np.int8(3)}, '{"board": ["X", null], "é": 3}'),
+    ],
+)
+def test_observations_as_text(observation: object, text: str) -> None:
+    assert text_of(observation, "it") == text
+
+
+@pytest.mark.parametrize(
+    ("observation", "message"),
+    [
+        (np.zeros(2), "it holds a value of the type numpy.ndarray"),
+        ([datetime.date(2026, 1, 1)], "it holds a value of the type datetime.date"),
+        (np.datetime64("2026-01-01"), "it holds a value of the type datetime.date"),
+        ({(1, 2): "x"}, "keys must be str"),
+        ([math.nan], "JSON has no NaN"),
+        (ITSELF, "data that contain themselves"),
+    ],
+)
+def test_observations_that_have_no_text(observation: object, message: str) -> None:
+    with pytest.raises(EnvironmentFailedError, match="the view is not a text or plain data") as raised:
+        text_of(observation, "the view")
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(("value", "number"), [(1, 1.0), (True, 1.0), (np.float32(0.25), 0.25), (np.bool_(True), 1.0)])
+def test_numbers(value: object, number: float) -> None:
+    assert number_of(value, "it") == number
+    assert type(number_of(value, "it")) is float
+
+
+@pytest.mark.parametrize("value", ["1", None, [1.0], np.ones(1), 1j, math.nan, math.inf, np.float64("nan"), 10**400])
+def test_what_is_not_a_number(value: object) -> None:
+    with pytest.raises(EnvironmentFailedError, match="the reward is"):
+        number_of(value, "the reward")
+
+
+@pytest.mark.parametrize("value", [0, 1, None, "yes", np.int64(1)])
+def test_what_is_not_a_flag(value: object) -> None:
+    assert flag_of(np.bool_(True), "it") is True
+    with pytest.raises(EnvironmentFailedError, match="`done` is of the type"):
+        flag_of(value, "`done`")
+
+
+MESSAGES = [{"role": "system", "content": "You play."}, {"role": "user", "content": "Begin."}]
+
+
+@pytest.mark.parametrize(
+    ("value", "opening"),
+    [
+        (None, None),
+        ("Begin.", "Begin."),
+        (MESSAGES, MESSAGES),
+        ([{"type": "text", "text": "Be"}, {"type": "text", "text": "gin."}], "Begin."),
+    ],
+)
+def test_openings(value: object, opening: object) -> None:
+    assert opening_of(value, "it") == opening
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (5, "of the type int"),
+        ([], "of the type list"),
+        ([{"type": "image", "image": 0}, {"type": "text", "text": "x"}], "content blocks of the types image, text"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "a message whose content is of the type list"),
+    ],
+)
+def test_what_is_not_an_opening(value: object, message: str) -> None:
+    with pytest.raises(EnvironmentFailedError, match=message):
+        opening_of(value, "it")
+
+
+@pytest.mark.parametrize(
+    ("returned", "step"),
+    [
+        (("higher", 0.5, False, False, {}), Step("higher", 0.5, False)),
+        ((3, np.float32(0.5), np.bool_(True), False, {}), Step("3", 0.5, True)),
+        (("old", 2, True, {}), Step("old", 2.0, True)),
+        ((None, 1.0, True, False, {}), Step("", 1.0, True)),
+        (Step("mine", None, True), Step("mine", None, True)),
+    ],
+)
+def test_steps(returned: object, step: Step) -> None:
+    assert step_of(returned, "it") == step
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (
+            ("higher", 0.5, False),
+            "step of G returned 3 values\n  -> return \\(observation, reward, terminated, truncated",
+        ),
+        ("higher", "step of G returned str"),
+        (("higher", "much", False, False, {}), "the reward of step of G is of the type str"),
+        (("higher", 0.0, None, False, {}), "`terminated` of step of G is of the type NoneType"),
+        (("higher", 0.0, True, 0, {}), "`truncated` of step of G is of the type int"),
+        ((np.zeros(3), 0.0, False, False, {}), "the observation of step of G is not a text .* numpy.ndarray"),
+        (Step(5), "the text of step of G is of the type int"),  # type: ignore[arg-type]
+        (Step("x", reward=math.inf), "the reward of step of G is inf"),
+        (Step("x", ended=1), "`ended` of step of G is of the type int"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_not_a_step(returned: object, message: str) -> None:
+    with pytest.raises(EnvironmentFailedError, match=message):
+        step_of(returned, "step of G")
