@@ -270,7 +270,7 @@ class Beginning(Generic[ConfigT, LearnerT]):
     stack: ExitStack
 
     def journal(self, total_steps: int) -> Journal:
-        """Where the run of so many steps reports to, closed with it."""
+        """Open the journal of the run, to be closed with it."""
         opened, standing = self.opened, self.opened.standing
         journal = open_journal(
             self.config, self.workplace, opened.loaded, self.console, total_steps=total_steps, standing=standing

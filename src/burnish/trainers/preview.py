@@ -34,7 +34,7 @@ ConfigT = TypeVar("ConfigT", bound=RunConfig)
 
 
 def preview_sft(config: SftConfig, facts: ModelFacts | None, *, here: bool) -> Preview:
-    """What `burnish plan` finds out about a run of `burnish sft`."""
+    """Preview a run of `burnish sft` for `burnish plan`."""
     return preview_of_data(config, facts, count_examples, "examples", here=here)
 
 
@@ -56,7 +56,7 @@ def preview_of_data(
     models: Mapping[str, str] | None = None,
     sources: Sequence[DataSource] = (),
 ) -> Preview:
-    """Raises what a run that trains on given data would raise about its settings, model folders and local data
+    """Raise what a run that trains on given data would raise about its settings, model folders and local data
     (BurnishError); for another machine (not `here`) only what it would raise there. Loads no weights and downloads
     nothing. facts: of the model, if known. rows: what those are. models, sources: further ones, models by field."""
     counting = partial(count, config, None if facts is None else facts.context_tokens)

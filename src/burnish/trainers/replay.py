@@ -49,8 +49,8 @@ _NOT_RECORDED = "left out when it was recorded, so that what its credit needs of
 
 @dataclass(frozen=True, slots=True)
 class ReplayedResponse:
-    """What became of a response. reward: its score, before penalties for length. advantage: mean over its trained
-    tokens, None if it is not trained on; `why` says why then."""
+    """Outcome of a response. reward: its score, before penalties for length. advantage: mean over its trained tokens,
+    None if it is not trained on; `why` then gives the reason."""
 
     reward: float | None
     parts: Mapping[str, float]
@@ -99,7 +99,7 @@ class Replayer:
     def replay(self, file: Path) -> list[Replayed]:
         """The responses of a recorded training step, in the order of the file.
 
-        DataError if the file is damaged or its prompts are not those of the data; ConfigError if the algorithm needs
+        DataError if the file is damaged or its prompts differ from the data; ConfigError if the algorithm needs
         something that was not recorded; whatever a reward raises.
         """
         recorded = self.read(file)
@@ -165,7 +165,7 @@ class Replayer:
 
     @property
     def _needed(self) -> tuple[str, ...]:
-        """What the credit needs per token that only the run's models could tell."""
+        """Recorded per-token columns that the credit needs, since only the run's models could compute them."""
         values = ("token_values",) if self.estimator.needs_values else ()
         return (*values, *(("old_logprobs", "ref_logprobs") if self.config.algorithm.kl_in == "reward" else ()))
 
@@ -187,7 +187,7 @@ class Replayer:
         return known, unknown
 
     def _credit(self, groups: Sequence[RolloutGroup], recorded: ReplayedStep) -> dict[RowKey, RolloutNote]:
-        """What the update would be told of each response."""
+        """Assign credit to each response as the update would, and return it as notes by row."""
         rows = scored(groups)
         if not rows:
             return {}

@@ -1,4 +1,4 @@
-"""What a replay has changed: in a few numbers, and response by response in files."""
+"""Changes that a replay has made: in a few numbers, and response by response in files."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class SideSummary:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReplaySummary:
-    """How a replay differs from the recording.
+    """Differences between a replay and the recording.
 
     Of `responses`: how many have another score (or have one on one side alone), another advantage, and an advantage of
     another sign. orders_changed: of the pairs of siblings, the share that the scores put in another order (equal counts
-    as one). score_correlation, advantage_correlation: of those that have both (Pearson's), None if one side is
-    constant.
+    as one). score_correlation, advantage_correlation: Pearson's, over the responses that have both, None if one
+    side is constant.
     """
 
     responses: int
@@ -72,13 +72,13 @@ def summary_of(rows: Sequence[Replayed]) -> ReplaySummary:
 
 
 def most_changed(rows: Sequence[Replayed], count: int) -> list[Replayed]:
-    """The responses whose advantages differ most, then those whose scores do; only those that differ at all."""
+    """The responses that differ at all, by how much their advantages do, then by how much their scores do."""
     changed = [row for row in rows if _distance(row) != (0.0, 0.0)]
     return sorted(changed, key=_distance, reverse=True)[:count]
 
 
 def differ(old: float | None, new: float | None) -> bool:
-    """Whether two numbers differ by more than rounding, or one of them is missing."""
+    """Return whether two numbers differ by more than rounding, or only one of them is there."""
     if old is None or new is None:
         return old is not new
     return abs(old - new) > _AS_GOOD * max(abs(old), abs(new), 1e-3)

@@ -65,7 +65,7 @@ def build_batch(rollouts: Sequence[Rollout], *, pad_token_id: int, mask_truncate
 
 
 def _truncated(rollouts: Sequence[Rollout]) -> list[bool]:
-    """Which rows hit the length limit, or belong to a conversation that did so in another row."""
+    """Mark rows that hit the length limit, or belong to a conversation that did so in another row."""
     cut = [rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts]
     samples = {rollout.sample for rollout, is_cut in zip(rollouts, cut, strict=True) if is_cut}
     return [
@@ -133,8 +133,8 @@ def _counted(rollouts: Sequence[Rollout]) -> Tensor:
 
 
 def _groups_have_equal_parts(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: Mapping[str, float]) -> bool:
-    """Whether each reward has scored all rows of a group or none. A reward that is not for a prompt then counts as 0 in
-    the whole group, which says nothing about any of its rows."""
+    """Return whether each reward has scored all rows of a group or none. A reward that is not for a prompt then counts
+    as 0 in the whole group, which says nothing about any of its rows."""
     scored_by: dict[int, set[str]] = {}
     for group, rollout in rows:
         labels = {label for label in weights if label in rollout.reward_parts}
@@ -179,8 +179,8 @@ def turn_states(rollouts: Sequence[Rollout]) -> tuple[Numbers, Numbers]:
 
 
 def observed(rollout: Rollout, turn: Turn) -> Hashable:
-    """What this turn of the policy answers: what was said since the policy's turn before, and nothing for the first
-    one, which answers the prompt.
+    """Return the messages that this turn of the policy answers: everything since its previous turn, and nothing for the
+    first one, which answers the prompt.
 
     By author, role and content, because the tokens around a message depend on how the policy's turn before it ended.
     """

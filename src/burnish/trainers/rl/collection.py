@@ -32,8 +32,8 @@ GREEDY_SAMPLE = -1
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a step trains on (`groups`), everything that was sampled for it, and how many prompts of each domain were
-    drawn by its end. `places`: domain of each sampled group's prompt, and place in its order."""
+    """Groups that a step trains on (`groups`), all that were sampled for it, and how many prompts of each domain were
+    drawn by its end. `places`: domain of each sampled group's prompt, and its position in the order of that domain."""
 
     groups: tuple[RolloutGroup, ...]
     sampled: tuple[RolloutGroup, ...]

@@ -1,4 +1,4 @@
-"""How often prompts are solved, as their newest responses show, and which of them are worth sampling.
+"""Pass rates of prompts over their newest responses, and the filter for prompts that are worth sampling.
 
 Batches are collected one after another, possibly ahead of training, so what is known when one is collected follows from
 the batches before it. A checkpoint holds what the steps that were trained on have shown; batches that were collected
@@ -47,7 +47,7 @@ class Seen:
 
 
 class PassRates:
-    """What is known of each prompt of the domains that filter by difficulty."""
+    """Pass rates of the prompts in the domains that filter by difficulty."""
 
     def __init__(self, windows: Mapping[str, int], progress: Progress) -> None:
         """windows: for each domain that filters, how many of the newest responses to a prompt count."""
@@ -100,11 +100,11 @@ class PassRates:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which prompts of a domain are sampled, and which of their groups are trained on.
+    """Rules for which prompts of a domain are sampled, and which of their groups are trained on.
 
-    turn_gamma: of an estimator that compares turns, for which responses with the same score teach if what follows one
-    of their turns differs. None for others. trained_parts: of an estimator that compares the parts of a reward, their
-    labels: responses of equal sums teach if their parts differ. Empty for others.
+    turn_gamma: discount of an estimator that compares turns, for which responses with the same score teach if their
+    returns from some turn on differ. None for others. trained_parts: labels of the reward parts, for an estimator that
+    compares these: responses of equal sums teach if their parts differ. Empty for others.
     """
 
     dynamic: bool
@@ -114,7 +114,7 @@ class Filter:
     trained_parts: tuple[str, ...] = ()
 
     def asks_for(self, seen: Seen | None, step: int) -> bool:
-        """Whether to sample a prompt of which this is known."""
+        """Return whether to sample a prompt with this pass rate. None: no response to it has been judged yet."""
         if self.difficulty is None or seen is None or self._inside(seen.share, step):
             return True
         again = self.difficulty.again_after
@@ -134,11 +134,11 @@ class Filter:
         return "" if not solved or self._inside(sum(solved) / len(solved), step) else "solved share outside of keep"
 
     def _teaches_otherwise(self, group: RolloutGroup) -> bool:
-        """Whether an estimator of turns or of parts finds a difference between responses of one reward."""
+        """Return whether an estimator that compares turns or parts tells responses of equal reward apart."""
         return self._teaches_by_turn(group) or self._teaches_by_part(group)
 
     def _teaches_by_turn(self, group: RolloutGroup) -> bool:
-        """Whether the discounted rewards from some turn on differ within the group."""
+        """Return whether the discounted returns from some turn on differ within the group."""
         if self.turn_gamma is None:
             return False
         by_number: dict[int, set[float]] = {}
@@ -150,12 +150,12 @@ class Filter:
         return any(len(returns) > 1 for returns in by_number.values())
 
     def _teaches_by_part(self, group: RolloutGroup) -> bool:
-        """Whether some part of the reward differs within the group."""
+        """Return whether some trained part of the reward differs within the group."""
         scored = [rollout.reward_parts for rollout in group.samples() if rollout.reward is not None]
         return any(len({parts.get(label) for parts in scored}) > 1 for label in self.trained_parts)
 
     def solved(self, group: RolloutGroup) -> list[bool]:
-        """Whether each response that can be judged is solved."""
+        """Return the verdicts on the responses that can be judged, True for a solved one."""
         if self.success is None:
             return []
         judged = [self.success.solved(rollout) for rollout in group.samples()]
@@ -185,7 +185,7 @@ def recorded_outcomes(
 ) -> list[tuple[str, bool]]:
     """Prompt id and verdict of each training response of another run to these prompts of a domain, oldest first.
 
-    A prompt's id is unique only within a domain. If that run has domains, only those of the same name count.
+    A prompt's id is unique only within a domain. If that run has domains, only a domain of the same name counts.
     ConfigError if nothing was recorded that helps, or if a file is damaged.
     """
     files = recorded_files_of(folder, field)

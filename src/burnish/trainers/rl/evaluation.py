@@ -42,8 +42,8 @@ EVALUATION_STEP = -1
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """How samples vote for an answer (maj@k). answer: what a sample votes for; None if it abstains. same: whether two
-    answers are one."""
+    """Voting of samples for an answer (maj@k). answer: the one a sample votes for; None if it abstains. same: whether
+    two answers count as one."""
 
     answer: Callable[[Rollout], str | None]
     same: Callable[[str, str], bool]
@@ -165,7 +165,7 @@ class Evaluator:
         return {"accuracy": mean_of([solved for solved in judged if solved is not None])}
 
     def _of_samples(self, groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
-        """Where all of these prompts have the same number of samples, greater than 0."""
+        """Metrics over the samples (pass@k, maj@k). Empty unless all prompts have the same number of them, above 0."""
         counts = {self.part_of(group).samples for group in groups}
         if len(counts) != 1 or 0 in counts:
             return {}
@@ -257,7 +257,7 @@ def build_evaluator(
     *,
     train: Mapping[str, PromptSet] | None = None,
 ) -> Evaluator | None:
-    """None without held-out data. Reports which of its prompts are also in `train`."""
+    """Build the evaluator, and report which held-out prompts are also in `train`. None without held-out data."""
     settings = domain_settings(config)
     held_out = load_domains(config, settings, loaded, "eval", conversations)
     if not held_out:

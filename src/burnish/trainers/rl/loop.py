@@ -250,7 +250,7 @@ def with_gradient(minibatch: Batch) -> Batch:
 
 
 def with_left_out(metrics: Mapping[str, Metric], part: Batch, minibatch: Batch) -> dict[str, Metric]:
-    """What to log for an update on `part` of a minibatch: the rows left out have a loss of 0."""
+    """Correct the metrics of an update on `part` of a minibatch: the rows left out have a loss of 0."""
     share = 1 - int(part.loss_mask.sum()) / max(int(minibatch.loss_mask.sum()), 1)
     loss = mean(0.0, share)
     return {

@@ -1,5 +1,5 @@
-"""What an optimizer step of policy, critic or both minimises: pure functions of fresh scores and a batch, each
-micro-batch giving its share."""
+"""Objectives of an optimizer step of policy, critic or both: pure functions of fresh scores and a batch, to which each
+micro-batch adds its share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PolicyObjective:
 
     `policy_loss` has the signature of `burnish.algorithms.policy_losses`; `numbers` are its keyword arguments. If the
     batch has no old log-probabilities, this is the first step since they would have been computed, and the fresh ones,
-    detached, are the old ones. `old_logprobs_of_sampler`: those of the batch are the sampler's. `correction`: for the
+    detached, are the old ones. `old_logprobs_of_sampler`: the batch has the sampler's. `correction`: for the
     mismatch of sampler and trainer, `burnish.algorithms.mismatch.correction_weights` with its keyword arguments.
     """
 

@@ -17,7 +17,7 @@ from burnish.types import RolloutGroup, RowKey
 def rollout_notes(
     collected: Collected, batch: Batch | None, why_left_out: Callable[[RolloutGroup], str]
 ) -> dict[RowKey, RolloutNote]:
-    """What the trainer knows about each rollout, by row. Groups that a filter left out are marked."""
+    """Collect the trainer's notes on each rollout, by row. Groups that a filter left out are marked."""
     kept_ids = {group.group_id for group in collected.groups}
     left_out = [(group, why_left_out(group)) for group in collected.sampled if group.group_id not in kept_ids]
     notes = {

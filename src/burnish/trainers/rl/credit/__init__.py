@@ -58,7 +58,7 @@ def assign_advantages(
     # Token-level estimators see dense rewards; the others see one score per sequence, which was clipped as a sum.
     dense_BT = rewards.dense_rewards_BT if estimator.token_level else None
     rewards_BT = shaping.token_rewards(scores_B, rewarded_BT, kl_BT=kl_BT, kl_coef=kl_coef, dense_rewards_BT=dense_BT)
-    if kl_BT is not None:  # estimators of whole responses see the KL too: a score includes that of its tokens, if any
+    if kl_BT is not None:  # estimators of whole responses see the KL too: a score includes its tokens' KL, if any
         with_kl_B = shaping.sequence_scores(rewards_BT, rewarded_BT)
         scores_B = torch.where(rewarded_BT.any(dim=1), with_kl_B, scores_B)
         if rewards.counted_B is not None:
@@ -115,7 +115,7 @@ def whiten_minibatch(
 
 
 def reads_responses_alone(estimator: Estimator) -> bool:
-    """Whether the advantages of a response depend only on its own token rewards and values."""
+    """Return whether the advantages of a response depend only on its own token rewards and values."""
     own = {"token_rewards_BT", "values_BT", "mask_BT", "turn_index_BT"}
     return estimator.token_level and set(estimator.inputs) <= own
 
@@ -151,7 +151,7 @@ def _clip(rewards: BatchRewards, limit: float) -> tuple[BatchRewards, dict[str, 
 def _whiten(
     rewards_BT: Tensor, scores_B: Tensor, batch: Batch, rewards: BatchRewards, estimator: Estimator
 ) -> tuple[Tensor, Tensor, dict[str, Metric]]:
-    """Rewards and scores, with those that the estimator reads whitened, and the deviation that they had.
+    """Whiten the rewards or the scores, whichever the estimator reads, and report the deviation that they had.
 
     An estimator of whole responses gets whitened scores. If its tokens were whitened, each token would add its share of
     the shift, and equal scores of responses of different lengths would become different.

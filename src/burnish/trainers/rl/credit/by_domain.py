@@ -1,4 +1,4 @@
-"""What domains do to scores before the estimator, and to advantages after it. Rows are those of the batch, in order."""
+"""Scores normalised by domain before the estimator, advantages weighted after it. Rows are in the batch's order."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ class Moments:
 
     @property
     def scale(self) -> float:
-        """What shifted scores are divided by: 1 if they are all equal, up to rounding. A greedy response need not score
-        like them, and dividing its distance by almost 0 would make it a baseline of a million."""
+        """Divisor of shifted scores: 1 if they are all equal, up to rounding. A greedy response may score otherwise;
+        dividing its distance by almost 0 would make it a baseline of a million."""
         return 1.0 if self.deviation <= EPS * max(1.0, abs(self.mean)) else self.deviation + EPS
 
 
 @dataclass(slots=True)
 class DomainCredit:
-    """Normalisation and weights of the domains of a run. What `running` normalisation has seen is part of a checkpoint:
-    `commit` keeps that of a step once its updates are done."""
+    """Normalisation and weights of the domains of a run. The statistics of `running` normalisation are part of a
+    checkpoint: `commit` keeps a step's once its updates are done."""
 
     domains: Domains
     seen: dict[str, Moments] = field(default_factory=dict)
@@ -134,7 +134,7 @@ def _scaled(rewards: BatchRewards, shift_B: Tensor, scale_B: Tensor, limit_B: Te
     if greedy_B is not None:
         greedy_B = ((greedy_B - shift_B) / scale_B).clamp(-limit_B, limit_B)
     if dense_BT is not None:
-        # The scale is that of the scores. A shift per response has no token to belong to, so it falls on the last.
+        # Scaled like the scores. A shift per response has no token to belong to, so it falls on the last.
         dense_BT = dense_BT / scale_B[:, None]
         dense_BT[torch.arange(len(dense_BT)), last_B] += scores_B - dense_BT.sum(dim=1)
     return dataclasses.replace(rewards, scores_B=scores_B, greedy_scores_B=greedy_B, dense_rewards_BT=dense_BT)

@@ -112,7 +112,7 @@ def _open_talk(config: RlConfig, domain: DomainSettings, loaded: LoadedModel, st
 
 
 def _lines(domain: DomainSettings) -> list[str]:
-    """What the user is told."""
+    """Lines for the user on a domain's agent: its name, turns, and whether runs differ in rounding."""
     conversation, where = domain.conversation, domain.conversation_section
     assert conversation is not None
     lines = [f"{where}: agent {conversation.agent}; at most {conversation.max_turns} turns"]

@@ -53,8 +53,8 @@ REMOTE_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Conversations:
-    """How the domains of a run converse: those that do, by name. As prompts are loaded, `talks` fills up with those
-    that hold conversations, and `single` with the ids of the others."""
+    """Domains of a run that hold conversations, by name. As prompts are loaded, `talks` gets the ones with
+    conversations, and `single` the ids of the others."""
 
     by_domain: Mapping[str, Talk] = field(default_factory=dict)
     schemas: Mapping[str, Schemas] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Conversations:
     agents: Agents = field(default_factory=Agents)
 
     def offered(self, domain: str) -> tuple[Mapping[str, Json], ...]:
-        """Schemas of the tools that the prompts of a domain offer, besides those of their rows."""
+        """Schemas of the tools that all prompts of a domain offer, besides the tools in their rows."""
         return tuple(self.schemas.get(domain, ()))
 
     def add(self, domain: str, prompts: PromptSet, chat: ChatFormat) -> None:
@@ -88,7 +88,7 @@ class Conversations:
                 self.single.add(prompt.id)
 
     def _is_another(self, prompt: Prompt, held: bool) -> bool:
-        """Whether the id belongs to another prompt, and one of the two holds conversations: engines know ids alone."""
+        """Return whether another prompt has this id and one of the two holds conversations: engines know ids alone."""
         known = self.talks.get(prompt.id)
         if held:
             return prompt.id in self.single or (known is not None and known[1] != prompt)
@@ -127,7 +127,7 @@ def open_conversations(
 
 
 def talk_with(partner: ToolsAndEnvironment, domain: DomainSettings) -> Talk:
-    """How a domain that holds conversations does so."""
+    """Conversation settings of a domain, with the partner that its policy talks to."""
     conversation = domain.conversation
     assert conversation is not None
     return Talk(
@@ -142,8 +142,8 @@ def talk_with(partner: ToolsAndEnvironment, domain: DomainSettings) -> Talk:
 def open_partner(
     config: RlConfig, domain: DomainSettings, loaded: LoadedModel, stack: ExitStack
 ) -> tuple[ToolsAndEnvironment, Sequence[str]]:
-    """What a domain that holds conversations converses with, and lines for the user. `stack` ends it. Raises like
-    `open_conversations`."""
+    """Start the tools and the environment of a domain, which `stack` ends. Returns them, and lines for the user. Raises
+    like `open_conversations`."""
     conversation, where = domain.conversation, domain.conversation_section
     assert conversation is not None
     host = None
@@ -244,7 +244,7 @@ def _parser(
     chat: ChatFormat,
     schemas: Schemas,
 ) -> tuple[ToolParser | None, str]:
-    """Who reads calls, and its name; nobody where there are no tools."""
+    """Choose the parser of tool calls, and return it with its name. None and "" without tools."""
     if not schemas:
         return None, ""
     name = conversation.parser
@@ -256,7 +256,7 @@ def _parser(
 def _lines(
     conversation: ConversationConfig, where: str, schemas: Schemas, parser: str, rewriting: Collection[Observer]
 ) -> list[str]:
-    """What the user is told."""
+    """Lines for the user on a domain's conversations: partner, tools, turns, and what makes their numbers differ."""
     names = ", ".join(str(function_of(schema)["name"]) for schema in schemas)
     partner = [] if conversation.environment is None else [f"environment {conversation.environment}"]
     tools = [f"tools {names} (calls are read as {parser})"] if names else []
@@ -306,7 +306,7 @@ def open_served_tools(
 def _limits(
     tool: ToolConfig, conversation: ConversationConfig, at_once: int | None = None, *, in_order: bool = False
 ) -> CallLimits:
-    """Those of each call of the tool. at_once: where the run file does not say it."""
+    """Limits of each call of the tool. at_once: number of concurrent calls if the run file does not set it."""
     seconds = tool.timeout_seconds or conversation.call_timeout_seconds
     return CallLimits(seconds, tool.concurrency or at_once or conversation.max_open, in_order)
 

@@ -24,8 +24,8 @@ from burnish.trainers.rl.objective import (
 
 
 def build_value_objective(config: RlConfig) -> ClippedValueObjective:
-    """What an optimizer step of the critic alone minimises. The weight of a shared one is that of its part in the
-    policy's objective."""
+    """Build the objective of an optimizer step of the critic alone. A shared critic has weight 1 here: its loss weight
+    applies in the policy's objective."""
     return ClippedValueObjective(
         clip=config.critic.clip,
         aggregation=config.algorithm.aggregation,
@@ -35,7 +35,7 @@ def build_value_objective(config: RlConfig) -> ClippedValueObjective:
 
 
 def build_separate_critic(config: RlConfig, loaded: LoadedModel, lanes: Lanes = ONE_LANE) -> SeparateCritic | None:
-    """None if the critic shares the policy's backbone. Call it before the policy adds adapters to its model."""
+    """Build the critic before the policy adds adapters to its model. None if it shares the policy's backbone."""
     critic, budget = config.critic, config.optimization.microbatch_tokens
     if critic.kind == "shared":
         return None
@@ -89,7 +89,7 @@ def build_shared_critic(config: RlConfig, policy: LocalPolicy) -> SharedCritic:
 
 
 def critic_settings(config: RlConfig) -> OptimizerSettings:
-    """Settings of the critic's optimizer: those of `optimization`, with its own learning rate and number of steps."""
+    """Settings of the critic's optimizer: `optimization`, with its own learning rate and number of steps."""
     rate, steps = config.critic.learning_rate, config.planned_updates
     return OptimizerSettings.from_config(config.optimization, total_steps=steps, learning_rate=rate)
 

@@ -35,7 +35,7 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """All domains of a run, by name. A run without a `domains` section has one, named ALL."""
+    """Domains of a run, by name. A run without a `domains` section has one, named ALL."""
 
     by_name: Mapping[str, Domain]
     feeds: DomainFeeds
@@ -56,13 +56,13 @@ class Domains:
         return self.of(group.prompt).filter.why_left_out(group, step)
 
     def lacking(self, wanted: Mapping[str, int], kept: Sequence[RolloutGroup]) -> dict[str, int]:
-        """Groups that are still to be sampled, of the domains that replace those that do not teach."""
+        """Groups still to be sampled, in the domains that replace a group which teaches nothing."""
         found = [self.of(group.prompt).settings.name for group in kept]
         refilled = {name: domain.settings.refills for name, domain in self.by_name.items()}
         return {name: count - found.count(name) if refilled[name] else 0 for name, count in wanted.items()}
 
     def observe(self, step: int, groups: Sequence[RolloutGroup]) -> None:
-        """These groups were collected for this step."""
+        """Count the outcomes of groups that were collected for this step."""
         for group in groups if self.rates.windows else ():
             domain = self.of(group.prompt)
             self.rates.observe(step, domain.settings.name, group.prompt.id, domain.filter.solved(group))
@@ -118,7 +118,7 @@ def build_domains(
     *,
     begins: bool,
 ) -> Domains:
-    """What the domains draw from and how. `begins`: the run has no checkpoint, which would say how hard prompts are."""
+    """Build the domains. `begins`: the run has no checkpoint to read pass rates from, so recorded ones are read."""
     windows = {one.name: one.difficulty.window for one in settings if one.difficulty is not None}
     rates = PassRates(windows, progress)
     compares_parts = resolve_estimator(config.algorithm.estimator).needs_parts

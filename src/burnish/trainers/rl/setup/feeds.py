@@ -63,7 +63,7 @@ def load_prompt_set(
 
 
 def _left_out(prompts: PromptSet) -> str:
-    """What happened to the rows of the domain that were not kept."""
+    """Count the rows of the domain that were left out, by reason."""
     skipped = sum((Counter(understanding.skipped) for understanding in prompts.understandings), Counter[str]())
     del skipped[ELSEWHERE]
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in skipped.items())

@@ -53,7 +53,7 @@ def objectives(config: RlConfig, parts: AlgorithmParts) -> Callable[[float], Obj
 def build_objective(
     config: RlConfig, loss: PolicyLossSpec, numbers: dict[str, Any], kl_coef: float
 ) -> PolicyObjective | ActorCriticObjective:
-    """What an optimizer step of the policy minimises, with this KL coefficient."""
+    """Build the objective of an optimizer step of the policy, with this KL coefficient."""
     algorithm = config.algorithm
     objective = PolicyObjective(
         policy_loss=CheckedLoss(loss.function, loss.name) if is_outside(loss.name) else loss.function,

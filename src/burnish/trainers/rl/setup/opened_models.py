@@ -76,18 +76,18 @@ def longest_text(config: RlConfig, loaded: LoadedModel) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Players:
-    """What the loop asks."""
+    """Models and engine that the training loop calls."""
 
     roles: Roles
     engine: RolloutEngine
     objective: Callable[[float], Objective] | None = None
-    """What stands for the objective at a KL coefficient on its way to the policy; None where it goes there itself."""
+    """Stand-in for the objective at a KL coefficient, to send to a remote policy; None if the policy is here."""
     aside: AsideEngine | None = None
     """The engine, if it can sample while the policy learns."""
     beside: Beside = ALONE
     """The models that work while others do."""
     reward_models: ScoringModels | None = None
-    """Those that have a process of their own; None where the scorer has them."""
+    """Reward models in their own process; None if the scorer has them."""
     standing: Standing = nobody
     """Other processes, and what they are doing."""
 

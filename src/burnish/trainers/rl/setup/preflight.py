@@ -1,4 +1,4 @@
-"""What `burnish rl` refuses before loading a model. `burnish plan` makes the same checks, so it never promises more."""
+"""Checks of `burnish rl` before it loads a model. `burnish plan` makes the same ones, so it never promises more."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def check_settings(config: RlConfig, parts: AlgorithmParts, *, here: bool = True
 
 
 def check_fit(config: RlConfig, context_tokens: int | None, sampled_ids: int) -> None:
-    """Raises ConfigError or ModelError for responses that can never fit into the model's context (`context_tokens` of
+    """Raise ConfigError or ModelError for responses that can never fit into the model's context (`context_tokens` of
     prompt and response together, None if unlimited), and for stop ids that are never sampled."""
     longest = config.rollout.max_response_tokens
     if context_tokens is not None and longest >= context_tokens:
@@ -94,7 +94,7 @@ def check_fit(config: RlConfig, context_tokens: int | None, sampled_ids: int) ->
 
 
 def preview_rl(config: RlConfig, facts: ModelFacts | None, *, here: bool) -> Preview:
-    """What `burnish plan` finds out about a run, on this machine or for another one. facts: of the model, if known."""
+    """Preview a run for `burnish plan`, on this machine or for another one. facts: of the model, if known."""
     context = None if facts is None else facts.context_tokens
     if facts is not None:
         check_fit(config, context, facts.vocabulary_size)
@@ -110,7 +110,7 @@ def _check_elsewhere(config: RlConfig, absent: Collection[str]) -> None:
 
 
 def preview(config: RlConfig, context_tokens: int | None) -> Preview:
-    """What `burnish plan` finds out about a run.
+    """Preview a run on this machine.
 
     Raises what a run would raise about its settings, model folder, rewards and local data (BurnishError). Loads no
     weights and downloads nothing, so what only these show is left to the run. `context_tokens`: the model's, if known.
@@ -135,9 +135,9 @@ def preview_elsewhere(
     count: Callable[[PreTrainedTokenizerBase | None], Preview],
     check: Callable[[Collection[str]], None] | None = None,
 ) -> Preview:
-    """What can be found out about a run for another machine. What is not here is left out and noted, and rewards are
-    not tried. count: counts the data, which are here, with the tokenizer if that is. check: refuses settings, given the
-    fields that name what is not here."""
+    """Preview a run for another machine. Files that are not here are left out and noted, and rewards are not tried.
+    count: counts the data, if they are here, with the tokenizer, if it is. check: refuses settings, given the fields
+    that name absent files."""
     sources = {**config.named_sources("train"), **config.named_sources("eval")}
     places = [*read_places(config), *places_of_sources(config.named_sources("eval"))]
     absent = [place for place in places if _is_absent(place, sources.get(place.field))]
@@ -156,7 +156,7 @@ def preview_elsewhere(
 
 
 def _is_absent(place: NamedPlace, source: DataSource | None) -> bool:
-    """Whether it is not on this machine. Names of built-in things and of data sets on the hub are nowhere."""
+    """Return whether the place is missing on this machine. Built-in names and data sets on the hub never are."""
     if place.kind == "option" or path_of(place) is not None:
         return False
     if place.kind == "code":
@@ -178,7 +178,7 @@ def count_prompts(train: Sequence[Prompts], heldout: Sequence[Prompts], notes: S
 
 
 def timing_lines(config: RlConfig) -> tuple[str, ...]:
-    """What to tell the user of a run whose numbers depend on how fast its processes are."""
+    """Warning of a run whose numbers depend on how fast its processes are."""
     if not config.partial:
         return ()
     return (
@@ -188,7 +188,7 @@ def timing_lines(config: RlConfig) -> tuple[str, ...]:
 
 
 def precision_lines(config: RlConfig) -> tuple[str, ...]:
-    """What to tell the user of a run in which two models compute at once in one process."""
+    """Note on float32 precision, for a run in which two models may compute at once in one process."""
     if not computes_twice_at_once(config):
         return ()
     return (
@@ -198,8 +198,8 @@ def precision_lines(config: RlConfig) -> tuple[str, ...]:
 
 
 def computes_twice_at_once(config: RlConfig) -> bool:
-    """Whether models may compute in two threads of the command's process: a judge beside a reward model, or one of
-    these while the policy trains on what was sampled before. PyTorch's precision of float32 products is the whole
+    """Return whether models may compute in two threads of the command's process: a judge beside a reward model, or one
+    of these while the policy trains on an earlier batch. PyTorch's precision of float32 products is the whole
     process's, and attention changes it for a moment (`burnish.machine.matmul_precision.usual_float32`)."""
     judges = any(spec.is_judge and spec.options.get("model_path") for spec in map(spec_of, config.all_rewards))
     elsewhere = "reward_model" in config.cluster.own_process
@@ -209,7 +209,7 @@ def computes_twice_at_once(config: RlConfig) -> bool:
 
 
 def no_overlap_lines(config: RlConfig) -> tuple[str, ...]:
-    """What to tell the user of a run that samples ahead of training in the processes that train."""
+    """Note that sampling ahead saves no time in the processes that train."""
     if config.max_staleness == 0 or config.cluster.rollout_workers:
         return ()
     value, because = config.max_staleness, "what trains also samples, in turn"
@@ -275,7 +275,7 @@ def check_model_source(model: ModelConfig, *, field: str = "model.path") -> None
 
 
 def local_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
-    """None if it would have to be downloaded."""
+    """Load the tokenizer from its local folder. None if it would have to be downloaded."""
     folder = Path(config.model.tokenizer or config.model.path).expanduser()
     return load_tokenizer(config.model) if folder.exists() else None
 
@@ -301,7 +301,7 @@ def _prompts_of(found: Prompts) -> Sequence[Prompt]:
 
 
 def _asked(found: Prompts) -> list[Asked]:
-    """What the prompts ask: their tokens, or their text and tools if there is no tokenizer."""
+    """Contents of the prompts, to compare them: tokens, or text and tools if there is no tokenizer."""
     if isinstance(found, PromptSet):
         return found.asked()
     return [(prompt.id, repr((prompt.messages or prompt.text, prompt.tools))) for prompt in found]

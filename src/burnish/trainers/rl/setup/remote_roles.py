@@ -1,4 +1,4 @@
-"""What a separate process holds of a run: the models that are trained, the engine, or reward models. `RoleProcess`
+"""Parts of a run in a separate process: the models that are trained, the engine, or reward models. `RoleProcess`
 builds these.
 
 All take the fast paths recorded in the run's folder, so that they compute exactly what a single process would.
@@ -53,7 +53,7 @@ def trained_roles(
     config: RlConfig, paths: FastPaths | None = None, lanes: Lanes = ONE_LANE, *, samples: bool = False
 ) -> Iterator[dict[str, object]]:
     """`policy`, and `reference` and `critic` where the algorithm needs them; with `samples` an `engine` that shares the
-    policy's weights; `ways`. Without `paths` those that the run has recorded in its folder are taken."""
+    policy's weights; `ways`. Without `paths` it takes the fast paths that the run has recorded."""
     console = Console(quiet=True)
     paths = recorded_paths(Path(config.output)) if paths is None else paths
     without_progress_bars()
@@ -79,8 +79,8 @@ def own_role(config: RlConfig, model: str, ways: Mapping[str, str]) -> Iterator[
 
 @contextmanager
 def reward_role(config: RlConfig, ways: Mapping[str, str]) -> Iterator[dict[str, object]]:
-    """`reward_model`: those of all rewards, which have the process for themselves; `ways`. Of the policy only what its
-    folder says without weights is read: how it cuts text into tokens, and which float32 products a run has."""
+    """`reward_model`: the models of all rewards, alone in this process; `ways`. Reads the policy's folder without its
+    weights, for the tokenizer and the precision of float32 products."""
     paths = FastPaths(ways)
     without_progress_bars()
     policy = load_outline(config.model, plain=config.debug.plain)

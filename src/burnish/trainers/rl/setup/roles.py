@@ -24,14 +24,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Which models those are (`reference`, `critic`), and a thread for each; none where all share their processes."""
+    """Models that run in their own process (`reference`, `critic`), with one thread each. Empty if there are none."""
 
     models: tuple[str, ...] = ()
     threads: ThreadPoolExecutor | None = None
 
     def begin(self, model: str, call: Callable[[], Result]) -> Callable[[], Result]:
-        """What waits for the result of a call to this model. The call is made now if the model has its own process,
-        and else when the result is asked for, because it would be in the way of what its process does until then."""
+        """Return a function that waits for the result of a call to this model. The call is made now if the model has a
+        process of its own, and else when the result is asked for, since its process is busy until then."""
         return call if self.threads is None or model not in self.models else self.threads.submit(call).result
 
 
@@ -41,7 +41,7 @@ ALONE = Beside()
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The models of a run, in whichever process they are. None for those that its algorithm does not need."""
+    """The models of a run, in whichever process they are. None if its algorithm does not need the model."""
 
     policy: Policy
     reference: Reference | None
@@ -49,8 +49,8 @@ class Roles:
 
 
 def build_roles(config: RlConfig, loaded: LoadedModel, lanes: Lanes) -> Roles:
-    """The models of the run, in this process, without those that have another one (`cluster.own_process`). They start
-    from the weights that `loaded` has now, except for a critic with another `critic.init`."""
+    """Build the models of the run, except the ones in other processes (`cluster.own_process`). They start from the
+    weights that `loaded` has now, except for a critic with another `critic.init`."""
     elsewhere = config.cluster.own_process
     needs_values = resolve_estimator(config.algorithm.estimator).needs_values and "critic" not in elsewhere
     critic: Critic | None = build_separate_critic(config, loaded, lanes) if needs_values else None
@@ -62,7 +62,7 @@ def build_roles(config: RlConfig, loaded: LoadedModel, lanes: Lanes) -> Roles:
 
 
 def _with_rest(config: RlConfig, policy: LocalPolicy, reference: Reference | None, critic: Critic | None) -> Roles:
-    """The roles, of which those of `cluster.offload` rest between their phases."""
+    """The roles, with the ones in `cluster.offload` resting between their phases."""
     offload, folder = config.cluster.offload, Path(config.output)
     if "optimizer" in offload:
         policy.rest_optimizer(folder)

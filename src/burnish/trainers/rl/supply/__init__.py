@@ -1,4 +1,4 @@
-"""Which weights sample the batch of which step, and when: at most `max_staleness` steps ahead of training.
+"""Batches of the steps, and the weights that sample each: at most `max_staleness` steps ahead of training.
 
 The batch of step s is sampled with the weights after step max(0, s - 1 - max_staleness), whatever is fast or slow, so a
 run is a function of its run file with any `max_staleness`. Batches are collected strictly one after another: which
@@ -34,7 +34,7 @@ class Supply:
         self._newest = self._in_engine = beginning
 
     def publish(self, weights: Weights, step: int) -> None:
-        """What is asked for from now on is sampled with these weights, which the policy has after this step."""
+        """Sample from now on with these weights, which the policy has after this step."""
         self._newest = weights
 
     def take(self, step: int, stopwatch: Stopwatch) -> Collected:
@@ -53,11 +53,11 @@ class Supply:
         let_rest(self.collector.engine)
 
     def controllers(self) -> Mapping[str, Controller]:
-        """What of it is saved in checkpoints."""
+        """Parts that are saved in checkpoints, by name."""
         return {}
 
     def lines(self) -> tuple[str, ...]:
-        """What to tell the user when a run goes on."""
+        """Lines for the user when a run goes on."""
         return ()
 
     def _load(self, weights: Weights) -> None:
@@ -76,7 +76,7 @@ class Supply:
 
 class SupplyAhead(Supply):
     """Batches of later steps, too. This one samples them in the loop's own thread when a step begins: nothing overlaps,
-    and the numbers are those of `burnish.trainers.rl.supply.threaded`."""
+    and the numbers are the same as with `burnish.trainers.rl.supply.threaded`."""
 
     def __init__(self, collector: Collector, progress: Progress, beginning: Weights) -> None:
         """See `Supply`."""
@@ -114,7 +114,7 @@ class SupplyAhead(Supply):
         return {"supply": self}
 
     def state_dict(self) -> dict[str, object]:
-        """The batches of steps that have not been trained on yet, for a checkpoint. Waits for those that are asked for,
+        """The batches of steps that have not been trained on yet, for a checkpoint. Waits for batches in progress,
         because the weights that sample them are in no checkpoint."""
         self._settle()
         later = {number: one for number, one in self._collected.items() if number > self._progress.step}
@@ -174,7 +174,7 @@ def to_text(collected: Collected) -> str:
 
 
 def from_text(text: str, collector: Collector) -> Collected:
-    """What `to_text` was given. Raises ValueError, KeyError or TypeError for another text."""
+    """Restore a batch from the text of `to_text`. Raises ValueError, KeyError or TypeError for another text."""
     stored: dict[str, Any] = json.loads(text)
     places = tuple((str(name), int(place)) for name, place in stored["places"])
     prompts = [collector.domains.feeds.at(name, place).encoded.prompt for name, place in places]
