@@ -1,8 +1,8 @@
-"""What of a run fits a machine, and the smallest change with which the rest fits too.
+"""Check of a run against a machine, and the smallest change that makes it fit.
 
-Changes are tried in a fixed order: first those that leave a run's numbers as they are (up to rounding), each alone and
-then more and more of them together; after that those that change what is computed, without and with all of the first.
-Of several that fit together, those are dropped that were not needed. Each is written as words for the command line and
+Changes are tried in a fixed order: first the ones that leave a run's numbers as they are (up to rounding), each alone
+and then more and more of them together; after that the ones that change the computation, without and with all of the
+first. If several fit together, the unneeded ones are dropped. Each is written as words for the command line and
 read by the loader of run files, so that whatever a run would refuse is not proposed.
 """
 
@@ -51,8 +51,8 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTable:
-    """What processes that need the same of their devices need in each phase. there: bytes of one of these devices; None
-    if that is not known."""
+    """Memory of processes with equal needs, by phase. there: bytes of one of their devices; None if that is not
+    known."""
 
     processes: tuple[str, ...]
     on: str
@@ -104,7 +104,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a run fits; if not, what is lacking and the changes with which it does (none if none was found)."""
+    """Result of the check: what the run lacks, if anything, and changes that make it fit (empty if none were found)."""
 
     lacking: tuple[Shortage, ...]
     changes: tuple[Change, ...] = ()
@@ -150,14 +150,14 @@ class Fitting:
                 yield most
 
     def _more_and_more(self, config: RunConfig, before: tuple[Change, ...]) -> Iterator[tuple[Change, ...]]:
-        """These changes with one more that leaves the numbers as they are, two more, ..., without refused ones."""
+        """Yield these changes with one more that keeps the numbers as they are, two more, ..., without refused ones."""
         for change in same_numbers(config, self._machine):
             if self._changed((*before, change)) is not None:
                 before = (*before, change)
                 yield before
 
     def _needed(self, changes: tuple[Change, ...]) -> tuple[Change, ...]:
-        """Without those that it fits without, the last ones tried first, since they cost most."""
+        """Drop changes that the run fits without, from the last one back, since the last ones cost most."""
         for change in reversed(changes):
             fewer = tuple(other for other in changes if other is not change)
             if fewer and self._fits(fewer):
@@ -189,7 +189,7 @@ def _words(changes: Sequence[Change]) -> tuple[str, ...]:
 
 
 def same_numbers(config: RunConfig, machine: Machine) -> Iterator[Change]:
-    """Changes that leave the numbers as they are, up to rounding."""
+    """Yield changes that leave the numbers as they are, up to rounding."""
     yield from _smaller_passes(config)
     if not config.model.gradient_checkpointing:
         yield Change(("model.gradient_checkpointing=true",), "about a third more computation")
@@ -251,7 +251,7 @@ def _offloads(config: RunConfig) -> Iterator[Change]:
 
 
 def other_numbers(config: RunConfig) -> Iterator[Change]:
-    """Changes after which something else is computed, the mildest first."""
+    """Yield changes that alter the computation, the mildest first."""
     if config.model.dtype == "float32":
         yield Change(("model.dtype=bfloat16",), "activations and weights of passes are rounded")
     if config.cluster.trainers > 1:

@@ -43,9 +43,9 @@ _MOST = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a device (a card, or the processor) does in a second, net of what it never reaches: operations of passes and
-    of decoding, bytes read while decoding, bytes exchanged with other devices of its node and of other nodes. And the
-    seconds that are spent whatever the size: of a decoding step, of each layer and row in it, of a pass, of a step."""
+    """Sustained speed of a device (a card, or the processor), per second: operations of passes and of decoding, bytes
+    read while decoding, bytes exchanged with other devices of its node and of other nodes. And fixed costs in seconds:
+    of a decoding step, of each layer and row in it, of a pass, of a step."""
 
     operations: float
     decoding_operations: float
@@ -125,7 +125,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class DescribedMachine(Section):
-    """A file that describes a machine; see docs/plan.md. Cores and memory are those of each node."""
+    """A file that describes a machine; see docs/plan.md. Cores and memory are per node."""
 
     nodes: Annotated[int, Field(ge=1, le=_MOST)] = 1
     cards: Annotated[int, Field(ge=0, le=_MOST)] = 1
@@ -176,7 +176,7 @@ def _machine(name: str, given: DescribedMachine) -> Machine:
 
 
 def _speed(given: DescribedMachine) -> Speed | None:
-    """None if operations or bandwidth are not stated."""
+    """Estimate the speed of a described card. None if operations or bandwidth are not stated."""
     if given.tflops is None or given.bandwidth_gbs is None:
         return None
     operations, read = 1e12 * given.training_share * given.tflops, 1e9 * given.decoding_share * given.bandwidth_gbs

@@ -112,8 +112,8 @@ class ParameterBytes:
 
     @staticmethod
     def of(dtype: str, sharding: Sharding = "whole", trainers: int = 1) -> ParameterBytes:
-        """What each of several trainers keeps: everything, a slice of the optimizer only, or slices of everything; the
-        weights that train are then the masters."""
+        """Bytes per parameter in each of several trainers, which keeps everything, a slice of the optimizer only, or
+        slices of everything; the weights that train are then the masters."""
         master, slices = 0 if dtype == "float32" else 4, trainers if sharding == "full" else 1
         weight = 0 if sharding == "full" and master > 0 else (2 if master else 4) / slices
         of_optimizer = 1 if sharding == "whole" else trainers
@@ -141,14 +141,14 @@ def gradients_at_once(lanes: int, trainers: int, sharding: Sharding = "whole") -
 def estimate_memory(
     config: RunConfig, facts: ModelFacts, rewards: Sequence[RewardFacts] = (), on_gpu: bool | None = None
 ) -> tuple[MemoryItem, ...]:
-    """The lines of the table above for this run in one process, without those of zero bytes. `rewards`: its reward
+    """The lines of the table above for this run in one process, without lines of zero bytes. `rewards`: its reward
     models. on_gpu: where it computes, if the machine is known."""
     table = table_of(config)(config, facts, on_gpu)
     return (*table.trained(), *table.sampling(), *table.scoring(rewards))
 
 
 class RoleMemory:
-    """The memory items of each role of a run, where it computes if nothing else is said. Here those of a run that
+    """The memory items of each role of a run, where it computes if nothing else is said. These are for a run that
     trains one model on given data; a kind of run with more of them adds its own.
 
     on_gpu: where it computes, if the machine is known. trainers, sharding: what a trainer keeps of trained models.
@@ -188,19 +188,19 @@ class RoleMemory:
         return iter(())
 
     def of_trainers(self) -> Iterator[MemoryItem]:
-        """What each trainer needs."""
+        """Memory of each trainer."""
         return self.trained()
 
     def of_loop(self) -> Iterator[MemoryItem]:
-        """What the process of the command computes with, wherever the trainers are."""
+        """Memory of the models that the command's own process computes with, wherever the trainers are."""
         return iter(())
 
     def sampling(self) -> Iterator[MemoryItem]:
-        """What responses are sampled in."""
+        """Memory of sampling: the key/value cache, and weights that only sampling needs."""
         return iter(())
 
     def scoring(self, rewards: Sequence[RewardFacts]) -> Iterator[MemoryItem]:
-        """What reward models need where they score."""
+        """Memory of reward models on the device where they score."""
         return iter(())
 
     def versions(self) -> Iterator[MemoryItem]:
@@ -213,7 +213,7 @@ class RoleMemory:
         return ("update",)
 
     def trained(self) -> Iterator[MemoryItem]:
-        """What each trainer needs to train: the models of its process, and their passes."""
+        """Memory of training in each trainer: the models of its process, and their passes."""
         items = (*self.policy(), *self.beside(), self.activations(), *self.logprobs())
         return (item for item in items if item.num_bytes > 0)
 
@@ -257,20 +257,20 @@ class RoleMemory:
 
     @property
     def computes_on_gpu(self) -> bool:
-        """Whether it does, as far as it is known."""
+        """True if the role is known to compute on a GPU."""
         device = self.config.model.device
         return device.startswith("cuda") or (device == "auto" and bool(self.on_gpu))
 
     def saving(self, *models: str) -> Iterator[MemoryItem]:
-        """What the process of these models copies of their state where it computes, if that is saved. Checkpoints are
-        written from where the state is, unless it rests."""
+        """Copies of these models' state that saving makes on the device that computes. Checkpoints are written from
+        where the state is, unless it rests."""
         if self.sharding == "whole" and "optimizer" in self.offload:
             yield from self._largest("optimizer state, copied before it rests", models)
         if self.sharding != "full" and self.config.model.lora is not None and "policy" in models:
             yield replace(self.weights("merged weights, to be saved"), phases=("checkpoint",))
 
     def saving_on_host(self, *models: str, sends: bool) -> Iterator[MemoryItem]:
-        """What it copies to the host's memory, if it is not there anyway. `sends`: the controller writes it."""
+        """Copies that saving makes in host memory, if the state is not there. `sends`: the controller writes it."""
         if (self.on_gpu or self.sharding == "full") and {"policy", "critic"} & set(models):
             yield replace(self.weights("weights, copied to be saved"), phases=("checkpoint",))
         if sends and self.sharding != "whole":
@@ -344,7 +344,7 @@ class RoleMemory:
 
 
 def num_trained(lora: LoraConfig | None, facts: ModelFacts) -> int:
-    """All parameters, or those of the adapters: rank x (inputs + outputs) for each adapted matrix of each layer."""
+    """Count all parameters, or only the adapters': rank x (inputs + outputs) for each adapted matrix of each layer."""
     if lora is None:
         return facts.num_parameters
     return facts.num_layers * lora.rank * sum(count * (one + other) for count, one, other in _matrices(facts))
@@ -360,7 +360,7 @@ def _matrices(facts: ModelFacts) -> tuple[tuple[int, int, int], ...]:
 
 
 def weights_item(name: str, facts: ModelFacts, width: int) -> MemoryItem:
-    """All weights of a model."""
+    """Memory of all weights of a model."""
     return MemoryItem(name, facts.num_parameters * width, f"{facts.num_parameters:,} parameters x {width} bytes")
 
 

@@ -34,8 +34,8 @@ class MicrobatchChoice:
 def microbatch_of(
     config: RunConfig, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
 ) -> MicrobatchChoice:
-    """What `optimization.tokens_per_microbatch` means for this run on this machine: on GPUs as many tokens as the plan
-    has memory for, a power of two; elsewhere the default."""
+    """Resolve `optimization.tokens_per_microbatch` for this run on this machine. `auto` takes on GPUs as many tokens as
+    the plan has memory for, a power of two; elsewhere the default."""
     asked = config.optimization.tokens_per_microbatch
     if asked != "auto":
         return MicrobatchChoice(asked, "optimization.tokens_per_microbatch")
@@ -70,8 +70,8 @@ def with_microbatch(config: ConfigT, tokens: int) -> ConfigT:
 def bytes_beside_passes(
     config: RunConfig, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts] = ()
 ) -> int:
-    """What the process that trains holds on its GPU in an update, besides the weights and what passes make: gradients,
-    masters, moments and whatever else is planned there."""
+    """Bytes on the training process's GPU in an update, besides the weights and what passes make: gradients, masters,
+    moments and whatever else is planned there."""
     seats = seats_of(with_microbatch(config, FEWEST), facts, machine, rewards)
     seat = next(seat for seat in seats if seat.device)
     return bytes_in("update", (item for item in seat.device if item.name not in _OF_PASSES))

@@ -26,7 +26,7 @@ _MAX_HEADER_BYTES = 100_000_000
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """The sizes that memory and time depend on. `context_tokens` is None if the model's config names no limit;
-    `intermediate_size` is that of all experts that work on a token."""
+    `intermediate_size` is the sum over all experts that work on a token."""
 
     num_parameters: int
     num_layers: int
@@ -51,7 +51,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class RewardFacts:
-    """What the memory of a reward model depends on. `facts` is None if it is not a local folder or has an unknown
+    """Sizes of a reward model that its memory depends on. `facts` is None if it is not a local folder or has an unknown
     layout. device: as the run file has it."""
 
     label: str
@@ -63,7 +63,7 @@ class RewardFacts:
 
 
 def read_reward_facts(rewards: Iterable[RewardConfig]) -> tuple[RewardFacts, ...]:
-    """Those of the reward models among the rewards. Options that a run would refuse count as if they were not set."""
+    """Read the sizes of the reward models among the rewards. Options that a run would refuse count as not set."""
     found = []
     for reward in rewards:
         if reward.is_model:
@@ -140,8 +140,8 @@ def facts_of(config: Mapping[str, object], *, num_parameters: int | None = None)
 
 @dataclass(frozen=True, slots=True)
 class _Experts:
-    """The experts of a layer: how many there are and work on a token, their feed-forward size, that of what works on
-    every token, and whether they have biases."""
+    """The experts of a layer: how many there are and how many work on a token, their feed-forward size, the size of the
+    shared experts, and whether they have biases."""
 
     count: int
     per_token: int
@@ -151,7 +151,7 @@ class _Experts:
 
     @staticmethod
     def of(words: Mapping[str, object], intermediate: int) -> _Experts | None:
-        """None for a model without experts."""
+        """Read the experts from a model's config. None for a model without experts."""
         count = _first(words, "num_experts", "num_local_experts", "n_routed_experts")
         if count is None:
             return None
@@ -161,7 +161,7 @@ class _Experts:
         return _Experts(count, min(per_token, count), size, shared, words.get("model_type") == "gpt_oss")
 
     def numbers(self, hidden: int) -> tuple[int, int]:
-        """(all numbers of a layer's experts and router, those that work on one token)."""
+        """(parameters of a layer's experts and router, parameters that work on one token)."""
         each = 3 * hidden * self.size + (2 * self.size + hidden if self.biased else 0)
         always = hidden * self.count + self.biased * self.count + 3 * hidden * self.shared_size
         return always + self.count * each, always + self.per_token * each
@@ -170,10 +170,10 @@ class _Experts:
 _NORMS = {"gemma2": 4, "gemma3": 4, "gemma3_text": 4, "glm4": 4, "olmo": 0}
 """Norms of a layer, where there are not two."""
 _NORMS_OF_HEADS = ("qwen3", "qwen3_moe", "gemma3", "gemma3_text")
-"""Families that norm each head's queries and keys; those of `_NORMS_OF_ALL_HEADS` norm all heads together."""
+"""Families that norm each head's queries and keys; families in `_NORMS_OF_ALL_HEADS` norm all heads together."""
 _NORMS_OF_ALL_HEADS = ("olmo2", "olmo3", "olmoe")
 _BIAS_BUT_OUTPUT = ("qwen2", "qwen2_moe", "glm", "glm4", "glm4_moe")
-"""Families whose biases are those of queries, keys and values only."""
+"""Families with biases for queries, keys and values only."""
 
 
 def _attention_numbers(words: Mapping[str, object], hidden: int, queries: int, keys: int, heads: int) -> int:

@@ -1,4 +1,4 @@
-"""What a run will do, computed before it starts. Pure arithmetic, without files, models or torch."""
+"""Plan of a run, computed before it starts. Pure arithmetic, without files, models or torch."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def seats_of(
 
 
 class Processes:
-    """The processes of a run, the command's own first. Here those of a run that trains one model on given data: the
+    """The processes of a run, the command's own first. A run that trains one model on given data has the
     controller and its trainers, each on the next GPU. A kind of run with more of them adds its own."""
 
     trained: ClassVar[str] = "policy"
@@ -106,12 +106,12 @@ class Processes:
         self.table = table_of(config)(config, facts or UNKNOWN, self.on_gpu, config.cluster.trainers, sharding)
 
     def seats(self) -> Iterator[PlannedProcess]:
-        """All of them."""
+        """Yield all processes, the controller first."""
         yield self.controller()
         yield from self.trainers()
 
     def holds(self) -> tuple[str, ...]:
-        """What a trainer holds, in words."""
+        """Names of the state that a trainer holds."""
         return self.trained, "optimizer"
 
     def controller(self) -> PlannedProcess:
@@ -128,7 +128,7 @@ class Processes:
         return self.seat("controller", ("the loop", "data", *self.holds()), host, model)
 
     def trainers(self) -> Iterator[PlannedProcess]:
-        """Those other than the controller."""
+        """Yield the trainers that have a process of their own."""
         table, cluster = self.table, self.config.cluster
         for rank in range(0 if cluster.trains_here else cluster.trainers):
             first = rank == 0  # the one whose state is saved
@@ -159,12 +159,12 @@ def joined(seat: PlannedProcess, items: Sequence[MemoryItem], *, on_gpu: bool) -
 
 
 def _rested(items: Sequence[MemoryItem]) -> Iterator[MemoryItem]:
-    """What a GPU gives up while it rests is in pinned host memory, which is kept for the next time."""
+    """Host memory of offloaded state: it is pinned, and kept for the next time."""
     return (replace(item, name=f"{item.name}, at rest", phases=PHASES, rests=False) for item in items if item.rests)
 
 
 def _is_started(seat: PlannedProcess) -> bool:
-    """Whether it is the process of a trainer, a model or a worker, and not the command's or a small one."""
+    """Return whether this is the process of a trainer, a model or a worker, and not the command's or a small one."""
     return _process_of(seat) != "controller" and not seat.small
 
 
@@ -181,12 +181,12 @@ def _as_ranks(seats: Sequence[PlannedProcess]) -> tuple[PlannedProcess, ...]:
 
 
 def runs_on_gpu(config: RunConfig, machine: Machine) -> bool:
-    """Whether models of the run are on a GPU of this machine."""
+    """Return whether models of the run are on a GPU of this machine."""
     return bool(machine.gpu_bytes) and config.model.device != "cpu"
 
 
 def threads_each(config: RunConfig, machine: Machine) -> int:
-    """Threads of a process other than the command's: those of the run file, or an equal share. Under torchrun, which
+    """Threads of a process other than the command's: as in the run file, or an equal share. Under torchrun, which
     has told PyTorch to take one, the processes of a node share its cores."""
     if config.cluster.threads is not None:
         return config.cluster.threads
@@ -199,7 +199,7 @@ def threads_each(config: RunConfig, machine: Machine) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ShardingChoice:
-    """What each trainer keeps, and why."""
+    """Sharding of the trained models over the trainers, and why."""
 
     sharding: Sharding
     because: str
@@ -208,8 +208,8 @@ class ShardingChoice:
 def sharding_of(
     config: RunConfig, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
 ) -> ShardingChoice:
-    """What `cluster.sharding` means for this run on this machine. `auto` never changes a result: `whole` and
-    `optimizer` give the same bits."""
+    """Resolve `cluster.sharding` for this run on this machine. `auto` never changes a result: `whole` and `optimizer`
+    give the same bits."""
     cluster, asked = config.cluster, config.cluster.sharding
     if cluster.trainers == 1:
         return ShardingChoice("whole", "there is one trainer")
@@ -236,7 +236,7 @@ def with_sharding(config: ConfigT, sharding: Sharding) -> ConfigT:
 def _fits(
     config: RunConfig, sharding: Sharding, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts]
 ) -> bool:
-    """Whether all processes together have what they may need, and each GPU what its processes may."""
+    """Return whether memory suffices for all processes together, and on each GPU for its own."""
     seats = seats_of(with_sharding(config, sharding), facts, machine, rewards)
     together = max(needs_of_nodes(seats, machine).values(), default=0)
     on_gpus = max((needed for _, needed in needs_of_gpus(seats).values()), default=0)
@@ -266,8 +266,8 @@ def needs_of_gpus(seats: Sequence[PlannedProcess], *, certain: bool = False) -> 
 
 
 def on_this_machine(config: RunConfig) -> bool:
-    """Whether all processes of the run are on this machine, as far as it is known before they start: not those that
-    torchrun starts on several nodes, or is yet to start."""
+    """Return whether all processes of the run are known to be on this machine before they start. They are not if
+    torchrun starts them on several nodes, or is yet to start."""
     if config.cluster.runs_on != "torchrun":
         return True
     here = TorchrunRank.here()

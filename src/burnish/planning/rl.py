@@ -1,4 +1,4 @@
-"""What a run of `burnish rl` will do, computed before it starts, and how long its steps take."""
+"""Plan of a run of `burnish rl`, with its memory and the time of its steps."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ class RlTimes(StepTimes):
         return f"{responses:,} responses of {self.lengths.response:,.0f} tokens, {engines}"
 
     def _log_probs(self) -> Iterator[PhaseTime]:
-        """Passes without a gradient: of reward models, for old log-probabilities, reference and values."""
+        """Yield the passes without a gradient: of reward models, for old log-probabilities, reference and values."""
         config = self.config
         algorithm, own = config.algorithm, config.cluster.own_process
         tokens, scored, found, seconds = self.read() / self.trainers, self.scored / self.trainers, [], 0.0

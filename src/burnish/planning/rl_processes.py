@@ -70,7 +70,7 @@ class RlTable(RoleMemory):
         yield from () if "critic" in own else self.critic()
 
     def reference(self) -> Iterator[MemoryItem]:
-        """None where adapters are switched off instead."""
+        """Memory of the reference. Empty with LoRA, where the policy without its adapters is the reference."""
         if self.config.has_reference and self.config.model.lora is None:
             weights = self.weights("reference weights")
             weights = replace(weights, num_bytes=round(self.facts.num_parameters * self.frozen))
@@ -94,7 +94,7 @@ class RlTable(RoleMemory):
             yield replace(self.activations(own), name="critic activations", phases=("critic update",))
 
     def alone(self, model: str) -> Iterator[MemoryItem]:
-        """What the `reference` or the `critic` needs in a process of its own, whole."""
+        """Memory of the whole `reference` or `critic` in a process of its own."""
         if model == "reference":
             yield self.weights("reference weights")
             yield from self.logprobs()
@@ -121,7 +121,7 @@ class RlTable(RoleMemory):
         yield from () if self.config.cluster.rollout_workers else self.engine()
 
     def engine(self) -> Iterator[MemoryItem]:
-        """What an engine makes of the weights that it samples with, and what it samples in."""
+        """Memory of the engine: its copies of the weights, what it takes for itself, and its key/value cache."""
         traits, rests = self.config.engine.traits, "rollout_engine" in self.offload
         if traits.copies:
             yield self.weights(f"weights in {traits.label}").needed_in("sampling", if_any=rests)
@@ -201,8 +201,8 @@ def _evaluated(config: RlConfig) -> int:
 
 
 def reward_items(config: RlConfig, reward: RewardFacts) -> tuple[MemoryItem, ...]:
-    """What a reward model needs where it scores: its weights, and its passes without gradient, of which one layer's
-    numbers are there at a time."""
+    """Memory of a reward model on the device where it scores: its weights, and its passes without gradient, which keep
+    one layer's numbers at a time."""
     facts = reward.facts
     if facts is None:
         return ()

@@ -1,4 +1,4 @@
-"""What a run of `burnish rm` will do, computed before it starts, with its memory and time."""
+"""Plan of a run of `burnish rm`, with its memory and time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RmTable(RoleMemory):
         return max(min(config.optimization.microbatch_tokens, -(-size * one // config.cluster.num_lanes)), one)
 
     def logprobs(self) -> Iterator[MemoryItem]:
-        """None, as there is no output head."""
+        """Nothing, as there is no output head."""
         return iter(())
 
     def sampling(self) -> Iterator[MemoryItem]:
@@ -63,7 +63,7 @@ class RmTable(RoleMemory):
             yield self.cache(min(_NORMALIZATION_ROWS, settings.responses), self.config.max_tokens)
 
     def of_loop(self) -> Iterator[MemoryItem]:
-        """It samples from that policy."""
+        """Memory of the policy that the command's process samples from to normalise scores."""
         return self.sampling()
 
     def loaded_again(self) -> Iterator[MemoryItem]:

@@ -1,4 +1,4 @@
-"""What a run of `burnish sft` will do, computed before it starts, with its memory and time."""
+"""Plan of a run of `burnish sft`, with its memory and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine cannot do, or may not, of what the processes of a run need."""
+"""Shortages of a machine: GPUs and memory that the processes of a run need, and it lacks or may lack."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from burnish.planning.processes import PlannedProcess, needs_of_gpus, needs_of_n
 def refuse_impossible(
     config: RunConfig, seats: Sequence[PlannedProcess], machine: Machine, facts: ModelFacts | None = None
 ) -> None:
-    """ConfigError for processes that this machine cannot have: too few GPUs, or too little memory even if all texts are
-    short. One process alone is never refused, nor are those that may be on several machines: of a run on an existing
-    Ray cluster only what stays here is looked at. Nor is there anything that only Ray could give out. Of a machine that
-    is not here only settings are refused; `shortages` says the rest."""
+    """Raise ConfigError for processes that this machine cannot have: too few GPUs, or too little memory even if all
+    texts are short; and for settings that only Ray could honour. A single process is never refused, nor are processes
+    that may be on several machines: in a run on an existing Ray cluster only what stays here is checked. If the machine
+    is not this one, only settings are refused; `shortages` reports the rest."""
     for field in ("cpus_per_worker", "gpus_per_worker") if config.cluster.runs_on != "ray" else ():
         if config.cluster.model_dump()[field] is not None:
             raise ConfigError(
@@ -96,7 +96,7 @@ def _asked(config: RunConfig) -> str:
 
 
 def seat_warnings(config: RunConfig, seats: Sequence[PlannedProcess], machine: Machine) -> Iterator[str]:
-    """What will be slow, or may not fit, on this machine."""
+    """Warn of processes that will be slow on this machine, or may not fit."""
     if not machine.is_here:
         yield from _share_beside_training(config, machine)
         return
@@ -156,7 +156,7 @@ def shortages(config: RunConfig, seats: Sequence[PlannedProcess], machine: Machi
 
 
 def cards_within_reach(config: RunConfig, machine: Machine) -> int:
-    """Cards that the processes of the run can be on: those of one node, unless Ray or torchrun starts them."""
+    """Cards that the processes of the run can be on: one node's, unless Ray or torchrun starts them."""
     everywhere = config.cluster.runs_on in ("ray", "torchrun")
     return len(machine.gpu_bytes) if everywhere else machine.gpus_per_node
 

@@ -34,7 +34,8 @@ _SIGNAL_SECONDS, _QUEUE_SECONDS = 300, 60
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How the run starts (`python`: the command alone), nodes, and of each the processes with a model and the GPUs."""
+    """Launcher of the run (`python`: the command alone), number of nodes, and per node the processes with a model and
+    the GPUs."""
 
     launcher: str
     nodes: int

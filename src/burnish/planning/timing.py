@@ -1,4 +1,4 @@
-"""How long a step takes, from the sizes of a model and the speed of a device.
+"""Time of a step, from the sizes of a model and the speed of a device.
 
 Symbols: B numbers of a model that work on each token, without embedding and head (of experts only the chosen ones), V
 vocabulary, H hidden size, L layers, A heads x head size, K key/value heads x head size, b bytes per weight.
@@ -150,7 +150,7 @@ class StepTimes:
 
     @property
     def apart(self) -> bool:
-        """Whether each text is read with its own prompt."""
+        """True if each text is read with its own prompt."""
         return self.config.debug.plain
 
     @property
@@ -159,7 +159,7 @@ class StepTimes:
         return None
 
     def before_update(self) -> Iterator[PhaseTime]:
-        """What precedes the update in a step."""
+        """Yield the phases of a step before its update."""
         return iter(())
 
     def evaluation(self, heldout: int | None) -> float:
@@ -167,7 +167,7 @@ class StepTimes:
         return 0.0
 
     def phases(self) -> Iterator[PhaseTime]:
-        """Those of a step that take any time, in its order."""
+        """Yield the phases of a step that take any time, in their order."""
         yield from self.before_update()
         yield from self._update()
 
