@@ -1,8 +1,8 @@
-"""What an engine is (`rollout.engine`), for all that is decided before it is made: whether a run file makes sense, the
-plan, which processes are started and with what.
+"""Traits of an engine (`rollout.engine`), for everything that is decided before it is built: checks of the run file,
+the plan, and which processes start with what.
 
-Every engine says it itself: a built-in one in the `traits` module of its folder, a user's class in its attribute
-`traits`. Neither this module nor those of the built-in engines import torch.
+Every engine states its own: a built-in one in the `traits` module of its folder, a user's class in its attribute
+`traits`. None of these modules imports torch, nor does this one.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FIELD = "rollout.engine"
 
 @dataclass(frozen=True, slots=True)
 class EngineTraits:
-    """What an engine is. The defaults describe one that samples from the module it is given, takes every setting, and
+    """Traits of an engine. The defaults describe one that samples from the module it is given, takes every setting, and
     needs nothing but room for keys and values. What depends on a run file is a method, to be overridden.
 
     label: its name in messages.
-    copies: it samples from a copy of the weights, beside those of its process: rollout workers keep these on the CPU.
+    copies: it samples from a copy of the weights, beside its process's own: rollout workers keep these on the CPU.
     takes_adapters: as a rollout worker it gets only the adapters of a model that has some (`model.lora`).
     sleeps: where it can give up its memory between calls (`cluster.offload`); its class is a `RestingEngine`.
     can_stop: in the middle of a response (`partial`); its class is a `StoppableEngine`.
@@ -45,10 +45,10 @@ class EngineTraits:
     lowest_temperature: below it, the engine would sample something else.
     reserved: options that a run file cannot set, and why.
     gpus_option: the option that says on how many GPUs one engine computes.
-    gpu_share: fraction of its GPU that it takes when it starts, however little it needs. share_options: those that set
-    another one, the first of them as a fraction.
+    gpu_share: fraction of its GPU that it takes when it starts, however little it needs. share_options: options that
+    set another share, the first of them as a fraction.
     log: name of a file for what a process of its own prints; a user's class gets its path as the argument `log`.
-    step_seconds: fixed time of a decoding step, in plans; None for that of a model whose operations start from Python.
+    step_seconds: fixed time of a decoding step, in plans; None if it is a model's whose operations start from Python.
     lays_out_weights: on a CPU, it holds another layout of the weights while it decodes.
     fixed_steps: on a GPU, it decodes in steps of fixed shapes, with sizes rounded up and their logits held.
     keeps_rows: it keeps keys and values between the turns of conversations.
@@ -81,11 +81,11 @@ class EngineTraits:
         return rollout.engine_options
 
     def place(self, rollout: RolloutConfig) -> str:
-        """Where its copy of the weights is, at the end of a sentence."""
+        """Words for the place of its copy of the weights, to end a sentence with."""
         return ""
 
     def check(self, rollout: RolloutConfig, model: ModelConfig) -> Iterable[Problem]:
-        """What else it refuses."""
+        """Problems with settings that only this engine refuses."""
         return ()
 
     def check_here(self, rollout: RolloutConfig) -> None:
@@ -97,7 +97,7 @@ NO_TRAITS = EngineTraits()
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
-    """How a run samples while it trains. options: those of the engine. rows: most that it samples at the same time.
+    """Sampling while a run trains. options: the engine's. rows: most that it samples at the same time.
     stays: it is on the GPU of a process that trains, and never gives up its memory."""
 
     traits: EngineTraits = NO_TRAITS

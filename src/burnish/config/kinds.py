@@ -24,7 +24,7 @@ Place = str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of run. Signatures of its parts are those of the parts of the built-in kinds."""
+    """A kind of run. Its parts have the same signatures as the parts of the built-in kinds."""
 
     name: str
     """Of the command (`burnish NAME`) and of folders of runs; `kind` of the class of its run files."""
@@ -81,7 +81,7 @@ def register(kind: Kind) -> None:
 
 
 def all_kinds() -> tuple[Kind, ...]:
-    """All kinds, in the order in which they were registered."""
+    """Return the kinds of runs in the order in which they were registered."""
     return tuple(_KINDS.values())
 
 

@@ -105,8 +105,8 @@ def load_run_data(
 
 
 def kind_of_file(path: str | Path, overrides: Sequence[str] = ()) -> str:
-    """The name of the kind of run that the file's keys, and those of overrides, tell (`kind_of_keys`). A file that
-    cannot be understood may be of any: loading it then reports what is wrong."""
+    """Tell the kind of run from the keys of the file and of the overrides (`kind_of_keys`). A file that cannot be read
+    may be of any kind: loading it then reports what is wrong."""
     data = parse_yaml(read_run_text(Path(path))).data
     words = {word.partition("=")[0].partition(".")[0] for word in overrides}
     return kind_of_data(data, words)

@@ -98,5 +98,5 @@ ENVIRONMENT_REWARD = "environment"
 
 
 def is_template_file(chat_template: str | None) -> TypeGuard[str]:
-    """Whether it names a file. With a brace it is the template itself."""
+    """Return whether the setting names a file. With a brace it is the template itself."""
     return chat_template is not None and "{" not in chat_template and chat_template != KEEP_THINKING

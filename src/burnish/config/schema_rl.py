@@ -372,12 +372,12 @@ class RlFields(RunConfig):
 
     @property
     def has_reference(self) -> bool:
-        """Whether the run compares with a frozen reference."""
+        """True if the run compares the policy with a frozen reference."""
         return self.algorithm.kl_in != "none"
 
     @property
     def has_separate_critic(self) -> bool:
-        """Whether the run trains a critic with a backbone of its own."""
+        """True if the run trains a critic with its own backbone."""
         return self.algorithm.estimator in names.CRITIC_ESTIMATORS and self.critic.kind == "separate"
 
     @property

@@ -55,7 +55,7 @@ class LoggingConfig(Section):
 
     @property
     def keeps_rollouts(self) -> bool:
-        """Whether rollouts are written."""
+        """True if the run writes its rollouts to files."""
         return False
 
 
@@ -128,12 +128,12 @@ class RunConfig(Section):
 
     @property
     def holds_out(self) -> bool:
-        """Whether there is held-out data."""
+        """True if there is held-out data."""
         return bool(self.named_sources("eval"))
 
     @property
     def engine(self) -> EngineUse:
-        """How the run samples while it trains; the traits of no engine where it does not."""
+        """Engine and settings of sampling while the run trains; no engine's traits if it does not sample."""
         return NO_ENGINE
 
     @property
