@@ -212,8 +212,8 @@ class Rollout:
     `ends_in` is set if the conversation goes on in another row, because its history was written anew: the sample index
     of the row in which it ends. A reward scores that row, and the score counts for all of them. `history` is what was
     said in earlier rows, which this one's prompt contains.
-    `policy_version` is that of the weights that sampled it. If these changed within the response (`partial`), it is the
-    first one, and `versions` has all of them; otherwise `versions` is empty.
+    `policy_version` counts the weights that sampled it. If these changed within the response (`partial`), it is the
+    first version, and `versions` has all of them; otherwise `versions` is empty.
     """
 
     prompt_id: str
@@ -239,12 +239,12 @@ class Rollout:
 
     @property
     def sample(self) -> Sample:
-        """What all rows of a sample have in common."""
+        """Key of the sample that this row belongs to, the same for all its rows."""
         return self.group_id, self.sample_index
 
     @property
     def key(self) -> RowKey:
-        """What tells this row from the others of its step."""
+        """Key of this row, unique within its step."""
         return self.group_id, self.sample_index, self.branch
 
     def policy_turns(self) -> list[Turn]:

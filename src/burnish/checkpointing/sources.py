@@ -215,7 +215,7 @@ def check_place(output: str) -> None:
 
 
 def _places_read(config: RunConfig) -> Iterator[NamedPlace]:
-    """What the run reads. For a checkpoint of another run (`runs/sft@best`) this is the whole run folder.
+    """Yield the places that the run reads. For a checkpoint of another run (`runs/sft@best`) this is its whole folder.
 
     Options of rewards are left out, because a reward may also write to the files that they name.
     """

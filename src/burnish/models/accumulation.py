@@ -1,4 +1,4 @@
-"""What the micro-batches of an optimizer step add up before the step is made: metrics, signals and losses."""
+"""Sums over the micro-batches of an optimizer step before the step is made: metrics, signals and losses."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Accumulation:
 
     @property
     def metrics(self) -> dict[str, Metric]:
-        """What the objectives reported, merged over the micro-batches."""
+        """Metrics that the objectives reported, merged over the micro-batches."""
         return MetricStore.of(value.metrics for value in self.values).merged()
 
     @property
     def signals(self) -> Signals:
-        """What the loop decides by, merged over the micro-batches."""
+        """Signals that the loop decides by, merged over the micro-batches."""
         return functools.reduce(Signals.merge, (value.signals for value in self.values), Signals())
 
     def odd_loss(self) -> float | None:

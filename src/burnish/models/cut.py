@@ -50,12 +50,12 @@ class CutModel:
     def optimizer(
         self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings
     ) -> FullyShardedOptimizer:
-        """The optimizer of some of the parameters, those of heads among them."""
+        """The optimizer of some of the parameters, heads included."""
         narrow = {name for name, parameter in parameters if self._types.get(parameter, torch.float32) not in WIDE_TYPES}
         return FullyShardedOptimizer(parameters, settings, self.lanes, self._slices, narrow)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """All of a parameter, in its own type and on its device; other tensors as they are."""
+        """Gather a whole parameter, in its own type and on its device. Other tensors are returned as they are."""
         own_type = self._types.get(tensor)
         return tensor.detach() if own_type is None else self._slices.whole(tensor).to(own_type)
 
@@ -93,5 +93,5 @@ class CutModel:
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write the model with these weights, in the first process alone."""
         self.model.save_pretrained(folder, state_dict={**state}, safe_serialization=True)
-        self.model.config.dtype = str(self._dtype).removeprefix("torch.")  # else that of the masters
+        self.model.config.dtype = str(self._dtype).removeprefix("torch.")  # else the masters' type
         self.model.config.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""What a policy and a critic have in common: optimizer steps that are made of parts."""
+"""Base of a policy and a critic: optimizer steps that are made of parts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
         scores are 0 at positions that are not trained on. A batch without any trained token moves no weight, but counts
         as a step in `version` (metric `.../empty_updates`).
 
-        denominators: those of the minibatch that `batch` is part of, if its other rows have no gradient. If no row is
+        denominators: of the minibatch that `batch` is part of, if its other rows have no gradient. If no row is
         left at all, the step has a gradient of 0, which still moves weights by momentum and decay.
         """
         self._accumulation = None

@@ -70,7 +70,7 @@ class OptimizerSettings:
         )
 
     def own_step(self, planned_step: int | None, made: int) -> int:
-        """This optimizer's own step (from 0) that decides the learning rate: counted from the run's planned step, or,
+        """Return this optimizer's step (from 0) that sets the learning rate: counted from the run's planned step, or,
         without a plan, the number of steps made so far."""
         return made if planned_step is None else planned_step - self.first_step
 
@@ -237,7 +237,7 @@ class WeightOptimizer:
         return euclidean_norm([p.grad for p in self._parameters.values() if p.grad is not None])
 
     def step(self, step: int, grad_norm: Tensor) -> float:
-        """Clip, step and clear the gradients. Returns the learning rate used, that of this optimizer's step `step`."""
+        """Clip, step and clear the gradients. Returns the learning rate used, from this optimizer's step `step`."""
         with self._awake():
             rate = self._move_masters(step, grad_norm)
             self._publish()
@@ -259,7 +259,7 @@ class WeightOptimizer:
         return rate
 
     def _state_tensors(self) -> Iterator[Tensor]:
-        """What only a step reads: moments, and masters that are not the weights themselves."""
+        """Yield tensors that only a step reads: moments, and masters that are not the weights themselves."""
         for name, master in self._masters.items():
             if self._parameters[name].dtype not in WIDE_TYPES:
                 yield master

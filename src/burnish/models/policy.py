@@ -122,7 +122,7 @@ class LocalPolicy(LearnerByParts[Objective]):
         return self._head_critic
 
     def share_weights(self, cut: Cut) -> None:
-        """Keep a slice of every weight only, and of those of a value head. For a team, before the first step, after
+        """Keep only a slice of every weight, a value head's included. For a team, before the first step, after
         `reference`."""
         self._optimizers[0].let_go()
         heads = [] if self._head_critic is None else [self._head_critic.head]
@@ -134,7 +134,7 @@ class LocalPolicy(LearnerByParts[Objective]):
             self._head_critic.share(self._cut)
 
     def publish(self) -> Weights:
-        """This version's weights, for engines. Engines in this process share the live module, others read copies."""
+        """Offer this version's weights to engines: those in this process share the live module, others read copies."""
         return Weights(self.version, partial(self._tensors, self.version), self.model)
 
     def _tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:

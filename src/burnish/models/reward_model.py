@@ -42,7 +42,7 @@ PromptResponse = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """Where a response is scored.
+    """Position at which a response is scored.
 
     `last`: at its last token. `eos`: at its first end-of-sequence token, or at its last token if it has none.
     `last_position`: at the last of `response_length` positions. A shorter response is followed by padding that no
