@@ -27,7 +27,7 @@ class Kind:
     """A kind of run. Its parts have the same signatures as the parts of the built-in kinds."""
 
     name: str
-    """Of the command (`burnish NAME`) and of folders of runs; `kind` of the class of its run files."""
+    """Name of the command (`burnish NAME`) and of folders of runs; `kind` of the class of its run files."""
     trains: str
     """What a run trains, in a few words for tables."""
     run_file: Place
@@ -48,7 +48,7 @@ class Kind:
     """(configuration, sizes of the model, here) to the size of the data. Refuses what the run would refuse before it
     loads a model; of a run for another machine (not `here`) only what is known anywhere."""
     check: Place = "burnish.cli.check:check_data"
-    """What `burnish check` says about the data, and how many failures it has found."""
+    """Report of `burnish check` on the data, and its number of failures."""
     train: Place
     """Trains in this process, or with as many as the run file asks for, and returns where the run is."""
     evaluate: Place

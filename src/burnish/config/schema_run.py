@@ -87,7 +87,7 @@ class RunConfig(Section):
     """Field that names a preset, one of `presets`."""
     presets: ClassVar[Mapping[str, Preset]] = {}
     head: ClassVar[Literal["language", "score"]] = "language"
-    """What the trained model ends with; a reward model ends with scores."""
+    """Head of the trained model; a reward model has a score head."""
 
     output: OutputPath = "runs/burnish"
     """Folder of the run. Starting again in the same folder resumes the run."""

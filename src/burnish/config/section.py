@@ -35,7 +35,7 @@ _MAX_PATH_BYTES, _MAX_NAME_BYTES = 4_096, 255
 
 
 IsSet = Callable[[str, str], bool]
-"""Whether an override sets this field of this section, whole or in part."""
+"""(section, field) to whether an override sets the field, whole or in part."""
 
 
 class NamedPlace(NamedTuple):

@@ -24,7 +24,7 @@ class Accumulation:
     def __init__(self, denominators: Denominators) -> None:
         self.denominators = denominators
         self.values: list[ObjectiveValue] = []
-        """What the objectives made of the micro-batches; the losses without their graphs."""
+        """Values of the objective on the micro-batches; the losses without their graphs."""
 
     @property
     def metrics(self) -> dict[str, Metric]:

@@ -226,7 +226,7 @@ class WeightOptimizer:
         self._awake: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def rest(self, role: str, folder: Path) -> None:
-        """From now on moments and masters are awake while a step is made, and rest during the passes too
+        """Keep moments and masters awake only while a step is made, from now on: they rest during the passes too
         (`burnish.models.resting`). `role`: whose optimizer it is, for messages."""
         device = next(iter(self._masters.values())).device
         self.resting = Resting(role, resting_place(device, folder), self._state_tensors)

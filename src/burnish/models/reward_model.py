@@ -204,12 +204,12 @@ class RewardModel:
         return trunk(**inputs)[0][torch.arange(len(pairs), device=device), layout.read_B.to(device)]
 
     def train_gain_and_bias(self) -> None:
-        """From now on gain and bias are separate parameters (`normalization.trainable`)."""
+        """Make gain and bias separate parameters from now on (`normalization.trainable`)."""
         self.gain_bias = GainBias(1.0, self.normalization.bias, device=self.loaded.model.device)
         self.normalization = replace(self.normalization, bias=0.0)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Everything that trains."""
+        """All parameters that are trained, by name."""
         own = list(self.loaded.model.named_parameters())
         if self.gain_bias is not None:
             own += [(f"gain_bias.{name}", parameter) for name, parameter in self.gain_bias.named_parameters()]

@@ -81,7 +81,7 @@ def _table(items: Sequence[MemoryItem], seats: Sequence[PlannedProcess], machine
     largest = [max(phases, key=lambda phase: bytes_in(phase, items)) for phases in COLUMNS.values()]
 
     def columns(some: Sequence[MemoryItem]) -> tuple[int, ...]:
-        """Of the phase that needs most in each column."""
+        """Sum the bytes of the phase that needs most in each column."""
         return tuple(bytes_in(phase, some) for phase in largest)
 
     rows = [MemoryRow(kind, columns(of_kind[kind])) for kind in (*_KINDS, "other") if kind in of_kind]
@@ -183,7 +183,7 @@ class Fitting:
 
 
 def _words(changes: Sequence[Change]) -> tuple[str, ...]:
-    """Later words replace earlier ones of the same field."""
+    """Join the words of changes. Later words replace earlier ones of the same field."""
     by_field = {word.partition("=")[0]: word for change in changes for word in change.words}
     return tuple(by_field.values())
 
@@ -213,7 +213,7 @@ def same_numbers(config: RunConfig, machine: Machine) -> Iterator[Change]:
 
 
 def _fewer_processes(config: RunConfig, most: int) -> Iterator[Change]:
-    """As many as there are cards: first fewer rollout workers, then fewer trainers."""
+    """Yield changes that leave at most `most` processes: first fewer rollout workers, then fewer trainers."""
     cluster = config.cluster
     others = cluster.num_processes - cluster.trainers - config.cluster.num_workers
     if not 0 < most < cluster.num_processes:
@@ -230,7 +230,7 @@ def _fewer_processes(config: RunConfig, most: int) -> Iterator[Change]:
 
 
 def _smaller_passes(config: RunConfig) -> Iterator[Change]:
-    """Half, a quarter, ... of the tokens of a micro-batch, and of the rows that are decoded at the same time."""
+    """Yield changes to a half, a quarter, ... of a micro-batch's tokens, and of the rows decoded at the same time."""
     tokens = config.optimization.microbatch_tokens // 2
     while tokens >= _FEWEST_TOKENS:
         yield Change((f"optimization.tokens_per_microbatch={tokens}",), "smaller passes")
@@ -242,7 +242,7 @@ def _smaller_passes(config: RunConfig) -> Iterator[Change]:
 
 
 def _offloads(config: RunConfig) -> Iterator[Change]:
-    """The optimizer's state rests, then more roles do."""
+    """Yield changes that offload the optimizer's state, then more roles."""
     before: list[str] = list(config.cluster.offload)
     for role in table_of(config).may_rest(config):
         if role not in before:

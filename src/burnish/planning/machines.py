@@ -75,7 +75,7 @@ class Machine:
     is_here: bool = True
     speed: Speed | None = None
     price: float | None = None
-    """Of one device for one hour."""
+    """Price of one device for one hour."""
 
     @property
     def devices(self) -> int:

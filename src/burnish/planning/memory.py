@@ -60,10 +60,10 @@ Phase = Literal[
     "trial of the first checkpoint",
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""In the order of a step. `scoring`: by reward models; `update`: the forward and backward passes; `reference`,
+"""Phases in the order of a step. `scoring`: by reward models; `update`: the forward and backward passes; `reference`,
 `values`: its log-probabilities and the critic's values; the trial: the saved policy is loaded again and compared."""
 Sharding = Literal["whole", "optimizer", "full"]
-"""What each of several trainers keeps of a trained model; see `ParameterBytes.kept`."""
+"""Parts of a trained model that each of several trainers keeps; see `ParameterBytes.kept`."""
 
 _CHUNK_LOGITS, _KEPT_LOGITS, _BLOCK_LOGITS = 1 << 22, 1 << 26, 1 << 19  # as in burnish.forward.logprobs
 _DEVICE_LOGITS, _DEVICE_BLOCK_LOGITS = 1 << 27, 1 << 25  # as there
@@ -248,7 +248,7 @@ class RoleMemory:
         return MemoryItem(name, round(few * per_weight + rest * each), formula)
 
     def cache(self, rows: int, tokens: int) -> MemoryItem:
-        """Kernels on a CPU keep float32; other decoding uses the model's dtype."""
+        """Keys and values of these rows: float32 in kernels on a CPU, and the model's dtype in other decoding."""
         facts = self.facts
         width = self.width if self.computes_on_gpu else 4
         per_token = 2 * facts.num_layers * facts.num_key_value_heads * facts.head_size * width
@@ -308,11 +308,11 @@ class RoleMemory:
         return MemoryItem(name, round(each * count), f"{count:,} x {each:g} bytes", ("checkpoint",))
 
     def weights(self, name: str) -> MemoryItem:
-        """The model's weights once more."""
+        """A copy of the model's weights."""
         return weights_item(name, self.facts, self.width)
 
     def activations(self, of: ModelFacts | None = None) -> MemoryItem:
-        """Of the backward passes, of all models that have the trained one's sizes."""
+        """Activations of the backward passes, of all models that have the trained one's sizes."""
         facts, tokens = of or self.facts, self.pass_tokens(self.config)
         numbers, words = facts.num_layers * layer_numbers(facts), ""
         if self.config.model.gradient_checkpointing:
@@ -322,7 +322,7 @@ class RoleMemory:
         return MemoryItem("activations", tokens * numbers * self.width, formula, phases, at_most=True)
 
     def logprobs(self) -> Iterator[MemoryItem]:
-        """Of the output head, with the logits that they are from."""
+        """Log-probabilities of the output head, with the logits that they are computed from."""
         tokens, hidden, width = self.pass_tokens(self.config), self.facts.hidden_size, self.width
         logits = tokens * self.facts.vocabulary_size
         if self.config.debug.plain:

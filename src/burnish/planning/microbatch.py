@@ -16,11 +16,11 @@ from burnish.planning.model_facts import ModelFacts, RewardFacts
 from burnish.planning.processes import ConfigT, needs_of_gpus, runs_on_gpu, seats_of
 
 MOST, FEWEST = 65_536, 512
-"""Halved from the one to the other. More tokens than that are no faster on any GPU."""
+"""Bounds of the tokens that are tried, by halving. More tokens are no faster on any GPU."""
 USABLE = 0.9
-"""Of a GPU's memory: the rest is for PyTorch, and for the holes between tensors."""
+"""Share of a GPU's memory to use: the rest is for PyTorch, and for fragmentation."""
 _OF_PASSES = ("activations", "critic activations", "log-probabilities", "policy weights")
-"""What a trial of a pass measures, and what is there already."""
+"""Items that a trial of a pass measures, or that exist before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def bytes_beside_passes(
 
 
 def _needed(config: RunConfig, tokens: int, facts: ModelFacts, machine: Machine, rewards: Sequence[RewardFacts]) -> int:
-    """Of the fullest GPU, without what only sampling needs: smaller passes leave no room for that."""
+    """Memory needed on the fullest GPU, without items of sampling alone: smaller passes leave no room for these."""
     seats = [
         replace(seat, device=tuple(item for item in seat.device if item.phases != ("sampling",)))
         for seat in seats_of(with_microbatch(config, tokens), facts, machine, rewards)

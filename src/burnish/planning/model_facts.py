@@ -201,7 +201,7 @@ def known() -> Mapping[str, Any]:
 
 @cache
 def known_models() -> Mapping[str, Mapping[str, object]]:
-    """By name on the hub, in lower case: what matters of its config.json."""
+    """The needed fields of each known model's config.json, by its name on the hub in lower case."""
     return {name.lower(): entry["config"] for entry in known()["models"] for name in entry["names"]}
 
 

@@ -66,15 +66,15 @@ class Plan:
     seats: tuple[PlannedProcess, ...] = ()
     """The processes of the run, the command's own first. Like `memory` empty until `seated` has seen the machine."""
     machine: Machine | None = None
-    """That of `seats`."""
+    """The machine of `seats`."""
     tables: tuple[MemoryTable, ...] = ()
     """The memory of the processes by phase and by kind of tensors; empty if the model's sizes are unknown."""
     fit: Fit | None = None
-    """Whether it fits a machine that is not here; None for this machine, on which the rest is refused."""
+    """Result of the check against a machine that is not here; None for this machine, where a misfit is refused."""
     time: RunTime | None = None
-    """None if the model's sizes or the machine's speed are unknown."""
+    """Time of the run; None if the model's sizes or the machine's speed are unknown."""
     changed_time: RunTime | None = None
-    """The same with the changes of `fit`."""
+    """Time with the changes of `fit`."""
 
     @property
     def memory_bytes(self) -> int:

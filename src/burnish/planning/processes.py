@@ -47,9 +47,9 @@ class PlannedProcess:
     host: tuple[MemoryItem, ...]
     device: tuple[MemoryItem, ...] = ()
     elsewhere: bool = False
-    """On a machine of an existing Ray cluster, which may be another one."""
+    """True if it is on a machine of an existing Ray cluster, which may be another one."""
     small: bool = False
-    """Beside the process of the command, without a model: of rewards, tools or environments."""
+    """True for a process without a model, beside the command's: of rewards, tools or environments."""
     num_gpus: int = 1
     """GPUs from `gpu` on, if it has one, over which `device` is spread evenly."""
 
@@ -64,12 +64,12 @@ class PlannedProcess:
 
     @property
     def host_bytes(self) -> int:
-        """Of the phase that needs most."""
+        """Host memory of the phase that needs most."""
         return peak_bytes(self.host)
 
     @property
     def device_bytes(self) -> int:
-        """Of each of its GPUs, in the phase that needs most; 0 without a GPU."""
+        """Memory on each of its GPUs, in the phase that needs most; 0 without a GPU."""
         return -(-peak_bytes(self.device) // self.num_gpus)
 
 

@@ -151,8 +151,8 @@ class RlTable(RoleMemory):
         yield from self._kept_conversations()
 
     def _fixed_steps(self, rows: int, tokens: int) -> Iterator[MemoryItem]:
-        """Of decoding steps of fixed shapes: sizes are rounded up, their graphs have logits, and what is small enough
-        stays until the next step."""
+        """Memory of decoding steps of fixed shapes: sizes are rounded up, their graphs have logits, and small ones stay
+        until the next step."""
         rows = 1 << (rows - 1).bit_length()
         tokens = -(-tokens // 1024) * 1024 if tokens > 1024 else max(64, 1 << (tokens - 1).bit_length())
         cache = self.cache(rows, tokens)

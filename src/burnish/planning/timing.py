@@ -84,7 +84,7 @@ class RunTime:
 
     @property
     def cost(self) -> float | None:
-        """Of the run, in the unit of the price."""
+        """Cost of the run, in the unit of the price."""
         seconds = self.run_seconds
         return None if self.price is None or seconds is None else self.price * self.devices * seconds / 3600
 
@@ -95,7 +95,7 @@ def times_of(config: RunConfig) -> type[StepTimes]:
 
 
 def assumed_lengths(config: RunConfig, prompt: float | None = None, response: float | None = None) -> Lengths:
-    """Half of what is allowed, where nothing else is known. prompt: mean tokens of the data."""
+    """Assume half of the allowed lengths where nothing else is known. prompt: mean tokens of the data."""
     return times_of(config).assumed(config, prompt, response)
 
 

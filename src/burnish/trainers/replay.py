@@ -254,7 +254,7 @@ def _notes(config: RlConfig) -> Iterator[str]:
 
 
 def _rollout(line: RecordedLine) -> Rollout:
-    """As it was recorded. Numbers that are not finite were recorded as text."""
+    """Restore a rollout as it was recorded. Numbers that are not finite were recorded as text."""
     row = {name: line[name] for name in _OF_ROLLOUT if name in line}
     return Rollout.from_dict({**row, "rollout_logprobs": [float(value) for value in line["rollout_logprobs"]]})
 

@@ -102,7 +102,7 @@ def _side(standings: Sequence[ReplayedResponse]) -> SideSummary:
 
 
 def _orders(rows: Sequence[Replayed]) -> Iterator[bool]:
-    """Of each pair of siblings that has scores on both sides: whether their order has changed."""
+    """Yield for each pair of siblings that have scores on both sides whether their order has changed."""
     groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for row in rows:
         if row.before.reward is not None and row.after.reward is not None:
@@ -117,12 +117,13 @@ def _order(one: float, other: float) -> int:
 
 
 def _sign(advantage: float | None) -> int:
-    """0 also for a response that is not trained on."""
+    """Return the sign of an advantage: 0 also for a response that is not trained on."""
     return 0 if advantage is None else (advantage > 0) - (advantage < 0)
 
 
 def _distance(row: Replayed) -> tuple[float, float]:
-    """Of the advantages, and of the scores. One that is missing counts as 0: it moves the policy as little."""
+    """Return the distance of the advantages, and of the scores. A missing one counts as 0: it moves the policy as
+    little."""
     before, after = row.before, row.after
     pairs = (before.advantage, after.advantage), (before.reward, after.reward)
     advantage, score = (abs((old or 0.0) - (new or 0.0)) if differ(old, new) else 0.0 for old, new in pairs)

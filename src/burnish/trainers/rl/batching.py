@@ -37,7 +37,7 @@ class BatchRewards:
 
 
 def scored(groups: Sequence[RolloutGroup]) -> list[tuple[RolloutGroup, Rollout]]:
-    """The rollouts that have a reward: those whose reward failed are left out of their group."""
+    """The rollouts that have a reward. One whose reward failed is left out of its group."""
     return [(group, rollout) for group in groups for rollout in group.rollouts if rollout.reward is not None]
 
 
@@ -81,7 +81,7 @@ def _turn_index(rollouts: Sequence[Rollout]) -> Tensor:
 
 
 def labelled(rollout: Rollout, labels: Iterable[int]) -> list[int]:
-    """At each token of the response the label of its turn of the policy, -1 elsewhere. `labels`: one for each turn."""
+    """Label each token of the response by its turn of the policy, -1 elsewhere. `labels`: one for each turn."""
     row = [-1] * len(rollout.response_tokens)
     for turn, label in zip(rollout.policy_turns(), labels, strict=True):
         row[turn.start : turn.stop] = [label] * (turn.stop - turn.start)

@@ -44,12 +44,11 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Runs the engine and the rewards for one step. Its only state is what is known of the prompts' difficulty
-    (`Domains.rates`).
+    """Runs the engine and the rewards for one step. Its only state is the pass rate of each prompt (`Domains.rates`).
 
     overlaps: which rewards score responses while others are still being sampled. Not all of them beside an engine that
-    samples on the CPU: if one of its cores is busy with a reward, all of its threads wait for that one at every matrix
-    product. Those that wait for an answer keep no core busy. patience: with outages.
+    samples on the CPU: if one of its cores is busy with a reward, all of its threads wait for it at every matrix
+    product. Rewards that wait for an answer keep no core busy. patience: with outages.
     """
 
     config: RlConfig
@@ -61,9 +60,9 @@ class Collector:
     patience: Patience = dataclasses.field(default_factory=Patience)
 
     def collect(self, step: int, positions: Positions, stopwatch: Stopwatch) -> Collected:
-        """Each domain's groups of `prompts_per_step`. Those that would not teach are left out, and replaced in up to
-        `max_refills` rounds where the domain refills. Raises OutageError if environments or tools have failed, or if no
-        response has a score."""
+        """Sample and score each domain's groups of `prompts_per_step`. Groups that would not teach are left out, and
+        replaced in up to `max_refills` rounds where the domain refills. Raises OutageError if environments or tools
+        have failed, or if no response has a score."""
         wanted = lacking = self.domains.feeds.counts(step)
         kept: list[RolloutGroup] = []
         sampled: list[RolloutGroup] = []

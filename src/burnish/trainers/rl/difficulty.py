@@ -56,7 +56,7 @@ class PassRates:
         self._trained: dict[Key, Seen] = {}
         self._now: dict[Key, Seen] = {}
         self._ahead: list[tuple[int, Key, str]] = []
-        """What was observed since the last step that was trained on, in order."""
+        """Outcomes observed since the last step that was trained on, in order."""
         self._lock = threading.Lock()  # a batch may be collected while a checkpoint is written
 
     def of(self, domain: str, prompt_id: str) -> Seen | None:

@@ -71,7 +71,7 @@ _SPENT = frozenset(
     {f"judge/{name}" for name in ("requests", "retries", "tokens_in", "tokens_out", "cost")}
     | {"rollout/engine_restarts", "rollout/lost_workers", "conversation/restarts"}
 )
-"""What an evaluation costs and what it loses, of which there would be no trace."""
+"""Metrics of an evaluation's costs and losses, which would otherwise leave no trace."""
 
 
 @dataclass(frozen=True, slots=True)

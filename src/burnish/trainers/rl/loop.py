@@ -61,9 +61,9 @@ class RlRun(Training):
     pad_token_id: int
     critic: Critic | None = None
     value_objective: ValueObjective | None = None
-    """What a critic minimises when it is trained alone."""
+    """Objective of a critic that is trained alone."""
     domain_credit: DomainCredit | None = None
-    """What domains do to scores and advantages; None for a run without any."""
+    """Normalisation and weights by domain; None for a run without domains."""
     beside: Beside = ALONE
     """The models that work while others do."""
 
@@ -158,7 +158,7 @@ class RlRun(Training):
         unmoved = True  # the first update of a step starts from the weights that sampled
         for epoch in range(optimization.epochs):
             moved = Signals()
-            # The number of each update among those that the run makes if it skips none: learning rates follow it.
+            # Updates are numbered as if the run skipped none: learning rates follow the number.
             first = ((step - 1) * optimization.epochs + epoch) * optimization.minibatches
             order = epoch_rows(
                 batch.group_ids,
@@ -244,7 +244,7 @@ class RlRun(Training):
 
 
 def with_gradient(minibatch: Batch) -> Batch:
-    """The rows that can change a weight: those with a trained token whose advantage is not 0."""
+    """The rows that can change a weight: they have a trained token whose advantage is not 0."""
     has_gradient_B = (minibatch.loss_mask & (present(minibatch.advantages, "advantages") != 0)).any(dim=1)
     return minibatch.select(has_gradient_B.nonzero()[:, 0])
 

@@ -208,7 +208,7 @@ def _check_names(schemas: Schemas, where: str) -> None:
 def _rewriting(
     conversation: ConversationConfig, observations: ObservationFormat, observers: Sequence[Observer], where: str
 ) -> frozenset[Observer]:
-    """By whose messages the chat template is led to write earlier turns anew. ConfigError if that is not wanted."""
+    """Find observers whose messages make the chat template rewrite earlier turns. ConfigError if that is unwanted."""
     found = {observer: observations.rewrites(observer, where=where) for observer in observers}
     rewriting = frozenset(observer for observer, what in found.items() if what)
     if not rewriting or conversation.trajectory == "fork":

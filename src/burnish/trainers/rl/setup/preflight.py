@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 SPLITS: tuple[Split, Split] = ("train", "eval")
 Prompts = PromptSet | Sequence[Prompt]
-"""Those of a domain, with their tokens if there is a tokenizer."""
+"""Prompts of a domain, with their tokens if there is a tokenizer."""
 
 
 def check_settings(config: RlConfig, parts: AlgorithmParts, *, here: bool = True) -> None:
@@ -171,7 +171,7 @@ def local_rows(config: RlConfig, context_tokens: int | None, tokenizer: PreTrain
 
 
 def count_prompts(train: Sequence[Prompts], heldout: Sequence[Prompts], notes: Sequence[str]) -> Preview:
-    """The sums of what domains have."""
+    """Add up the rows, tokens and held-out prompts of all domains."""
     tokens = [len(one) for found in train if isinstance(found, PromptSet) for one in found.prompt_tokens]
     rows, others = (sum(map(len, found)) if found else None for found in (train, heldout))
     return Preview(rows, sum(tokens) or None, notes=tuple(notes), heldout=others)

@@ -2,8 +2,7 @@
 
 With `partial`, weights change within a response. A policy that publishes stops the rollout workers after the token in
 progress. They take over the weights, read what they had begun as part of the prompt, and go on, so that no response is
-older than it has to be. Which weights sample which token depends on how fast everything is, so that such a run is
-not reproducible.
+older than it has to be. Which weights sample which token depends on timing, so such a run is not reproducible.
 """
 
 from __future__ import annotations
