@@ -183,7 +183,7 @@ def _is_file(path: Path) -> bool:
 
 
 def check_output(config: RunConfig) -> None:
-    """ConfigError if a run cannot write to `output`. Changes nothing. The folder need not exist yet."""
+    """Raise ConfigError if a run cannot write to `output`. Changes nothing. The folder need not exist yet."""
     check_place(config.output)
     folder = Path(config.output).resolve()
     if folder == folder.parent:
@@ -203,7 +203,7 @@ def check_output(config: RunConfig) -> None:
 
 
 def check_place(output: str) -> None:
-    """ConfigError if this path, or one of its parents, exists and is not a folder."""
+    """Raise ConfigError if this path, or one of its parents, exists and is not a folder."""
     path = Path(output)
     for place in (path, *path.parents):
         problem = file_problem(place)

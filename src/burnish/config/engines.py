@@ -89,7 +89,7 @@ class EngineTraits:
         return ()
 
     def check_here(self, rollout: RolloutConfig) -> None:
-        """ConfigError if it cannot run on this machine."""
+        """Raise ConfigError if it cannot run on this machine."""
 
 
 NO_TRAITS = EngineTraits()
@@ -119,7 +119,7 @@ def traits_of(name: str) -> EngineTraits:
     """The traits of the engine that `rollout.engine` names.
 
     A user's class without any has the defaults, and so have a file that is not on this machine and a name of no engine:
-    whoever builds those refuses them. Raises what `find_outside` raises.
+    building them fails. Raises what `find_outside` raises.
     """
     if name in ENGINES:
         return import_module(ENGINES[name]).TRAITS

@@ -71,7 +71,7 @@ def _not_as_given(what: str) -> ConfigError:
 
 
 def check_world(cluster: TrainersConfig, here: TorchrunRank | None) -> None:
-    """ConfigError unless torchrun has started as many processes as the run needs, and this is the first of them."""
+    """Raise ConfigError unless torchrun has started as many processes as the run needs, and this is the first."""
     if here is None:
         if cluster.runs_on == "torchrun":
             raise ConfigError(

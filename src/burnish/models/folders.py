@@ -1,6 +1,6 @@
 """Resolve the `path` of a run file to something that can be loaded, with errors that say what is wrong with it.
 
-Whether a folder's weight files are complete is checked from headers and lengths. Nothing is loaded."""
+Headers and lengths show if a folder's weight files are complete. Nothing is loaded."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class RewardModel:
         self.normalization = replace(self.normalization, bias=0.0)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """All parameters that are trained, by name."""
+        """Parameters that are trained, by name."""
         own = list(self.loaded.model.named_parameters())
         if self.gain_bias is not None:
             own += [(f"gain_bias.{name}", parameter) for name, parameter in self.gain_bias.named_parameters()]

@@ -155,8 +155,8 @@ def _process_lines(
 
 
 def _phase_lines(seats: Sequence[PlannedProcess]) -> Iterator[PlanLine]:
-    """The memory of the process that trains, or of the first one that does, in each phase of a step: where it
-    computes, and what is there in this phase only."""
+    """The memory of the (first) training process in each phase of a step, where it computes, with the items that are
+    there in this phase only."""
     seat = next((seat for seat in seats if seat.name.startswith("trainer")), seats[0])
     items = seat.host if seat.gpu is None else seat.device
     some = [item for item in items if len(item.phases) < len(PHASES)]

@@ -37,8 +37,8 @@ ON_GPU = " on GPU "
 @dataclass(frozen=True, slots=True)
 class PlannedProcess:
     """One process (or several equal small ones): what it holds, its threads, its GPU (None: it computes on the CPU),
-    and the memory that it needs of the host and of the GPU. Nothing is listed if the model's sizes are unknown. What a
-    process has on a GPU other than its own is a seat too, without memory of the host."""
+    and the memory that it needs of the host and of the GPU. Nothing is listed if the model's sizes are unknown. Memory
+    that a process has on another GPU than its own is a seat too, without host memory."""
 
     name: str
     holds: tuple[str, ...]
@@ -80,7 +80,7 @@ def seats_of(
     config: RunConfig, facts: ModelFacts | None, machine: Machine, rewards: Sequence[RewardFacts] = ()
 ) -> tuple[PlannedProcess, ...]:
     """The processes of the run, the command's own first. `rewards`: its reward models."""
-    rewards = () if facts is None else rewards  # what is not everything would look like it
+    rewards = () if facts is None else rewards  # a part of the memory would look like all of it
     processes: type[Processes] = load(find_kind(config.kind).processes)
     seats = processes(config, facts, machine, rewards).seats()
     # Ray finds places for all processes that are started.

@@ -162,7 +162,7 @@ def cards_within_reach(config: RunConfig, machine: Machine) -> int:
 
 
 def _share_beside_training(config: RunConfig, machine: Machine) -> Iterator[str]:
-    """An engine may take a share of its GPU whatever it needs, of which the plan counts the weights and the cache."""
+    """Warn of an engine that takes a fixed share of its GPU beside training: the plan counts only weights and cache."""
     engine, traits = config.engine, config.engine.traits
     is_chosen = not engine.options.keys().isdisjoint(traits.share_options)
     if traits.gpu_share and engine.stays and not is_chosen and machine.gpu_bytes and config.model.device != "cpu":

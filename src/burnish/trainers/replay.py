@@ -1,7 +1,7 @@
 """Recorded steps once more, without sampling: other rewards score the same responses, or an estimator credits them.
 
 Everything between the responses and the update is done as in the run: rewards, filters, penalties, normalisation,
-advantages. What needed a model then (log-probabilities, values) is taken from the recording.
+advantages. Results of models (log-probabilities, values) are taken from the recording.
 """
 
 from __future__ import annotations

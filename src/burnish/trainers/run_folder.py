@@ -147,7 +147,8 @@ def recorded_paths(folder: Path) -> FastPaths:
 
 
 def recorded_ways(folder: Path) -> dict[str, str]:
-    """The ways that the run in this folder has recorded; empty if there are none. Raises as `recorded_paths` does."""
+    """The fast paths that the run in this folder has recorded; empty if there are none. Raises as `recorded_paths`
+    does."""
     file = folder / PATHS_FILE
     if not os.path.lexists(file):
         return {}

@@ -151,7 +151,7 @@ def penalised(group: RolloutGroup, fraction: float, domains: Domains) -> Rollout
     of all of them."""
     limit = domains.of(group.prompt).sampling.max_response_tokens
     buffer_tokens = max(1, round(fraction * limit))
-    longer: Counter[Sample] = Counter()  # what was sampled in earlier rows of a conversation
+    longer: Counter[Sample] = Counter()  # tokens of earlier rows of a conversation
     for rollout in group.rollouts:
         if rollout.ends_in is not None:
             longer[rollout.sample] += len(rollout.response_tokens)

@@ -90,7 +90,7 @@ class PolicyObjective:
         )
         named = {f"policy/{name}": metric for name, metric in metrics.items()}
         if batch.rollout_logprobs is not None:
-            # Those of the trainer, whatever the ratio is relative to: the metrics say how far the two are apart.
+            # The trainer's, whatever the ratio is relative to: the metrics say how far the two are apart.
             trainers = logprobs.detach() if self.old_logprobs_of_sampler else old
             mismatch = mismatch_metrics(trainers, batch.rollout_logprobs, mask)
             named |= {f"rollout/{name}": metric for name, metric in mismatch.items()}

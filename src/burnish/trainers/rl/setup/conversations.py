@@ -196,7 +196,7 @@ def open_partner(
 
 
 def _check_names(schemas: Schemas, where: str) -> None:
-    """ConfigError for two tools of one name, of which only one could be called."""
+    """Raise ConfigError for two tools of one name, since only one of them could be called."""
     names = [str(function_of(schema)["name"]) for schema in schemas]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

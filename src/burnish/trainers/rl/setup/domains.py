@@ -95,8 +95,8 @@ def asked_by(sets: Mapping[str, PromptSet]) -> list[Asked]:
 
 
 def check_difficulty(settings: Sequence[DomainSettings], answer_labels: Sequence[str], *, begins: bool) -> None:
-    """ConfigError for a trained domain that asks when a response is solved where nothing says so, and for a run that
-    does not exist in `difficulty.recorded`. `begins`: a run that goes on does not read it."""
+    """Raise ConfigError for a trained domain that needs to know when a response is solved and has nothing to tell it,
+    and for a missing run in `difficulty.recorded`. `begins`: a resumed run does not read it."""
     for domain in (domain for domain in settings if domain.is_trained):
         asking = domain.asks_what_is_solved
         if asking and success_of_domain(domain, answer_labels) is None:

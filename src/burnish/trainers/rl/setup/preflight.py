@@ -54,8 +54,8 @@ Prompts = PromptSet | Sequence[Prompt]
 
 
 def check_settings(config: RlConfig, parts: AlgorithmParts, *, here: bool = True) -> None:
-    """ConfigError for settings that the run file, and the classes and functions that it names, already show to be
-    unusable. Loads no model and writes nothing. Unless it will run `here`, the packages of engine and sinks may be
+    """Raise ConfigError for settings that the run file, and the classes and functions that it names, already show to
+    be unusable. Loads no model and writes nothing. Unless it will run `here`, the packages of engine and sinks may be
     missing."""
     check_estimator(config, parts.estimator)
     if config.algorithm.skip_zero_advantages and not parts.loss.zero_at_zero_advantage:
@@ -165,7 +165,7 @@ def _is_absent(place: NamedPlace, source: DataSource | None) -> bool:
 
 
 def local_rows(config: RlConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
-    """The prompts of data that are here."""
+    """Count the prompts of data on this machine."""
     train, heldout = (local_prompts(config, split, tokenizer, context_tokens) for split in SPLITS)
     return count_prompts(train, heldout, ())
 
@@ -217,7 +217,7 @@ def no_overlap_lines(config: RlConfig) -> tuple[str, ...]:
 
 
 def check_estimator(config: RlConfig, estimator: Estimator) -> None:
-    """ConfigError for settings that the estimator cannot use: it would ignore them, or fail during the run."""
+    """Raise ConfigError for settings that the estimator cannot use: it would ignore them, or fail during the run."""
     name, algorithm = estimator.name, config.algorithm
     if estimator.needs_values and not estimator.token_level:
         raise ConfigError(
@@ -270,7 +270,7 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
 
 
 def check_model_source(model: ModelConfig, *, field: str = "model.path") -> None:
-    """ModelError for a folder that does not exist, or does not hold a model that can be loaded."""
+    """Raise ModelError for a folder that does not exist, or does not hold a model that can be loaded."""
     check_model_folder(resolve_source(model.path, field=field), needs_weights=not model.from_scratch)
 
 

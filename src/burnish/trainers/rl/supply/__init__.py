@@ -92,8 +92,8 @@ class SupplyAhead(Supply):
         self._newest, self._newest_step = weights, step
 
     def take(self, step: int, stopwatch: Stopwatch) -> Collected:
-        """See `Supply`. Asks first for every batch that the newest weights have to sample. What fails of a later step
-        is raised when that step begins: those before it are trained and saved first."""
+        """See `Supply`. Orders first every batch that the newest weights have to sample. A later step's failure is
+        raised when that step begins: the steps before it are trained and saved first."""
         if self._failure is not None and step > self._asked:
             raise self._failure
         self._collected.pop(step - 1, None)

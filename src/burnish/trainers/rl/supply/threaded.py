@@ -30,7 +30,7 @@ class AsideEngine(RolloutEngine, Protocol):
     """An engine that samples while the policy learns, because it has weights and a processor of its own."""
 
     def keep(self, weights: Weights) -> Weights:
-        """A copy for `sync`, which stays as it is when the policy goes on. It is let go of with its last reference."""
+        """A copy for `sync`, which the policy's updates do not change. It is freed with its last reference."""
 
     def renew(self, weights: Weights) -> None:
         """Like `sync`, and responses that are being sampled go on with these weights. Only for `partial`."""
@@ -59,7 +59,7 @@ class SupplyAside(SupplyAhead):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End the thread. What it is sampling is given up: every checkpoint has the batches that it needs."""
+        """End the thread. The batch in progress is dropped: every checkpoint has the batches that it needs."""
         self._orders.put(None)
         self._aside.stop()
         self._thread.join(_END_SECONDS)
