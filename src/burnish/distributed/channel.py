@@ -52,7 +52,7 @@ class Channel:
         return pickle.loads(frames.read_frame(self._socket.recv_into, _MOST_BYTES))
 
     def has_message(self) -> bool:
-        """Whether a message, or the end of the connection, has begun to arrive."""
+        """Return whether a message, or the end of the connection, has begun to arrive."""
         return bool(readable((self._socket,), 0))
 
     def send_descriptor(self, descriptor: int, *, seconds: float | None) -> None:
@@ -99,8 +99,8 @@ def pickled(message: object) -> bytes:
 
 
 class _Pieces(list[bytes | pickle.PickleBuffer]):
-    """What a pickler writes: of tensors only references, so that the message is their one copy. (A buffer that grows is
-    copied on the way, and may take the memory of three.)"""
+    """Output of a pickler, which keeps only references to tensors, so that the message is their one copy. (A buffer
+    that grows is copied on the way, and may take the memory of three.)"""
 
     def write(self, piece: bytes | memoryview | pickle.PickleBuffer) -> None:
         """Keep it. A view may be of memory that is about to go."""
@@ -123,7 +123,7 @@ def _tensor(dtype: str, shape: tuple[int, ...], numbers: np.ndarray[Any, np.dtyp
 
 
 def readable(waited: Sequence[Waited], seconds: float) -> list[Waited]:
-    """Those from which something can be read, or that have ended, within this time."""
+    """Return the objects that can be read from, or have ended, within this time."""
     by_descriptor = {one.fileno(): one for one in waited}
     found = frames.readable(by_descriptor, seconds)
     return [one for descriptor, one in by_descriptor.items() if descriptor in found]

@@ -37,7 +37,7 @@ class CommonPass(nn.Module):
 
 
 def fully_sharded(model: PreTrainedModel, *heads: nn.Module) -> CommonPass:
-    """Cut the model's weights in place, and those of heads on it. All processes make this call, and from then on all
+    """Cut the weights of the model, and of heads on it, in place. All processes make this call, and from then on all
     passes side by side, through the module that is returned. Gradients are sums over the processes.
 
     Weights that train in bfloat16 are kept as float32 and brought together as bfloat16.
@@ -62,7 +62,7 @@ def fully_sharded(model: PreTrainedModel, *heads: nn.Module) -> CommonPass:
 
 def _sum_in_float32(part: nn.Module, _: object) -> None:
     """Gradients of the weights that are there are float32, as they are where the model is whole: some are computed in
-    float32, and those of head and embedding are added up in place."""
+    float32, and gradients of head and embedding are added up in place."""
     for weight in part.parameters():
         if weight.requires_grad and not isinstance(weight, DTensor):
             weight.grad_dtype = torch.float32

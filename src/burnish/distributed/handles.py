@@ -86,7 +86,7 @@ class TeamRole:
         return shared
 
     def _end_first_after(self, given: Future[list[Any]]) -> None:
-        """The first process would wait for those that have failed to give it their slices."""
+        """The first process would wait for the slices of processes that have failed."""
         if given.exception() is not None:
             self.processes[0].kill()
 
@@ -96,7 +96,7 @@ class TeamRole:
 
 
 class _RemoteLearner:
-    """What all trained models have in common. Folders must be on a disk that both processes see."""
+    """Base of the handles of trained models. Folders must be on a disk that both processes see."""
 
     def __init__(self, role: RoleHandle) -> None:
         self._role = role

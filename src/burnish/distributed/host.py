@@ -29,9 +29,9 @@ MEETING_SECONDS = 180.0
 
 
 class Host:
-    """What the process holds: a thread that serves the roles as `burnish.distributed.server` does on one machine, and
-    methods for the controller to call. Weights come and go as their arguments and answers: it is the thread's `Gate`.
-    """
+    """Actor in the process of a role: a thread that serves the roles as `burnish.distributed.server` does on one
+    machine, and methods for the controller to call. Weights come and go as their arguments and answers: it is the
+    thread's `Gate`."""
 
     def __init__(self, environment: Mapping[str, str], folder: str | None, paths: Sequence[str]) -> None:
         os.environ.update(environment)
@@ -66,17 +66,17 @@ class Host:
         threading.Thread(target=self._serve, args=roles, daemon=True).start()
 
     def lend(self, fetch: Callable[[], Bytes]) -> None:
-        """How to get the weights for the request that follows."""
+        """Keep the function that gets the weights for the next request."""
         self._lent.put(fetch)
 
     def published(self) -> Bytes:
-        """What `publish` wrote. As an answer it belongs to the controller, and outlives this process."""
+        """Return what `publish` wrote, once. As an answer it belongs to the controller, and outlives this process."""
         numbers, self._published = self._published, None
         assert numbers is not None, "asked for once after each request to share weights"
         return numbers
 
     def stacks(self) -> str:
-        """Where each thread of this process is."""
+        """Return the stack of each thread of this process."""
         with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
             dump_traceback(file, all_threads=True)
             file.seek(0)

@@ -45,23 +45,23 @@ class Crew:
     say: Callable[[str], None] = field(default=lambda text: None, compare=False)
 
     def in_words(self) -> str:
-        """All of them: `2 trainers, 1 critic, 1 rollout worker`."""
+        """Return the counts of all processes: `2 trainers, 1 critic, 1 rollout worker`."""
         kinds = [("trainer", len(self.trainers)), *((name, 1) for name in self.models)]
         kinds.append(("rollout worker", len(self.workers)))
         return ", ".join(f"{count} {name}{'s' * (count > 1)}" for name, count in kinds if count)
 
 
 class Launcher(Protocol):
-    """Starts processes, and knows how those that it starts reach each other."""
+    """Starts processes, and knows how they reach each other."""
 
     def start(self, seat: ProcessSpec) -> Peer:
         """The process, with its roles built. May be called again for one that was lost, and from several threads."""
 
     def meetings(self, size: int, *, seconds: float) -> AbstractContextManager[list[Rendezvous]]:
-        """Where the trainers find each other, one meeting each. `seconds`: how long each waits for the others."""
+        """Let the trainers find each other: one meeting each. `seconds`: how long each waits for the others."""
 
     def write(self, weights: Weights) -> SealedWeights:
-        """A copy of weights of this process that those that were started can read."""
+        """A copy of weights of this process that the started processes can read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,13 @@ class LocalLauncher:
 
 
 def gpu_number(index: int) -> str:
-    """What names one of the GPUs that this process sees; nothing if it sees fewer."""
+    """Return the name of one of the GPUs that this process sees; an empty text if it sees fewer."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     return str(index) if seen is None else "".join(seen.split(",")[index : index + 1])
 
 
 class Site(Protocol):
-    """Where the processes of a run are to be."""
+    """One machine or a cluster, on which the processes of a run are started."""
 
     def reserved(self, crew: Crew) -> AbstractContextManager[Launcher]:
         """Places for all of them. Raises ConfigError when there is not enough of what they need."""
@@ -133,9 +133,9 @@ class ThisMachine:
 
 
 def start_all(launcher: Launcher, seats: Sequence[ProcessSpec]) -> list[Peer]:
-    """Start the processes side by side. Those of a team wait for each other, some for what others find out.
+    """Start the processes side by side. Members of a team wait for each other, some for what others find out.
 
-    When one cannot be started, the others are killed, also those that are still starting, and its error is raised.
+    When one cannot be started, the others are killed, even while they are starting, and its error is raised.
     """
     if not seats:
         return []

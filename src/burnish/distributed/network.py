@@ -53,7 +53,7 @@ def listen_here() -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> Address:
-    """Where `connect` finds the socket."""
+    """Return the address at which `connect` finds the socket."""
     if listener.family == socket.AF_UNIX:
         name: bytes = listener.getsockname()
         return name.decode().removeprefix("\0")
@@ -105,7 +105,7 @@ def _connection(address: Address, seconds: float) -> socket.socket:
 
 
 def _greeting(stream: socket.socket, token: bytes) -> bytes:
-    """Which connection this is to be; nothing from somebody who does not know the token."""
+    """Read which connection this is to be; empty if the other end does not know the token."""
     said = b""
     with contextlib.suppress(OSError, EOFError):
         said = bytes(exactly(until(time.monotonic() + _GREETING_SECONDS, stream), TOKEN_BYTES + 1))

@@ -1,4 +1,4 @@
-"""What the machines of a cluster have to have in common with the controller's, and enough of.
+"""Checks that the machines of a cluster match the controller's, and have enough resources.
 
 `problems_here` runs on each node before a run starts there. It takes plain values, so that a node without Burnish, or
 with another version of it, can be named instead of failing while it unpickles.
@@ -31,7 +31,7 @@ _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 class Expected(TypedDict):
-    """What a process finds on its machine if all is well."""
+    """Versions, paths and plugins that a process must find on its machine."""
 
     versions: dict[str, str]
     folder: str | None
@@ -43,7 +43,7 @@ class Expected(TypedDict):
 
 
 def versions_here() -> dict[str, str]:
-    """What decides about the numbers, and whether two processes understand each other. Builds of PyTorch for other
+    """Return the versions that numbers, and the protocol between processes, depend on. Builds of PyTorch for other
     devices count as the same: the controller may be on a machine without a GPU."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"Python": python, "torch": version("torch").partition("+")[0], "Burnish": __version__}
@@ -62,7 +62,8 @@ def _hash_of(file: str) -> str:
 
 
 def other_words(theirs: Sequence[Sequence[str]], ours: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Where two commands differ. The same file may have another path, and need not be there on every node."""
+    """Yield the differences between two commands. The same file may have another path, and need not be there on every
+    node."""
     for (word, content), (own, own_content) in zip_longest(theirs, ours, fillvalue=("nothing", "")):
         if content and own_content:
             if content != own_content:
@@ -72,12 +73,12 @@ def other_words(theirs: Sequence[Sequence[str]], ours: Sequence[Sequence[str]]) 
 
 
 def expected_here(plugins: Sequence[str], *, folder: str | None, marked: tuple[str, str] | None = None) -> Expected:
-    """What this process has, which those on other machines have to have too."""
+    """Collect what this process has and processes on other machines must have too."""
     return Expected(versions=versions_here(), folder=folder, paths=sys.path[:], plugins=list(plugins), marked=marked)
 
 
 def problems_here(expected: Expected) -> list[str]:
-    """What is not as expected on this machine, a line each; none if all is well."""
+    """Return the differences between this machine and the expected one, a line each."""
     here = versions_here()
     found = [
         f"{name} is {here[name]}, and {wanted} where the run was started"
@@ -155,7 +156,7 @@ def _take(each: Mapping[str, float], count: int, nodes: Sequence[dict[str, float
 
 
 def _fitting(each: Mapping[str, float], node: Mapping[str, float]) -> int:
-    """How many of them this node can take; a great many if they need nothing."""
+    """Count the processes that this node has room for; a huge number if they need nothing."""
     return min((int(node.get(name, 0.0) / amount + 1e-9) for name, amount in each.items() if amount), default=1 << 30)
 
 

@@ -31,7 +31,7 @@ START_SECONDS = 600.0
 """Time limit for building the roles: a large model may come from a slow disk."""
 
 GRACE_SECONDS = 10.0
-"""For processes that worked together with one that is lost: those that wait for it notice by themselves."""
+"""Time limit for the answers of processes that worked with a lost one: if they wait for it, they notice the loss."""
 
 END_SECONDS = 10.0
 """For releasing the roles at the end."""
@@ -127,7 +127,7 @@ class Peer(ABC):
 
     @property
     def standing(self) -> str:
-        """What it is doing, for whoever watches the run."""
+        """The state of the process, for whoever watches the run: its request and for how long, `idle` or `lost`."""
         if self._lost is not None:
             return "lost"
         if (asked := self._asked) is None:
@@ -154,7 +154,7 @@ class Peer(ABC):
 
     @abstractmethod
     def _epitaph(self) -> str:
-        """How a process came to its end that has closed its connection: `ended (killed by SIGKILL)`."""
+        """Say how a process that has closed its connection came to its end: `ended (killed by SIGKILL)`."""
 
     @abstractmethod
     def _write_stacks(self) -> None:
@@ -253,7 +253,7 @@ class Peer(ABC):
 
     def check_alive(self, *, what: str, seconds: float, team: Sequence[Peer] = ()) -> None:
         """RoleLostError, with the process killed, when it gives no sign of life, or has done nothing for `seconds`.
-        `team`: those that it may be waiting for; while one of them works, it need not."""
+        `team`: peers that it may be waiting for; while one of them works, it need not."""
         if self._given_up is not None and self._given_up.is_set():
             self.kill()
             raise self._error(what, "was ended, because another process could not be started")
@@ -357,7 +357,7 @@ def _ask_in_turn(
     lost: RoleLostError | None = None
     left_alone = False
     until = math.inf
-    """When those that have not answered are lost as well."""
+    """The time at which peers that have not answered count as lost, too."""
     waiting = list(processes)
     try:
         for process in processes:
@@ -388,7 +388,7 @@ def _ask_in_turn(
                         other.restart_idle()
                     if alone_stuck and answer[0] == "raised" and lost is None:
                         left_alone, until = True, min(until, time.monotonic() + GRACE_SECONDS)
-    except BaseException:  # the answers that are still to come would be taken for those of the next request
+    except BaseException:  # the answers that are still to come would be taken for answers to the next request
         for process in processes:
             process.kill()
         raise

@@ -60,17 +60,17 @@ class Worker:
 
     @property
     def standing(self) -> str:
-        """What it is doing, and with which weights."""
+        """The state of the worker: the version of its weights, and what its process is doing."""
         version = "its first weights" if self.version is None else f"version {self.version}"
         return "lost" if self.gone else f"{version}, {self.engine.process.standing}"
 
     @property
     def is_returning(self) -> bool:
-        """Whether it is being started again."""
+        """True while the worker is being started again."""
         return self.returning is not None and self.returning.is_alive()
 
     def may_restart(self, limit: int) -> bool:
-        """Whether it was started again less often than that in the last hour."""
+        """Return whether the worker was started again fewer than `limit` times in the last hour."""
         recent = [moment for moment in self.restarts if time.monotonic() - moment < _HOUR]
         return self.start is not None and len(recent) < limit
 
@@ -172,7 +172,7 @@ class RolloutPool(RestingEngine):
             ask_all(processes, message, what="engine.rest", seconds=engines[0].seconds)
 
     def take_metrics(self) -> Mapping[str, Metric]:
-        """What the workers have measured for the rollouts that they gave, and how many were lost."""
+        """Return, and forget, the workers' measurements for the rollouts that they gave, and how many were lost."""
         with self._lock:
             store, self._metrics = self._metrics, MetricStore()
         return store.merged()
@@ -218,7 +218,7 @@ class RolloutPool(RestingEngine):
         return [worker for worker in self._workers if not worker.gone]
 
     def _may_go_on(self, threads: Sequence[threading.Thread]) -> bool:
-        """Whether a call has a thread to go on with, and any worker is there or is being started again."""
+        """Return whether a call has a live thread, and any worker is there or is being started again."""
         with self._changed:
             has_workers = any(worker.is_returning or not worker.gone for worker in self._workers)
         return has_workers and any(thread.is_alive() for thread in threads)
@@ -260,7 +260,7 @@ class RolloutPool(RestingEngine):
 
     @contextmanager
     def _stoppable(self) -> Iterator[Stop]:
-        """What `renew` calls while this lasts."""
+        """Provide a stop that `renew` can call while the body runs."""
         with Stop() as stop:
             with self._lock:
                 self._stops.append(stop)
@@ -271,7 +271,7 @@ class RolloutPool(RestingEngine):
                     self._stops.remove(stop)
 
     def _update(self, worker: Worker) -> None:
-        """Let the worker sample with the weights of now. One of a new process has those of the run file."""
+        """Let the worker sample with the weights of now. A new process has the weights of the run file."""
         with self._lock:
             version, weights = self._version, self._weights
         if version is None or worker.version == version:
@@ -366,7 +366,7 @@ class _Call:
 
     @property
     def goes_on(self) -> bool:
-        """Whether anything is still to be sampled."""
+        """True while anything is still to be sampled."""
         return self._open > 0 and not self._ended
 
     def finish(self, portion: Portion, rollouts: list[Rollout], metrics: Mapping[str, Metric]) -> None:

@@ -1,4 +1,4 @@
-"""How the processes of torchrun find each other: notes in the store that torchrun has for them.
+"""Rendezvous of torchrun's processes: notes in the store that torchrun has for them.
 
 The controller leaves a note with a secret, each other rank one with the address at which it waits. They are plain JSON,
 because it is not known yet whether all run the same versions. A store may hold notes from before a restart: an answer
@@ -34,7 +34,7 @@ _LOOK_SECONDS = 0.5
 
 
 class RankCall(TypedDict):
-    """What the controller leaves. session: the secret of this start, as hexadecimal digits. node, address: where the
+    """The controller's note. session: the secret of this start, as hexadecimal digits. node, address: where the
     controller is."""
 
     session: str
@@ -43,7 +43,7 @@ class RankCall(TypedDict):
 
 
 class RankReply(TypedDict):
-    """What each other rank leaves. address: at which it waits for the controller. words: `nodes.words_here`."""
+    """The note of each other rank. address: at which it waits for the controller. words: `nodes.words_here`."""
 
     host: str
     address: Address
@@ -75,7 +75,7 @@ class RankStore:
         return RankStore(here, store)
 
     def call(self, token: bytes) -> dict[int, RankReply]:
-        """Call all other ranks. Returns what they have answered, by rank. ConfigError for those that do not."""
+        """Call all other ranks. Returns what they have answered, by rank. ConfigError for ranks that do not."""
         session = token.hex()
         own = "127.0.0.1" if self.here.on_one_machine else address_towards(self.here.address)
         self._write(_CALL, RankCall(session=session, node=self.here.node, address=own))
@@ -125,8 +125,8 @@ class RankStore:
         )
 
     def _listener(self, call: RankCall) -> socket.socket:
-        """Where the controller can reach this process. A node may know itself by a loopback address, which leads no
-        other one there: then torchrun's own address does."""
+        """Listen at an address that the controller can reach. A node may know itself by a loopback address, which leads
+        no other node there: then torchrun's own address does."""
         if call["node"] == self.here.node:
             return listen_here()
         controller = call["address"]

@@ -73,7 +73,7 @@ class RankPeer(MemoryPeer):
 
     @property
     def near(self) -> bool:
-        """Whether it is on this machine, so that both can share memory."""
+        """True if the rank is on this machine, so that both can share memory."""
         return isinstance(self.address, str)
 
     def sit(self, seat: ProcessSpec, *, threads: int, stacks: Path) -> None:
@@ -83,7 +83,7 @@ class RankPeer(MemoryPeer):
         self._build(seat, threads, seconds=START_SECONDS)
 
     def problems(self, expected: Expected) -> list[str]:
-        """What its node lacks, a line each (`nodes.problems_here`). To be asked before `sit`."""
+        """Ask for the problems of its node, a line each (`nodes.problems_here`). Call it before `sit`."""
         found: list[str] = self.ask(("check", expected), what="check of its node", seconds=CHECK_SECONDS)
         return [f"{self._rank} on {self.host}: {line}" for line in found]
 
@@ -103,7 +103,7 @@ class RankPeer(MemoryPeer):
 
     @property
     def is_lost(self) -> bool:
-        """Whether its process has ended though nobody wanted that, and nobody has noticed yet."""
+        """True if its process has ended unasked, and nobody has noticed yet."""
         self._pulse.read()
         return self._pulse.ended and self._lost is None and not self._leaving
 
@@ -174,7 +174,7 @@ class _LossWatch:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
         """Raises the error if nobody has: torchrun asks all ranks to stop when one is lost, and the loop may have done
         so, with everything saved, before it asked the lost one again."""
-        lost = self._lost_peer()  # those that are about to be dismissed end as well
+        lost = self._lost_peer()  # dismissed ranks end as well
         self._closing.set()
         self._thread.join()
         if self._in_main:
@@ -219,7 +219,7 @@ class _LossWatch:
 
 
 def _handles_a_loss() -> bool:
-    """Whether this thread is handling the error that says which rank is lost."""
+    """Return whether this thread is handling the error that says which rank is lost."""
     handled = sys.exception()
     while handled is not None:
         if isinstance(handled, RoleLostError):
@@ -309,7 +309,7 @@ class RankSite:
         if distant:
             _check_nodes(distant, crew)
         hosts = [peer.address[0] for name, peer in distant.items() if name in crew.trainers]
-        threads = torch.get_num_threads()  # those of this process are what each of them has
+        threads = torch.get_num_threads()  # each of them has as many as this process
         yield RankLauncher(
             peers,
             LocalLauncher(threads, crew.stacks, crew.trainers[:1] if crew.on_gpu and torch.cuda.device_count() else ()),

@@ -46,7 +46,7 @@ from burnish.errors import ConfigError, RolloutError
 from burnish.models.weights import Weights
 
 PLACE_SECONDS = 60.0
-"""For Ray to find places, and to move those of a node that was lost."""
+"""For Ray to find places, and to move the places of a lost node."""
 ACTOR_SECONDS = 180.0
 """For Ray to start a process, and for that to import what it needs, on a busy machine with a slow disk."""
 _QUIET_SECONDS = 3.0
@@ -254,12 +254,12 @@ class Place:
 
     @staticmethod
     def now(group: PlacementGroup, number: int) -> Place:
-        """Where it is now. Ray moves those of a lost node."""
+        """Return the current place. Ray moves the places of a lost node."""
         return Place(group, number, placement_group_table(group)["bundles_to_node_id"][number])
 
     @property
     def is_lost(self) -> bool:
-        """Whether its node is lost, as far as Ray knows. Then a process that was to start there never does."""
+        """True if its node is lost, as far as Ray knows. Then a process that was to start there never does."""
         table = placement_group_table(self.group)
         moved = table["state"] != "CREATED" or table["bundles_to_node_id"][self.number] != self.node
         return moved or not any(node["NodeID"] == self.node and node["Alive"] for node in ray.nodes())
@@ -415,7 +415,7 @@ def _keeping_signals() -> Iterator[None]:
 
 
 def _resources(crew: Crew, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What each process gets."""
+    """Return the CPUs and GPUs that each process gets."""
     cluster = crew.cluster
     cpus, gpus = cluster.cpus_per_worker, cluster.gpus_per_worker
     if gpus is None:

@@ -163,7 +163,7 @@ class RoleServer:
         self._pulse.progress()
 
     def _stopped(self) -> bool:
-        """Whether the other end wants no more tokens. While it waits for an answer, it says nothing else."""
+        """Return whether the other end wants no more tokens. While it waits for an answer, it says nothing else."""
         if not self._is_stopped and self._channel.has_message():
             self._is_stopped = self._channel.receive(seconds=None) == STOP
         return self._is_stopped

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the processes of a team find each other: one file on a disk that all of them see, or an address. `seconds`:
-    how long any of them waits for the others, at the start and in every exchange."""
+    """Meeting point of the processes of a team: one file on a disk that all of them see, or an address. `seconds`: how
+    long any of them waits for the others, at the start and in every exchange."""
 
     rank: int
     size: int
@@ -37,8 +37,8 @@ class Rendezvous:
     @staticmethod
     @contextmanager
     def all_at(host: str, size: int, *, seconds: float) -> Iterator[list[Rendezvous]]:
-        """Those of all members, at a free port of this machine that this process holds while they work. host: the
-        address under which they reach this machine."""
+        """Open the meetings of all members, at a free port of this machine that this process holds while they work.
+        host: the address under which they reach this machine."""
         store = dist.TCPStore(  # type: ignore[attr-defined]
             host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
         )
@@ -46,8 +46,8 @@ class Rendezvous:
         del store  # it is held until here
 
     def store(self) -> Store:
-        """What the members tell each other their addresses through. Gloo then talks over the network interface that
-        leads there, because a host name that leads nowhere must not stop a team."""
+        """Open the store in which the members find each other's addresses. Gloo then talks over the network interface
+        that leads there, because a host name that leads nowhere must not stop a team."""
         kind, _, place = self.place.partition("://")
         limit = timedelta(seconds=self.seconds)
         if kind == "file":
@@ -90,7 +90,7 @@ class ProcessTeam:
 
 @contextmanager
 def joined(meeting: Rendezvous, *, on_gpu: bool) -> Iterator[ProcessTeam]:
-    """This process as a member of the team, which has met when the body begins."""
+    """Join the team as this process. All members have met when the body begins."""
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         store=meeting.store(),

@@ -31,7 +31,7 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a tensor is: its name, number type, shape, and the byte at which it begins."""
+    """Description of a tensor in memory: its name, number type, shape, and the byte at which it begins."""
 
     name: str
     dtype: str
@@ -42,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """What the memory holds, and where the seal is: version and checksum, behind the last tensor."""
+    """Contents of the memory, and the place of the seal: version and checksum, behind the last tensor."""
 
     version: int
     entries: tuple[Entry, ...]
@@ -73,10 +73,10 @@ class SealedWeights(ABC):
 
 
 class Gate(Protocol):
-    """Where written weights enter and leave the process that serves roles; see `burnish.distributed.server`."""
+    """Entry and exit of written weights in the process that serves roles; see `burnish.distributed.server`."""
 
     def receive(self, layout: TensorLayout) -> SealedWeights:
-        """Those that come with a request."""
+        """Return the weights that come with a request."""
 
     def publish(self, weights: Weights) -> TensorLayout:
         """Write a copy. Its layout is the answer to the request."""
