@@ -288,7 +288,7 @@ class Call:
 
     @property
     def only_last(self) -> bool:
-        """Whether a sample has one row. A greedy response is never trained on."""
+        """True if a sample has only one row. A greedy response is never trained on."""
         return self.sampling.only_scored or self.sampling.greedy
 
 

@@ -98,7 +98,7 @@ class ToolsAndEnvironment:
 
     @property
     def answers_text(self) -> bool:
-        """Whether turns that call no tool are answered."""
+        """True if turns that call no tool are answered."""
         return self.host is not None and self.host.answers_text
 
     def answering(self, *, seed: int, step: int) -> _Answers:
@@ -188,7 +188,7 @@ class _Line:
 
 @dataclass(slots=True)
 class ToolRecord:
-    """How the calls of a tool went. failed_in: conversations. first: what the first one was told."""
+    """Record of the calls of a tool. failed_in: conversations. first: the first error that a conversation got."""
 
     has_worked: bool = False
     failed_in: set[ConversationKey] = field(default_factory=set)
@@ -329,7 +329,7 @@ class _Answers:
             self._poller.unregister(line.process.fileno())
 
     def _call(self, line: _Line) -> None:
-        """Begin the calls of a turn. Those that cannot be made are answered at once."""
+        """Begin the calls of a turn. Calls that cannot be made are answered at once."""
         partner, limit = self._partner, self._partner.limits.result_characters
         line.results = [self._refusal(call, partner.schemas, limit) for call in line.parsed.calls]
         asked = [(i, call) for i, call in enumerate(line.parsed.calls) if line.results[i] is None]
@@ -352,7 +352,7 @@ class _Answers:
         self._settle(line)
 
     def _refusal(self, call: ToolCall | MalformedCall, schemas: Sequence[Any], limit: int) -> ToolResult | None:
-        """What the model is told of a call that cannot be made; None for one that can."""
+        """Return the answer to a call that cannot be made; None for a call that can."""
         if isinstance(call, MalformedCall):
             self._partner.count(malformed=1)
             return result_of(f"Error: {call.why}", limit)
@@ -447,7 +447,7 @@ class _Answers:
                 raise GarbledError("an answer to something else")
 
     def _called(self, line: _Line, reward: float | None, ended: bool) -> None:
-        """All calls of the environment's tools are over."""
+        """Settle a turn in which all calls of the environment's tools are over."""
         if any(line.results[index] is None for index in line.in_process):
             raise GarbledError("fewer results than there were calls")
         self._answered(line)
@@ -546,11 +546,11 @@ class _Answers:
         return False
 
     def _whole(self, line: _Line, where: str) -> tuple[int, ...]:
-        """All messages of a conversation as tokens. Raises DataError."""
+        """Encode all messages of a conversation. Raises DataError."""
         return self._partner.histories.encode(line.messages, line.heard, line.prompt.tools, where=where)
 
     def _give_up(self, line: _Line, *, timed_out: bool = False, why: str = "") -> None:
-        """What a conversation waits for will not come: its time is up, or its process has ended."""
+        """Stop waiting for a conversation: its time is up, or its process has ended."""
         if not timed_out and self._opens_again(line):
             return
         if line.doing == "calls":
@@ -560,7 +560,7 @@ class _Answers:
         self._lose(line, f"{line.doing}: {why or f'no answer within {line.deadline - line.begun:g} s'}")
 
     def _opens_again(self, line: _Line) -> bool:
-        """Whether what has failed is an opening that is tried again, after a pause."""
+        """Arrange a new attempt, after a pause, if an opening has failed. Returns whether there is one."""
         now = time.monotonic()
         if line.doing != "open" or line.openings >= len(_OPENING_PAUSES) or now > line.begun + _QUICK_SECONDS:
             return False
@@ -608,7 +608,7 @@ def _has_tool(tools: ServedTools, name: str) -> bool:
 
 
 def start_seed(seed: int, step: int, prompt_id: str, sample: int | None) -> int:
-    """What an environment or an agent draws from; the same for a whole group without `sample`."""
+    """Compute the seed of an environment or an agent; the same for a whole group without `sample`."""
     start = "" if sample is None else f"|{sample}"
     digest = hashlib.sha256(f"{seed}|{step}|{prompt_id}{start}".encode()).digest()
     return int.from_bytes(digest[:4], "big") & MAX_SEED
@@ -625,7 +625,7 @@ def _said(line: _Line) -> Message:
 
 
 def _ways_to_say(messages: Sequence[Message], author: Author) -> Iterator[Sequence[Message]]:
-    """What is answered, and what instead if it cannot be written."""
+    """Yield the messages of the answer, and a substitute in case they cannot be written."""
     yield messages
     if author == "tool":
         yield [replace(message, content=_CANNOT_BE_SHOWN) for message in messages]
@@ -639,6 +639,6 @@ def _as_history(line: _Line) -> Message:
 
 
 def _row(prompt: Prompt) -> dict[str, Json]:
-    """What an environment gets: all columns, and the prompt as it was read."""
+    """Return the row for an environment: all columns, and the prompt as it was read."""
     asked: Json = prompt.text if prompt.messages is None else [message.to_dict() for message in prompt.messages]
     return {**prompt.columns, "prompt": asked}

@@ -3,13 +3,15 @@
 An agent is a program that talks to a model over HTTP. It gets its own base URL, `http://127.0.0.1:PORT/t/ID/v1`, and
 all of its requests there belong to one **trajectory**. The server keeps the trajectory's exact tokens:
 
-- A turn of the policy is kept as it was sampled. It is sent to the agent as text, and never tokenised again. - A
-request that repeats the history and adds messages continues it: only the new messages are tokenised and appended
-(`burnish.agents.observations`). - Every other request (an edited history, another system prompt, other tools, two
-requests at a time) begins a **branch**: another row, whose prompt is the engine's input. If earlier turns are
-unchanged, the branch has their exact tokens as its prompt. So each sampled token is in exactly one row, after exactly
-the tokens that it was sampled after, whatever the agent does. All rows of a trajectory have its reward, and are in the
-group of its prompt.
+- A turn of the policy is kept as it was sampled. It is sent to the agent as text, and never tokenised again.
+- A request that repeats the history and adds messages continues it: only the new messages are tokenised and appended
+  (`burnish.agents.observations`).
+- Every other request (an edited history, another system prompt, other tools, two requests at a time) begins a
+  **branch**: another row, whose prompt is the engine's input. If earlier turns are unchanged, the branch has their
+  exact tokens as its prompt.
+
+So each sampled token is in exactly one row, after exactly the tokens that it was sampled after, whatever the agent
+does. All rows of a trajectory have its reward, and are in the group of its prompt.
 
 Requests wait in a queue (`request_queue.py`). The thread that owns the engine takes all waiting requests and
 samples them in one call (`turns.py`); it alone uses trajectories and tokenizer, so neither has locks. The noise of a

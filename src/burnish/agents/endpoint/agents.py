@@ -318,7 +318,7 @@ class _Hall:
         return found
 
     def _forget(self, name: str) -> _Agent:
-        """Remove the agent, and refuse its waiting requests, such as those of threads that it has left behind."""
+        """Remove the agent, and refuse its waiting requests, such as requests of threads that it has left behind."""
         agent = self._open.pop(name)
         self._server.end(name)
         for order in agent.asks:

@@ -1,4 +1,4 @@
-"""What a game takes as an action: the text of a turn, or an integer that is in it."""
+"""Actions of a game: the text of a turn, or an integer that is in it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Integers:
         return action if self.first <= action <= self.last else None
 
     def __str__(self) -> str:
-        """What to write, for the model."""
+        """Tell the model what to write."""
         return f"write one integer from {self.first} to {self.last}"
 
 

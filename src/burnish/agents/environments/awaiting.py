@@ -20,8 +20,8 @@ class OwnLoop:
         self._starting = threading.Lock()
 
     def settle(self, value: object) -> object:
-        """The value, or what it turns out to be if it is awaitable. Waits as long as that takes: the limit of time is
-        that of the process."""
+        """The value, or what it turns out to be if it is awaitable. Waits as long as that takes: the process
+        has a time limit."""
         if not inspect.isawaitable(value):
             return value
         return asyncio.run_coroutine_threadsafe(_awaited(value), self._started()).result()

@@ -20,10 +20,10 @@ _METHODS = frozenset({"reset", "step", "get_reward", "close", "render", "seed"})
 
 
 def is_game(kind: type) -> bool:
-    """Whether a class is a game, whose `step` answers turns, and not a class whose public methods are tools.
+    """Return whether a class is a game, whose `step` answers turns, and not a class whose public methods are tools.
 
     It is one if it has `step` and derives from the base class of Gymnasium or Gym. Without such a base it is one if
-    `step` is its only public method, except for those that games have (`reset`, `get_reward`, `close`, `render`,
+    `step` is its only public method, except for the usual methods of games (`reset`, `get_reward`, `close`, `render`,
     `seed`), and is not annotated to return a text (`-> str`), as tools are.
     """
     methods = public_methods(kind)
@@ -36,7 +36,7 @@ def is_game(kind: type) -> bool:
 
 
 def is_of_library(kind: type) -> bool:
-    """Whether a class derives from the base class of Gymnasium or Gym."""
+    """Return whether a class derives from the base class of Gymnasium or Gym."""
     return any(base.__module__.partition(".")[0] in _LIBRARIES for base in kind.__mro__)
 
 
@@ -57,7 +57,7 @@ def gymnasium_source(name: str, options: Mapping[str, Json], wanted: str) -> Gam
 class GameSource:
     """Games whose objects `maker` makes.
 
-    takes_row: whether `reset` is given columns of the row, except for those in `without`; otherwise it gets the seed
+    takes_row: whether `reset` is given columns of the row, except for columns in `without`; otherwise it gets the seed
     alone. Raises ConfigError if the class has no `reset`.
     """
 
@@ -103,8 +103,8 @@ class Game(Instance):
         raise EnvironmentFailedError(f"the environment {self._name} is a game and has no tool {name!r}")
 
     def reward(self) -> float | None:
-        """What `get_reward` returns, or else the sum of what steps were paid, which is 0 before the first one: a turn
-        that is cut never becomes a step. None if there were steps, and none of them was paid."""
+        """Return the result of `get_reward`, or else the sum of the rewards of steps, which is 0 before the first one:
+        a turn that is cut never becomes a step. None if there were steps, and none of them had a reward."""
         paid = super().reward()
         return 0.0 if paid is None and not self._has_stepped else paid
 

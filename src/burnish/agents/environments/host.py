@@ -26,7 +26,7 @@ three files), and of the rest of a training process, generously."""
 class ConversationHost:
     """Processes to lend. Lends to several threads.
 
-    schemas: of all tools, those of the environment last. environment_tools: their names. answers_text: whether the
+    schemas: of all tools, the environment's last. environment_tools: their names. answers_text: whether the
     environment answers turns that call no tool. Raises ConfigError if tools or environment cannot be loaded.
     """
 
@@ -56,7 +56,7 @@ class ConversationHost:
         return self._parent.pid
 
     def take_restarts(self) -> int:
-        """How often all conversations were lost since the last call."""
+        """Return how often all conversations were lost since the last call."""
         return self._parent.take_restarts()
 
     def lease(self) -> ConversationProcess:
@@ -109,7 +109,7 @@ def allow_connections(conversations: int) -> None:
 
 
 def no_more_files() -> RolloutError:
-    """What is raised when the system allows no further connection."""
+    """The error for a system that allows no further connection."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return RolloutError(
         f"this system allows the process no more than {soft:,} open files, which all conversations and the rest of the "

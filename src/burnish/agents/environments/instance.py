@@ -22,7 +22,7 @@ from burnish.words import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """How objects are made. name: of the environment in the run file, for messages."""
+    """Constructor of objects with its options. name: of the environment in the run file, for messages."""
 
     name: str
     call: Callable[..., object]
@@ -50,11 +50,11 @@ class Instance:
         self._ended = False
 
     def ended(self) -> bool:
-        """Whether a step or a result has said so."""
+        """Return whether a step or a result has said that nothing can follow."""
         return self._ended
 
     def reward(self) -> float | None:
-        """What `get_reward` returns, or else the sum of what turns were paid. None if there is neither."""
+        """Return the result of `get_reward`, or else the sum of the rewards of turns. None if there is neither."""
         get_reward = getattr(self._thing, "get_reward", None)
         if callable(get_reward):
             value = self._asked("get_reward", get_reward)
@@ -81,7 +81,7 @@ class Instance:
             raise
 
     def _asked(self, what: str, function: Callable[..., object], /, *given: object, **arguments: object) -> Any:
-        """What the object answers, awaited if need be. All that it raises is an error that names the line."""
+        """Call the object, and await its answer if need be. Whatever it raises becomes an error that names the line."""
         with calling_outside(f"{what} of the environment {self._name}", EnvironmentFailedError):
             return self._loop.settle(function(*given, **arguments))
 
@@ -101,9 +101,9 @@ def reset_arguments(
     without: Collection[str] = (),
     what: str = "reset of the environment",
 ) -> dict[str, Json]:
-    """What to give to a `reset` (or to `what`, for messages): every column of the row if it has `**kwargs`, otherwise
-    those that it names, and `seed` if it names it and the row has no such column. Columns in `without` are kept
-    back."""
+    """Choose the arguments of a `reset` (or of `what`, for messages): every column of the row if it has `**kwargs`,
+    otherwise the columns that it names, and `seed` if it names it and the row has no such column. Columns in `without`
+    are kept back."""
     parameters = inspect.signature(reset).parameters.values()
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = {parameter.name: parameter for parameter in parameters if parameter.kind in by_name}

@@ -80,9 +80,9 @@ class McpServer:
 class McpTools:
     """Serves the tools of some servers (`burnish.agents.tools.calls.ServedTools`).
 
-    All servers are started, or connected to, and asked for their tools by the constructor. names: those of each server,
-    in the order of the servers. Raises ConfigError if the
-    SDK is not installed, if a server cannot be reached, and if two have a tool of the same name.
+    All servers are started, or connected to, and asked for their tools by the constructor. names: of the tools of each
+    server, in the order of the servers. Raises ConfigError if the SDK is not installed, if a server cannot be reached,
+    and if two have a tool of the same name.
     """
 
     def __init__(self, servers: Sequence[McpServer], *, start_seconds: float = START_SECONDS) -> None:
@@ -185,7 +185,7 @@ class _Connection:
         return found
 
     async def call(self, name: str, arguments: dict[str, Json]) -> object:
-        """What the tool returns. Raises ToolError and ConnectionError."""
+        """Return the result of the tool. Raises ToolError and ConnectionError."""
         from mcp import MCPError
 
         client = await self._connected()
@@ -219,7 +219,7 @@ class _Connection:
         )
 
     def _is_lost(self, client: Client, error: Any) -> bool:
-        """Whether the connection has ended, and not only this call."""
+        """Return whether the connection has ended, and not only this call."""
         from mcp_types import CONNECTION_CLOSED
 
         replaced = client is not self._client or self._keeper is None or self._keeper.done()

@@ -1,4 +1,4 @@
-"""What training process and conversation processes say to each other: objects of JSON, each in a frame.
+"""Messages between training process and conversation processes: objects of JSON, each in a frame.
 
 To a process: `open`, `call`, `calls`, `step`, `reward` (see `session.py`), each with a `number` that its answers
 repeat. They are plain values, which are checked here before anything uses them. `failed` in an answer means that the
@@ -63,8 +63,8 @@ def count(message: Mapping[str, Any], name: str) -> int:
 
 
 def opening(message: Mapping[str, Any]) -> str | list[dict[str, Json]]:
-    """What an environment adds to a prompt: a text, which is empty if that is nothing, or messages. GarbledError for
-    anything else."""
+    """Read the addition of an environment to a prompt: a text, which is empty if there is none, or messages.
+    GarbledError for anything else."""
     value = message.get("opening")
     if value is None:
         return ""

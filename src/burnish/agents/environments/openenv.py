@@ -75,10 +75,11 @@ def _headers(variable: Json, wanted: str) -> dict[str, str]:
 class OpenEnvSource:
     """Sessions with a server.
 
-    The tools are those of its MCP server, if it has one. Otherwise, if its actions are a text and nothing else that
+    The tools come from its MCP server, if it has one. Otherwise, if its actions are a text and nothing else that
     must be given, turns are the actions. Otherwise there is one tool, `step`, with the fields of an action.
 
-    by_step: whether tools are called by steps, which may have rewards, and not next to them. field: that of the text.
+    by_step: whether tools are called by steps, which may have rewards, and not next to them. field: of
+    the text.
     """
 
     def __init__(self, server: ServerAddress) -> None:
@@ -105,7 +106,7 @@ class OpenEnvSource:
 
 
 class OpenEnv:
-    """One session. Rewards of its steps are those of turns, and their sum that of the whole."""
+    """One session. The reward of a step is the reward of its turn, and their sum is the reward of the whole."""
 
     def __init__(self, source: OpenEnvSource, session: OpenEnvSession, first: Mapping[str, Any]) -> None:
         self._source = source
@@ -133,7 +134,7 @@ class OpenEnv:
             return Step(f"Error: {error}", reward=0.0)
 
     def ended(self) -> bool:
-        """Whether a step has said `done`."""
+        """Return whether a step has said `done`."""
         return self._ended
 
     def reward(self) -> float | None:
@@ -151,7 +152,7 @@ class OpenEnv:
         return self._read(self._session.ask("step", action), "step")
 
     def _read(self, answer: Mapping[str, Any], what: str) -> Step:
-        """An observation as a step. Raises ToolError if it is that of a tool that failed."""
+        """An observation as a step. Raises ToolError if it comes from a tool that failed."""
         server, observation, reward = self._source.server, answer.get("observation"), answer.get("reward")
         if not isinstance(observation, dict):
             raise server.failed(f"answered {what!r} without an observation")
@@ -209,7 +210,7 @@ def observation_text(observation: Mapping[str, Any]) -> str:
 
 
 def result_text(observation: Mapping[str, Any]) -> str:
-    """What a tool has returned. Raises ToolError with the reason if its call has failed."""
+    """Return the result of a tool. Raises ToolError with the reason if its call has failed."""
     if observation.get("error"):
         raise ToolError(error_text(observation["error"]))
     result = observation.get("result")
@@ -228,7 +229,7 @@ class _NoSessionError(EnvironmentFailedError):
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a server is: a URL that begins with http. timeout: seconds for a connection, for each message, and for a
+    """Address of a server: a URL that begins with http. timeout: seconds for a connection, for each message, and for a
     free session. headers: of every connection."""
 
     url: str
@@ -250,7 +251,7 @@ class ServerAddress:
             raise self.failed(f"does not give the schema of its actions at {address}: {error}", _START) from error
 
     def is_here(self) -> bool:
-        """Whether it is on this machine: proxies are for others."""
+        """True if the server is on this machine: proxies are for others."""
         return urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
@@ -268,8 +269,8 @@ class OpenEnvSession:
             raise _NoSessionError(server.failed(f"cannot be reached: {error}").message, remedy=_START) from error
 
     def ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What the server answers to a message. Raises RefusedError if it refuses the message, EnvironmentFailedError
-        if it has no session, does not answer in time or is gone."""
+        """Return the server's answer to a message. Raises RefusedError if it refuses the message,
+        EnvironmentFailedError if it has no session, does not answer in time or is gone."""
         answer = self._exchange(kind, data)
         said = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(said, dict):
@@ -329,7 +330,7 @@ def begin(server: ServerAddress, first: Callable[[OpenEnvSession], Any]) -> tupl
 
 
 def error_text(error: Any) -> str:
-    """What a server says about a message that it refuses: which fields of the action, and why."""
+    """Return the reason for which a server refuses a message: the fields of the action, and what is wrong with each."""
     if not isinstance(error, Mapping):
         return str(error)
     parts = [(".".join(map(str, one.get("loc", ()))), str(one.get("msg", ""))) for one in error.get("errors") or ()]

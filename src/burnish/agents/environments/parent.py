@@ -85,8 +85,8 @@ def _description(tools: tuple[LoadedTool, ...], source: EnvironmentSource | None
 
 
 def _serve(channel: socket.socket, session: Session, trainer: int) -> None:
-    """Fork a conversation for each socket that arrives, and end those that are over. Until the other end is closed, or
-    its process has gone: something that it forked may hold the other end open."""
+    """Fork a conversation for each socket that arrives, and end finished ones. Until the other end is closed, or its
+    process has gone: something that it forked may hold the other end open."""
     running: dict[int, int] = {}  # number of the conversation -> process id
     poller = select.poll()
     poller.register(channel, select.POLLIN)

@@ -1,4 +1,4 @@
-"""What an environment is, whatever it was written for."""
+"""Protocols of environments, whatever they were written for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from burnish.types import Json
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What follows a turn, or what a tool of an environment may return instead of a text.
+    """Answer to a turn, or the result of a tool of an environment instead of a text.
 
     text: for the model. reward: of the turn alone. ended: whether nothing can follow.
     """
@@ -40,7 +40,7 @@ class Environment(Protocol):
         """Answer a turn that calls no tool. Only called where `EnvironmentSource.answers_text`."""
 
     def ended(self) -> bool:
-        """Whether nothing can follow. Asked after calls and steps."""
+        """Return whether nothing can follow. Asked after calls and steps."""
 
     def reward(self) -> float | None:
         """Of the whole conversation, asked once, at its end. None if this environment gives none, or none yet."""

@@ -71,8 +71,8 @@ class PythonTool(ABC):
         self._options = options
 
     def call(self, conversation: Hashable, name: str, arguments: Mapping[str, Json], seconds: float) -> str:
-        """What the code printed, the value of its last expression, and the end of its traceback. Raises SandboxError
-        if the sandbox fails."""
+        """Return what the code printed, the value of its last expression, and the end of its traceback. Raises
+        SandboxError if the sandbox fails."""
         code = arguments.get("code")
         if name != _NAME or not isinstance(code, str):
             raise ToolError("call the tool python with one text, code")
@@ -166,7 +166,8 @@ class _Kept(_Fresh):
             self._kept.clear()
 
     def _session(self, conversation: Hashable, deadline: float) -> tuple[SandboxSession, str]:
-        """That of the conversation, and what the model is to know about an earlier one that has ended by itself."""
+        """Return the session of the conversation, and a note for the model about an earlier one that has ended by
+        itself."""
         with self._lock:
             session = self._kept.get(conversation)
         lost = "" if session is None else session.how_it_ended()

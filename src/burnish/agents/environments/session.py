@@ -37,7 +37,7 @@ _CLOSE_SECONDS = 2.0
 
 @dataclass(slots=True)
 class Session:
-    """What a conversation is held with. `environment` is None until it is opened, and where there is none."""
+    """Tools and environment of a conversation. `environment` is None until it is opened, and where there is none."""
 
     tools: Mapping[str, LoadedTool]
     source: EnvironmentSource | None

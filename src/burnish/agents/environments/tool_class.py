@@ -74,7 +74,7 @@ class ToolClass(Instance):
         raise EnvironmentFailedError(f"the environment {self._name} answers calls of its tools, not texts")
 
     def ended(self) -> bool:
-        """Whether the object's `done` is true, or a tool returned a `Step` that ended it."""
+        """Return whether the object's `done` is true, or a tool returned a `Step` that ended it."""
         done = self._attribute("done")
         return super().ended() or (not callable(done) and bool(done))
 

@@ -1,4 +1,4 @@
-"""What environments return, read strictly: observations as text, rewards as numbers, openings, steps.
+"""Strict readers of the values that environments return: observations as text, rewards as numbers, openings, steps.
 
 Whatever cannot be read is an `EnvironmentFailedError` that names the type. `what` is what the value is, for messages.
 """
@@ -50,7 +50,7 @@ def flag_of(value: object, what: str) -> bool:
 
 
 def opening_of(value: object, what: str) -> Opening:
-    """What `reset` may return: a text, messages, the text blocks of a message, or None."""
+    """Read the result of `reset`: a text, messages, the text blocks of a message, or None."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, Sequence) and value and all(isinstance(item, Mapping) for item in value):
@@ -91,7 +91,7 @@ def checked_step(step: Step, what: str) -> Step:
 
 
 def step_of(returned: object, what: str) -> Step:
-    """What `step` of a game returned, in any of its forms: five values (Gymnasium), four (the older Gym), or a
+    """Read the result of `step` of a game, in any of its forms: five values (Gymnasium), four (the older Gym), or a
     `Step`."""
     if isinstance(returned, Step):
         return checked_step(returned, what)

@@ -38,7 +38,7 @@ _MOST_SHORT_LIVES = 5
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a conversation process holds.
+    """Tools and environment that a conversation process holds.
 
     tools: as `burnish.agents.tools.loading.load_tools` takes them. environment: as `find_environment` takes it, or
     None. where: the section of the run file that names them. variables: names of environment variables that they need.
@@ -136,7 +136,7 @@ class WarmParent:
         return self._process.pid
 
     def take_restarts(self) -> int:
-        """How often it was started again since the last call."""
+        """Return how often it was started again since the last call."""
         with self._lock:
             restarts, self._restarts = self._restarts, 0
         return restarts
@@ -209,7 +209,7 @@ class WarmParent:
 
 
 def _as_text(wanted: Wanted) -> bytes:
-    """What the warm parent is told. ConfigError for options that are not plain data."""
+    """Encode the request to the warm parent. ConfigError for options that are not plain data."""
     given = {
         "tools": list(wanted.tools),
         "environment": wanted.environment,
