@@ -1,4 +1,4 @@
-"""Running programs that nobody has read: those that a model has written.
+"""Execution of programs that a model has written and nobody has read.
 
 A candidate and the tests that judge it never share a process. What the candidate can say is only what its functions
 return, as plain values; the tests compare on their own side, and the verdict goes through a pipe that the candidate

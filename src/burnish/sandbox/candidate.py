@@ -110,7 +110,7 @@ def read_all(descriptor: int) -> bytes:
 
 
 class Answers:
-    """What the tests may ask: calls of names of the code, and of objects that these returned."""
+    """Answers to the questions of the tests: calls of names of the code, and of objects that these returned."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self._names = names

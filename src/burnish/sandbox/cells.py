@@ -26,7 +26,7 @@ TAIL_BYTES = 1 << 14
 
 
 def namespace() -> dict[str, Any]:
-    """For the cells of one session: that of a new module `__main__`."""
+    """Return the namespace for the cells of one session, which belongs to a new module `__main__`."""
     threading.excepthook = _show_of_thread
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
@@ -80,7 +80,7 @@ class _Screen(io.RawIOBase):
         return len(given)
 
     def write_last(self, text: str) -> None:
-        """What stands below the output, however long that was."""
+        """Write the text that stands below the output, however long the output was."""
         marks = f"\n[{self._lost} more bytes were printed]\n" if self._lost else ""
         if text and not marks and self._last not in (b"", b"\n"):
             marks = "\n"
@@ -94,7 +94,7 @@ class _Screen(io.RawIOBase):
 
 
 def _run(source: str, name: str, space: dict[str, Any]) -> tuple[bool, str]:
-    """Whether it ended without an exception, and what is to be shown below its output."""
+    """Run a cell. Returns whether it ended without an exception, and what is to be shown below its output."""
     lines = [f"{line}\n" for line in source.split("\n")]  # with its end each, or carets below it are misplaced
     linecache.cache[name] = (len(source), None, lines, name)  # tracebacks show them
     try:

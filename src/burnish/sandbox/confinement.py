@@ -1,4 +1,4 @@
-"""How a process of the sandbox is confined: what is made ready once, and what each candidate does to itself."""
+"""Confinement of the processes of the sandbox: the preparations, made once, and the steps of each candidate."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _SPARE_USERS = 1_500_000_000
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What was made ready in a warm parent. user: the id that its candidates get; None for the parent's own. alone:
-    whether no other process counts to the same limit of processes."""
+    """Preparations of a warm parent. user: the id that its candidates get; None for the parent's own. alone: whether no
+    other process counts to the same limit of processes."""
 
     tier: Tier
     user: int | None
@@ -58,9 +58,9 @@ def prepare(tier: Tier) -> Confinement:
 
 
 def confine(confinement: Confinement, limits: Limits, parent: int) -> None:
-    """What a process of the sandbox does to itself before it reads the code, in this order: later steps need what
-    earlier ones allow. It has its descriptors already. Returns in another process in a tier with namespaces. From now
-    on it ends when the process `parent` does, which has forked it, however that ends."""
+    """Confine this process of the sandbox before it reads the code, in this order: later steps need what earlier ones
+    allow. It has its descriptors already. Returns in another process in a tier with namespaces. From now on it ends
+    when the process `parent` does, which has forked it, however that ends."""
     end_with(parent)
     shadow = _enter_own_namespaces(limits) if confinement.tier == "namespaces" else None
     os.chdir("/" if shadow is None else "/tmp")
@@ -86,7 +86,7 @@ def confine(confinement: Confinement, limits: Limits, parent: int) -> None:
 
 
 def readable_paths() -> list[str]:
-    """Where Python and its packages are, and the libraries that they load."""
+    """Return the folders of Python and its packages, and of the libraries that they load."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     found = {sysconfig.get_path(name) for name in names} | {sysconfig.get_config_var("DESTSHARED")}
     return [*sorted(path for path in found if path and os.path.isdir(path)), *filter(os.path.isdir, _LIBRARIES)]
@@ -123,7 +123,7 @@ def _spare_user() -> int:
 
 
 def _can_read_python(user: int) -> bool:
-    """Whether this user can read the standard library, which may be in a folder that only root enters."""
+    """Return whether this user can read the standard library, which may be in a folder that only root enters."""
 
     def look() -> int:
         os.setresuid(user, user, user)
@@ -162,7 +162,7 @@ def _leave_the_machine(is_root: bool) -> None:
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
-    """Without those that are beneath another one."""
+    """Leave out the paths that are beneath another one."""
     real = sorted(set(paths))
     return [path for path in real if not any(path.startswith(other + "/") for other in real if other != path)]
 

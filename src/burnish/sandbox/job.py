@@ -1,4 +1,4 @@
-"""What a sandbox is asked to do, and what it answers."""
+"""Jobs of a sandbox, and their results."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ProgramTests:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a program wrote, and how it ended. code: its exit status, or minus the number of the signal."""
+    """Output of a program, and how it ended. code: its exit status, or minus the number of the signal."""
 
     stdout: str
     stderr: str
@@ -109,7 +109,7 @@ class Verdict:
 
 
 class Runner(Protocol):
-    """What runs jobs: the `Sandbox` of this machine, or a `RemoteSandbox`. Several threads may use one."""
+    """Protocol of what runs jobs: the `Sandbox` of this machine, or a `RemoteSandbox`. Several threads may use one."""
 
     limits: Limits
 

@@ -103,7 +103,7 @@ def unmount(target: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """All of this thread's. Raises OSError."""
+    """Drop all of this thread's capabilities. Raises OSError."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     nothing = (ctypes.c_uint32 * 6)()
     call(_CAPSET[machine()], ctypes.byref(header), ctypes.byref(nothing))

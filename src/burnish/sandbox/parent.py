@@ -42,7 +42,7 @@ _VERDICT_BYTES = 1 << 22
 
 
 class TierRefusedError(SandboxError):
-    """This machine does not allow a tier."""
+    """Error of a tier that this machine does not allow."""
 
 
 class Parent:
@@ -199,7 +199,8 @@ def _files(*contents: bytes) -> Iterator[tuple[int, ...]]:
 
 
 def _bytes(text: str) -> bytes:
-    """What a model writes may hold halves of characters; the program then says that it cannot be loaded."""
+    """Encode the text of a model, which may hold halves of characters; the program then says that it cannot be
+    loaded."""
     return text.encode(errors="surrogatepass")
 
 

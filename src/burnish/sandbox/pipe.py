@@ -1,4 +1,4 @@
-"""What leads from one process of a job to the other: messages over two descriptors."""
+"""Pipe from one process of a job to the other: messages over two descriptors."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class RemoteSandbox:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the server judges whole jobs; any other only runs programs."""
+        """True if the server judges whole jobs; any other only runs programs."""
         return self._most is not None
 
     def __enter__(self) -> RemoteSandbox:
@@ -114,7 +114,7 @@ class RemoteSandbox:
         return shared.verdict(self.output(Program(program, stdin), limits), nonce)
 
     def output(self, job: Program, limits: Limits | None = None, *, wait_seconds: float | None = None) -> Output:
-        """Run a program once. SandboxError. wait_seconds: instead of those of the sandbox."""
+        """Run a program once. SandboxError. wait_seconds: instead of the sandbox's."""
         limits = limits or self.limits
         wait = self._wait if wait_seconds is None else wait_seconds
         self._check(limits)
@@ -154,7 +154,7 @@ class RemoteSandbox:
             return limits_of(found.get("limits"))
 
     def _check(self, limits: Limits) -> None:
-        """SandboxError for limits above those of the server."""
+        """Raise SandboxError for limits above the limits of the server."""
         name = "" if self._most is None else exceeded(limits, self._most)
         if name:
             raise SandboxError(

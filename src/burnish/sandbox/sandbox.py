@@ -89,7 +89,7 @@ class Sandbox:
     @contextmanager
     def _parent(self) -> Iterator[WarmParent]:
         """A warm parent for this thread alone. After any error, Ctrl-C too, it is replaced at the next need: its answer
-        may still be to come, and would be taken for that of the next job."""
+        may still be to come, and would be taken for the answer to the next job."""
         kept = self._free()
         try:
             if kept is None and not self._closed:
@@ -108,7 +108,7 @@ class Sandbox:
             self._idle.put(kept)
 
     def _begin(self, parent: WarmParent | None) -> WarmParent:
-        """What `close` ends from now on. SandboxError if it has been called."""
+        """Register a parent that `close` ends from now on. SandboxError if `close` has been called."""
         with self._lock:
             if parent is None or self._closed:
                 raise _closed()
@@ -157,8 +157,8 @@ def judge_programs(run: Callable[[Program, Limits], Output], job: ProgramTests, 
 
 
 def same_output(expected: str, found: str) -> bool:
-    """Whether a program wrote what it should: line by line, without white space at the ends and empty lines at the end;
-    a line that differs may have the same words, where numbers count by value (1.0 is 1)."""
+    """Return whether a program wrote what it should: line by line, without white space at the ends and empty lines at
+    the end; a line that differs may have the same words, where numbers count by value (1.0 is 1)."""
     wanted, lines = _lines(expected), _lines(found)
     return len(wanted) == len(lines) and all(a == b or _same_words(a, b) for a, b in zip(wanted, lines, strict=True))
 
@@ -185,8 +185,9 @@ def _number(word: str) -> Decimal | None:
 
 
 def verdict_of_lines(lines: list[dict[str, Any]], ended: dict[str, Any], *, as_they_come: bool = True) -> Verdict:
-    """What the tester's lines, and the way in which it ended, come to. SandboxError if the tests could not decide.
-    as_they_come: the lines are there until the moment of the end, so that without any the tests were not ready."""
+    """Combine the tester's lines, and the way in which it ended, into a verdict. SandboxError if the tests could not
+    decide. as_they_come: the lines are there until the moment of the end, so that without any the tests were not
+    ready."""
     results = [line for line in lines if "passed" in line]
     passed = sum(line["passed"] for line in results)
     details = [clean(line["detail"]) for line in results if "detail" in line]

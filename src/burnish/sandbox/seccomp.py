@@ -1,4 +1,4 @@
-"""System calls that a candidate may make: those that Python and NumPy need to compute. All others fail with EPERM.
+"""System calls that a candidate may make: as many as Python and NumPy need to compute. All others fail with EPERM.
 
 What files may be opened is Landlock's matter. What is not here at all: starting programs or processes, sockets,
 signals to others, changing limits, mounts, tracing, asynchronous I/O.

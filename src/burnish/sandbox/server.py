@@ -1,8 +1,8 @@
 """A sandbox for other machines: SandboxFusion's schema for programs, and `/judge` for whole jobs, whose tests are held
 apart from the candidate. The only file that imports starlette and uvicorn.
 
-What comes in is not trusted: the size of a request, the time for it, the number of those that wait and all limits are
-bounded. Only `application/json` is read, and without a token only under a name of this machine, so that a page in a
+What comes in is not trusted: the size of a request, the time for it, the number of waiting requests and all limits
+are bounded. Only `application/json` is read, and without a token only under a name of this machine, so that a page in a
 browser cannot ask for anything.
 """
 
@@ -35,7 +35,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class SandboxService:
-    """What a server allows. processes: jobs at once; queue: that wait for those. most: limits of one job; body_bytes
+    """Limits of a server. processes: jobs at once; queue: jobs that wait for those. most: limits of one job; body_bytes
     and body_seconds: of a request. token: None if everyone may ask."""
 
     processes: int = 2
@@ -156,7 +156,7 @@ class _Desk:
         self.is_closed = False
 
     async def close(self) -> None:
-        """End the jobs that run, and refuse those that wait or are still to come."""
+        """End running jobs, and refuse waiting and later ones."""
         self.is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._sandbox.close)
@@ -178,7 +178,7 @@ class _Desk:
         return {"verdict": asdict(verdict)}
 
     def _limits(self, asked: Any) -> Limits:
-        """BadMessageError for limits above those of this server: nothing is cut in silence."""
+        """Raise BadMessageError for limits above the limits of this server: nothing is cut in silence."""
         limits, most = limits_of(asked), self._service.most
         name = exceeded(limits, most)
         if name:
@@ -277,7 +277,7 @@ class _Desk:
 
 
 def _unsupported(asked: Mapping[str, Any]) -> str:
-    """What this server does not do, in words; "" if it does all."""
+    """Name what is asked for and this server does not support; "" if it supports all."""
     if asked.get("language") != _LANGUAGE:
         return f"language is {asked.get('language')!r}, and this server runs {_LANGUAGE} only"
     for name in ("files", "fetch_files", "args"):

@@ -29,7 +29,7 @@ _DESCRIPTORS = 3
 _LOOK_SECONDS = 1.0
 """Between looks for processes that no session has named."""
 _MOST_PROCESS_IDS = 1 << 22
-"""Of Linux. Users of sessions are so far apart, because the first one is that of the parent's process id."""
+"""Of Linux. Users of sessions are so far apart, because the first one depends on the parent's process id."""
 
 
 def main(control: int, tier: str) -> None:
@@ -137,7 +137,7 @@ class _Sessions:
 
 
 def _run_cells(channel: int, shown: int) -> int:
-    """What a session does: run each cell that comes over this socket, until it closes."""
+    """Run each cell that comes over this socket, until it closes: the body of a session."""
     output = os.dup(1)  # the code may close the other one
     os.write(channel, READY)
     try:

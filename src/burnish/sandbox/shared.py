@@ -51,7 +51,7 @@ def script() -> str:
 
 
 def verdict(output: Output, nonce: str) -> Verdict:
-    """What came out of the program, as a verdict of grade `shared`. SandboxError if the tests could not decide."""
+    """Read the output of the program as a verdict of grade `shared`. SandboxError if the tests could not decide."""
     _, found, rest = output.stdout.rpartition(f"\n{nonce} ")
     if not output.timed_out and (not found or output.code != 0):
         said = clean(output.stderr.strip().rpartition("\n")[2])

@@ -172,8 +172,8 @@ class Remote:
 
 
 def equal(expected: Any, found: Any, tolerance: float) -> bool:
-    """Whether a plain value is the expected one: integers exactly, also as a float; where a float is expected, within
-    the tolerance; tuples and lists alike, because JSON has one of them. True is not 1."""
+    """Return whether a plain value is the expected one: integers exactly, also as a float; where a float is expected,
+    within the tolerance; tuples and lists alike, because JSON has one of them. True is not 1."""
     if isinstance(expected, bool) or isinstance(found, bool):
         return type(expected) is type(found) and expected == found
     if isinstance(expected, float) and isinstance(found, (int, float)):
@@ -219,7 +219,7 @@ def _cases(tests: Mapping[str, Any], candidate: Candidate, report: TestReport) -
 
 
 def _forms(expected: Any, wrapped: bool) -> list[Any]:
-    """All values that count as the expected one, itself first."""
+    """Return every value that counts as the expected one, itself first."""
     return [expected, *(expected if wrapped and type(expected) is list and len(expected) == 1 else [])]
 
 
@@ -266,7 +266,7 @@ class _Text:
         sys.modules["solution"] = _Solution(candidate)
 
     def run(self) -> Iterator[tuple[bool, str]]:
-        """Whether each test passed, and why not."""
+        """Yield for each test whether it passed, and why not."""
         before, calls = set(self._names), self._candidate.calls
         whole = self._guarded("the tests", lambda: exec(compile(self._tree, "tests.py", "exec"), self._names))
         others = [whole] if whole else []
@@ -337,7 +337,7 @@ class _Counting(ast.NodeTransformer):
 
 
 class _Solution(types.ModuleType):
-    """What `from solution import name` finds."""
+    """The module that `from solution import name` imports from."""
 
     def __init__(self, candidate: Candidate) -> None:
         super().__init__("solution")
@@ -372,7 +372,7 @@ def _as_modules(tree: ast.AST) -> set[str]:
 
 
 def _module(name: str) -> types.ModuleType | None:
-    """None for a module of the standard library that this Python has been installed without."""
+    """Import a module of the standard library; None if this Python has been installed without it."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -1,4 +1,4 @@
-"""Whether a tier holds on this machine: attacks of our own, whose effects are looked for from outside.
+"""Trial of a tier on this machine: attacks of our own, whose effects are looked for from outside.
 
 They say that the kernel does what the tier relies on. They do not say that no other attack exists.
 """
@@ -38,7 +38,7 @@ class Attack:
 
 @dataclass(frozen=True, slots=True)
 class _Bait:
-    """What attacks are after: a folder with a file, a secret, this process, a port at which it listens."""
+    """Targets of the attacks: a folder with a file, a secret, this process, a port at which it listens."""
 
     folder: Path
     secret: str

@@ -113,7 +113,7 @@ class Confined:
     ready: int
 
     def is_confined(self, channel: socket.socket) -> bool:
-        """Whether it is; it then begins to read code. To be asked once."""
+        """Return whether the process is confined; it then begins to read code. To be asked once."""
         try:
             found = readable((self.ready, channel.fileno()), _START_SECONDS)
             return self.ready in found and os.read(self.ready, 1) == b"1"
@@ -192,8 +192,8 @@ def _tests(tests: int, verdict: int, pipe: Pipe) -> int:
 
 
 def _ended(pid: int, seconds: float, channel: socket.socket) -> bool:
-    """Whether this child ends within so long. It can still be waited for. Nobody writes to the channel meanwhile: if it
-    can be read, the other end has gone, and there is nobody to wait for."""
+    """Return whether this child ends within so long. It can still be waited for. Nobody writes to the channel
+    meanwhile: if it can be read, the other end has gone, and there is nobody to wait for."""
     descriptor = os.pidfd_open(pid)
     try:
         return descriptor in readable((descriptor, channel.fileno()), seconds)

@@ -129,7 +129,7 @@ def _decode(data: Any, handle: Callable[[Any], object] | None) -> Any:
 
 
 class Link(Protocol):
-    """What leads to a candidate: a pipe to its process, or what answers in this one."""
+    """Link to a candidate: a pipe to its process, or an object that answers in this process."""
 
     def send(self, message: Any) -> None:
         """Raises NotPlainError for one that cannot be sent, and ClosedError."""

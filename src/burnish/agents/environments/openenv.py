@@ -78,8 +78,7 @@ class OpenEnvSource:
     The tools come from its MCP server, if it has one. Otherwise, if its actions are a text and nothing else that
     must be given, turns are the actions. Otherwise there is one tool, `step`, with the fields of an action.
 
-    by_step: whether tools are called by steps, which may have rewards, and not next to them. field: of
-    the text.
+    by_step: whether tools are called by steps, which may have rewards, and not next to them. field: of the text.
     """
 
     def __init__(self, server: ServerAddress) -> None:
