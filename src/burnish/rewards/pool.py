@@ -130,7 +130,7 @@ class WorkerPool:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a task waits or is under way."""
+        """True while a task waits or is under way."""
         return any(self._queues.values()) or any(worker.task for worker in self._workers)
 
     @property
@@ -188,7 +188,7 @@ class WorkerPool:
         return min(tasks, self._room(queue.reward))
 
     def _room(self, reward: int) -> int:
-        """How many more responses the reward may begin to score now, in all workers together."""
+        """Count the further responses that the reward may begin to score now, in all workers together."""
         limit = self._specs[reward].concurrency
         if limit is None:
             return sys.maxsize
@@ -198,7 +198,7 @@ class WorkerPool:
         return limit - sum(max(1, len(worker.waiting)) if self._awaits(reward) else 1 for worker in busy)
 
     def _awaits(self, reward: int) -> bool:
-        """Whether a worker awaits several responses of the reward at once."""
+        """Return whether a worker awaits several responses of the reward at once."""
         signature = self._signatures[reward]
         return signature.asynchronous and not signature.batched
 

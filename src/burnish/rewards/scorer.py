@@ -43,7 +43,7 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
 
     User code and built-ins that could hang run in killable worker processes. Cheap built-ins and reward models
     (`model:PATH`) run in this process, except with `models_elsewhere`: then `ask_models` says where the models are,
-    before anything is scored. Judges are asked from a thread of this process; `open_model` loads those that are models
+    before anything is scored. Judges are asked from a thread of this process; `open_model` loads judges that are models
     of this process, and without it they are only checked. `sandbox` is where programs run, for rewards that do not say
     it in their options. `say` is told what a user should know and no number says. Rewards are loaded in the
     constructor, so a wrong name or option raises RewardError or ConfigError before anything is sampled, and so does a
@@ -101,8 +101,8 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
 
     @property
     def answer_labels(self) -> tuple[str, ...]:
-        """The rewards that compare with the answer, which can be tested on gold answers. Those that ask for the column
-        of the answers by its name are known once `check_prompts` has seen the rows."""
+        """The rewards that compare with the answer, which can be tested on gold answers. Rewards that ask for the
+        column of the answers by its name are known once `check_prompts` has seen the rows."""
         return tuple(
             signature.label
             for index, signature in enumerate(self._signatures)
@@ -153,7 +153,7 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
                 self._asks_for_answers.add(index)
 
     def _is_for(self, index: int, prompt: Prompt) -> bool:
-        """Whether this reward scores responses to this prompt."""
+        """Return whether this reward scores responses to this prompt."""
         return self._rewards[index].scores(prompt.domain)
 
     def _check_items(self, items: Sequence[Item]) -> None:
@@ -168,14 +168,14 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
 
     @property
     def only_waits(self) -> bool:
-        """Whether a reward waits for others rather than compute: an asynchronous one, or a judge at an endpoint."""
+        """True if a reward waits for others rather than compute: an asynchronous one, or a judge at an endpoint."""
         return any(self._only_waits(index) for index in range(len(self._specs)))
 
     def begin(self, items: Sequence[Item], *, idle_cores: bool = True) -> None:
         """Send responses to the workers and to judges while others are still being sampled. `score` uses the results.
         Without idle cores only those are sent that a reward waits for (`only_waits`).
 
-        These rewards wait for `score`: batched ones, which need all responses at once, those that run in this process,
+        These rewards wait for `score`: batched ones, which need all responses at once, rewards of this process,
         reward models, and judges that compare a group. Raises what `score` raises for a reward that breaks its
         contract.
         """
@@ -268,7 +268,7 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         return outcomes
 
     def _for(self, index: int, numbered: Iterable[Numbered]) -> list[Numbered]:
-        """Those of these responses that the reward is for."""
+        """Select the responses that the reward is for."""
         return [(number, item) for number, item in numbered if self._is_for(index, item[0])]
 
     def _of_models(self) -> list[tuple[int, RewardSpec]]:
@@ -290,7 +290,7 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         return [position for position, _ in ours], scored
 
     def _awaited(self, index: int, scored: Callable[[], list[Outcome]], count: int) -> list[Outcome]:
-        """What a model or judge says of its responses; for an audit, also that it refuses all of them."""
+        """Return the outcomes of a model or judge; for an audit, also its refusal of all responses."""
         try:
             return scored()
         except RewardError as error:
@@ -311,7 +311,7 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
     def _tasks_not_begun(
         self, indices: Sequence[int], begun: BegunResponses, numbered: Sequence[Numbered]
     ) -> list[Task]:
-        """What these rewards have not been given of the responses that they are for."""
+        """Return tasks for the responses that these rewards score and have not been given yet."""
         return [
             task for index in indices for task in self._tasks(index, begun.to_give(index, self._for(index, numbered)))
         ]
@@ -344,7 +344,8 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         ]
 
     def _results(self, position: int, outcomes: Outcomes, elsewhere: Collection[tuple[int, int]]) -> Sequence[Weighted]:
-        """What the rewards that were asked say of a response. `elsewhere`: those that are not for its prompt."""
+        """Return the outcomes of a response, by the rewards that were asked. `elsewhere`: outcomes of rewards that are
+        not for its prompt."""
         return [
             Weighted(spec.label, reward.weight, outcomes[key], reward.audit, applies=key not in elsewhere)
             for index, (spec, reward) in enumerate(zip(self._specs, self._rewards, strict=True))
@@ -397,7 +398,7 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
 
 
 def _load_models(specs: Sequence[RewardSpec], *, elsewhere: bool) -> RewardModels | None:
-    """The reward models among the rewards, None without any. Torch is imported only if there is one. Those that are
+    """The reward models among the rewards, None without any. Torch is imported only if there is one. Models that are
     `elsewhere` are checked as far as that can be done without loading them."""
     of_models = [spec for spec in specs if spec.is_model]
     if not of_models:

@@ -22,7 +22,7 @@ class WeakTests:
 
 
 def find_weak_tests(prompts: Sequence[Prompt], scorer: RewardScorer, name: str, label: str) -> list[WeakTests]:
-    """Score trivial responses with the reward of this label, and return the ones that get its best score. name: the
+    """Score trivial responses with the reward of this label, and return the responses with its best score. name: the
     built-in that the reward is, a key of `TRIVIAL_RESPONSES`."""
     trivial = TRIVIAL_RESPONSES[name]
     tried = [(prompt, what, text) for prompt in prompts for what, text in trivial(prompt).items()]

@@ -422,7 +422,7 @@ def _split(text: str, separator: re.Pattern[str]) -> list[str]:
 
 
 def _is_thousands(text: str, comma: int) -> bool:
-    """Whether a comma stands in `1,000`, with no space behind it and groups of three digits."""
+    """Return whether a comma stands in `1,000`, with no space behind it and groups of three digits."""
     if text[comma] != ",":
         return False
     before = re.search(r"(?<![\d.,])\d{1,3}(?:,\d{3})*$", text[:comma])
@@ -430,7 +430,7 @@ def _is_thousands(text: str, comma: int) -> bool:
 
 
 def _closes(text: str, width: int) -> bool:
-    """Whether the bracket at the beginning ends at the end, and not before."""
+    """Return whether the bracket at the beginning is closed at the end, and not before."""
     depth = 0
     for position, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
@@ -440,7 +440,7 @@ def _closes(text: str, width: int) -> bool:
 
 
 def _same(gold: Value, answer: Value) -> bool:
-    """Whether two values are the same. A name may be missing on one side."""
+    """Return whether two values are the same. A name may be missing on one side."""
     if isinstance(gold, Equation) and gold.last is not None:
         gold = gold.last
     if isinstance(answer, Equation) and answer.last is not None and not isinstance(gold, Equation):
@@ -498,7 +498,7 @@ def _same_equation(gold: Equation | None, answer: Equation | None) -> bool:
 
 
 def _same_point(gold: Value, answer: Value) -> bool:
-    """Whether a point is what `x = 1, y = 2` says in the order of the names."""
+    """Return whether a point equals `x = 1, y = 2` in the order of the names."""
     point, stated = (gold, answer) if isinstance(gold, Ordered) else (answer, gold)
     if not isinstance(point, Ordered) or not isinstance(stated, Several):
         return False

@@ -54,7 +54,7 @@ class Expression:
 
 
 def same(gold: Expression, other: Expression) -> bool:
-    """Whether two formulas have the same value at every point at which the gold one has a (real) value."""
+    """Return whether two formulas have the same value at every point at which the gold one has a (real) value."""
     imaginary = IMAGINARY in gold.names
     names = sorted((gold.names | other.names) - ({IMAGINARY} if imaginary else set()))
     compared = 0
@@ -79,7 +79,7 @@ def same(gold: Expression, other: Expression) -> bool:
 
 
 def proportional(first: Expression, second: Expression) -> bool:
-    """Whether one formula is a constant times the other: whether `first = 0` and `second = 0` say the same."""
+    """Return whether one formula is a constant times the other: whether `first = 0` and `second = 0` say the same."""
     names = sorted(first.names | second.names)
     ratio: Number = None
     for point in range(POINTS):
@@ -408,7 +408,8 @@ class _Reader:
         return node
 
     def _exponent(self) -> Node:
-        """What follows `^`: in plain text all of a signed number, in LaTeX without braces a single digit or letter."""
+        """Parse an exponent after `^`: in plain text all of a signed number, in LaTeX without braces a single digit or
+        letter."""
         if self._peek() in ("-", "+"):
             sign, node = self._take(), self._exponent()
             return node if sign == "+" else _unary(_negative, node)

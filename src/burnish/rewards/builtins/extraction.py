@@ -1,4 +1,4 @@
-"""What a response says its answer is.
+"""Extraction of the answer that a response states.
 
 Places are tried in this order: the last `\\boxed{}`, the last `####`, the last sentence such as "the answer is ...",
 the whole response if it is only an answer, the last formula or number. The first place that says anything decides,
@@ -134,7 +134,7 @@ def boxed(text: str) -> Statement | None:
 
 
 def _in_formula(text: str, begins: int, content: str, end: int) -> str:
-    """What a box says in its formula: `-\\boxed{3}` is -3, `\\boxed{3}` million is 3 million."""
+    """Read a box together with its formula: `-\\boxed{3}` is -3, `\\boxed{3}` million is 3 million."""
     formula = next((found for found in _FORMULA.finditer(text) if found.start() < begins < found.end()), None)
     if formula is None:
         before = re.split(r"[\s=:$]", text[max(0, begins - 40) : begins])[-1].strip("*_")
@@ -150,7 +150,7 @@ def _in_formula(text: str, begins: int, content: str, end: int) -> str:
 
 
 def _in_box(text: str, match: re.Match[str], ends: Mapping[int, int]) -> tuple[int, str, int] | None:
-    """Where a box begins, what it holds, and where it ends; None if the response was cut off before that."""
+    """Return the beginning, content and end of a box; None if the response was cut off before its end."""
     if match[1] != "{":
         return match.start(), match[1], match.end()
     end = ends.get(match.end() - 1)
@@ -158,7 +158,7 @@ def _in_box(text: str, match: re.Match[str], ends: Mapping[int, int]) -> tuple[i
 
 
 def _ends_of_braces(text: str) -> dict[int, int]:
-    """Where each brace that is opened is closed again."""
+    """Map the position of each opening brace to the position of its closing brace."""
     opened: list[int] = []
     ends = {}
     for position, letter in enumerate(text):
@@ -177,7 +177,7 @@ def hashed(text: str) -> Statement | None:
 
 
 def phrased(text: str) -> Statement | None:
-    """What the last complete sentence such as "the answer is ..." says; None without one."""
+    """Read the last complete sentence such as "the answer is ..."; None without one."""
     denied = None
     for match in reversed(list(words.ANSWER_IS.finditer(text))):
         rest = text[match.end() :].lstrip()
@@ -195,7 +195,7 @@ def phrased(text: str) -> Statement | None:
 
 
 def _told(before: str, phrase: str, rest: str) -> Statement | None:
-    """What a sentence says by its phrase and what stands around it; None if it denies, supposes or asks."""
+    """Read a sentence by its phrase and the text around it; None if it denies, supposes or asks."""
     end = len(_sentence(rest))
     doubtful = (
         words.DENIED.search(before + phrase) or words.SUPPOSED.search(before) or rest[end : end + 1] in ("?", "？")
@@ -208,7 +208,7 @@ def _told(before: str, phrase: str, rest: str) -> Statement | None:
 
 
 def in_sentence(rest: str) -> Statement | None:
-    """What a text says up to the end of its sentence: an answer, or that it is open; None if it denies one."""
+    """Read a text up to the end of its sentence: an answer, or that it is open; None if it denies one."""
     rest = _MINUS.sub("-", _GOES_ON.sub(r"\1", _without_lead(rest)), count=1)
     sentence = _sentence(rest)
     if words.DENIED.match(rest):
@@ -277,7 +277,8 @@ def _one(text: str, start: int, end: int) -> tuple[str, int] | None:
 
 
 def _expression_end(text: str, limit: int) -> int:
-    """How far a text is an expression; 0 if it begins with none that has a digit, a sign or a command."""
+    """Return the length of the expression at the beginning of a text; 0 if there is none that has a digit, a sign or a
+    command."""
     position, depth, last, telling = 0, 0, 0, False
     while position < limit:
         match = _TOKEN.match(text, position, limit)
@@ -313,7 +314,7 @@ def _unit_end(text: str, position: int) -> int:
 
 
 def _in_words(sentence: str) -> Statement | None:
-    """What a sentence says that begins with words: its formula or number, or the words if it has none."""
+    """Read a sentence that begins with words: its formula or number, or the words if it has none."""
     first = next(iter([*_FORMULA.finditer(sentence), *_NUMBER_IN_TEXT.finditer(sentence)]), None)
     if first is None:
         return Statement(None if words.OPEN.match(sentence) else sentence.strip(" .*_\"'`"))
@@ -372,8 +373,8 @@ def last(text: str) -> Statement | None:
 
 
 def said(response: str) -> str:
-    """What a response says after its thoughts, and after the last thing that it takes back: what is in its last
-    `<answer>` tags, or all of it."""
+    """Return the part of a response after its thoughts, and after the last thing that it takes back: the content of its
+    last `<answer>` tags, or all of it."""
     text = words.TAKEN_BACK.split(after_thoughts(response).translate(_PLAIN))[-1]
     text = _EMPHASIS.sub(r"\2", text)
     before, closed, _ = text.rpartition("</answer>")

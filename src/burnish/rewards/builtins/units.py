@@ -17,8 +17,8 @@ Dimensions = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What stands behind a value. dimensions: its base units and their powers; empty for things that are counted.
-    factor: of the base units. scale: a word such as `million`, which belongs to the value."""
+    """Unit behind a value. dimensions: its base units and their powers; empty for things that are counted. factor: of
+    the base units. scale: a word such as `million`, which belongs to the value."""
 
     dimensions: Dimensions = ()
     factor: Fraction = Fraction(1)
@@ -181,7 +181,7 @@ class _UnitReader:
         self._next_power = 1
 
     def unit(self) -> Unit | None:
-        """What was read; None if that is nothing."""
+        """Return the unit that was read; None without one."""
         if self._percent:
             return Unit(scale=self._scale, percent=True)
         if not self._powers and not self._counts_things and self._scale == 1:
