@@ -18,8 +18,8 @@ OnFinished = Callable[[Sequence[Rollout]], None]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw tokens. `greedy` takes the most likely token and ignores temperature, top_k, top_p and min_p
-    (reported log-probabilities are still those at `temperature`).
+    """Settings for drawing tokens. `greedy` takes the most likely token and ignores temperature, top_k, top_p and min_p
+    (reported log-probabilities are still at `temperature`).
 
     stop_token_ids end a response and stay in it. Stop texts end it with the token that completes them. With
     `ignore_eos` the model's own end-of-sequence ids are ordinary tokens, so a response that nothing else stops has
@@ -89,7 +89,7 @@ class NotingEngine(RolloutEngine, ABC):
 
 
 def notes_of(engine: RolloutEngine) -> tuple[str, ...]:
-    """What the engine has to tell."""
+    """Return the engine's notes for the user, none from an engine that writes none."""
     return engine.notes if isinstance(engine, NotingEngine) else ()
 
 

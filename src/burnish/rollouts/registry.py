@@ -1,4 +1,4 @@
-"""Which engine a run file's `rollout.engine` means, and the engine of a model without a run file."""
+"""Lookup of the engine that a run file's `rollout.engine` means, and the engine of a model without a run file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def build_engine(
     folder: Path = Path(),
 ) -> RolloutEngine:
     """The engine that `rollout.engine` names: `local`, `vllm`, or a user's class, which takes the arguments of
-    `LocalEngine` without those that have defaults, and `rollout.engine_options`.
+    `LocalEngine` that have no defaults, and `rollout.engine_options`.
 
     rests: the run asks for its memory between calls. folder: where it writes its log. Raises ConfigError if there is no
     such class or it is not an engine.
@@ -82,6 +82,6 @@ def find_engine(name: str) -> type:
 
 
 def can_stop(name: str) -> bool:
-    """Whether the engine can stop in the middle of responses and go on later: a built-in one by its traits, without
-    importing it, a user's class by what it is derived from. Raises what `find_engine` raises."""
+    """Return whether the engine can stop in the middle of responses and go on later: a built-in one by its traits,
+    without importing it, a user's class by what it is derived from. Raises what `find_engine` raises."""
     return traits_of(name).can_stop if name in ENGINES else issubclass(find_engine(name), StoppableEngine)

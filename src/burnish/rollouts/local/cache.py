@@ -95,7 +95,7 @@ class RowCache(Cache):
         self._row_index = torch.arange(len(positions_RT), device=positions_RT.device)[:, None]
 
     def reserve(self, width: int) -> None:
-        """Make room for columns up to `width`, which are the ones in use."""
+        """Make room for columns up to `width`, which are the columns in use."""
         self._reserve(width)
         self._width = width
 

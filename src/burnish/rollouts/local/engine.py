@@ -6,7 +6,7 @@ every row its newest token (at first the last token of its prompt). A finished r
 its place in memory, and waiting rows join when enough places are free.
 
 While it is `keeping`, keys and values of finished rows stay (`burnish.rollouts.local.reusable_rows`). A row whose text
-begins with that of a kept one gets them, and only what follows goes through the model.
+begins with the text of a kept one gets them, and only what follows goes through the model.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Seconds:
 
 @dataclass(slots=True)
 class Session:
-    """What stays from call to call while the engine is keeping. decoder: with the present weights, for that many
+    """State that stays from call to call while the engine is keeping. decoder: with the present weights, for that many
     places."""
 
     rows: KeptRows
@@ -121,7 +121,8 @@ class DecodingLoop:
             self.make_decoder.let_go()
 
     def _taken_decoder(self, places: int) -> Decoder | TextDecoder:
-        """That of the last call, if it stayed and has the places. It stays again if this call leaves it empty."""
+        """Take the decoder of the last call, if it stayed and has the places, or make one. It stays again if this call
+        leaves it empty."""
         session = self.session
         if session is not None and session.decoder is not None and places <= session.places:
             decoder, session.decoder = session.decoder, None
@@ -158,8 +159,8 @@ class DecodingLoop:
 
 
 class _Decoding(NamedTuple):
-    """How a model is decoded. note: what the user is told if rows cannot share a cache. sees_all: no window or boundary
-    of the model is exceeded."""
+    """Decoding of a model. note: what the user is told if rows cannot share a cache. sees_all: no window or boundary of
+    the model is exceeded."""
 
     make: MakeAnyDecoder
     note: str | None
@@ -198,7 +199,7 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
     vocabulary: ids from this number on are never sampled; None if all of the model's may be.
     keep_bytes: most that is kept of finished rows while `keeping`, 0 for nothing. Nothing is kept of models with a
     window or boundary that this run can exceed, or that cannot share a cache.
-    `version` is that of the weights of the last `sync`. `notes` are sentences for the user.
+    `version` belongs to the weights of the last `sync`. `notes` are sentences for the user.
 
     Raises RolloutError for models that it cannot sample from with the log-probabilities of training
     (`burnish.rollouts.local.choice`).

@@ -59,7 +59,7 @@ class SampledRow:
         )
 
     def versions_with(self, version: int) -> Versions:
-        """Those that sampled what the row began with, and this one if it has sampled more of it."""
+        """Return the versions that sampled what the row began with, and this one if it has sampled more of it."""
         first = len(self.text) - len(self.request.prompt_tokens)
         goes_on = self.versions and self.versions[-1][1] == version
         return self.versions if goes_on or first == len(self.tokens) else (*self.versions, (first, version))

@@ -1,4 +1,4 @@
-"""What the local engine is; see `EngineTraits`. It samples from the weights that train, so it has none of its own."""
+"""Traits of the local engine; see `EngineTraits`. It samples from the weights that train, so it has none of its own."""
 
 from __future__ import annotations
 

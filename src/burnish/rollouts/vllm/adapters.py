@@ -71,7 +71,7 @@ class AdapterPushes:
         return self._push(worker, version, base, saved_adapter(self._model))
 
     def try_out(self, worker: EngineProcess, vocabulary: int | None, context_length: int) -> str | None:
-        """Why this worker's log-probabilities with an adapter differ from those with merged weights; None if they
+        """Say why this worker's log-probabilities with an adapter and with merged weights differ; None if they
         agree, or did the last time. Leaves the worker with the weights of the trial."""
         if self._is_tried:
             return None

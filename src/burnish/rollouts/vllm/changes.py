@@ -1,4 +1,4 @@
-"""The weights that a worker lacks, and how it gets them: all, the ones that have changed since the last push, or an
+"""The weights that a worker lacks, and how it gets them: all, the changes since the last push, or an
 adapter."""
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class PushedWeights:
 class WeightPushes:
     """The weights of the last `sync` on their way to a worker.
 
-    merges: adapters are merged into the weights. note: writes into the worker's log. asked_dtype: that of vLLM, if it
-    is not the model's.
+    merges: adapters are merged into the weights. note: writes into the worker's log. asked_dtype: for vLLM, if it is
+    not the model's.
     """
 
     model: PreTrainedModel
@@ -93,7 +93,7 @@ class WeightPushes:
 
     @property
     def dtype(self) -> str:
-        """What vLLM computes in, by its name."""
+        """The name of the dtype that vLLM computes in."""
         return self.asked_dtype or str(next(self.model.parameters()).dtype).removeprefix("torch.")
 
     @property
@@ -115,8 +115,8 @@ class WeightPushes:
         return self._padding.config(config)
 
     def agree(self, worker: EngineProcess) -> bool:
-        """Whether the worker computes with adapters what merged weights compute. If not, they are merged from now on,
-        for which it takes another worker."""
+        """Return whether the worker computes with adapters what merged weights compute. If not, they are merged from
+        now on, for which it takes another worker."""
         if self._adapters is None:
             return True
         reason = self._adapters.try_out(worker, self.vocabulary, self.context_length)

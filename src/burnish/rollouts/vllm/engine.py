@@ -241,7 +241,7 @@ class VllmEngine(RestingEngine):
     model: vLLM uses its configuration, and samples with its weights until the first `sync`. context_length: maximum
     tokens of prompt and response together, for which vLLM reserves memory. max_batch_rows: rows decoded at once.
     vocabulary: as in `LocalEngine`. log: file for everything that the worker prints. rests: `rest` gives up the GPU's
-    memory. script: replaces the worker in tests. `version` is that of the weights of the last `sync`.
+    memory. script: replaces the worker in tests. `version` belongs to the weights of the last `sync`.
     """
 
     def __init__(
@@ -286,8 +286,8 @@ class VllmEngine(RestingEngine):
     def sync(self, weights: Weights) -> None:
         """Push these weights. If the worker is lost meanwhile, the next `generate` replaces it.
 
-        Weights of another process, which can be read only now, are copied into the engine's model first; those of a
-        model with adapters are the adapters' only.
+        Weights of another process, which can be read only now, are copied into the engine's model first; of a
+        model with adapters, only the adapters' weights.
         """
         model = self._pushes.model
         if weights.module is not model:

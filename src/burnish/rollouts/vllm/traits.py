@@ -1,4 +1,4 @@
-"""What the vLLM engine is, and what it refuses; see `EngineTraits`."""
+"""Traits of the vLLM engine, and the options that it refuses; see `EngineTraits`."""
 
 from __future__ import annotations
 

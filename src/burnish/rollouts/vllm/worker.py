@@ -2,7 +2,7 @@
 
     python worker.py SOCKET MEMORY PARENT
 
-SOCKET is the descriptor of a stream socket to the engine, MEMORY that of an anonymous file that both sides map, PARENT
+SOCKET is the descriptor of a stream socket to the engine, MEMORY of an anonymous file that both sides map, PARENT
 the engine's process id. Messages are JSON objects, preceded by their length (8 bytes, big endian). Only the standard
 library, torch and vllm are imported, never burnish: the two environments share nothing but this protocol.
 
