@@ -69,7 +69,7 @@ class Conversing:
 
     @property
     def plays(self) -> bool:
-        """Whether there is an environment: a conversation is then held with it."""
+        """True if there is an environment: a conversation is then held with it."""
         return self._partner.has_environment
 
     @property
@@ -107,7 +107,7 @@ class Conversing:
         return Prompt("generate", messages=tuple(messages), tools=self._partner.schemas)
 
     def rows(self) -> list[Prompt]:
-        """The held-out rows of the run, or those that it is trained on if there are none."""
+        """The held-out rows of the run, or its training rows if there are none."""
         split: Split = "eval" if sources_of(self._config, self._domain, "eval") else "train"
         context, tokenizer = self._loaded.context_length, self._loaded.tokenizer
         found = load_prompt_set(self._config, self._domain, tokenizer, context, split, self._partner.schemas)
@@ -200,5 +200,5 @@ class TypedTurns(RolloutEngine):
         """Nothing: nobody has weights here."""
 
     def take_metrics(self) -> Mapping[str, Metric]:
-        """None."""
+        """Return no metrics."""
         return {}

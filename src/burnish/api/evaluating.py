@@ -123,7 +123,7 @@ def _measurable(target: object, fields: dict[str, object]) -> Iterator[tuple[Run
         # A run file has to name training data, which nothing reads here.
         given, kind = {"model": target, "data": {"train": "none.jsonl"}}, USUAL
     output = fields.get("output", output_of(given))
-    if output is not None:  # perhaps that of a run, whose own inputs stay as they are
+    if output is not None:  # perhaps the folder of a run, whose own inputs stay as they are
         call = prepare(kind, given, fields, Inputs(_inputs_folder(Path(str(output)))), "burnish.evaluate")
         yield call.loaded.config, None, call.inputs
         return

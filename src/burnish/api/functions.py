@@ -33,7 +33,7 @@ def importable_name(call: Callable[..., Any]) -> str | None:
 
 
 def _is_found(name: str, module: ModuleType) -> bool:
-    """Whether importing the name from `sys.path` leads to the file of the loaded module."""
+    """Return whether importing the name from `sys.path` leads to the file of the loaded module."""
     file_of_module = vars(module).get("__file__")  # modules that are part of the interpreter have none
     if file_of_module is None:
         return False
@@ -47,8 +47,9 @@ def _is_found(name: str, module: ModuleType) -> bool:
 
 
 def text_of(call: Callable[..., Any]) -> str:
-    """What a function computes, as text: its source (for a lambda its bytecode, because its source line may have other
-    things in it), and the plain values and functions that it reads from outside. Equal functions have equal texts.
+    """Write as text what a function computes: its source (for a lambda its bytecode, because its source line may have
+    other things in it), and the plain values and functions that it reads from outside. Equal functions have equal
+    texts.
 
     For other objects that it reads, only the class is in the text, so a change inside them is not noticed.
     """
@@ -122,7 +123,8 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _is_code(value: object) -> bool:
-    """Whether a value is a user's function, whose text becomes part of the text of the function that calls it."""
+    """Return whether a value is a user's function, whose text becomes part of the text of the function that calls
+    it."""
     function, _ = _unwrapped(value) if callable(value) and not inspect.isclass(value) else (None, {})
     return function is not None and not function.__code__.co_filename.startswith(_INSTALLED)
 
@@ -137,7 +139,7 @@ def _source(function: FunctionType) -> str:
 
 
 def _code_text(code: CodeType) -> str:
-    """What the code does, independent of where it is: without file, line, or its own name."""
+    """Write the bytecode as text, independent of where it is: without file, line, or its own name."""
     constants = [_code_text(c) if isinstance(c, CodeType) else _value_text(c) for c in code.co_consts]
     return repr((code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, constants))
 

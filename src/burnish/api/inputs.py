@@ -39,7 +39,7 @@ _SOURCE_KEYS = set(DataSource.model_fields)
 
 @dataclass(slots=True)
 class Inputs:
-    """What to write into `folder` before a run begins, by file name, and the functions.
+    """Rows, tables and models to write into `folder` before a run begins, by file name, and the functions.
 
     `folder` appears in the configuration as it is given.
     """
@@ -206,7 +206,7 @@ class Inputs:
         return given
 
     def _function(self, call: Callable[..., Any]) -> str:
-        """How the configuration names a function; a number distinguishes functions of the same name."""
+        """Return the configuration's name of a function; a number distinguishes functions of the same name."""
         found = importable_name(call)
         if found is not None:
             return found
@@ -272,7 +272,7 @@ def _is_dataset(value: object) -> bool:
 
 
 def _is_model(value: object) -> bool:
-    """Whether it is a torch module, found without importing torch."""
+    """Return whether a value is a torch module, found without importing torch."""
     return any(base.__module__ == "torch.nn.modules.module" for base in type(value).__mro__)
 
 

@@ -73,7 +73,8 @@ class RunPlan:
 
 
 def plan(config: Given, **fields: object) -> RunPlan:
-    """What `burnish.train` (or `sft`, or `reward_model`, depending on the fields) would do with the same arguments.
+    """Plan what `burnish.train` (or `sft`, or `reward_model`, depending on the fields) would do with the same
+    arguments.
 
     It writes nothing, loads no weights and downloads nothing. What the run would refuse before loading its model is
     refused here too (BurnishError).

@@ -52,7 +52,7 @@ class Policy:
     """A language model in a folder. Its weights are loaded when they are first needed, and kept."""
 
     def __init__(self, folder: str | Path, model: ModelConfig | None = None, data: DataConfig | None = None) -> None:
-        """`model` and `data` are those of the run that the weights come from: dtype, device and chat template."""
+        """`model` and `data` belong to the run that the weights come from: dtype, device and chat template."""
         self.folder = Path(folder)
         self._model = model or ModelConfig(path=str(folder))
         self._data = data or DataConfig()
@@ -100,7 +100,7 @@ class Policy:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `generate` can take conversations."""
+        """True if `generate` can take conversations."""
         return bool(self.loaded().tokenizer.chat_template)
 
     def generate(

@@ -111,7 +111,7 @@ def _numbered(kind: str) -> Iterator[Path]:
 
 
 def output_of(given: Given) -> object:
-    """What a call sets as `output`; None if it sets none."""
+    """Return the `output` that a call sets; None if it sets none."""
     if isinstance(given, RunConfig):
         return given.output if "output" in given.model_fields_set else None
     if isinstance(given, Mapping):

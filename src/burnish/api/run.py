@@ -62,7 +62,7 @@ class Run:
         return f"burnish.Run({str(self)!r}), {state} at step {self.step}" + (f"\n{shown(rows)}" if rows else "")
 
     def __str__(self) -> str:
-        """What a run file may name as a model: the folder, with the chosen checkpoint."""
+        """Return the name of the model for a run file: the folder, with the chosen checkpoint."""
         return str(self.output) if self._choice is None else f"{self.output}@{self._choice}"
 
     def _repr_html_(self) -> str:
@@ -87,7 +87,7 @@ class Run:
 
     @property
     def stopped(self) -> bool | None:
-        """Whether the run ended before its last step; None if the configuration gives passes instead of steps."""
+        """True if the run ended before its last step; None if the configuration gives passes instead of steps."""
         steps = run_config(self.output).config.model_dump(include={"steps"})["steps"]
         return None if steps is None else self.step < steps
 
@@ -126,8 +126,8 @@ class Run:
         return page
 
     def rollouts(self, step: int | None = None, *, evaluation: bool = False) -> list[RecordedRollout]:
-        """What was sampled in a step (None: the last one), or in its evaluation. DataError for a step without rollouts,
-        which names those that have some."""
+        """Return the rollouts of a step (None: the last one), or of its evaluation. DataError for a step without
+        rollouts, which names the steps that have some."""
         files = recorded_files(self.output / "rollouts", evaluation=evaluation)
         if not files or (step is not None and step not in files):
             steps = ", ".join(map(str, files)) or "none"
@@ -208,8 +208,8 @@ def with_saved_tokenizer(config: ConfigT, overrides: Sequence[str] = ()) -> Conf
 
 
 def _sets(override: str, section: str, field: str) -> bool:
-    """Whether an override sets this field, in any of its forms: `section.field=x`, something below it, `section={field:
-    x}`, or `algorithm=x`, which is short for the preset."""
+    """Return whether an override sets this field, in any of its forms: `section.field=x`, something below it,
+    `section={field: x}`, or `algorithm=x`, which is short for the preset."""
     key, _, text = override.lstrip("-").partition("=")
     if key.strip() != section:
         return f"{key.strip()}.".startswith(f"{section}.{field}.")
