@@ -18,7 +18,7 @@ from typing import Any
 
 LENGTH = struct.Struct(">Q")
 MAX_BYTES = (1 << 32) - 1
-"""Longest message of those that set no limit of their own."""
+"""Longest message for callers that set no limit of their own."""
 _PIECE_BYTES = 1 << 18
 _SHOWN_BYTES = 60
 
@@ -129,8 +129,8 @@ def read_object(data: bytes | bytearray) -> dict[str, Any]:
 
 
 def readable(descriptors: Collection[int], seconds: float) -> set[int]:
-    """Those that can be read within this time, or have been closed. (`select.select` takes none above 1,023, which a
-    process with many connections has.)"""
+    """Return the descriptors that can be read within this time, or have been closed. (`select.select` takes none above
+    1,023, which a process with many connections has.)"""
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)
@@ -138,7 +138,7 @@ def readable(descriptors: Collection[int], seconds: float) -> set[int]:
 
 
 def can_be_read(descriptor: int, seconds: float) -> bool:
-    """Whether it can be read within this time, or has been closed."""
+    """Return whether a descriptor can be read within this time, or has been closed."""
     return bool(readable((descriptor,), seconds))
 
 

@@ -50,7 +50,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def url_of(listener: socket.socket, host: str) -> str:
-    """Where clients find it, under the name of the host that it was made for."""
+    """Return the URL of a listener, under the name of the host that it was made for."""
     return f"http://{_bracketed(host)}:{listener.getsockname()[1]}"
 
 

@@ -27,7 +27,7 @@ _OWN = str(Path(__file__).parents[1])
 
 
 def describe_failure(error: BaseException) -> str:
-    """What happened and on which line: `NameError: name 'x' is not defined (/home/me/my_parts.py:3)`.
+    """Describe an error and the line that raised it: `NameError: name 'x' is not defined (/home/me/my_parts.py:3)`.
 
     The line is the innermost one in a file that is neither installed nor part of Burnish. If the traceback has none,
     it is the innermost line of all.
@@ -130,7 +130,7 @@ def find_class(name: str, *, field: str, methods: Sequence[str], protocol: str) 
 
 
 def is_outside(name: str) -> bool:
-    """Whether a name in the run file refers to a plugin (`package.module:name`, `path/to/file.py:name`)."""
+    """Return whether a name in the run file refers to a plugin (`package.module:name`, `path/to/file.py:name`)."""
     return ":" in name
 
 

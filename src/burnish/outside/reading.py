@@ -156,7 +156,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def files_of_weights(folder: Path) -> list[Path]:
-    """The safetensors files that loading reads: the usual one, or those that an index names. Some folders have all
+    """The safetensors files that loading reads: the usual one, or the files that an index names. Some folders have all
     weights a second time under another name."""
     index, whole = folder / INDEX, folder / "model.safetensors"
     if whole.is_file():

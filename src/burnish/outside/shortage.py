@@ -1,4 +1,4 @@
-"""What a machine has no more of: memory, open files, threads and processes.
+"""Errors of a machine that has run out of memory, open files, threads or processes.
 
 Every library has an exception of its own for it. All of them become one line that says what to lower or to raise.
 """
@@ -25,7 +25,8 @@ _FILES = ("too many open files",)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error means out of memory: Python's MemoryError, ENOMEM, or a message of torch's allocators."""
+    """Return whether the error means out of memory: Python's MemoryError, ENOMEM, or a message of torch's
+    allocators."""
     return isinstance(error, MemoryError) or _is(error, (errno.ENOMEM,), _MEMORY)
 
 

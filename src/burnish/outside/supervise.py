@@ -1,9 +1,9 @@
 """Processes that this program starts, and all that these start in turn: how they begin, what they outlive, their end.
 Nothing else starts, forks, kills or collects one.
 
-On Linux a process can adopt what its descendants leave behind (`adopt_orphans`), also those that left their session or
-were forked twice, so that `end_children` reaches all of them. On other systems process groups are ended, which a
-descendant may have left.
+On Linux a process can adopt what its descendants leave behind (`adopt_orphans`), even processes that left their
+session or were forked twice, so that `end_children` reaches all of them. On other systems process groups are ended,
+which a descendant may have left.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is also that of its session and group."""
+        """Its process id, which is also the id of its session and group."""
         return self._process.pid
 
     def status(self, within: float = 0.0) -> int | None:
@@ -341,7 +341,7 @@ def reap() -> tuple[dict[int, int], bool]:
 
 
 def has_children() -> bool:
-    """Whether anything that was started here still runs. What has ended is collected first."""
+    """Return whether anything that was started here still runs. Finished processes are collected first."""
     return reap()[1]
 
 

@@ -40,7 +40,7 @@ TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE TORCH_HOME NLTK_DATA
 SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
 """
 PASSED = frozenset(_NAMES.split())
-"""Variables that every such process gets if they are set, as well as those that begin with `LC_`. Keys, tokens and
+"""Variables that every such process gets if they are set, and all that begin with `LC_`. Keys, tokens and
 proxies (whose addresses often contain a password) are deliberately missing."""
 
 _UNLESS_SET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # they share the machine with training
@@ -117,7 +117,7 @@ def call_in_own_process(
 
 
 def serve() -> None:
-    """What the separate process runs: one request from standard input, its answer to standard output."""
+    """Answer one request from standard input on standard output: the body of the separate process."""
     asked = json.load(sys.stdin)
     # At the soft limit the system sends SIGXCPU, which ends Python; the hard one kills whatever survived that.
     resource.setrlimit(resource.RLIMIT_CPU, (asked["seconds"], asked["seconds"] + 1))
