@@ -47,7 +47,7 @@ Every field is explained in docs/configuration.md."""
 
 
 def build_app() -> typer.Typer:
-    """All commands. Their modules are light: heavy packages are imported when a command runs."""
+    """Build the app with all commands. Their modules are light: heavy packages are imported when a command runs."""
     app = typer.Typer(
         epilog=_EPILOG,
         rich_markup_mode="rich",

@@ -152,7 +152,7 @@ def turns_text(answer: Conversed, *, tinted: bool = False) -> Text:
 
 
 def turn_text(turn: Turn) -> Text:
-    """What was said in a turn, a line for each message and call."""
+    """Write a turn as text, a line for each message and call."""
 
     from burnish.api.rollouts import call_text
 
@@ -170,7 +170,7 @@ def turn_text(turn: Turn) -> Text:
 
 
 def how_it_ended(rollout: Rollout) -> Iterator[str]:
-    """What there is to say about the end of a response, if it is not simply one."""
+    """Yield remarks on the end of a response, if it is not simply one."""
     match rollout.finish_reason:
         case FinishReason.LENGTH:
             yield f"(cut after {rollout.num_sampled()} tokens)"
@@ -217,7 +217,8 @@ def _typed_at(console: Console, said: str) -> str:
 
 
 def _prompts(console: Console, *, blank_lines: bool) -> Iterator[str]:
-    """What is piped in, whole and without its last line break; at a terminal one line after another."""
+    """Yield the prompts: from a pipe one, whole and without its last line break; at a terminal one line after
+    another."""
     if not sys.stdin.isatty():
         try:
             yield sys.stdin.read().removesuffix("\n")

@@ -93,7 +93,7 @@ def _marked(text: str, answer: str) -> str:
 
 
 def counts(attempts: Sequence[Attempt]) -> Iterator[str]:
-    """How many held-out problems became right, stayed right, stayed wrong and became wrong."""
+    """Count the held-out problems that became right, stayed right, stayed wrong and became wrong."""
     corrected, kept = sum(a.corrected for a in attempts), sum(a.kept for a in attempts)
     unlearned = sum(a.still_wrong and a.before == a.answer for a in attempts)
     wrong = sum(a.still_wrong for a in attempts) - unlearned
@@ -107,7 +107,7 @@ def program() -> str:
 
 
 def next_steps(folder: DemoFolder, page: Path) -> list[str]:
-    """Where the results are, and commands to try."""
+    """List the places of the results, and commands to try."""
     burnish = program()
     return [
         "",

@@ -39,8 +39,8 @@ def load_any_run_file(file: str, overrides: Sequence[str]) -> LoadedConfig:
 
 
 def _are_only(source: DataSource, kind: Kind, other: Kind) -> bool:
-    """Whether the rows are for runs of this kind and not for those of the other. False for data that cannot be read,
-    which is reported when they are read next."""
+    """Return whether the rows are for runs of this kind and not of the other. False for data that cannot be read, which
+    is reported when they are read next."""
     from burnish.data.schemas import recognise
     from burnish.data.sources import needs_download, read_table
 

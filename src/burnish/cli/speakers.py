@@ -1,4 +1,4 @@
-"""Who answers in `burnish chat`: a model alone, with the tools of a run, or against its environment."""
+"""Partners in `burnish chat`: a model alone, with the tools of a run, or against its environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from burnish.types import Json, Message, Prompt
 
 
 class SamplingWords(TypedDict):
-    """What `Policy.generate` is told besides the prompt and the seed."""
+    """Arguments of `Policy.generate` besides the prompt and the seed."""
 
     max_response_tokens: NotRequired[int]
     temperature: float
@@ -104,7 +104,8 @@ Speaker: TypeAlias = Answering | Calling | Playing
 
 
 def conversing_speaker(conversing: Conversing, system: str | None, typed: TypeTurn | None) -> Speaker:
-    """Who plays, if there is an environment, or answers with tools. typed: somebody plays in the policy's place."""
+    """Make the speaker: a player if there is an environment, otherwise a model with tools. typed: somebody plays in the
+    policy's place."""
     if not conversing.plays:
         return Calling(conversing, system)
     if system is not None:
@@ -134,7 +135,7 @@ def conversing_config(name: str, tools: str | None) -> RlConfig | None:
 
 
 def _config_of_run(name: str, offered: list[Json]) -> RlConfig | None:
-    """None for a model, and for runs that sample nothing."""
+    """Return the configuration of a run, with the offered tools; None for a model, and for runs that sample nothing."""
     chosen = find_checkpoint(name, field="the model")
     config = None if chosen is None else run_config(chosen.run).config
     if chosen is None or not isinstance(config, RlConfig):

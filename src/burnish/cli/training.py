@@ -115,8 +115,8 @@ def train_from_file(kind: str, file: str, overrides: Sequence[str], *, fresh: bo
 
 
 def served_as_rank(*, fresh: bool) -> bool:
-    """Whether this process is one that only serves: that of a trainer or rollout worker, which has done so when this
-    returns. It opens nothing of the run by itself; the process with rank 0 tells it what to hold.
+    """Serve as a trainer or rollout worker if this process is one. Returns whether it was, and has done so. It opens
+    nothing of the run by itself; the process with rank 0 tells it what to hold.
 
     ConfigError for `--fresh` where torchrun may start the command again, because it would begin anew each time.
     """
