@@ -160,8 +160,8 @@ class Run:
         return self._found[1]
 
     def _state(self) -> object:
-        """Changes when anything is written to a checkpoint or one is removed, and where `best` decides, when the run
-        logs."""
+        """Return a value that changes when anything is written to a checkpoint or one is removed, and where `best`
+        decides, when the run logs."""
         metrics = self.output / "metrics.jsonl"
         try:
             files = [(path, path.stat()) for path in sorted((self.output / "checkpoints").rglob("*"))]

@@ -127,7 +127,7 @@ def _standing(
 
 @contextmanager
 def _appending(path: str) -> Iterator[Callable[[str], None]]:
-    """Writes lines to the end of a file, each at once. ConfigError if that is not possible."""
+    """Provide a writer of lines to the end of a file, each at once. ConfigError if that is not possible."""
     try:
         file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed below)
     except OSError as error:

@@ -102,7 +102,7 @@ def _settings(config: RlConfig, recordings: Sequence[Recording], options: Simula
 
 
 def _forecasts(settings: SimulationSettings, devices: int) -> Iterator[Forecast]:
-    """Synchronous on all devices, and two pools split best; only what these devices can hold."""
+    """Yield the forecasts of synchronous training on all devices, and of two pools split best, as far as they fit."""
     yield forecast(synchronous(settings), Layout.together(devices))
     overlaps = settings.max_staleness or settings.window or settings.partial
     if devices > settings.devices_per_engine:

@@ -62,7 +62,7 @@ class RoleProcess(MemoryPeer):
         awaited: Future[Any] | None = None,
         given_up: threading.Event | None = None,
     ) -> None:
-        """Returns when the roles are built: `build(*arguments)`, both pickled by reference.
+        """Start the process, and return when its roles are built: `build(*arguments)`, both pickled by reference.
 
         `name` is for messages. threads: of PyTorch there, as many as here where None. environment: variables that it
         has in addition. stacks: the folder in which a process that stalls says where its threads are. awaited,

@@ -172,7 +172,7 @@ class _LossWatch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
-        """Raises the error if nobody has: torchrun asks all ranks to stop when one is lost, and the loop may have done
+        """Raise the error if nobody has: torchrun asks all ranks to stop when one is lost, and the loop may have done
         so, with everything saved, before it asked the lost one again."""
         lost = self._lost_peer()  # dismissed ranks end as well
         self._closing.set()
@@ -275,7 +275,7 @@ class RankSite:
         self._losses = _LossWatch(self._peers)
 
     def __enter__(self) -> RankSite:
-        """Raises ConfigError for ranks that do not come, or that run other versions."""
+        """Call the other ranks. Raises ConfigError for ranks that do not come, or that run other versions."""
         token = secrets.token_bytes(TOKEN_BYTES)
         others = RankStore.joined(self._here).call(token)
         refuse_other_versions(others)

@@ -129,7 +129,7 @@ class RayProcess(Peer):
         stacks: Path,
         folder: str | None,
     ) -> None:
-        """Returns when the roles are built. host: the actor's class, with the `place` and the resources that it gets.
+        """Return when the roles are built. host: the actor's class, with the `place` and the resources that it gets.
         Otherwise as `RoleProcess`."""
         self.name = seat.name
         self._place = place

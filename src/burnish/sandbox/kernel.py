@@ -76,7 +76,7 @@ def close_from(first: int) -> None:
 
 
 def prctl(option: int, *values: object) -> None:
-    """Raises OSError."""
+    """Set an attribute of this process. Raises OSError."""
     wide = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in values]
     _checked(_library().prctl(option, *wide, *[ctypes.c_ulong(0)] * (4 - len(wide))))
 
@@ -87,18 +87,18 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """Raises OSError."""
+    """Mount `source` at `target`. Raises OSError."""
     texts = [text.encode() for text in (source, target, kind)]
     _checked(_library().mount(*texts, ctypes.c_ulong(flags), options.encode()), target)
 
 
 def pivot_root(folder: str, old: str) -> None:
-    """Raises OSError."""
+    """Make `folder` the root, and put the earlier root at `old`. Raises OSError."""
     call(_PIVOT_ROOT[machine()], folder.encode(), old.encode())
 
 
 def unmount(target: str) -> None:
-    """Also while it is in use. Raises OSError."""
+    """Unmount `target`, also while it is in use. Raises OSError."""
     _checked(_library().umount2(target.encode(), MNT_DETACH), target)
 
 

@@ -19,7 +19,7 @@ class Pipe:
         self._limit = limit
 
     def send(self, message: Any) -> None:
-        """Raises TooLargeError and ClosedError."""
+        """Send a message. Raises TooLargeError and ClosedError."""
         data = json.dumps(message, separators=(",", ":")).encode()
         if len(data) > self._limit:
             raise TooLargeError(f"a value of {len(data):,} bytes; {self._limit:,} are allowed")
@@ -31,7 +31,7 @@ class Pipe:
             raise ClosedError from error
 
     def receive(self) -> Any:
-        """Raises NotPlainError for anything that is not a message, and ClosedError."""
+        """Return the next message. Raises NotPlainError for anything that is not a message, and ClosedError."""
         try:
             return json.loads(read_frame(reading(self._read_end), self._limit))
         except EOFError as error:

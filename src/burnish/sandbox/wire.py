@@ -132,7 +132,7 @@ class Link(Protocol):
     """Link to a candidate: a pipe to its process, or an object that answers in this process."""
 
     def send(self, message: Any) -> None:
-        """Raises NotPlainError for one that cannot be sent, and ClosedError."""
+        """Send a message. Raises NotPlainError for one that cannot be sent, and ClosedError."""
 
     def receive(self) -> Any:
         """The next message. Raises NotPlainError for anything that is not a message, and ClosedError."""

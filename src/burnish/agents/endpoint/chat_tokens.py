@@ -223,7 +223,7 @@ def id_of_calls(number: int) -> str:
 
 
 def renderer(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Json], where: str) -> Render:
-    """Writes turns by the chat template, for `recognise`. where: for messages."""
+    """Return a writer of turns by the chat template, for `recognise`. where: for messages."""
 
     def render(turns: Sequence[Mapping[str, Json]], offered: Sequence[Mapping[str, Json]]) -> str:
         messages = [Message.from_dict(turn) for turn in turns]

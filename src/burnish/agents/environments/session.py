@@ -128,7 +128,7 @@ class Session:
             return error_of(error, limit)
 
     def _call_environment(self, name: str, arguments: Mapping[str, Json], limit: int) -> tuple[Step | None, ToolResult]:
-        """Raises EnvironmentFailedError for an environment that is of no use any more."""
+        """Call a tool of the environment. Raises EnvironmentFailedError if the environment is of no use any more."""
         assert self.environment is not None
         try:
             value = self._loop.settle(self.environment.call(name, arguments))

@@ -91,7 +91,7 @@ class DecodingLoop:
     def run(
         self, rows: list[SampledRow], sampling: Sampling, stop: StopConditions, stopped: Callable[[], bool]
     ) -> Iterator[list[SampledRow]]:
-        """Yields after each token, or block of tokens, the rows that it finished."""
+        """Yield after each token, or block of tokens, the rows that it finished."""
         begun = sum(len(row.tokens) for row in rows)
         # Sorting brings equal prompts together, to be prefilled once, and prompts of similar length, to pad little.
         queue = deque(sorted(rows, key=lambda row: (-len(row.text), row.text)))
