@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,13 +17,19 @@ from burnish.config.kinds import all_kinds
 
 MAX_ANY_PER_1000_LINES = 9.2
 """What is reached so far. Lower it whenever there is less; the aim is 6."""
-MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 56_000, 500, 53_200
+MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 55_980, 499, 53_150
 """Without blanks, comments and docstrings. Lines are what is reached so far; the aims are 48,000 and 45,000. Lower them
 whenever there are fewer. A change that adds a capability names its own allowance: of the lines, 1,200 replaced
 math-verify and SymPy in the reward `math`, 130 call rewards of other systems, and 2,150 (of the tests' lines 2,300)
 check what data say, answer the clients of an endpoint, and end what hangs: processes, tools, judges. 2,700 (1,800)
 plan for machines that are not here, decode and train on GPUs, and push to vLLM what has changed."""
 MAX_LOOSE_FILES = 7
+MAX_SHARED_CLASS_NAMES = 14
+PRONOUNS = (
+    *("All", "How", "If", "It", "None", "That", "These", "This", "Those"),
+    *("What", "When", "Where", "Whether", "Which", "Who", "Whose"),
+)
+"""As the first word of a docstring they stand for the noun or verb that is missing."""
 MAX_FILES_WITH_KINDS = 10
 FILES_OF_KINDS = (
     *("config/schema_r?.py", "config/checks_*.py", "config/domains.py", "data/prompts.py", "data/preferences.py"),
@@ -292,6 +299,24 @@ def test_three_files_know_an_engine_by_name() -> None:
     knowing = {place for place, tree in trees.items() if knows_an_engine(tree)} - NAMESAKES
     outside = {place for place in knowing if not place.startswith(("rollouts/local/", "rollouts/vllm/"))}
     assert outside == {"config/engines.py", "config/schema_rl.py", "rollouts/registry.py"}
+
+
+def test_a_class_of_one_name_is_rarely_defined_twice() -> None:
+    names = Counter(
+        node.name for tree in parse_folder(SOURCE).values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    )
+    assert len([name for name, count in names.items() if count > 1]) <= MAX_SHARED_CLASS_NAMES
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}: {text}"
+        for path, tree in parse_folder(SOURCE).items()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        and (text := ast.get_docstring(node) or "").split(" ")[0] in PRONOUNS
+    ]
+    assert found == []
 
 
 def test_the_house_stays_below_its_ceilings() -> None:
