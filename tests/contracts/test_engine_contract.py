@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from burnish.config.schema_rl import RolloutConfig, VllmConfig
+from burnish.config.schema_rollout import RolloutConfig, VllmConfig
 from burnish.errors import RolloutError
 from burnish.models.characters import character_tokenizer
 from burnish.models.loading import LoadedModel

@@ -23,7 +23,7 @@ from burnish.cli import main
 from burnish.config.loading import load_run_file
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import LoraConfig
-from burnish.config.schema_rl import VllmConfig
+from burnish.config.schema_rollout import VllmConfig
 from burnish.demo import DemoFolder
 from burnish.models.characters import character_tokenizer
 from burnish.models.lora import Adapter

@@ -298,7 +298,7 @@ def test_three_files_know_an_engine_by_name() -> None:
     trees = {path.relative_to(SOURCE).as_posix(): tree for path, tree in parse_folder(SOURCE).items()}
     knowing = {place for place, tree in trees.items() if knows_an_engine(tree)} - NAMESAKES
     outside = {place for place in knowing if not place.startswith(("rollouts/local/", "rollouts/vllm/"))}
-    assert outside == {"config/engines.py", "config/schema_rl.py", "rollouts/registry.py"}
+    assert outside == {"config/engines.py", "config/schema_rollout.py", "rollouts/registry.py"}
 
 
 def test_a_class_of_one_name_is_rarely_defined_twice() -> None:

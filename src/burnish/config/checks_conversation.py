@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from burnish.config import names
 from burnish.config.domains import DomainSettings, domain_settings
 from burnish.config.problems import Problem
-from burnish.config.schema_conversation import ConversationConfig
 from burnish.config.schema_rl import RlFields
+from burnish.config.schema_rollout import ConversationConfig
 
 
 def check_conversations(config: RlFields) -> Iterator[Problem]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from burnish.config.schema_domains import DifficultyConfig, DomainConfig
 
 if TYPE_CHECKING:
-    from burnish.config.schema_conversation import ConversationConfig
     from burnish.config.schema_data import DataSource
     from burnish.config.schema_evaluation import RlEvaluationConfig
     from burnish.config.schema_reward import RewardConfig
     from burnish.config.schema_rl import RlFields
+    from burnish.config.schema_rollout import ConversationConfig
 
 ALL = ""
 """The name of the only domain of a run file without `domains`."""

@@ -19,7 +19,7 @@ from burnish.outside.plugins import find_class
 
 if TYPE_CHECKING:  # run files ask for traits
     from burnish.config.schema_data import ModelConfig
-    from burnish.config.schema_rl import RolloutConfig
+    from burnish.config.schema_rollout import RolloutConfig
 
 ENGINES = {"local": "burnish.rollouts.local.traits", "vllm": "burnish.rollouts.vllm.traits"}
 """Module with the `TRAITS` of each built-in engine. An engine with settings of its own has a section of its name in

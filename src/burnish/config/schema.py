@@ -23,11 +23,11 @@ from burnish.config.schema_rl import (
     AlgorithmConfig,
     CriticConfig,
     RlFields,
-    RolloutConfig,
     SandboxConfig,
     ScoringConfig,
 )
 from burnish.config.schema_rm import RmFields
+from burnish.config.schema_rollout import RolloutConfig
 from burnish.config.schema_run import RunConfig
 from burnish.config.section import IsSet, PositiveInt, refuse
 from burnish.types import Json

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from burnish.config.schema_conversation import ConversationConfig
 from burnish.config.schema_data import Sources
 from burnish.config.schema_reward import Reward
+from burnish.config.schema_rollout import ConversationConfig
 from burnish.config.section import (
     Count,
     Fraction,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from burnish.config.schema_rl import VllmConfig
+from burnish.config.schema_rollout import VllmConfig
 from burnish.errors import ConfigError, RolloutError
 from burnish.models.lora import saved_adapter
 from burnish.models.weights import Weights, take_tensors

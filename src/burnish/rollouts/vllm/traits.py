@@ -9,7 +9,7 @@ from typing import Any
 from burnish.config.engines import FALLBACK, EngineTraits
 from burnish.config.problems import Problem
 from burnish.config.schema_data import ModelConfig
-from burnish.config.schema_rl import RolloutConfig
+from burnish.config.schema_rollout import RolloutConfig
 from burnish.errors import ConfigError
 
 _RESERVED = {

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from burnish.config.schema_data import LoraConfig
-from burnish.config.schema_rl import VllmConfig
+from burnish.config.schema_rollout import VllmConfig
 from burnish.errors import ConfigError, ModelError, RolloutError
 from burnish.models.lora import Adapter, saved_adapter
 from burnish.models.weights import Weights, named_tensors

@@ -28,8 +28,8 @@ from burnish.agents.tools.parsers.registry import find_parser, recognise
 from burnish.config.domains import DomainSettings
 from burnish.config.names import AUTO_PARSER, KEEP_THINKING, MCP_TOOL, PYTHON_TOOL
 from burnish.config.schema import RlConfig
-from burnish.config.schema_conversation import ConversationConfig, ToolConfig
 from burnish.config.schema_rl import SandboxConfig
+from burnish.config.schema_rollout import ConversationConfig, ToolConfig
 from burnish.config.secrets import hidden_name
 from burnish.data.chat import uses_template
 from burnish.data.histories import HistoryEncoder

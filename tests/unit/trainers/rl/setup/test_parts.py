@@ -16,7 +16,7 @@ from rich.console import Console
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config.engines import traits_of
 from burnish.config.schema import CriticConfig, RlConfig, RolloutConfig
-from burnish.config.schema_rl import VllmConfig
+from burnish.config.schema_rollout import VllmConfig
 from burnish.errors import ConfigError, RolloutError
 from burnish.forward.fast_paths import FastPaths
 from burnish.rollouts.engine import Sampling

@@ -1,7 +1,8 @@
-"""The `conversation` section of a run file of `burnish rl`; see `burnish.config.schema`."""
+"""The sections `rollout` and `conversation` of a run file of `burnish rl`; see `burnish.config.schema`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -9,7 +10,17 @@ from pydantic import BeforeValidator, Field
 
 from burnish.config import names
 from burnish.config.schema_reward import VariableName
-from burnish.config.section import Count, NamedPlace, PathText, PositiveInt, Seconds, Section, as_list
+from burnish.config.section import (
+    Count,
+    NamedPlace,
+    NonNegativeInt,
+    PathText,
+    PositiveInt,
+    Seconds,
+    Section,
+    Temperature,
+    as_list,
+)
 
 
 class ToolConfig(Section):
@@ -113,3 +124,59 @@ class ConversationConfig(Section):
         if self.agent is not None:
             yield NamedPlace(f"{section}.agent", self.agent, "code")
         yield NamedPlace(f"{section}.parser", self.parser, "code")
+
+
+class VllmConfig(Section):
+    """The process in which `rollout.engine: vllm` samples."""
+
+    python: PathText | None = None
+    """Python interpreter that has vLLM, for example `envs/vllm/bin/python`. `null`: the one that runs Burnish."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of `vllm.LLM` that Burnish does not set itself, for example `{gpu_memory_utilization: 0.4}` if training
+    needs memory of the same GPU, `{enforce_eager: true}`, or a `dtype` other than the model's. With
+    `tensor_parallel_size: N` each rollout worker has N GPUs (docs/cluster.md)."""
+    start_timeout_seconds: Seconds = 600.0
+    """Time limit for vLLM to start, and for it to take each piece of the weights."""
+    call_timeout_seconds: Seconds = 1800.0
+    """Time limit for the responses of one call. After that the process is considered dead and started again."""
+
+    @property
+    def interpreter(self) -> str:
+        return self.python or sys.executable
+
+
+class RolloutConfig(Section):
+    """Prompts and responses of a step, sampling settings, and the engine."""
+
+    prompts_per_step: Count = 32
+    """Prompts (not responses) in one step, all workers together."""
+    group_size: Count = 8
+    """Responses per prompt; a step has prompts_per_step x group_size responses."""
+    max_prompt_tokens: PositiveInt = 512
+    """Longest prompt, in tokens; see `data.over_long`."""
+    max_response_tokens: PositiveInt = 512
+    """Longest response, in tokens."""
+    temperature: Temperature = 1.0
+    """Sampling temperature. The trainer's log-probabilities use the same."""
+    top_k: NonNegativeInt = 0
+    """Sample only from the k most likely tokens. 0 is off."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample only from the smallest set of tokens with at least this probability in total. 1 is off."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Drop tokens with less than this fraction of the most likely token's probability. 0 is off."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end a response (they stay in it)."""
+    stop_token_ids: tuple[NonNegativeInt, ...] = ()
+    """Token ids that end a response, in addition to the model's own end-of-sequence ids."""
+    ignore_eos: bool = False
+    """Continue past the model's end-of-sequence tokens, so that every response has exactly max_response_tokens tokens
+    (2019 style, https://arxiv.org/abs/1909.08593). Only `stop` and `stop_token_ids` can then end one earlier."""
+    engine: str = "local"
+    """`local` (samples with the training weights themselves), `vllm` (a separate process, see docs/engines.md),
+    `package.module:Class` or `path/to/file.py:Class`."""
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the engine's class, by name, if the class is your own."""
+    max_batch_rows: PositiveInt = 256
+    """Most responses decoded at the same time; the others wait."""
+    vllm: VllmConfig = VllmConfig()
+    """Used only with `engine: vllm`."""
