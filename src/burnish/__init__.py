@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from burnish.errors import BurnishError
     from burnish.types import Message, Rollout, Score
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "BurnishError",
