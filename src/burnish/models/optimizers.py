@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,9 +279,8 @@ class WeightOptimizer:
     def refresh(self) -> None:
         """Set the masters to the current weights (after loading)."""
         with torch.no_grad(), self._awake():
-            for name, parameter in self._parameters.items():
-                if self._masters[name] is not parameter:
-                    self._masters[name].copy_(parameter)
+            for name in self._copied():
+                self._masters[name].copy_(self._parameters[name])
 
     def state(self) -> TrainingState:
         """Moments (and float32 masters, if any) by parameter name: tensors only, no pickled objects.
@@ -303,14 +302,11 @@ class WeightOptimizer:
             for name, master in self._masters.items()
             if master in self._adam.state
         }
-        masters = {
-            name: master.detach() for name, master in self._masters.items() if master is not self._parameters[name]
-        }
-        return {"moments": moments, "masters": masters}
+        return {"moments": moments, "masters": {name: self._masters[name].detach() for name in self._copied()}}
 
     def load_state(self, state: TrainingState) -> None:
         """The inverse of `state`. Raises CheckpointError if it belongs to other parameters."""
-        self._check_fits(state)
+        check_fits(state, {name: parameter.shape for name, parameter in self._parameters.items()})
         with torch.no_grad(), self._awake():
             for name, value in state["masters"].items():
                 self._masters[name].copy_(self._own(value))
@@ -325,16 +321,9 @@ class WeightOptimizer:
                 }
             self._publish()
 
-    def _check_fits(self, state: TrainingState) -> None:
-        own = {name: parameter.shape for name, parameter in self._parameters.items()}
-        saved = {name: moments["exp_avg"].shape for name, moments in state["moments"].items()}
-        odd = sorted(name for name, shape in saved.items() if own.get(name) != shape)
-        if odd:
-            raise CheckpointError(
-                f"the optimizer state holds {len(odd)} weights that the model does not train in this shape,"
-                f" for example {odd[0]!r} {tuple(saved[odd[0]])}",
-                remedy="resume with the model and LoRA settings that the checkpoint was made with",
-            )
+    def _copied(self) -> list[str]:
+        """The weights that have masters of another type."""
+        return [name for name, parameter in self._parameters.items() if parameter.dtype not in WIDE_TYPES]
 
     def _master(self, parameter: nn.Parameter) -> nn.Parameter:
         if parameter.dtype in WIDE_TYPES:
@@ -346,11 +335,22 @@ class WeightOptimizer:
         """The part of a saved tensor that belongs to this process' master or moment."""
         return saved
 
+    @torch.no_grad()
     def _publish(self) -> None:
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                if self._masters[name] is not parameter:
-                    parameter.copy_(self._masters[name])
+        for name in self._copied():
+            self._parameters[name].copy_(self._masters[name])
+
+
+def check_fits(state: TrainingState, shapes: Mapping[str, torch.Size]) -> None:
+    """Raise CheckpointError for the optimizer state of weights other than these."""
+    saved = {name: moments["exp_avg"].shape for name, moments in state["moments"].items()}
+    odd = sorted(name for name, shape in saved.items() if shapes.get(name) != shape)
+    if odd:
+        raise CheckpointError(
+            f"the optimizer state holds {len(odd)} weights that the model does not train in this shape,"
+            f" for example {odd[0]!r} {tuple(saved[odd[0]])}",
+            remedy="resume with the model and LoRA settings that the checkpoint was made with",
+        )
 
 
 def _in_one_pass(settings: OptimizerSettings, parameters: Sequence[nn.Parameter]) -> dict[str, bool]:

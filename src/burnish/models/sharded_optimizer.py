@@ -121,10 +121,6 @@ class ShardedOptimizer(WeightOptimizer):
         masters = self._whole({name: self._masters[name].detach() for name in self._copied()})
         return {"moments": moments, "masters": masters} if self._lanes.keeps_state else {}
 
-    def _copied(self) -> list[str]:
-        """The weights that have masters of another type."""
-        return [name for name, parameter in self._parameters.items() if parameter.dtype not in WIDE_TYPES]
-
     def _whole(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """Gather the slices into whole tensors of the parameters' shapes, in host memory; empty except in the first
         process."""
