@@ -124,7 +124,7 @@ class RewardLearner:
                 self._lanes.adding(parts, costs, self._optimizer.parameters, accumulation.values) as own_parts,
             ):
                 for part in own_parts:
-                    value = objective(self._compared(part), len(comparisons))
+                    value = objective(compared_scores(self.model.scores(_pairs(part)), part), len(comparisons))
                     value.loss.backward()
                     accumulation.values.append(replace(value, loss=value.loss.detach()))
                 for part in self._lanes.fillers(parts, costs):
@@ -223,19 +223,20 @@ class RewardLearner:
         parts = microbatches_by_tokens(lengths, self._lanes.budget(sum(lengths), self._tokens_per_microbatch))
         return [[comparisons[index] for index in part] for part in parts]
 
-    def _compared(self, comparisons: Sequence[Comparison]) -> ComparedScores:
-        flat = self.model.scores(_pairs(comparisons))
-        counts = [len(comparison.responses) for comparison in comparisons]
-        mask_BK = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
-        rows, columns = mask_BK.nonzero(as_tuple=True)
-        index = (rows.to(flat.device), columns.to(flat.device))
-        return ComparedScores(
-            scores_BK=flat.new_zeros(mask_BK.shape).index_put(index, flat),
-            mask_BK=mask_BK.to(flat.device),
-            best_B=torch.tensor([comparison.best for comparison in comparisons], device=flat.device),
-            margin_B=torch.tensor([comparison.margin or 0.0 for comparison in comparisons], device=flat.device),
-            tie_B=torch.tensor([comparison.tie for comparison in comparisons], device=flat.device),
-        )
+
+def compared_scores(scores_N: Tensor, comparisons: Sequence[Comparison]) -> ComparedScores:
+    """Scores of all candidates, one comparison after the other, as a row for each comparison."""
+    device, counts = scores_N.device, [len(comparison.responses) for comparison in comparisons]
+    mask_BK = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
+    rows, columns = mask_BK.nonzero(as_tuple=True)
+    index = (rows.to(device), columns.to(device))
+    return ComparedScores(
+        scores_BK=scores_N.new_zeros(mask_BK.shape).index_put(index, scores_N),
+        mask_BK=mask_BK.to(device),
+        best_B=torch.tensor([comparison.best for comparison in comparisons], device=device),
+        margin_B=torch.tensor([comparison.margin or 0.0 for comparison in comparisons], device=device),
+        tie_B=torch.tensor([comparison.tie for comparison in comparisons], device=device),
+    )
 
 
 def compare(
