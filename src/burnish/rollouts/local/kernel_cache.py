@@ -24,13 +24,42 @@ _QUERIES = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheShape:
-    """The shape of each layer's cache. `scaling` multiplies the attention scores."""
+    """The shape of each layer's cache, and the layout of the tensors that hold it. `scaling` multiplies the attention
+    scores."""
 
     layers: int
     heads: int
     key_heads: int
     head_size: int
     scaling: float
+
+    @property
+    def width(self) -> int:
+        """The head size rounded up."""
+        return rounded_up(self.head_size)
+
+    def empty(self, capacity: int) -> Tensor:
+        """A tensor for so many tokens."""
+        return torch.empty((2, self.layers, self.key_heads, capacity * self.width), dtype=torch.float32)
+
+    def capacity(self, store: Tensor) -> int:
+        """Tokens that a tensor has room for."""
+        return store.shape[-1] // self.width
+
+    def filled(self, prompts: PrefilledPrompts | None, index: int, length: int) -> Tensor:
+        """A tensor with the first tokens of a prompt. `prompts` may be None for no tokens."""
+        if prompts is None or length == 0:
+            return self.empty(0)
+        capacity = rounded_up(length)
+        store = self.empty(capacity).zero_()  # the kernels need 0 between head size and width
+        keys = store[0].view(self.layers, self.key_heads, -1, self.width, BLOCK)
+        values = store[1].view(self.layers, self.key_heads, capacity, self.width)
+        for layer in range(self.layers):
+            key_KTD = store.new_zeros(self.key_heads, capacity, self.head_size)
+            key_KTD[:, :length] = prompts.keys[layer][index, :, :length]
+            keys[layer, :, :, : self.head_size] = key_KTD.unflatten(1, (-1, BLOCK)).transpose(2, 3)
+            values[layer, :, :length, : self.head_size] = prompts.values[layer][index, :, :length]
+        return store
 
 
 @dataclass(slots=True, eq=False)
@@ -69,13 +98,12 @@ class KernelCache:
 
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
-        self._width = rounded_up(shape.head_size)
         self._rows: list[CachedRow] = []
         self._step = DecodeStep(
             heads=shape.heads,
             key_heads=shape.key_heads,
             size=shape.head_size,
-            width=self._width,
+            width=shape.width,
             layers=shape.layers,
             scaling=shape.scaling,
         )
@@ -91,8 +119,8 @@ class KernelCache:
         stored: dict[int, _Prompt] = {}
         for length, source in zip(prompt_lengths, sources, strict=True):
             if source not in stored:
-                stored[source] = self._stored(prompts, source, length - 1)
-            self._rows.append(CachedRow(stored[source], length - 1, self._empty(_FIRST_COLUMNS)))
+                stored[source] = _Prompt(self._shape.filled(prompts, source, length - 1), length - 1)
+            self._rows.append(CachedRow(stored[source], length - 1, self._shape.empty(_FIRST_COLUMNS)))
         self._regroup()
 
     def row(self, number: int) -> CachedRow:
@@ -169,20 +197,20 @@ class KernelCache:
             order=_numbers(order),
             tiles_T3=_numbers(tiles_T3),
             prompt_P=_numbers([prompt.store.data_ptr() for prompt in prompts]),
-            prompt_capacity_P=_numbers([self._capacity(prompt.store) for prompt in prompts]),
+            prompt_capacity_P=_numbers([self._shape.capacity(prompt.store) for prompt in prompts]),
             prompt_length_P=_numbers([prompt.length for prompt in prompts]),
         )
         self._readdress()
 
     def _readdress(self) -> None:
-        self._capacity_R = _numbers([self._capacity(row.store) for row in self._rows])
+        self._capacity_R = _numbers([self._shape.capacity(row.store) for row in self._rows])
         self._point(own_R=_numbers([row.store.data_ptr() for row in self._rows]), own_capacity_R=self._capacity_R)
 
     def _grow(self, columns: Sequence[int]) -> None:
         for row, column in zip(self._rows, columns, strict=True):
-            capacity = self._capacity(row.store)
+            capacity = self._shape.capacity(row.store)
             if column >= capacity:
-                wider = self._empty(rounded_up(max(column + 1, capacity * 3 // 2)))
+                wider = self._shape.empty(rounded_up(max(column + 1, capacity * 3 // 2)))
                 wider[..., : row.store.shape[-1]] = row.store
                 row.store = wider
         self._readdress()
@@ -190,34 +218,11 @@ class KernelCache:
     def _reserve_scratch(self, longest: int) -> None:
         """Scratch memory of each thread: queries, outputs and scores of one tile."""
         seen = rounded_up(self._longest_prompt) + rounded_up(longest + 1)
-        wanted = max(_QUERIES, self._queries) * (2 * self._width + seen)
+        wanted = max(_QUERIES, self._queries) * (2 * self._shape.width + seen)
         threads = torch.get_num_threads()
         if wanted > self._step.scratch_size or threads != self._step.threads:
             self._step.scratch_size, self._step.threads = wanted * 3 // 2 // BLOCK * BLOCK, threads
             self._point(scratch=torch.empty(threads * self._step.scratch_size, dtype=torch.float32))
-
-    def _stored(self, prompts: PrefilledPrompts | None, index: int, length: int) -> _Prompt:
-        if prompts is None or length == 0:
-            return _Prompt(self._empty(0), 0)
-        shape, capacity = self._shape, rounded_up(length)
-        # The width is the head size rounded up, and the kernels need 0 in the rest of it.
-        store = self._empty(capacity).zero_()
-        head_size = shape.head_size
-        keys = store[0].view(shape.layers, shape.key_heads, -1, self._width, BLOCK)
-        values = store[1].view(shape.layers, shape.key_heads, capacity, self._width)
-        for layer in range(shape.layers):
-            key_KTD = store.new_zeros(shape.key_heads, capacity, head_size)
-            key_KTD[:, :length] = prompts.keys[layer][index, :, :length]
-            keys[layer, :, :, :head_size] = key_KTD.unflatten(1, (-1, BLOCK)).transpose(2, 3)
-            values[layer, :, :length, :head_size] = prompts.values[layer][index, :, :length]
-        return _Prompt(store, length)
-
-    def _empty(self, capacity: int) -> Tensor:
-        shape = (2, self._shape.layers, self._shape.key_heads, capacity * self._width)
-        return torch.empty(shape, dtype=torch.float32)
-
-    def _capacity(self, store: Tensor) -> int:
-        return store.shape[-1] // self._width
 
     def _point(self, **tensors: Tensor) -> None:
         """Set fields of the step to the addresses of these tensors, and keep the tensors alive."""
