@@ -26,17 +26,16 @@ from burnish.forward.boundaries import Boundaries
 from burnish.forward.fast_paths import FastPaths
 from burnish.models.weights import Weights, take_tensors
 from burnish.rollouts.engine import KeepingEngine, NotingEngine, OnFinished, Requests, Sampling, StoppableEngine
-from burnish.rollouts.limits import check_rotation, response_limit
+from burnish.rollouts.limits import check_rotation
 from burnish.rollouts.local.choice import MakeAnyDecoder, choose_way, goes_on_alike
 from burnish.rollouts.local.decoders import Decoder, ModelDecoder
 from burnish.rollouts.local.kernel_trial import choose_decoder, no_kernels
 from burnish.rollouts.local.plain_decoders import TextDecoder
 from burnish.rollouts.local.prefill import Prefiller, attention_kind
 from burnish.rollouts.local.reusable_rows import KEEP_BYTES, KeptRows
-from burnish.rollouts.local.rows import RowsInProgress, SampledRow, requests_for
+from burnish.rollouts.local.rows import RowsInProgress, SampledRow, requests_for, rows_for
 from burnish.rollouts.local.static_decoder import StaticDecoders
 from burnish.rollouts.local.static_trial import choose_static, takes_static
-from burnish.rollouts.noise import sample_key
 from burnish.rollouts.sampling import check_sampling
 from burnish.rollouts.stop import StopConditions
 from burnish.types import Metric, Reduction, Rollout, RolloutRequest, UseKernels
@@ -317,7 +316,7 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
     ) -> tuple[list[Rollout], list[RolloutRequest]]:
         """See `StoppableEngine`. Raises what `generate` raises."""
         check_sampling(sampling)
-        rows = self._rows(requests, sampling, seed, step)
+        rows = rows_for(requests, sampling, seed=seed, step=step, context_length=self._context_length)
         stop = StopConditions.of(sampling, self._eos_token_ids, self._tokenizer)
         finished: dict[int, Rollout] = {}
         with torch.no_grad(), _evaluation_mode(self._model):
@@ -328,23 +327,6 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
                     on_finished(list(rollouts.values()))
         open_rows = [row for row in rows if row.finish_reason is None]
         return [finished[row.order] for row in rows if row.order in finished], requests_for(open_rows, self.version)
-
-    def _rows(self, requests: Sequence[RolloutRequest], sampling: Sampling, seed: int, step: int) -> list[SampledRow]:
-        samples = [(request, *sample) for request in requests for sample in request.samples()]
-        return [
-            SampledRow(
-                order,
-                request,
-                index,
-                sample_key(seed, step, request.name, index),
-                response_limit(request, sampling, self._context_length),
-                request.prompt_tokens + begun.response_tokens,
-                list(begun.response_tokens),
-                list(begun.rollout_logprobs),
-                begun.versions,
-            )
-            for order, (request, index, begun) in enumerate(samples)
-        ]
 
 
 @contextmanager

@@ -13,13 +13,14 @@ from torch import Tensor
 from burnish.errors import RolloutError
 from burnish.machine.matmul_precision import countable
 from burnish.rollouts.engine import Sampling
+from burnish.rollouts.limits import response_limit
 from burnish.rollouts.local.cache import PrefilledPrompts
 from burnish.rollouts.local.decoders import Decoder
 from burnish.rollouts.local.plain_decoders import TextDecoder
 from burnish.rollouts.local.reusable_rows import KeptRow, KeptRows
 from burnish.rollouts.local.static_decoder import StaticDecoder
 from burnish.rollouts.local.static_steps import BLOCK, COUNT, POSITION, TOKEN
-from burnish.rollouts.noise import uniforms
+from burnish.rollouts.noise import sample_key, uniforms
 from burnish.rollouts.sampling import sample
 from burnish.rollouts.stop import StopConditions
 from burnish.types import Begun, FinishReason, Rollout, RolloutRequest, Versions
@@ -63,6 +64,28 @@ class SampledRow:
         first = len(self.text) - len(self.request.prompt_tokens)
         goes_on = self.versions and self.versions[-1][1] == version
         return self.versions if goes_on or first == len(self.tokens) else (*self.versions, (first, version))
+
+
+def rows_for(
+    requests: Sequence[RolloutRequest], sampling: Sampling, *, seed: int, step: int, context_length: int
+) -> list[SampledRow]:
+    """A row for each sample that these requests ask for, in their order. RolloutError for a prompt that leaves no room
+    in the context."""
+    samples = [(request, *sample) for request in requests for sample in request.samples()]
+    return [
+        SampledRow(
+            order,
+            request,
+            index,
+            sample_key(seed, step, request.name, index),
+            response_limit(request, sampling, context_length),
+            request.prompt_tokens + begun.response_tokens,
+            list(begun.response_tokens),
+            list(begun.rollout_logprobs),
+            begun.versions,
+        )
+        for order, (request, index, begun) in enumerate(samples)
+    ]
 
 
 def requests_for(rows: Sequence[SampledRow], version: int) -> list[RolloutRequest]:
