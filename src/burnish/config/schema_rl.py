@@ -229,6 +229,17 @@ DomainName = Annotated[str, Field(pattern=r"^[^.\s\x00]+$")]
 """Part of a dotted path and of the names of metrics."""
 
 
+def rewards_of_domains(domains: Mapping[str, DomainConfig]) -> tuple[RewardConfig, ...]:
+    """The rewards in the sections of domains, each with the names of its domains. Equal settings are one reward."""
+    bound: dict[str, RewardConfig] = {}
+    for name, domain in domains.items():
+        for reward in domain.rewards:
+            key = reward.model_dump_json(exclude={"domains"})
+            before = bound[key].domains if key in bound else ()
+            bound[key] = reward.model_copy(update={"domains": (*before, name)})
+    return tuple(bound.values())
+
+
 class RlFields(RunConfig):
     """Fields of a run file of `burnish rl`."""
 
@@ -276,14 +287,7 @@ class RlFields(RunConfig):
     def all_rewards(self) -> tuple[RewardConfig, ...]:
         """The rewards of all domains, those under `rewards` first. A reward that several domains name with the same
         settings is there once, with all of their names."""
-        found: list[RewardConfig] = list(self.rewards)
-        bound: dict[str, RewardConfig] = {}
-        for name, domain in self.domains.items():
-            for reward in domain.rewards:
-                key = reward.model_dump_json(exclude={"domains"})
-                before = bound[key].domains if key in bound else ()
-                bound[key] = reward.model_copy(update={"domains": (*before, name)})
-        return (*found, *bound.values())
+        return (*self.rewards, *rewards_of_domains(self.domains))
 
     @property
     def reward_weights(self) -> dict[str, float]:
