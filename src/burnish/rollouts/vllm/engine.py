@@ -174,11 +174,7 @@ class VllmWorker:
         try:
             hello = process.ask({"kind": "hello"}, seconds=seconds)
             if self.rests and not hello["sleeps"]:
-                raise ConfigError(
-                    f"cluster.offload names rollout_engine, but vLLM {hello['vllm']} of {python} cannot sleep here"
-                    f"{' (it computes on a CPU)' if hello['cpu'] else ''}",
-                    remedy="remove rollout_engine from cluster.offload, or use a vLLM with a sleep mode for this GPU",
-                )
+                raise _sleepless(hello, python)
             config = self.pushes.fit_heads(model_config(self.pushes.model), hello["head_sizes"])
             with tempfile.TemporaryDirectory(prefix="burnish-vllm-") as folder:
                 (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -201,18 +197,10 @@ class VllmWorker:
         return process
 
     def _arguments(self, folder: str, *, on_cpu: bool) -> Message:
-        """Arguments of vllm.LLM. Every row has its own seed. vLLM's own seed is only for its initialisation.
-
-        On a CPU each prompt is read in one piece: vLLM 0.32 fails if it reads only part of a prompt whose request has a
-        seed, because it would rewind the generator, which only a GPU's generator can do.
-        """
+        """Arguments of vllm.LLM. Every row has its own seed. vLLM's own seed is only for its initialisation."""
         options, context_length = self.settings.options, self.pushes.context_length
-        whole_prompts = {
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(context_length, self.max_batch_rows, _TOKENS_PER_STEP),
-        }
         return {
-            **(whole_prompts if on_cpu else {}),
+            **(_whole_prompts(context_length, self.max_batch_rows) if on_cpu else {}),
             **options,
             "dtype": self.pushes.dtype,
             "model": folder,
@@ -350,6 +338,21 @@ class VllmEngine(RestingEngine):
         prompts = sum(len(r["prompt"]) * len(r["seeds"]) for r in message["requests"])
         spent.prefilled_tokens += prompts - answer["cached_tokens"]
         return samples
+
+
+def _sleepless(hello: Message, python: str) -> ConfigError:
+    return ConfigError(
+        f"cluster.offload names rollout_engine, but vLLM {hello['vllm']} of {python} cannot sleep here"
+        f"{' (it computes on a CPU)' if hello['cpu'] else ''}",
+        remedy="remove rollout_engine from cluster.offload, or use a vLLM with a sleep mode for this GPU",
+    )
+
+
+def _whole_prompts(context_length: int, max_batch_rows: int) -> Message:
+    """Arguments with which each prompt is read in one piece, on a CPU: vLLM 0.32 fails if it reads only part of a
+    prompt whose request has a seed, because it would rewind the generator, which only a GPU's generator can do."""
+    most = max(context_length, max_batch_rows, _TOKENS_PER_STEP)
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": most}
 
 
 def _make_room() -> None:
