@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burnish.api.inputs import Inputs
+from burnish.api.inputs import Inputs, write_inputs
 from burnish.api.preparing import Given, as_overrides, kind_of, output_of, prepare, prepared_run
 from burnish.api.rollouts import RecordedRollout, recorded
 from burnish.api.run import WEIGHTS_FOLDER, Run, run_config, with_saved_tokenizer
@@ -74,7 +74,7 @@ def evaluate(
         stack.enter_context(without_loading_bars())
         config, weights, inputs = stack.enter_context(_measurable(target, fields))
         _refuse_what_domains_own(config, fields, data is not None, rewards is not None)
-        inputs.write(may_change=True)
+        write_inputs(inputs, may_change=True)
         stack.enter_context(functions_at_hand(inputs.functions))
         report = measured(config, Console(quiet=quiet), weights)
     return Evaluation(report.metrics, report.metrics_file.parent, report.rollouts_file)

@@ -66,51 +66,6 @@ class Inputs:
             found["normalization"] = self._with_sources(normalization, ("prompts", "references"))
         return {name: _plain(value) for name, value in found.items()}
 
-    def write(self, *, may_change: bool) -> None:
-        """Write what is missing. CheckpointError if a file exists with different content, unless `may_change`."""
-        if not self:
-            return
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.folder.parent, prefix=_TORN) as made:
-            self._write_into(Path(made))
-            changed = [str(name) for name in _files_below(Path(made)) if _differs(Path(made), self.folder, name)]
-            # What only an earlier model had, such as a chat template, would be read with this one.
-            changed += [str(name) for name in self._files_of_models() if not (Path(made) / name).exists()]
-            if changed and not may_change:
-                raise CheckpointError(
-                    f"{self.folder} holds different inputs from those of this call: {', '.join(changed)}",
-                    remedy="to continue the run, give what it began with, or accept the new inputs with "
-                    "accept_changes=True; otherwise set output to another folder, or start over with fresh=True",
-                )
-            if changed:
-                for model in self.models:
-                    shutil.rmtree(self.folder / model, ignore_errors=True)
-            for name in _files_below(Path(made)):
-                if changed or not (self.folder / name).exists():
-                    (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.move(Path(made) / name, self.folder / name)
-
-    def remove_torn(self) -> None:
-        """Remove what a killed process has left half written. The run is locked, so nobody is writing it now."""
-        for torn in self.folder.parent.glob(f"{_TORN}*"):
-            shutil.rmtree(torn, ignore_errors=True)
-
-    def _files_of_models(self) -> list[Path]:
-        return [Path(name) / inner for name in self.models for inner in _files_below(self.folder / name)]
-
-    def _write_into(self, folder: Path) -> None:
-        for name, rows in self.rows.items():
-            write_text_atomically(folder / name, rows_text(rows, name))
-        for name, table in self.tables.items():
-            table.to_parquet(folder / name)
-        for name, (model, tokenizer) in self.models.items():
-            model.save_pretrained(folder / name)
-            tokenizer.save_pretrained(folder / name)
-        for name, function in self.functions.items():
-            file = folder / function_file(name)
-            file.parent.mkdir(exist_ok=True)
-            write_text_atomically(file, text_of(function))
-
     def _model(self, given: object) -> object:
         if isinstance(given, tuple) and len(given) == 2:
             return self._loaded_model(*given)
@@ -217,6 +172,55 @@ class Inputs:
             name = f"{IN_MEMORY}{own}_{number}"
         self.functions[name] = call
         return name
+
+
+def write_inputs(inputs: Inputs, *, may_change: bool) -> None:
+    """Write what is missing. CheckpointError if a file exists with different content, unless `may_change`."""
+    if not inputs:
+        return
+    folder = inputs.folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=_TORN) as temporary:
+        made = Path(temporary)
+        _write_into(made, inputs)
+        changed = [str(name) for name in _files_below(made) if _differs(made, folder, name)]
+        # What only an earlier model had, such as a chat template, would be read with this one.
+        earlier = [Path(model) / inner for model in inputs.models for inner in _files_below(folder / model)]
+        changed += [str(name) for name in earlier if not (made / name).exists()]
+        if changed and not may_change:
+            raise CheckpointError(
+                f"{folder} holds different inputs from those of this call: {', '.join(changed)}",
+                remedy="to continue the run, give what it began with, or accept the new inputs with "
+                "accept_changes=True; otherwise set output to another folder, or start over with fresh=True",
+            )
+        if changed:
+            for model in inputs.models:
+                shutil.rmtree(folder / model, ignore_errors=True)
+        for name in _files_below(made):
+            if changed or not (folder / name).exists():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(made / name, folder / name)
+
+
+def remove_torn(folder: Path) -> None:
+    """Remove what a killed process has left half written beside the folder of the inputs. The run is locked, so nobody
+    is writing it now."""
+    for torn in folder.parent.glob(f"{_TORN}*"):
+        shutil.rmtree(torn, ignore_errors=True)
+
+
+def _write_into(folder: Path, inputs: Inputs) -> None:
+    for name, rows in inputs.rows.items():
+        write_text_atomically(folder / name, rows_text(rows, name))
+    for name, table in inputs.tables.items():
+        table.to_parquet(folder / name)
+    for name, (model, tokenizer) in inputs.models.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    for name, function in inputs.functions.items():
+        file = folder / function_file(name)
+        file.parent.mkdir(exist_ok=True)
+        write_text_atomically(file, text_of(function))
 
 
 def rows_text(rows: Rows, name: str) -> str:

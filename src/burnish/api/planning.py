@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burnish.api.inputs import Inputs
+from burnish.api.inputs import Inputs, write_inputs
 from burnish.api.preparing import Given, kind_of, next_folder, output_of, prepare
 from burnish.config.kinds import find_kind, load
 from burnish.config.loading import LoadedConfig
@@ -87,7 +87,7 @@ def plan(config: Given, **fields: object) -> RunPlan:
         if output_of(config) is None and "output" not in fields:
             fields["output"] = str(next_folder(kind))
         call = prepare(kind, config, fields, inputs, "burnish.plan")
-        inputs.write(may_change=True)
+        write_inputs(inputs, may_change=True)
         notes: list[str] = []
         with functions_at_hand(inputs.functions):
             found = plan_of(call.loaded, notes)

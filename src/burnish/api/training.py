@@ -10,7 +10,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
-from burnish.api.inputs import Inputs
+from burnish.api.inputs import Inputs, remove_torn, write_inputs
 from burnish.api.preparing import Given, prepared_run
 from burnish.api.run import Run
 from burnish.checkpointing.lock import RunLock
@@ -134,8 +134,8 @@ def _write_inputs(inputs: Inputs, output: Path, *, accept_changes: bool) -> None
     may change until there is a checkpoint, because nothing depends on them before."""
     if inputs:
         with RunLock(output):
-            inputs.remove_torn()
-            inputs.write(may_change=accept_changes or not CheckpointStore(output).steps())
+            remove_torn(inputs.folder)
+            write_inputs(inputs, may_change=accept_changes or not CheckpointStore(output).steps())
 
 
 def trained(loaded: LoadedConfig, console: Console, *, accept_changes: bool, lasting: bool = False) -> RunResult:

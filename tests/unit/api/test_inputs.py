@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from burnish import rewards
-from burnish.api.inputs import Inputs, rows_text
+from burnish.api.inputs import Inputs, remove_torn, rows_text, write_inputs
 from burnish.api.run import Run
 from burnish.errors import CheckpointError, ConfigError, DataError
 
@@ -30,7 +30,7 @@ def test_rows_become_files_by_their_role(inputs: Inputs) -> None:
         "eval": f"{folder}/eval.jsonl",
         "chat": "never",
     }
-    inputs.write(may_change=False)
+    write_inputs(inputs, may_change=False)
     assert [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()] == ROWS
 
 
@@ -56,9 +56,9 @@ def test_a_data_set_becomes_parquet(inputs: Inputs) -> None:
     from datasets import Dataset
 
     assert inputs.plain({"data": Dataset.from_list(ROWS)})["data"]["train"] == f"{inputs.folder}/train.parquet"
-    inputs.write(may_change=False)
+    write_inputs(inputs, may_change=False)
     before = (inputs.folder / "train.parquet").read_bytes()
-    inputs.write(may_change=False)  # the same rows are the same file
+    write_inputs(inputs, may_change=False)  # the same rows are the same file
     assert (inputs.folder / "train.parquet").read_bytes() == before
 
 
@@ -108,13 +108,13 @@ def test_a_run_stands_for_its_folder(inputs: Inputs, run: str) -> None:
 
 def test_a_change_is_refused_and_nothing_is_touched(inputs: Inputs) -> None:
     inputs.plain({"data": ROWS})
-    inputs.write(may_change=False)
+    write_inputs(inputs, may_change=False)
     other = Inputs(inputs.folder)
     other.plain({"data": ROWS[:1]})
     with pytest.raises(CheckpointError, match=r"different inputs from those of this call: train\.jsonl"):
-        other.write(may_change=False)
+        write_inputs(other, may_change=False)
     assert len((inputs.folder / "train.jsonl").read_text().splitlines()) == 2
-    other.write(may_change=True)
+    write_inputs(other, may_change=True)
     assert len((inputs.folder / "train.jsonl").read_text().splitlines()) == 1
     assert sorted(path.name for path in inputs.folder.parent.iterdir()) == ["inputs"]
 
@@ -127,22 +127,22 @@ def test_another_model_inherits_no_file_of_the_one_before(inputs: Inputs, save_t
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     inputs.plain({"model": (model, tokenizer)})
-    inputs.write(may_change=False)
+    write_inputs(inputs, may_change=False)
     assert AutoTokenizer.from_pretrained(inputs.folder / "model").chat_template
     other = Inputs(inputs.folder)
     other.plain({"model": (model, AutoTokenizer.from_pretrained(folder))})
     with pytest.raises(CheckpointError, match="different inputs from those of this call"):
-        other.write(may_change=False)
-    other.write(may_change=True)
+        write_inputs(other, may_change=False)
+    write_inputs(other, may_change=True)
     assert AutoTokenizer.from_pretrained(inputs.folder / "model").chat_template is None
-    other.write(may_change=False)  # now it holds this model
+    write_inputs(other, may_change=False)  # now it holds this model
 
 
 def test_what_a_killed_process_left_half_written_is_removed(inputs: Inputs) -> None:
     inputs.folder.parent.mkdir()
     (inputs.folder.parent / ".inputs-x").mkdir()
     (inputs.folder.parent / ".inputs-x" / "model.safetensors").write_text("half")
-    inputs.remove_torn()
+    remove_torn(inputs.folder)
     assert not list(inputs.folder.parent.iterdir())
 
 
@@ -157,7 +157,7 @@ def test_what_a_killed_process_left_half_written_is_removed(inputs: Inputs) -> N
 def test_what_cannot_be_data(inputs: Inputs, fields: dict[str, object], said: str) -> None:
     def give() -> None:
         inputs.plain(fields)
-        inputs.write(may_change=False)
+        write_inputs(inputs, may_change=False)
 
     with pytest.raises(DataError, match=said):
         give()
