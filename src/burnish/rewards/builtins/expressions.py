@@ -296,6 +296,7 @@ _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
     **{"log": _logarithm, "ln": _logarithm, "exp": _exponential, "abs": _absolute},
     "lg": lambda value: _divided(_logarithm(value), _logarithm(Fraction(10))),
 }
+_OF_TWO = {"frac": _divided, "binom": _binomial, "dbinom": _binomial, "tbinom": _binomial}
 _INVERSES = {name: _FUNCTIONS[f"arc{name}"] for name in ("sin", "cos", "tan")}
 MATH_WORDS = frozenset({*_FUNCTIONS, "sqrt", "pi", "mod"})
 GREEK_NAMES = frozenset((*GREEK.values(), "ell", "Psi")) - {"pi"}
@@ -321,133 +322,53 @@ def read_expression(text: str) -> Expression:
     return _Reader(text).read()
 
 
-class _Reader:
-    """A recursive-descent reader: sum, product, power, atom."""
+class _Signs:
+    """The signs of a text, read one after the other."""
 
     def __init__(self, text: str) -> None:
         self._tokens = list(_tokens(text))
         self._next = 0
-        self._depth = 0
-        self._names: set[str] = set()
-        self._rounded = False
-        self._bars = 0
 
-    def read(self) -> Expression:
-        node = self._sum()
-        if self._next < len(self._tokens):
-            raise UnreadableError(f"{self._tokens[self._next][1]!r} is not expected")
-        return Expression(node, frozenset(self._names), self._rounded)
-
-    def _peek(self) -> str:
+    @property
+    def next(self) -> str:
         """The next sign, as `\\name` for a command; empty at the end."""
         return self._tokens[self._next][1] if self._next < len(self._tokens) else ""
 
-    def _kind(self) -> str:
+    @property
+    def kind(self) -> str:
         return self._tokens[self._next][0] if self._next < len(self._tokens) else ""
 
-    def _take(self) -> str:
+    @property
+    def follows_number(self) -> bool:
+        return self._tokens[self._next - 1][0] == "number"
+
+    def starts_factor(self, *, within_bars: bool) -> bool:
+        """Return whether a factor comes next. Within bars another bar closes them."""
+        kind, sign = self.kind, self.next
+        if kind == "sign":
+            return sign in ("(", "[", "{") or (sign == "|" and not within_bars)
+        return kind in ("number", "word", "letter") or (kind == "command" and sign not in _NO_FACTOR)
+
+    @property
+    def ends_argument(self) -> bool:
+        """True before a function or a bracket: the argument of a function without brackets ends there."""
+        return self.kind == "word" or self.next.removeprefix("\\") in _FUNCTIONS or self.next in ("(", "[")
+
+    def take(self) -> str:
         self._next += 1
         return self._tokens[self._next - 1][1]
 
-    def _expect(self, sign: str) -> None:
-        if self._peek() != sign:
+    def skip(self, *signs: str) -> bool:
+        """Take the next sign if it is one of these. Returns whether it was."""
+        found = self.next in signs
+        self._next += found
+        return found
+
+    def expect(self, sign: str) -> None:
+        if not self.skip(sign):
             raise UnreadableError(f"{sign!r} is missing")
-        self._next += 1
 
-    def _sum(self) -> Node:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise UnreadableError("too deep")
-        nodes = [self._product()]
-        while self._peek() in ("+", "-"):
-            sign, right = self._take(), self._product()
-            nodes.append(right if sign == "+" else _unary(_negative, right))
-        self._depth -= 1
-        return _folded(_plus, nodes)
-
-    def _product(self) -> Node:
-        if self._peek() in ("+", "-"):
-            sign, node = self._take(), self._product_of_powers()
-            return node if sign == "+" else _unary(_negative, node)
-        return self._product_of_powers()
-
-    def _product_of_powers(self) -> Node:
-        nodes = [self._factor()]
-        while True:
-            if self._peek() in _OVER:
-                self._take()
-                nodes.append(_unary(_reciprocal, self._factor()))
-            elif self._peek() in _TIMES:
-                self._take()
-                nodes.append(self._factor())
-            elif self._starts_factor():
-                if self._kind() == "number" and self._tokens[self._next - 1][0] == "number":
-                    raise UnreadableError("two numbers side by side")
-                nodes.append(self._factor())
-            else:
-                return _folded(_times, nodes)
-
-    def _starts_factor(self) -> bool:
-        kind, sign = self._kind(), self._peek()
-        if kind == "sign":
-            return sign in ("(", "[", "{") or (sign == "|" and not self._bars)
-        return kind in ("number", "word", "letter") or (kind == "command" and sign not in _NO_FACTOR)
-
-    def _factor(self) -> Node:
-        if self._peek() in ("-", "+"):
-            sign, node = self._take(), self._factor()
-            return node if sign == "+" else _unary(_negative, node)
-        node = self._atom()
-        while self._peek() in ("!", "^", "**"):
-            is_factorial = self._take() == "!"
-            if self._peek() == "\\circ":
-                self._take()
-                node = _binary(_times, node, lambda values: _mp().pi / 180)
-                continue
-            node = _unary(_factorial, node) if is_factorial else _binary(_power, node, self._exponent())
-        return node
-
-    def _exponent(self) -> Node:
-        """Parse an exponent after `^`: in plain text all of a signed number, in LaTeX without braces a single digit or
-        letter."""
-        if self._peek() in ("-", "+"):
-            sign, node = self._take(), self._exponent()
-            return node if sign == "+" else _unary(_negative, node)
-        node = self._atom()
-        if self._peek() in ("^", "**"):
-            self._take()
-            return _binary(_power, node, self._exponent())
-        return node
-
-    def _atom(self) -> Node:
-        kind = self._kind()
-        if kind == "number":
-            return self._number()
-        if kind == "letter":
-            return self._letter()
-        if kind in ("word", "command"):
-            return self._command(self._take().removeprefix("\\"))
-        sign = self._peek()
-        if sign not in _CLOSING:
-            raise UnreadableError(f"{sign!r} is not expected")
-        self._take()
-        self._bars += sign == "|"
-        inner = self._sum()
-        self._expect(_CLOSING[sign])
-        self._bars -= sign == "|"
-        return _unary(_absolute, inner) if sign == "|" else inner
-
-    def _number(self) -> Node:
-        text = self._take()
-        self._rounded = self._rounded or "." in text
-        value = _decimal(text)
-        if self._peek() == "_":
-            base = self._subscript()
-            return self._named(f"{text}_{base}")
-        mixed = self._mixed_part(text)
-        return lambda values: value if mixed is None else value + mixed
-
-    def _mixed_part(self, whole: str) -> Fraction | None:
+    def mixed_part(self, whole: str) -> Fraction | None:
         """The fraction of a mixed number: `\\frac{1}{2}` behind a whole one, or `1/2`."""
         if not whole.isdigit():
             return None
@@ -460,95 +381,173 @@ class _Reader:
                     return Fraction(int(top), int(bottom))
         return None
 
+    def subscript(self) -> str:
+        self.expect("_")
+        if not self.skip("{"):
+            return self.take() if self.next else ""
+        parts = []
+        while self.next not in ("}", ""):
+            parts.append(self.take())
+        self.expect("}")
+        return "".join(parts)
+
+    def first_digit(self) -> int | None:
+        """The first of several digits, which is taken from them."""
+        digits = self.next
+        if self.kind != "number" or len(digits) < 2 or not digits.isdigit():
+            return None
+        self._tokens[self._next] = ("number", digits[1:])
+        return int(digits[0])
+
+
+class _Reader:
+    """A recursive-descent reader: sum, product, power, atom."""
+
+    def __init__(self, text: str) -> None:
+        self._signs = _Signs(text)
+        self._depth = 0
+        self._names: set[str] = set()
+        self._rounded = False
+        self._bars = 0
+
+    def read(self) -> Expression:
+        node = self._sum()
+        if self._signs.next:
+            raise UnreadableError(f"{self._signs.next!r} is not expected")
+        return Expression(node, frozenset(self._names), self._rounded)
+
+    def _sum(self) -> Node:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise UnreadableError("too deep")
+        nodes = [self._signed(self._product)]
+        while self._signs.next in ("+", "-"):
+            sign, right = self._signs.take(), self._signed(self._product)
+            nodes.append(right if sign == "+" else _unary(_negative, right))
+        self._depth -= 1
+        return _folded(_plus, nodes)
+
+    def _signed(self, read: Callable[[], Node]) -> Node:
+        """Read with a sign in front, if there is one."""
+        if self._signs.next in ("+", "-"):
+            return read() if self._signs.take() == "+" else _unary(_negative, read())
+        return read()
+
+    def _product(self) -> Node:
+        nodes = [self._factor()]
+        while True:
+            if self._signs.skip(*_OVER):
+                nodes.append(_unary(_reciprocal, self._factor()))
+            elif self._signs.skip(*_TIMES):
+                nodes.append(self._factor())
+            elif self._signs.starts_factor(within_bars=self._bars > 0):
+                if self._signs.kind == "number" and self._signs.follows_number:
+                    raise UnreadableError("two numbers side by side")
+                nodes.append(self._factor())
+            else:
+                return _folded(_times, nodes)
+
+    def _factor(self) -> Node:
+        if self._signs.next in ("-", "+"):
+            return self._signed(self._factor)
+        node = self._atom()
+        while self._signs.next in ("!", "^", "**"):
+            is_factorial = self._signs.take() == "!"
+            if self._signs.skip("\\circ"):
+                node = _binary(_times, node, lambda values: _mp().pi / 180)
+                continue
+            node = _unary(_factorial, node) if is_factorial else _binary(_power, node, self._exponent())
+        return node
+
+    def _exponent(self) -> Node:
+        """Parse an exponent after `^`: in plain text all of a signed number, in LaTeX without braces a single digit or
+        letter."""
+        if self._signs.next in ("-", "+"):
+            return self._signed(self._exponent)
+        node = self._atom()
+        return _binary(_power, node, self._exponent()) if self._signs.skip("^", "**") else node
+
+    def _atom(self) -> Node:
+        kind = self._signs.kind
+        if kind == "number":
+            return self._number()
+        if kind == "letter":
+            return self._letter()
+        if kind in ("word", "command"):
+            return self._command(self._signs.take().removeprefix("\\"))
+        sign = self._signs.next
+        if sign not in _CLOSING:
+            raise UnreadableError(f"{sign!r} is not expected")
+        self._signs.take()
+        self._bars += sign == "|"
+        inner = self._sum()
+        self._signs.expect(_CLOSING[sign])
+        self._bars -= sign == "|"
+        return _unary(_absolute, inner) if sign == "|" else inner
+
+    def _number(self) -> Node:
+        text = self._signs.take()
+        self._rounded = self._rounded or "." in text
+        value = _decimal(text)
+        if self._signs.next == "_":
+            return self._named(text)
+        mixed = self._signs.mixed_part(text)
+        return _always(value if mixed is None else value + mixed)
+
     def _letter(self) -> Node:
-        letter = self._take()
-        if self._peek() == "_":
-            return self._named(f"{letter}_{self._subscript()}")
-        if letter == "e":
+        letter = self._signs.take()
+        if letter == "e" and self._signs.next != "_":
             return lambda values: +_mp().e
         return self._named(letter)
 
     def _named(self, name: str) -> Node:
-        self._names.add(name)
-        return lambda values: values[name]
-
-    def _subscript(self) -> str:
-        self._expect("_")
-        if self._peek() != "{":
-            return self._take() if self._peek() else ""
-        self._take()
-        parts = []
-        while self._peek() not in ("}", ""):
-            parts.append(self._take())
-        self._expect("}")
-        return "".join(parts)
+        """A letter with its subscript, if it has one."""
+        full = f"{name}_{self._signs.subscript()}" if self._signs.next == "_" else name
+        self._names.add(full)
+        return lambda values: values[full]
 
     def _command(self, name: str) -> Node:
         if name == "pi":
             return lambda values: +_mp().pi
-        if name == "frac":
-            return _binary(_divided, self._argument(), self._argument())
-        if name in ("binom", "dbinom", "tbinom"):
-            return _binary(_binomial, self._argument(), self._argument())
+        if name in _OF_TWO:
+            return _binary(_OF_TWO[name], self._argument(), self._argument())
         if name == "sqrt":
             return self._radical()
         if name in ("lfloor", "lceil"):
             inner = self._sum()
-            self._expect("\\rfloor" if name == "lfloor" else "\\rceil")
+            self._signs.expect("\\rfloor" if name == "lfloor" else "\\rceil")
             return _unary(_rounding(up=name == "lceil"), inner)
         if name in GREEK_NAMES:
-            return self._named(f"{name}_{self._subscript()}" if self._peek() == "_" else name)
+            return self._named(name)
         if name in _FUNCTIONS:
             return self._applied(name)
         raise UnreadableError(f"\\{name} is not known")
 
     def _argument(self) -> Node:
         """In braces, or a single digit or letter: `\\frac12` is one half."""
-        if self._kind() == "number" and len(self._peek()) > 1 and self._peek().isdigit():
-            digits = self._peek()
-            self._tokens[self._next] = ("number", digits[1:])
-            value = Fraction(int(digits[0]))
-            return lambda values: value
-        return self._atom()
+        digit = self._signs.first_digit()
+        return self._atom() if digit is None else _always(Fraction(digit))
 
     def _radical(self) -> Node:
-        degree: Node = lambda values: Fraction(2)  # noqa: E731
-        if self._peek() == "[":
-            self._take()
+        degree = _always(Fraction(2))
+        if self._signs.skip("["):
             degree = self._sum()
-            self._expect("]")
+            self._signs.expect("]")
         return _binary(_root, self._argument(), degree)
 
     def _applied(self, name: str) -> Node:
         """A function of what follows it: a bracket, or the product up to the next sum or function."""
-        function, base, power = _FUNCTIONS[name], None, None
-        if name == "log" and self._peek() == "_":
-            self._take()
-            base = self._argument()
-        if self._peek() in ("^", "**"):
-            self._take()
-            power = self._exponent()
-        inverse = _INVERSES.get(name) if power is not None and _constant(power) == -1 else None
-        if inverse is not None:  # the inverse function is written like a power of -1
-            return _unary(inverse, self._function_argument())
-        node = _unary(function, self._function_argument())
-        if base is not None:
-            node = _binary(_divided, node, _unary(_logarithm, base))
-        return node if power is None else _binary(_power, node, power)
+        base = self._argument() if name == "log" and self._signs.skip("_") else None
+        power = self._exponent() if self._signs.skip("^", "**") else None
+        return _application(name, base, power, self._function_argument())
 
     def _function_argument(self) -> Node:
-        if self._peek() in ("(", "{", "[", "|"):
+        if self._signs.next in ("(", "{", "[", "|"):
             return self._factor()
         node = self._factor()
-        while (
-            self._starts_factor()
-            and self._kind() != "word"
-            and self._peek().removeprefix("\\") not in _FUNCTIONS
-            and self._peek() not in ("(", "[")
-        ):
+        while self._signs.starts_factor(within_bars=self._bars > 0) and not self._signs.ends_argument:
             node = _binary(_times, node, self._factor())
-        if self._peek() == "/" and self._kind() == "sign":
-            self._take()
+        if self._signs.skip("/"):
             node = _binary(_divided, node, self._factor())
         return node
 
@@ -595,6 +594,21 @@ def _constant(node: Node) -> Number:
         return node({})
     except (KeyError, ArithmeticError, ValueError):
         return None
+
+
+def _application(name: str, base: Node | None, power: Node | None, argument: Node) -> Node:
+    """A function, or a power of it; `base` is that of a logarithm."""
+    inverse = _INVERSES.get(name) if power is not None and _constant(power) == -1 else None
+    if inverse is not None:  # the inverse function is written like a power of -1
+        return _unary(inverse, argument)
+    node = _unary(_FUNCTIONS[name], argument)
+    if base is not None:
+        node = _binary(_divided, node, _unary(_logarithm, base))
+    return node if power is None else _binary(_power, node, power)
+
+
+def _always(value: Number) -> Node:
+    return lambda values: value
 
 
 def _unary(function: Callable[[Number], Number], argument: Node) -> Node:
