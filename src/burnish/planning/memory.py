@@ -25,8 +25,9 @@ size, F feed-forward size, N tokens in one forward and backward pass, V vocabula
 A reward model that is trained has a score head instead of an output head: there are no log-probabilities, and P is a
 little too large.
 
-`RoleMemory` has what every run that trains a model has, by role (the trained model, its passes, saving). Rows of a kind
-of run alone are in its own table (`rl_processes.RlTable`, `rm.RmTable`). `seats` says which process has which role.
+`RoleMemory` has what every run that trains a model has, by role (the trained model, its passes, its state). Rows of a
+kind of run alone are in its own table (`rl_processes.RlTable`, `rm.RmTable`). `seats` says which process has which
+role, and what saving takes there (`processes`).
 
 Each line says in which phases of a step it is needed: the cache while sampling, passes of reward models while scoring
 (at any time, if rollout workers sample ahead), log-probabilities before and in the update, gradients and activations in
@@ -62,6 +63,8 @@ Phase = Literal[
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """Phases in the order of a step. `scoring`: by reward models; `update`: the forward and backward passes; `reference`,
 `values`: its log-probabilities and the critic's values; the trial: the saved policy is loaded again and compared."""
+Where = Literal["plain", "gpu", "cpu"]
+"""Where, or with which plain operations, log-probabilities are computed."""
 Sharding = Literal["whole", "optimizer", "full"]
 """Parts of a trained model that each of several trainers keeps; see `ParameterBytes.kept`."""
 
@@ -261,38 +264,6 @@ class RoleMemory:
         device = self.config.model.device
         return device.startswith("cuda") or (device == "auto" and bool(self.on_gpu))
 
-    def saving(self, *models: str) -> Iterator[MemoryItem]:
-        """Copies of these models' state that saving makes on the device that computes. Checkpoints are written from
-        where the state is, unless it rests."""
-        if self.sharding == "whole" and "optimizer" in self.offload:
-            yield from self._largest("optimizer state, copied before it rests", models)
-        if self.sharding != "full" and self.config.model.lora is not None and "policy" in models:
-            yield replace(self.weights("merged weights, to be saved"), phases=("checkpoint",))
-
-    def saving_on_host(self, *models: str, sends: bool) -> Iterator[MemoryItem]:
-        """Copies that saving makes in host memory, if the state is not there. `sends`: the controller writes it."""
-        if (self.on_gpu or self.sharding == "full") and {"policy", "critic"} & set(models):
-            yield replace(self.weights("weights, copied to be saved"), phases=("checkpoint",))
-        if sends and self.sharding != "whole":
-            yield from self._largest("optimizer state, collected from slices", models)
-        if sends:
-            yield from self._largest("optimizer state, sent to the controller", models)
-
-    def _largest(self, name: str, models: Sequence[str]) -> Iterator[MemoryItem]:
-        """A copy of the optimizer state of one of the models at a time; none if they have none."""
-        if counts := [count for model, count in self.states() if model in models]:
-            yield self._state_of(name, max(counts))
-
-    def collected(self, *models: str) -> Iterator[MemoryItem]:
-        """The optimizer states of these models in a controller that gets them from other processes: all of them, and
-        the message that brings the last one."""
-        states = [(model, count) for model, count in self.states() if model in models]
-        for model, count in states:
-            whose = "" if model == "policy" else f"{model}'s "
-            yield self._state_of(f"{whose}optimizer state, to be saved", count)
-        for _, count in states[-1:]:
-            yield self._state_of("the message with the last of them", count)
-
     def loaded_again(self) -> Iterator[MemoryItem]:
         """The policy of the first checkpoint, in the controller, which compares it with the one that is trained."""
         item = replace(self.weights("saved policy"), phases=("trial of the first checkpoint",), at_most=True)
@@ -303,7 +274,8 @@ class RoleMemory:
         """Models whose optimizer state is saved, in that order, and how many parameters of each are trained."""
         yield "policy", num_trained(self.config.model.lora, self.facts)
 
-    def _state_of(self, name: str, count: int) -> MemoryItem:
+    def state_of(self, name: str, count: int) -> MemoryItem:
+        """A copy of the optimizer state of so many parameters, while a checkpoint is saved."""
         each = ParameterBytes.of(self.config.model.dtype).optimizer
         return MemoryItem(name, round(each * count), f"{count:,} x {each:g} bytes", ("checkpoint",))
 
@@ -323,24 +295,28 @@ class RoleMemory:
 
     def logprobs(self) -> Iterator[MemoryItem]:
         """Log-probabilities of the output head, with the logits that they are computed from."""
-        tokens, hidden, width = self.pass_tokens(self.config), self.facts.hidden_size, self.width
-        logits = tokens * self.facts.vocabulary_size
-        if self.config.debug.plain:
-            formula = f"{logits:,} logits x {width + 16} bytes (debug.plain), {tokens:,} tokens x {hidden} x 12"
-            num_bytes = (width + 16) * logits + 12 * tokens * hidden
-        elif self.computes_on_gpu:
-            kept, again = min(logits, _DEVICE_LOGITS), min(max(0, logits - _DEVICE_LOGITS), _DEVICE_LOGITS)
-            block, factor = min(logits, _DEVICE_BLOCK_LOGITS), width if width < 4 else 0
-            formula = f"{kept + again:,} logits x 4 bytes, {kept:,} x {factor}, "
-            formula += f"3 blocks of {block:,} logits and {tokens:,} tokens x {hidden} x 3, 4 bytes each"
-            num_bytes = 4 * (kept + again) + factor * kept + 4 * (3 * block + 3 * tokens * hidden)
-        else:
-            kept = logits if logits <= _KEPT_LOGITS else 0
-            chunk = min(logits, _BLOCK_LOGITS if kept else _CHUNK_LOGITS)
-            formula = f"{kept:,} kept logits x {width} bytes, " if kept else ""
-            formula += f"3 chunks of {chunk:,} logits and {tokens:,} tokens x {hidden} x 3, 4 bytes each"
-            num_bytes = width * kept + 4 * (3 * chunk + 3 * tokens * hidden)
+        where: Where = "plain" if self.config.debug.plain else "gpu" if self.computes_on_gpu else "cpu"
+        num_bytes, formula = logits_bytes(self.pass_tokens(self.config), self.facts, self.width, where)
         yield MemoryItem("log-probabilities", num_bytes, formula, ("log-probabilities", "update"), at_most=True)
+
+
+def logits_bytes(tokens: int, facts: ModelFacts, width: int, where: Where) -> tuple[int, str]:
+    """Bytes of a pass through the output head, whose weights have `width` bytes each, and their formula."""
+    logits, hidden = tokens * facts.vocabulary_size, facts.hidden_size
+    if where == "plain":
+        formula = f"{logits:,} logits x {width + 16} bytes (debug.plain), {tokens:,} tokens x {hidden} x 12"
+        return (width + 16) * logits + 12 * tokens * hidden, formula
+    if where == "gpu":
+        kept, again = min(logits, _DEVICE_LOGITS), min(max(0, logits - _DEVICE_LOGITS), _DEVICE_LOGITS)
+        block, factor = min(logits, _DEVICE_BLOCK_LOGITS), width if width < 4 else 0
+        formula = f"{kept + again:,} logits x 4 bytes, {kept:,} x {factor}, "
+        formula += f"3 blocks of {block:,} logits and {tokens:,} tokens x {hidden} x 3, 4 bytes each"
+        return 4 * (kept + again) + factor * kept + 4 * (3 * block + 3 * tokens * hidden), formula
+    kept = logits if logits <= _KEPT_LOGITS else 0
+    chunk = min(logits, _BLOCK_LOGITS if kept else _CHUNK_LOGITS)
+    formula = f"{kept:,} kept logits x {width} bytes, " if kept else ""
+    formula += f"3 chunks of {chunk:,} logits and {tokens:,} tokens x {hidden} x 3, 4 bytes each"
+    return width * kept + 4 * (3 * chunk + 3 * tokens * hidden), formula
 
 
 def num_trained(lora: LoraConfig | None, facts: ModelFacts) -> int:

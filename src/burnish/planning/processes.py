@@ -15,13 +15,7 @@ from burnish.config.kinds import find_kind, load
 from burnish.config.schema_run import RunConfig
 from burnish.config.torchrun import TorchrunRank
 from burnish.planning.machines import Machine
-from burnish.planning.memory import (
-    PHASES,
-    MemoryItem,
-    Sharding,
-    peak_bytes,
-    table_of,
-)
+from burnish.planning.memory import PHASES, MemoryItem, RoleMemory, Sharding, peak_bytes, table_of
 from burnish.planning.model_facts import ModelFacts, RewardFacts
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
@@ -119,12 +113,12 @@ class Processes:
         table, cluster = self.table, self.config.cluster
         words = "at most, whatever the model's size"
         buffer = MemoryItem("buffer of checkpoints", BLOCK_BYTES, words, ("checkpoint",), at_most=True)
-        collected = table.collected(*(cluster.own_models if cluster.trains_here else ("policy", "critic")))
-        host = [*table.versions(), *collected, buffer, *table.loaded_again()]
+        received = collected(table, cluster.own_models if cluster.trains_here else ("policy", "critic"))
+        host = [*table.versions(), *received, buffer, *table.loaded_again()]
         if not cluster.trains_here:
             return self.seat("controller", ("the loop", "data"), [*host, *table.of_loop()], computes=False)
-        host += table.saving_on_host(*self._shared(), sends=False)
-        model = [*table.of_trainers(), *table.saving(*self._shared()), *table.of_loop()]
+        host += saving_on_host(table, self._shared(), sends=False)
+        model = [*table.of_trainers(), *saving(table, self._shared()), *table.of_loop()]
         return self.seat("controller", ("the loop", "data", *self.holds()), host, model)
 
     def trainers(self) -> Iterator[PlannedProcess]:
@@ -132,8 +126,8 @@ class Processes:
         table, cluster = self.table, self.config.cluster
         for rank in range(0 if cluster.trains_here else cluster.trainers):
             first = rank == 0  # the one whose state is saved
-            host = [*table.saving_on_host(*self._shared(), sends=True)] if first else []
-            model = [*table.of_trainers(), *(table.saving(*self._shared()) if first else ())]
+            host = [*saving_on_host(table, self._shared(), sends=True)] if first else []
+            model = [*table.of_trainers(), *(saving(table, self._shared()) if first else ())]
             yield self.seat(f"trainer {rank}", self.holds(), host, model)
 
     def _shared(self) -> list[str]:
@@ -149,6 +143,42 @@ class Processes:
         gpu = next(self.gpus) if computes else None
         own = PlannedProcess(name, tuple(holds), self.threads, gpu, (process, *there[0]))
         return joined(own, there[1], on_gpu=gpu is not None)
+
+
+def saving(table: RoleMemory, models: Sequence[str]) -> Iterator[MemoryItem]:
+    """Copies of these models' state that saving makes on the device that computes. Checkpoints are written from where
+    the state is, unless it rests."""
+    if table.sharding == "whole" and "optimizer" in table.offload:
+        yield from _largest(table, "optimizer state, copied before it rests", models)
+    if table.sharding != "full" and table.config.model.lora is not None and "policy" in models:
+        yield replace(table.weights("merged weights, to be saved"), phases=("checkpoint",))
+
+
+def saving_on_host(table: RoleMemory, models: Sequence[str], *, sends: bool) -> Iterator[MemoryItem]:
+    """Copies that saving makes in host memory, if the state is not there. `sends`: the controller writes it."""
+    if (table.on_gpu or table.sharding == "full") and {"policy", "critic"} & set(models):
+        yield replace(table.weights("weights, copied to be saved"), phases=("checkpoint",))
+    if sends and table.sharding != "whole":
+        yield from _largest(table, "optimizer state, collected from slices", models)
+    if sends:
+        yield from _largest(table, "optimizer state, sent to the controller", models)
+
+
+def _largest(table: RoleMemory, name: str, models: Sequence[str]) -> Iterator[MemoryItem]:
+    """A copy of the optimizer state of one of the models at a time; none if they have none."""
+    if counts := [count for model, count in table.states() if model in models]:
+        yield table.state_of(name, max(counts))
+
+
+def collected(table: RoleMemory, models: Sequence[str]) -> Iterator[MemoryItem]:
+    """The optimizer states of these models in a controller that gets them from other processes: all of them, and the
+    message that brings the last one."""
+    states = [(model, count) for model, count in table.states() if model in models]
+    for model, count in states:
+        whose = "" if model == "policy" else f"{model}'s "
+        yield table.state_of(f"{whose}optimizer state, to be saved", count)
+    for _, count in states[-1:]:
+        yield table.state_of("the message with the last of them", count)
 
 
 def joined(seat: PlannedProcess, items: Sequence[MemoryItem], *, on_gpu: bool) -> PlannedProcess:

@@ -13,17 +13,9 @@ from burnish.config import names
 from burnish.config.domains import domain_settings, responses_per_step, used_domains
 from burnish.config.schema import RlConfig
 from burnish.config.schema_run import RunConfig
-from burnish.planning.memory import (
-    PHASES,
-    MemoryItem,
-    Phase,
-    RoleMemory,
-    bytes_in_words,
-    layer_numbers,
-    weights_item,
-)
+from burnish.planning.memory import PHASES, MemoryItem, Phase, RoleMemory, bytes_in_words, layer_numbers, weights_item
 from burnish.planning.model_facts import RewardFacts
-from burnish.planning.processes import ON_GPU, UNKNOWN, PlannedProcess, Processes, joined
+from burnish.planning.processes import ON_GPU, UNKNOWN, PlannedProcess, Processes, joined, saving, saving_on_host
 
 REWARD_WORKER_BYTES = 16 << 20
 """A process that runs rewards that import nothing large."""
@@ -266,8 +258,8 @@ class RlProcesses(Processes):
                 yield from self._with_judges(self.seat(name, ()))
             else:
                 whole = RlTable(self.config, self.facts or UNKNOWN, self.on_gpu)
-                host = [*whole.saving_on_host(model, sends=True)]
-                yield self.seat(name, (name,), host, [*whole.alone(model), *whole.saving(model)])
+                host = [*saving_on_host(whole, [model], sends=True)]
+                yield self.seat(name, (name,), host, [*whole.alone(model), *saving(whole, [model])])
 
     def _workers(self) -> Iterator[PlannedProcess]:
         """The rollout workers, each of which may take several GPUs."""
