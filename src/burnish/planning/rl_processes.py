@@ -137,22 +137,11 @@ class RlTable(RoleMemory):
         asked = max(responses_per_step(self.config), _evaluated(self.config))
         rows = min(self.config.rollout.max_batch_rows, -(-asked // self.config.cluster.num_lanes))
         if self.computes_on_gpu and self.config.engine.traits.fixed_steps and not self.config.debug.plain:
-            yield from self._fixed_steps(rows, self.config.longest_text)
+            rows, tokens = _rounded_up(rows, self.config.longest_text)
+            yield from _fixed_steps(self.cache(rows, tokens), rows, self.facts.vocabulary_size)
         else:
             yield self.cache(rows, self.config.longest_text)
         yield from self._kept_conversations()
-
-    def _fixed_steps(self, rows: int, tokens: int) -> Iterator[MemoryItem]:
-        """Memory of decoding steps of fixed shapes: sizes are rounded up, their graphs have logits, and small ones stay
-        until the next step."""
-        rows = 1 << (rows - 1).bit_length()
-        tokens = -(-tokens // 1024) * 1024 if tokens > 1024 else max(64, 1 << (tokens - 1).bit_length())
-        cache = self.cache(rows, tokens)
-        size = 32 * rows * self.facts.vocabulary_size
-        formula = f"{rows} rows x {self.facts.vocabulary_size:,} logits x 32 bytes"
-        phases: tuple[Phase, ...] = PHASES if cache.num_bytes + size <= _HELD_BYTES else ("sampling",)
-        yield replace(cache, phases=phases)
-        yield MemoryItem("logits of decoding steps", size, formula, phases, at_most=True)
 
     def _kept_conversations(self) -> Iterator[MemoryItem]:
         """Keys and values that an engine may keep between the turns of conversations, where it samples in the process
@@ -181,6 +170,21 @@ class RlTable(RoleMemory):
     def scoring(self, rewards: Sequence[RewardFacts]) -> Iterator[MemoryItem]:
         for reward in rewards:
             yield from reward_items(self.config, reward)
+
+
+def _rounded_up(rows: int, tokens: int) -> tuple[int, int]:
+    """Rows and tokens of decoding steps of fixed shapes."""
+    rows = 1 << (rows - 1).bit_length()
+    return rows, -(-tokens // 1024) * 1024 if tokens > 1024 else max(64, 1 << (tokens - 1).bit_length())
+
+
+def _fixed_steps(cache: MemoryItem, rows: int, vocabulary_size: int) -> Iterator[MemoryItem]:
+    """Memory of decoding steps of fixed shapes: their graphs have logits, and small ones stay until the next step."""
+    size = 32 * rows * vocabulary_size
+    formula = f"{rows} rows x {vocabulary_size:,} logits x 32 bytes"
+    phases: tuple[Phase, ...] = PHASES if cache.num_bytes + size <= _HELD_BYTES else ("sampling",)
+    yield replace(cache, phases=phases)
+    yield MemoryItem("logits of decoding steps", size, formula, phases, at_most=True)
 
 
 def _evaluated(config: RlConfig) -> int:
