@@ -102,6 +102,17 @@ class SharedCritic(HeadCritic):
 
     shares_trunk = True
 
+    @staticmethod
+    def on(
+        loaded: LoadedModel, settings: OptimizerSettings, *, tokens_per_microbatch: int, lanes: Lanes
+    ) -> SharedCritic:
+        """A critic with a new head on the model's backbone, with values of 0."""
+        trunk = trunk_of(loaded.model)
+        head = ValueHead(hidden_size(trunk), device=trunk.device)
+        optimizer = RoleOptimizer(CRITIC, list(head.named_parameters()), settings, lanes)
+        scorer = ValueScorer(trunk, head, plain=loaded.plain)
+        return SharedCritic(scorer, [optimizer], tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
+
 
 class SeparateCritic(HeadCritic):
     """`roles.Critic` with its own backbone (`trunk`). All of its weights train, even if the policy uses LoRA."""

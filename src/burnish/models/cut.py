@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from burnish.forward.compiled_layers import unset_compiled_layers
 from burnish.forward.lanes import Lanes, LanesInStep
 from burnish.forward.team import WeightSlices, is_cut
+from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter, merged_weights
 from burnish.models.optimizers import WIDE_TYPES, OptimizerSettings
 from burnish.models.sharded_optimizer import FullyShardedOptimizer
@@ -95,3 +96,22 @@ class CutModel:
         self.model.save_pretrained(folder, state_dict={**state}, safe_serialization=True)
         self.model.config.dtype = str(self._dtype).removeprefix("torch.")  # else the masters' type
         self.model.config.save_pretrained(folder)
+
+
+def save_model(
+    folder: Path, loaded: LoadedModel, state: dict[str, Tensor] | None, adapter: Adapter | None, cut: CutModel | None
+) -> None:
+    """Write a model with the weights of `state` (None: its own), its tokenizer, and its adapter in `folder/adapter`.
+
+    Of a model that has been cut every process makes this call with its `CutModel`, and the first one writes.
+    """
+    of_adapter = None if cut is None else cut.adapter_state(adapter)
+    if cut is None or state is None:
+        loaded.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
+    elif cut.lanes.keeps_state:
+        cut.save(folder, state)
+    else:
+        return
+    loaded.tokenizer.save_pretrained(folder)
+    if adapter is not None:
+        adapter.save(folder / "adapter", of_adapter)

@@ -18,8 +18,8 @@ from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.recomputing import recomputing
 from burnish.forward.scoring import ResponseScorer
-from burnish.models.critic import CRITIC, SharedCritic
-from burnish.models.cut import Cut, CutModel
+from burnish.models.critic import SharedCritic
+from burnish.models.cut import Cut, CutModel, save_model
 from burnish.models.learner import LearnerByParts
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter, saved_adapter
@@ -27,7 +27,6 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reference import AdapterOffReference, FrozenReference
 from burnish.models.role_optimizer import Owner, RoleOptimizer
 from burnish.models.roles import Denominators, Objective, ObjectiveValue, Reference
-from burnish.models.value_head import ValueHead, ValueScorer, hidden_size, trunk_of
 from burnish.models.weights import Weights, load_folder, named_tensors
 from burnish.types import Metric, Reduction
 
@@ -111,15 +110,11 @@ class LocalPolicy(LearnerByParts[Objective]):
         """
         if self._head_critic is not None:
             raise ValueError("the policy already has a value head")
-        trunk = trunk_of(self.model)
-        head = ValueHead(hidden_size(trunk), device=trunk.device)
-        optimizer = RoleOptimizer(CRITIC, list(head.named_parameters()), settings, self._lanes)
-        self._optimizers.append(optimizer)
-        scorer = ValueScorer(trunk, head, plain=self.loaded.plain)
-        self._head_critic = SharedCritic(
-            scorer, [optimizer], tokens_per_microbatch=self._tokens_per_microbatch, lanes=self._lanes
-        )
-        return self._head_critic
+        budget, lanes = self._tokens_per_microbatch, self._lanes
+        critic = SharedCritic.on(self.loaded, settings, tokens_per_microbatch=budget, lanes=lanes)
+        self._optimizers += critic._optimizers
+        self._head_critic = critic
+        return critic
 
     def share_weights(self, cut: Cut) -> None:
         """Keep only a slice of every weight, a value head's included. For a team, before the first step, after
@@ -139,15 +134,8 @@ class LocalPolicy(LearnerByParts[Objective]):
 
     def _tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
         if version != self.version:
-            raise RolloutError(
-                f"version {version} of the policy's weights was asked for, but the policy is now at version "
-                f"{self.version}",
-                remedy="after every update, call sync() with the weights that publish() returns",
-            )
-        if self._publishes_adapter:
-            whole = Tensor.detach if self._cut is None else self._cut.whole
-            return ((name, whole(parameter)) for name, parameter in saved_adapter(self.model).items())
-        return named_tensors(self.model) if self._cut is None else self._cut.tensors()
+            raise _outdated(version, self.version)
+        return tensors_for_engines(self.model, self._cut, adapter_only=self._publishes_adapter)
 
     def give_weights(self, version: int) -> None:
         """Take part while the first process of a team reads the weights of `publish`, with `share_weights`."""
@@ -178,11 +166,8 @@ class LocalPolicy(LearnerByParts[Objective]):
         scores = self._scorer.score(part, only_trained=True, entropy=objective.needs_entropy, value_head=head)
         value = objective(scores, part.to(scores.logprobs_BT.device), denominators)
         if scores.router_loss is not None:
-            # Weighted by shares of the trained tokens, the micro-batches' losses add up to their mean.
             share = part.loss_mask.sum() / denominators.num_tokens
-            aux = Metric(Reduction.MEAN, share * scores.router_loss.detach(), share)
-            loss = value.loss + self.loaded.router_aux_coef * share * scores.router_loss
-            value = replace(value, loss=loss, metrics={**value.metrics, "policy/router_aux_loss": aux})
+            value = with_router_loss(value, scores.router_loss, coef=self.loaded.router_aux_coef, share=share)
         return [scores.logprobs_BT] if scores.values_BT is None else [scores.logprobs_BT, scores.values_BT], value
 
     def save_weights(self, folder: Path) -> None:
@@ -191,19 +176,11 @@ class LocalPolicy(LearnerByParts[Objective]):
         Of a team with `share_weights` every process makes this call, and the first one writes. Its host's memory then
         holds the whole model.
         """
-        cut = self._cut
-        shared = None if cut is None else cut.collected(cut.tensors())
-        adapter = None if cut is None else cut.adapter_state(self._adapter)
-        if not self._lanes.keeps_state:
-            return
-        if cut is None or shared is None:
-            state = None if self._adapter is None else self._adapter.merged_state()
-            self.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
-        else:
-            cut.save(folder, shared)
-        self.loaded.tokenizer.save_pretrained(folder)
-        if self._adapter is not None:
-            self._adapter.save(folder / "adapter", adapter)
+        if self._cut is not None:
+            save_model(folder, self.loaded, self._cut.collected(self._cut.tensors()), self._adapter, self._cut)
+        elif self._lanes.keeps_state:
+            merged = None if self._adapter is None else self._adapter.merged_state()
+            save_model(folder, self.loaded, merged, self._adapter, None)
 
     def load_weights(self, folder: Path) -> None:
         """Load the weights that `save_weights` wrote, bit for bit. Raises CheckpointError if they do not fit."""
@@ -213,3 +190,28 @@ class LocalPolicy(LearnerByParts[Objective]):
         else:
             load_folder(folder, self.model, copy)
         self._optimizers[0].refresh()
+
+
+def _outdated(asked: int, now: int) -> RolloutError:
+    return RolloutError(
+        f"version {asked} of the policy's weights was asked for, but the policy is now at version {now}",
+        remedy="after every update, call sync() with the weights that publish() returns",
+    )
+
+
+def tensors_for_engines(
+    model: PreTrainedModel, cut: CutModel | None, *, adapter_only: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and whole weights of the ordinary model, or of its adapter alone as they are saved."""
+    if adapter_only:
+        whole = Tensor.detach if cut is None else cut.whole
+        return ((name, whole(parameter)) for name, parameter in saved_adapter(model).items())
+    return named_tensors(model) if cut is None else cut.tensors()
+
+
+def with_router_loss(value: ObjectiveValue, router_loss: Tensor, *, coef: float, share: Tensor) -> ObjectiveValue:
+    """Add the router load-balancing loss of a micro-batch with this share of the trained tokens. Weighted so, the
+    micro-batches' losses add up to their mean."""
+    aux = Metric(Reduction.MEAN, share * router_loss.detach(), share)
+    metrics = {**value.metrics, "policy/router_aux_loss": aux}
+    return replace(value, loss=value.loss + coef * share * router_loss, metrics=metrics)
