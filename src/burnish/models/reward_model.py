@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -26,7 +27,7 @@ from burnish.errors import ModelError
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.microbatches import microbatches_by_tokens
 from burnish.forward.row_rules import padded_inputs, plain_inputs, row_rules
-from burnish.models.cut import Cut, CutModel
+from burnish.models.cut import Cut, CutModel, save_model
 from burnish.models.folders import check_model_folder, nearest_folder_hint, resolve_source
 from burnish.models.loading import NEW_HEAD, LoadedModel, load_model
 from burnish.models.lora import Adapter
@@ -223,7 +224,6 @@ class RewardModel:
         lanes: Lanes = ONE_LANE,
     ) -> list[float]:
         """Rewards without gradient, in the given order, computed in micro-batches by token count."""
-        found = [0.0] * len(pairs)
         lengths = [len(prompt) + self.readout.width(response) for prompt, response in pairs]
         parts = microbatches_by_tokens(lengths, lanes.budget(sum(lengths), tokens_per_microbatch))
         costs = [sum(lengths[row] for row in rows) for rows in parts]
@@ -231,10 +231,8 @@ class RewardModel:
         scored: list[list[float]] = lanes.map(
             parts, costs, lambda rows: self.scores([pairs[row] for row in rows]).tolist()
         )
-        for rows, values in zip(parts, scored, strict=True):
-            for row, value in zip(rows, values, strict=True):
-                found[row] = value
-        return found
+        found = dict(zip(chain(*parts), chain(*scored), strict=True))
+        return [found[row] for row in range(len(pairs))]
 
     @torch.no_grad()
     def normalise(self, measured: Sequence[float], *, scale: bool, measured_on: str) -> None:
@@ -258,22 +256,13 @@ class RewardModel:
         """Write the classifier (adapter merged in), tokenizer and normalisation, and with LoRA also the adapter.
 
         With slices of the weights every process of the team makes this call, and the first one writes."""
-        model, shared = self.loaded.model, self.shared
-        model.config.pad_token_id = self.loaded.pad_token_id  # transformers uses it to find the last token
-        state = self._saved_state()
-        adapter = None if shared is None else shared.adapter_state(self.adapter)
-        if shared is None or state is None:
-            model.save_pretrained(folder, state_dict=state, safe_serialization=True)
-        elif shared.lanes.keeps_state:
-            shared.save(folder, state)
-        else:
+        self.loaded.model.config.pad_token_id = self.loaded.pad_token_id  # transformers finds the last token with it
+        save_model(folder, self.loaded, self._saved_state(), self.adapter, self.shared)
+        if self.shared is not None and not self.shared.lanes.keeps_state:
             return
-        self.loaded.tokenizer.save_pretrained(folder)
         normalization = self.normalization if self.gain_bias is None else self.gain_bias.folded(self.normalization)
         content = {"reward": "logit + bias", **asdict(normalization), **asdict(self.readout)}
         (folder / REWARD_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        if self.adapter is not None:
-            self.adapter.save(folder / "adapter", adapter)
 
     def _saved_state(self) -> dict[str, Tensor] | None:
         """The state to save if it differs from the model's own: adapter merged in, trained gain folded in. Of slices
