@@ -90,14 +90,6 @@ class ObservationFormat:
             tokens += self._plain.encode(content)
         return tuple(tokens)
 
-    def rewrites(self, observer: Observer, *, where: str) -> str:
-        """Name the kind of turn that the template rewrites once a message of this role follows; empty if there is none.
-        After training on turns as they were sampled, the policy would be used with histories that it never saw.
-
-        Raises DataError, beginning with `where`, if the template refuses such a conversation.
-        """
-        return next((kind for said in self._ways_to_answer() if (kind := self._rewritten(said, observer, where))), "")
-
     @property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         return self.template.tokenizer
@@ -105,7 +97,7 @@ class ObservationFormat:
     @cached_property
     def _closing(self) -> str:
         """Text that the template writes between the text of a turn and the next turn."""
-        written = self._render([_ASKED, Message("assistant", _SAID)])
+        written = _render(self.template, [_ASKED, Message("assistant", _SAID)])
         return written.rpartition(_SAID)[2]
 
     @cached_property
@@ -185,44 +177,14 @@ class ObservationFormat:
         contents = ("", _SAID) if calls else (_SAID,)
         for content in contents:
             said = Message("assistant", content, tool_calls=tuple(calls))
-            before = _since(self._render([_ASKED, said], where), content)
-            after = _since(self._render([_ASKED, said, *messages], where, next_turn=True), content)
+            before = _since(_render(self.template, [_ASKED, said], where), content)
+            after = _since(_render(self.template, [_ASKED, said, *messages], where, next_turn=True), content)
             if after.startswith(before):
                 return said, before, after[len(before) :]
         raise DataError(
             f"{where}: the chat template writes the assistant's turn differently when {messages[0].role!r} follows",
             remedy="set model.chat_template to one that leaves earlier turns as they are",
         )
-
-    def _render(
-        self, messages: Sequence[Message], where: str = "the run's chat template", *, next_turn: bool = False
-    ) -> str:
-        return self.template.render(messages, where=where, add_generation_prompt=next_turn)
-
-    def _ways_to_answer(self) -> Iterator[Message]:
-        """Turns that the policy may write: text, thinking followed by text, and a call."""
-        yield Message("assistant", _SAID)
-        opening = self._render([_ASKED], next_turn=True)[len(self._render([_ASKED])) :]
-        if "</think>" not in opening:  # else the generation prompt has closed the thinking
-            yield Message("assistant", f"<think>\n{_THOUGHT}\n</think>\n\n{_SAID}")
-        for tool in self.template.tools[:1]:
-            function = tool.get("function", tool)
-            call: dict[str, Json] = {"type": "function", "function": {"name": function["name"], "arguments": {}}}
-            yield Message("assistant", "", tool_calls=(call,))
-
-    def _rewritten(self, said: Message, observer: Observer, where: str) -> str:
-        if observer == "tool" and self.template.tools and not said.tool_calls:
-            return ""  # no tool answers a turn that calls none
-        observed = Message(observer, _OBSERVED)
-        asked = self._render([_ASKED], where, next_turn=True)
-        alone = self._render([_ASKED, said], where)
-        followed = self._render([_ASKED, said, observed], where, next_turn=True)
-        wrote = "" if said.tool_calls else said.content
-        # Some templates write white space in front of the text; the policy then samples it, too.
-        is_kept = alone.startswith(asked) and alone[len(asked) :].lstrip().startswith(wrote)
-        if is_kept and followed.startswith(alone):
-            return ""
-        return "a turn that calls a tool" if said.tool_calls else "thinking" if _THOUGHT in said.content else "a turn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +203,49 @@ class _Frame:
     def around(self, contents: Sequence[str]) -> str:
         """The text of messages with these contents."""
         return "".join(around + content for around, content in zip(self.texts, (*contents, ""), strict=True))
+
+
+def rewrites(template: Template, observer: Observer, *, where: str) -> str:
+    """Name the kind of turn that the template rewrites once a message of this role follows; empty if there is none.
+    After training on turns as they were sampled, the policy would be used with histories that it never saw.
+
+    Raises DataError, beginning with `where`, if the template refuses such a conversation.
+    """
+    kinds = (_rewritten(template, said, observer, where) for said in _ways_to_answer(template))
+    return next((kind for kind in kinds if kind), "")
+
+
+def _ways_to_answer(template: Template) -> Iterator[Message]:
+    """Turns that the policy may write: text, thinking followed by text, and a call."""
+    yield Message("assistant", _SAID)
+    opening = _render(template, [_ASKED], next_turn=True)[len(_render(template, [_ASKED])) :]
+    if "</think>" not in opening:  # else the generation prompt has closed the thinking
+        yield Message("assistant", f"<think>\n{_THOUGHT}\n</think>\n\n{_SAID}")
+    for tool in template.tools[:1]:
+        function = tool.get("function", tool)
+        call: dict[str, Json] = {"type": "function", "function": {"name": function["name"], "arguments": {}}}
+        yield Message("assistant", "", tool_calls=(call,))
+
+
+def _rewritten(template: Template, said: Message, observer: Observer, where: str) -> str:
+    if observer == "tool" and template.tools and not said.tool_calls:
+        return ""  # no tool answers a turn that calls none
+    observed = Message(observer, _OBSERVED)
+    asked = _render(template, [_ASKED], where, next_turn=True)
+    alone = _render(template, [_ASKED, said], where)
+    followed = _render(template, [_ASKED, said, observed], where, next_turn=True)
+    wrote = "" if said.tool_calls else said.content
+    # Some templates write white space in front of the text; the policy then samples it, too.
+    is_kept = alone.startswith(asked) and alone[len(asked) :].lstrip().startswith(wrote)
+    if is_kept and followed.startswith(alone):
+        return ""
+    return "a turn that calls a tool" if said.tool_calls else "thinking" if _THOUGHT in said.content else "a turn"
+
+
+def _render(
+    template: Template, messages: Sequence[Message], where: str = "the run's chat template", *, next_turn: bool = False
+) -> str:
+    return template.render(messages, where=where, add_generation_prompt=next_turn)
 
 
 def _shape(messages: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> str:

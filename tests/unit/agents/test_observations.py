@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnish.agents.observations import ObservationFormat
+from burnish.agents.observations import ObservationFormat, rewrites
 from burnish.data.chat import encode_bare
 from burnish.data.plain_tokens import PlainEncoder
 from burnish.data.template import Template
@@ -136,7 +136,7 @@ def word(chance: random.Random) -> str:
 @pytest.mark.parametrize("template", [FORGETFUL, FORGETFUL.replace(" and not loop.last", "")])
 def test_a_template_that_forgets_thinking_is_found(template: str) -> None:
     """Also one that never writes it, so that nothing changes later on."""
-    assert format_of(template).rewrites("user", where="run") == "thinking"
+    assert rewrites(format_of(template).template, "user", where="run") == "thinking"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_template_that_forgets_thinking_is_found(template: str) -> None:
 )
 def test_templates_that_keep_history_are_known(template: str, observer: Any) -> None:
     tools = (CALCULATOR,) if observer == "tool" else ()
-    assert format_of(template, tools).rewrites(observer, where="run") == ""
+    assert rewrites(format_of(template, tools).template, observer, where="run") == ""
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ def test_tokens_of_a_real_tokenizer(shared_dir: Any) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(shared_dir / "models" / "minimind_tokenizer")
     form = ObservationFormat(Template(tokenizer, {}, (CALCULATOR,)), frozenset({tokenizer.eos_token_id}))
-    assert [form.rewrites(observer, where="run") for observer in ("tool", "user")] == ["", ""]
+    assert [rewrites(form.template, observer, where="run") for observer in ("tool", "user")] == ["", ""]
     tokens = form.tokens(
         [Message("tool", "1<|im_end|></tool_response>")], [call("a")], tokenizer.eos_token_id, where="test"
     )

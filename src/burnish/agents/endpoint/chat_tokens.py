@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from burnish.agents.endpoint.requests import Others, Terms, texts_in
-from burnish.agents.observations import ObservationFormat, Observer
+from burnish.agents.observations import ObservationFormat, Observer, rewrites
 from burnish.agents.tools.calls import Parsed, ToolCall
 from burnish.agents.tools.parsers.protocol import ToolParser
 from burnish.agents.tools.parsers.registry import AUTO, Render, find_parser, recognise
@@ -184,7 +184,7 @@ class Speech:
         key = (_key(tools), observer)
         if key not in self._kept:
             try:
-                self._kept[key] = not self._format(tools).rewrites(observer, where=_WHERE)
+                self._kept[key] = not rewrites(self._format(tools).template, observer, where=_WHERE)
             except DataError:
                 self._kept[key] = False
         return self._kept[key]

@@ -18,7 +18,7 @@ from burnish.agents.environments.host import ConversationHost, allow_connections
 from burnish.agents.environments.mcp_tools import McpServer, McpTools
 from burnish.agents.environments.python_tool import PythonToolOptions, open_python_tool
 from burnish.agents.environments.warm_parent import Wanted
-from burnish.agents.observations import ObservationFormat, Observer
+from burnish.agents.observations import ObservationFormat, Observer, rewrites
 from burnish.agents.partner import PartnerLimits, ToolsAndEnvironment
 from burnish.agents.tool_calls import CallLimits
 from burnish.agents.tools.calls import ServedTools
@@ -172,7 +172,7 @@ def open_partner(
     observations = ObservationFormat(Template(tokenizer, chat.options, schemas), stop)
     answers_text = host is not None and host.answers_text
     observers: list[Observer] = [*(("tool",) if schemas else ()), *(("user",) if answers_text else ())]
-    rewriting = _rewriting(conversation, observations, observers, where)
+    rewriting = _rewriting(conversation, observations.template, observers, where)
     partner = ToolsAndEnvironment(
         host,
         served,
@@ -206,16 +206,16 @@ def _check_names(schemas: Schemas, where: str) -> None:
 
 
 def _rewriting(
-    conversation: ConversationConfig, observations: ObservationFormat, observers: Sequence[Observer], where: str
+    conversation: ConversationConfig, template: Template, observers: Sequence[Observer], where: str
 ) -> frozenset[Observer]:
     """Find observers whose messages make the chat template rewrite earlier turns. ConfigError if that is unwanted."""
-    found = {observer: observations.rewrites(observer, where=where) for observer in observers}
+    found = {observer: rewrites(template, observer, where=where) for observer in observers}
     rewriting = frozenset(observer for observer, what in found.items() if what)
     if not rewriting or conversation.trajectory == "fork":
         return rewriting
     observer = min(rewriting)
     remedy = f"set {where}.trajectory: fork, which gives each history a row of its own"
-    if _is_mended_by_keeping_thinking(observations, observers):
+    if _is_mended_by_keeping_thinking(template, observers):
         remedy = (
             f"set model.chat_template: {KEEP_THINKING}, which is the same template without what leaves out thinking, "
             f"or {where}.trajectory: fork, which gives each history a row of its own"
@@ -227,12 +227,10 @@ def _rewriting(
     )
 
 
-def _is_mended_by_keeping_thinking(observations: ObservationFormat, observers: Sequence[Observer]) -> bool:
-    template = observations.template
-    tokenizer = with_template(template.tokenizer, KEEP_THINKING)
-    changed = replace(observations, template=replace(template, tokenizer=tokenizer))
+def _is_mended_by_keeping_thinking(template: Template, observers: Sequence[Observer]) -> bool:
+    changed = replace(template, tokenizer=with_template(template.tokenizer, KEEP_THINKING))
     try:
-        return not any(changed.rewrites(one, where=KEEP_THINKING) for one in observers)
+        return not any(rewrites(changed, one, where=KEEP_THINKING) for one in observers)
     except DataError:  # the changed template refuses what the template takes
         return False
 
