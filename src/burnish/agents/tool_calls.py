@@ -145,7 +145,9 @@ class ToolCalls:
             call.process.flush()
             self._poll(call.process)
         if what & ~select.POLLOUT:
-            self._hear_process(call, call.process)
+            result, is_clean = _heard(call.process, self.limit)
+            if result is not None:
+                self._finish(call, result, is_clean=is_clean)
         return True
 
     def results(self) -> list[tuple[CallUnderWay, ToolResult]]:
@@ -155,7 +157,8 @@ class ToolCalls:
         now = time.monotonic()
         if now >= self.next_deadline:
             for call in [call for call in self._running if now >= call.deadline]:
-                self._finish(call, self._error(f"no answer within {call.tool.limits.seconds:g} s", timed_out=True))
+                why = f"no answer within {call.tool.limits.seconds:g} s"
+                self._finish(call, _error(why, self.limit, timed_out=True))
             self.next_deadline = min((call.deadline for call in self._running), default=math.inf)
         self._start_waiting()
         found, self._found = self._found, []
@@ -168,7 +171,7 @@ class ToolCalls:
                 waiting.remove(call)
         for call in [call for call in self._running if call.caller is caller]:
             call.after = None
-            self._finish(call, self._error("the conversation is over"))
+            self._finish(call, _error("the conversation is over", self.limit))
         self._found = [(call, result) for call, result in self._found if call.caller is not caller]
 
     def close(self) -> None:
@@ -185,7 +188,7 @@ class ToolCalls:
                 self._start(waiting.popleft())
             while waiting and tool.is_stuck():
                 why = f"{tool.name} does not answer: as many calls as may run did not end in time, and still run"
-                self._finish(waiting.popleft(), self._error(why, timed_out=True))
+                self._finish(waiting.popleft(), _error(why, self.limit, timed_out=True))
             if not waiting:
                 del self._waiting[tool]
 
@@ -226,22 +229,6 @@ class ToolCalls:
             with contextlib.suppress(OSError):  # nobody listens any more
                 self._wakes[1].send(b"1")
 
-    def _hear_process(self, call: CallUnderWay, process: ConversationProcess) -> None:
-        """Take the result of a function from its process, which other calls may use then."""
-        result, clean = None, False
-        try:
-            for message in process.receive():
-                if result is not None:
-                    raise GarbledError("more than was asked")
-                result, clean = result_in(message), flag(message, "clean")
-        except GarbledError as error:
-            clean = False
-            result = result or self._error(f"its process sent {error}")
-        if result is None and process.gone:
-            result = self._error("its process has ended")
-        if result is not None:
-            self._finish(call, result, is_clean=clean)
-
     def _finish(self, call: CallUnderWay, result: ToolResult, *, is_clean: bool = False) -> None:
         """Record the result of a call, if there is none yet. is_clean: other calls may use its process."""
         self._running.discard(call)
@@ -261,8 +248,25 @@ class ToolCalls:
     def _poll(self, process: ConversationProcess) -> None:
         self.poller.register(process.fileno(), select.POLLIN | (select.POLLOUT if process.has_unsent else 0))
 
-    def _error(self, why: str, *, timed_out: bool = False) -> ToolResult:
-        return replace(result_of(f"Error: {why}", self.limit), failed=True, timed_out=timed_out)
+
+def _heard(process: ConversationProcess, limit: int) -> tuple[ToolResult | None, bool]:
+    """Return the result of a function from its process, None before it has come, and whether others may have the
+    process then."""
+    result, clean = None, False
+    try:
+        for message in process.receive():
+            if result is not None:
+                raise GarbledError("more than was asked")
+            result, clean = result_in(message), flag(message, "clean")
+    except GarbledError as error:
+        return result or _error(f"its process sent {error}", limit), False
+    if result is None and process.gone:
+        result = _error("its process has ended", limit)
+    return result, clean
+
+
+def _error(why: str, limit: int, *, timed_out: bool = False) -> ToolResult:
+    return replace(result_of(f"Error: {why}", limit), failed=True, timed_out=timed_out)
 
 
 def result_in(message: Mapping[str, Any]) -> ToolResult:
