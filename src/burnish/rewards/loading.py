@@ -52,6 +52,11 @@ class RewardSpec:
         """True for a judge, which `burnish.rewards.judging` asks from the training process."""
         return self.name in BUILT_INS and BUILT_INS[self.name].runs == "service"
 
+    @property
+    def runs_in_worker(self) -> bool:
+        """True for a reward that could hang, and so runs in a process that can be killed: all others."""
+        return not (self.is_model or self.is_judge or self.runs_inline)
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedReward:

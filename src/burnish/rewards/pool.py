@@ -75,29 +75,29 @@ class WorkerPool:
 
     def __init__(self, specs: Sequence[RewardSpec], size: int, *, start_timeout_seconds: float = 60.0) -> None:
         self._specs = list(specs)
-        self._size = size
+        self.size = size
         self._start_seconds = start_timeout_seconds
         self._groups = _groups(self._specs)
         self._queues = {queue.reward: queue for group in self._groups for queue in group.queues}
         self._context = copy_context()  # holds the functions that are at hand now, for workers that are forked later
         self._workers: list[_Worker] = []
         self._signatures: dict[int, Signature] = {}
-        self.seconds = [0.0] * len(self._specs)  # busy time per reward since the start
+        self._seconds = [0.0] * len(self._specs)  # busy time per reward
         self._numbers = itertools.count(1)  # of tasks that workers are given
         self._ages = itertools.count(BEFORE_ALL + 1)  # of tasks that are queued
         self._outcomes: Outcomes = {}
         # So that no worker survives a pool that nobody closed.
         self._finalizer = weakref.finalize(self, _kill_all, self._workers, os.getpid())
 
-    def signatures(self) -> list[Signature]:
-        """The signatures of the rewards, read by one worker per group. Raises what loading a reward raised."""
+    def signatures(self) -> dict[str, Signature]:
+        """The signatures of the rewards by label, read by one worker per group. Raises what loading a reward raised."""
         with self._working():
             for group in self._groups:
                 if not all(index in self._signatures for index, _ in group.rewards):
                     self._start(group)
             while any(not worker.ready for worker in self._workers):
                 self._step()
-        return [self._signatures[index] for index in range(len(self._specs))]
+        return {spec.label: self._signatures[index] for index, spec in enumerate(self._specs)}
 
     def begin(self, tasks: Iterable[Task] = ()) -> None:
         """Queue tasks, assign queued ones to idle workers and read finished outcomes, without waiting.
@@ -127,6 +127,11 @@ class WorkerPool:
             queue.clear()
         self._outcomes = {}
         _kill_all(self._workers, os.getpid())
+
+    def take_seconds(self) -> dict[str, float]:
+        """Seconds that workers were busy with each reward since the last call, by its label."""
+        taken, self._seconds = self._seconds, [0.0] * len(self._specs)
+        return {spec.label: seconds for spec, seconds in zip(self._specs, taken, strict=True)}
 
     @property
     def is_busy(self) -> bool:
@@ -165,7 +170,7 @@ class WorkerPool:
             mine = [worker for worker in self._workers if worker.group is group]
             starting = sum(not worker.ready for worker in mine)  # each of these will take one of the tasks
             tasks = sum(self._num_tasks(queue) for queue in group.queues)
-            for _ in range(min(self._size - len(mine), tasks - starting)):
+            for _ in range(min(self.size - len(mine), tasks - starting)):
                 self._start(group)
 
     def _next_task(self, group: _Group) -> Task | None:
@@ -179,7 +184,7 @@ class WorkerPool:
             return queue.take()
         # Workers that are busy take no share: what was left for them would wait until they are done.
         busy = sum(worker.task is not None for worker in self._workers if worker.group is group)
-        share = -(-queue.responses // (self._size - busy))
+        share = -(-queue.responses // (self.size - busy))
         return queue.take_joined(min(share, self._room(queue.reward), MAX_CONCURRENT))
 
     def _num_tasks(self, queue: TaskQueue) -> int:
@@ -264,7 +269,7 @@ class WorkerPool:
                 if not self._awaits(worker.task.reward):  # the next response gets the full limit
                     worker.deadline = time.monotonic() + self._limit(worker.task)
             case Idle(task) if task == worker.number and worker.task is not None and not worker.waiting:
-                self.seconds[worker.task.reward] += time.monotonic() - worker.since
+                self._seconds[worker.task.reward] += time.monotonic() - worker.since
                 worker.task, worker.deadline = None, None
             case Ready(signatures) if not worker.ready and list(signatures) == [i for i, _ in worker.group.rewards]:
                 self._signatures.update(signatures)
@@ -305,7 +310,7 @@ class WorkerPool:
         """Give the response that was running the outcome `lost`, and queue the others again."""
         task, waiting = worker.task, list(worker.waiting)
         assert task is not None
-        self.seconds[task.reward] += time.monotonic() - worker.since
+        self._seconds[task.reward] += time.monotonic() - worker.since
         if task.batched:
             guilty, rest = waiting, []
         elif self._awaits(task.reward) and len(waiting) > 1:

@@ -1,24 +1,58 @@
-"""Convert the rewards of a run file to plain specifications, checked as far as that needs no loaded reward."""
+"""The rewards of a run file: as plain specifications, checked as far as that needs no loaded reward, and then with the
+signatures of the loaded ones."""
 
 from __future__ import annotations
 
 import inspect
 import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from burnish.config.secrets import hidden_name
 from burnish.errors import ConfigError
+from burnish.rewards.inputs import Item, Signature
 from burnish.rewards.loading import RewardSpec, find_reward
 from burnish.sandbox.sandbox import START_SHARE
+from burnish.types import Prompt
 
 if TYPE_CHECKING:
     from burnish.config.schema import RewardConfig, SandboxConfig
 
 _LIMITED = {"code": 1.0 + START_SHARE, "command": 1.0}
 """Built-in rewards that stop a program after their option `seconds` -> the multiple of it that they may take."""
+
+Numbered = tuple[int, Item]
+"""A response and its number: its position, or that in the tasks of the worker pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunReward:
+    """A loaded reward of a run file. `number` is its place there."""
+
+    number: int
+    config: RewardConfig
+    spec: RewardSpec
+    signature: Signature
+
+    def is_for(self, prompt: Prompt) -> bool:
+        """Return whether the reward scores responses to this prompt."""
+        return self.config.scores(prompt.domain)
+
+    def select(self, numbered: Iterable[Numbered]) -> list[Numbered]:
+        """Select the responses that the reward is for."""
+        return [(number, item) for number, item in numbered if self.is_for(item[0])]
+
+    @property
+    def only_waits(self) -> bool:
+        """True if the reward waits for others rather than computes: an asynchronous one, or a judge."""
+        return self.spec.is_judge or (self.signature.asynchronous and not self.signature.batched)
+
+    def can_begin(self, *, idle_cores: bool) -> bool:
+        """Return whether workers may score a response while others are being sampled. Batched rewards need all of them
+        and, without idle cores, rewards that compute would slow down sampling."""
+        return not self.signature.batched and (idle_cores or self.only_waits)
 
 
 def spec_of(reward: RewardConfig) -> RewardSpec:
@@ -84,10 +118,10 @@ def _check_seconds(spec: RewardSpec) -> None:
 
 
 def _check_environment(spec: RewardSpec) -> None:
-    if spec.concurrency is not None and (spec.is_model or spec.is_judge or spec.runs_inline):
+    if spec.concurrency is not None and not spec.runs_in_worker:
         where = "has a concurrency among its options" if spec.is_judge else "does not run in workers"
         raise ConfigError(f"reward {spec.label!r} sets `concurrency`, but it {where}", remedy="remove it")
-    if spec.environment and (spec.is_model or spec.is_judge or spec.runs_inline):
+    if spec.environment and not spec.runs_in_worker:
         raise ConfigError(
             f"reward {spec.label!r} sets `environment`, but it runs in the training process and sees all variables",
             remedy="name the variable with its key in the option key_variable"
@@ -100,3 +134,25 @@ def _check_environment(spec: RewardSpec) -> None:
             f"reward {spec.label!r} needs the environment variable {hidden_name(missing[0])}, which is not set",
             remedy="set it where the run is started, or remove it from the reward's `environment`, which holds names",
         )
+
+
+def check_rows(rewards: Iterable[RunReward], prompts: Sequence[Prompt], provided: Callable[..., set[str]]) -> None:
+    """Raise RewardError if a reward has a parameter that the prompts which it is for do not provide. `provided` makes
+    one set of their columns: `set.union` those of any prompt, `set.intersection` those of all."""
+    for reward in rewards:
+        columns = [set(prompt.columns) for prompt in prompts if reward.is_for(prompt)]
+        if columns:
+            reward.signature.check_columns(provided(*columns))
+
+
+def asks_for_answers(reward: RunReward, prompts: Iterable[Prompt]) -> bool:
+    """Return whether a parameter is the column that holds the answers of the prompts which the reward is for."""
+    answers = _answer_columns([prompt for prompt in prompts if reward.is_for(prompt)])
+    return not answers.isdisjoint((*reward.signature.required, *reward.signature.optional))
+
+
+def _answer_columns(prompts: Sequence[Prompt]) -> set[str]:
+    """Names of the columns that hold the answer of every prompt, whatever they are called."""
+    answered = [prompt for prompt in prompts if prompt.answer is not None]
+    names = set(answered[0].columns) if answered else set()
+    return {name for name in names if all(prompt.columns.get(name) == prompt.answer for prompt in answered)}

@@ -225,12 +225,12 @@ def test_responses_are_judged_while_others_are_sampled(make_scorer: Any, make_it
     scorer = make_scorer(settings(stub), "exact")
     items = make_items(["a", "bb", "ccc"])
     scorer.begin(items[:2])
-    for future in [future for _, future in scorer._judges._early.values()]:
+    for future in [future for _, future in scorer._models.judges._early.values()]:
         future.result(30)
     assert stub.requests == 2
     assert [r.reward for r in scorer.score(items)] == [0.1, 0.2, 0.3]
     assert stub.requests == 3
-    assert not scorer._judges._early
+    assert not scorer._models.judges._early
 
 
 @pytest.mark.parametrize(("code", "word"), [("401", "key"), ("404", "model"), ("422", "field"), ("418", "url")])

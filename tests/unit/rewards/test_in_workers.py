@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from burnish.rewards.begun import BegunResponses
+from burnish.rewards.in_workers import BegunResponses
 
 
 def test_another_response_of_the_same_name_gets_a_new_number(make_items: Any) -> None:
