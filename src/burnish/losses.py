@@ -10,6 +10,8 @@ token was sampled by the policy and is trained on. The content of masked slots n
 - `kl_loss` is the KL to a reference per token; `k1`, `k2` and `k3` are its estimators.
 - `clipped_value` is a critic's loss per token.
 - `bradley_terry` and `best_of` are reward-model losses per comparison.
+- `preferences` has the losses of preference optimisation: `preferences.sigmoid(preferences.Pairs(...), beta=0.1)` is
+  DPO's, one number per pair of responses.
 
 Advantages come from `burnish.algorithms.advantages`. docs/algorithms.md has every formula with its source.
 """
@@ -24,6 +26,7 @@ from burnish.algorithms.aggregation import (
     turn_mean_token_mean,
 )
 from burnish.algorithms.kl import k1, k2, k3, kl_loss
+from burnish.algorithms.pair_losses import formulas as preferences
 from burnish.algorithms.policy_losses import (
     PolicyLoss,
     cispo,
@@ -63,6 +66,7 @@ __all__ = [
     "kl_cov",
     "kl_loss",
     "ppo_clip",
+    "preferences",
     "reinforce",
     "sapo",
     "sequence_mean_token_mean",

@@ -28,12 +28,13 @@ def show_algorithms(name: Name = None) -> None:
     burnish algorithms
     burnish algorithms dapo
     burnish algorithms cispo
+    burnish algorithms simpo
     """
     console = Console()
     if name is None:
         return _table(console)
-    if name not in (*PRESETS, *names.ESTIMATOR_NAMES, *names.LOSS_NAMES):
-        known = dict.fromkeys((*PRESETS, *names.ESTIMATOR_NAMES, *names.LOSS_NAMES))
+    known = dict.fromkeys((*PRESETS, *names.ESTIMATOR_NAMES, *names.LOSS_NAMES, *names.PAIR_LOSSES))
+    if name not in known:
         raise ConfigError(f"there is no algorithm called {name!r}", remedy=suggestion(name, known))
     if name in PRESETS:
         _preset(PRESETS[name], console)
@@ -52,8 +53,12 @@ def _table(console: Console) -> None:
         kl = "none" if kl_in == "none" else f"{kl_in} {value(preset, 'kl_estimator')} {value(preset, 'kl_coef'):g}"
         table.add_row(preset.name, estimator, loss, aggregation, kl, preset.summary)
     console.print(table)
+    preferences = Table("loss", "reference", "numbers", title="preferences", title_justify="left")
+    for name, options in names.PAIR_LOSSES.items():
+        preferences.add_row(name, "yes" if name in names.REFERENCE_LOSSES else "none", ", ".join(options))
+    console.print(preferences)
     console.print(
-        "burnish algorithms NAME explains one; to use it, set `algorithm: NAME` in the run file", markup=False
+        "burnish algorithms NAME explains one; to use a preset, set `algorithm: NAME` in the run file", markup=False
     )
 
 
@@ -80,12 +85,15 @@ def _values(preset: Preset, title: str, console: Console) -> None:
 
 def _formulas(estimator: str, loss: str, console: Console) -> None:
     from burnish.algorithms.advantages import ESTIMATORS
+    from burnish.algorithms.pair_losses import resolve_pair_loss
     from burnish.algorithms.policy_losses import POLICY_LOSSES
 
     if estimator in ESTIMATORS:
         _row("estimator", ESTIMATORS[estimator], console)
     if loss in POLICY_LOSSES:
         _row("loss", POLICY_LOSSES[loss], console)
+    if loss in names.PAIR_LOSSES:
+        _row("loss on preferences", resolve_pair_loss(loss), console)
 
 
 def _row(kind: str, row: Formula, console: Console) -> None:

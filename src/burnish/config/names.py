@@ -1,6 +1,6 @@
 """Names of algorithms that a run file may use, listed here so that a run file can be checked without loading torch.
 
-A test checks that the first two tables agree with the tables and signatures of `burnish.algorithms`.
+A test checks that the first three tables agree with the tables and signatures of `burnish.algorithms`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,32 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
     "kimi": (),
 }
 """Clips that each built-in loss uses."""
+PAIR_LOSSES: Mapping[str, tuple[str, ...]] = {
+    "sigmoid": ("beta", "label_smoothing", "divergence", "alpha"),
+    "robust": ("beta", "label_smoothing", "divergence", "alpha"),
+    "ipo": ("beta",),
+    "hinge": ("beta", "divergence", "alpha"),
+    "exo_pair": ("beta", "label_smoothing"),
+    "nca_pair": ("beta",),
+    "apo_zero": ("beta",),
+    "apo_down": ("beta",),
+    "aot": ("beta", "label_smoothing"),
+    "aot_unpaired": ("beta", "label_smoothing"),
+    "sppo_hard": ("beta",),
+    "discopop": ("beta", "tau"),
+    "sft": (),
+    "simpo": ("beta", "gamma"),
+    "cpo": ("beta", "alpha"),
+    "orpo": ("lam",),
+    "kto": ("beta", "desirable_weight", "undesirable_weight"),
+}
+"""Options of each built-in loss on preferences."""
+RATED_LOSS = "kto"
+"""The one that rates single responses; all others compare pairs."""
+REFERENCE_FREE_LOSSES = ("sft", "simpo", "cpo", "orpo")
+REFERENCE_LOSSES = tuple(name for name in PAIR_LOSSES if name not in REFERENCE_FREE_LOSSES)
+REORDERING_LOSSES = ("aot", "aot_unpaired")
+"""Losses that sort the pairs of the whole step."""
 
 
 def _with(what: str, table: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
