@@ -17,12 +17,13 @@ from burnish.config.kinds import all_kinds
 
 MAX_ANY_PER_1000_LINES = 9.2
 """What is reached so far. Lower it whenever there is less; the aim is 6."""
-MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 55_999, 499, 53_150
+MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 56_295, 501, 53_480
 """Without blanks, comments and docstrings. Lines are what is reached so far; the aims are 48,000 and 45,000. Lower them
 whenever there are fewer. A change that adds a capability names its own allowance: of the lines, 1,200 replaced
 math-verify and SymPy in the reward `math`, 130 call rewards of other systems, and 2,150 (of the tests' lines 2,300)
 check what data say, answer the clients of an endpoint, and end what hangs: processes, tools, judges. 2,700 (1,800)
-plan for machines that are not here, decode and train on GPUs, and push to vLLM what has changed."""
+plan for machines that are not here, decode and train on GPUs, and push to vLLM what has changed. 3,000 are preferences,
+teachers and the losses of 2026, of which 315 (330) are the losses on preferences."""
 MAX_LOOSE_FILES = 7
 MAX_SHARED_CLASS_NAMES = 14
 PRONOUNS = (
@@ -45,8 +46,11 @@ FILES_OF_KINDS = (
     *("cli/training.py", "cli/check.py", "cli/replay.py", "cli/simulated_plan.py", "cli/speakers.py"),
 )
 """A kind's own: its settings, plan, data, training, and commands that only its runs have."""
-OTHERS_CALLED_SO = {"models/reward_learner.py": "rm", "demo.py": "rl sft"}
-"""A prefix of metrics, and folders of the demo."""
+OTHERS_CALLED_SO = {
+    **{"models/reward_learner.py": "rm", "demo.py": "rl sft"},
+    **{"config/names.py": "sft", "algorithms/pair_losses/__init__.py": "sft"},
+}
+"""A prefix of metrics, folders of the demo, and a loss on preferences (twice)."""
 FORMULAS = "algorithms"
 """Here a default is that of the formula's paper, whatever the run file's field of that name begins with."""
 OTHER_MEANING = {

@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from burnish import losses
+from burnish.algorithms.pair_losses import PAIR_LOSSES
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 
 
-def test_every_policy_loss_is_there() -> None:
+def test_every_loss_is_there() -> None:
     assert {name: getattr(losses, name) for name in POLICY_LOSSES} == {
         name: row.function for name, row in POLICY_LOSSES.items()
     }
+    assert all(getattr(losses.preferences, name) is row.function for name, row in PAIR_LOSSES.items())
 
 
 def test_the_lines_of_the_page() -> None:

@@ -11,12 +11,14 @@ from burnish.algorithms import advantages, policy_losses
 from burnish.algorithms.advantages import ESTIMATORS, resolve_estimator
 from burnish.algorithms.aggregation import AGGREGATIONS
 from burnish.algorithms.kl import KL_ESTIMATORS
+from burnish.algorithms.pair_losses import PAIR_LOSSES
 from burnish.algorithms.policy_losses import POLICY_LOSSES, PolicyLoss, resolve_policy_loss
 from burnish.errors import ConfigError
 
 TABLES = {
     "ESTIMATORS": ESTIMATORS,
     "POLICY_LOSSES": POLICY_LOSSES,
+    "PAIR_LOSSES": PAIR_LOSSES,
     "AGGREGATIONS": AGGREGATIONS,
     "KL_ESTIMATORS": KL_ESTIMATORS,
 }

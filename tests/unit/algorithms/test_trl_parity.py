@@ -98,10 +98,9 @@ def test_losses_of_dpo(name: str, theirs: dict[str, Any], ours: dict[str, Any], 
         assert_same(loss, expected, given[0])
 
 
-@pytest.mark.parametrize("scale", [1.0, 10.0])
 @pytest.mark.parametrize("alpha", [0.25, 0.5])
-def test_the_alpha_of_trl_is_one_minus_that_of_the_paper(alpha: float, scale: float) -> None:
-    given = tokens_of(2, scale, torch.float32)
+def test_the_alpha_of_trl_is_one_minus_that_of_the_paper(alpha: float) -> None:
+    given = tokens_of(2, 10.0, torch.float32)
     theirs = {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 1 - alpha}
     loss = PAIR_LOSSES["sigmoid"].function(pairs_of(*given), divergence="alpha", alpha=alpha).mean()
     assert_same(loss, dpo("sigmoid", *given, theirs), given[0])
@@ -112,13 +111,6 @@ def test_the_alpha_of_trl_is_one_minus_that_of_the_paper(alpha: float, scale: fl
 def test_losses_of_means_over_tokens(name: str, theirs: str, scale: float) -> None:
     given = tokens_of(3, scale, torch.float64)
     assert_same(PAIR_LOSSES[name].function(pairs_of(*given).per_token()).mean(), dpo(theirs, *given, {}), given[0])
-
-
-def test_sft_is_the_mean_over_the_tokens_of_the_batch() -> None:
-    given = tokens_of(4, 1.0, torch.float64)
-    assert_same(
-        PAIR_LOSSES["sft"].function(pairs_of(*given)).sum() / given[2][:P].sum(), dpo("sft", *given, {}), given[0]
-    )
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4])

@@ -13,6 +13,7 @@ from rich.console import Console
 from burnish.api.training import move_aside
 from burnish.cli import main
 from burnish.cli.eval import metrics_table
+from burnish.config.names import PAIR_LOSSES
 from burnish.config.presets import PRESETS
 from burnish.outside.listening import listening
 
@@ -336,7 +337,7 @@ def test_check_lists_the_built_in_rewards(run: Run) -> None:
     assert "math" in run("check", "--list")
 
 
-@pytest.mark.parametrize("name", [*PRESETS, "ppo_clip", "gae", "tis"])
+@pytest.mark.parametrize("name", [*PRESETS, "ppo_clip", "gae", "tis", "simpo", "kto"])
 def test_every_algorithm_is_explained_with_its_source(name: str, run: Run) -> None:
     assert "https://" in run("algorithms", name)
 
@@ -344,7 +345,7 @@ def test_every_algorithm_is_explained_with_its_source(name: str, run: Run) -> No
 def test_all_presets_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "250")
     text = run("algorithms")
-    assert all(name in text for name in PRESETS)
+    assert all(name in text for name in (*PRESETS, *PAIR_LOSSES))
 
 
 def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from burnish.algorithms.advantages import ESTIMATORS
+from burnish.algorithms.pair_losses import PAIR_LOSSES
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.config import explain, names
 from burnish.config.fields import iter_fields
@@ -36,6 +37,13 @@ def test_what_estimators_need_agrees_with_their_signatures() -> None:
 def test_what_losses_clip_agrees_with_their_signatures() -> None:
     for option, users in (("clip_low", names.CLIP_LOW_LOSSES), ("clip_high", names.CLIP_HIGH_LOSSES)):
         assert {n for n, row in POLICY_LOSSES.items() if option in (*row.options, *row.required_options)} == set(users)
+
+
+def test_losses_on_preferences_agree_with_their_table() -> None:
+    assert {name: (*row.options, *row.required_options) for name, row in PAIR_LOSSES.items()} == names.PAIR_LOSSES
+    assert tuple(n for n, row in PAIR_LOSSES.items() if row.needs_reference) == names.REFERENCE_LOSSES
+    assert tuple(n for n, row in PAIR_LOSSES.items() if row.reorders) == names.REORDERING_LOSSES
+    assert [n for n, row in PAIR_LOSSES.items() if not row.takes_pairs] == [names.RATED_LOSS]
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))

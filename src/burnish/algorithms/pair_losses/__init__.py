@@ -38,7 +38,7 @@ class PairLoss(Formula):
         return self.inputs == ("pairs",)
 
 
-_ROWS = (
+_ROWS: tuple[PairLoss, ...] = (
     PairLoss(
         "sigmoid", formulas.sigmoid, "DPO: logistic loss", _ARXIV + "2305.18290", "-(1 - e) log s(h) - e log s(-h)"
     ),

@@ -112,7 +112,7 @@ def ipo(pairs: Pairs, *, beta: float = 0.1) -> Tensor:
 
 def exo_pair(pairs: Pairs, *, beta: float = 0.1, label_smoothing: float = 1e-3) -> Tensor:
     """KL(softmax(r_w, r_l) || (1 - e, e)), EXO on pairs (https://arxiv.org/abs/2402.00856). `label_smoothing` is e, at
-    most 1/2, and above 0, where the KL is infinite."""
+    most 1/2, and not 0, which makes the KL infinite."""
     if not 0 < label_smoothing <= 0.5:
         raise ConfigError(f"label_smoothing of exo_pair is {label_smoothing}", remedy="set it above 0, to at most 0.5")
     margin = _margin(pairs, beta)
