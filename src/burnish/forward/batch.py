@@ -7,7 +7,7 @@ response position is (B, T) and aligned with `response_tokens`. Fields that a ru
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -33,6 +33,14 @@ def upload(values: NDArray[np.generic] | Tensor, device: torch.device) -> Tensor
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=device.type != "mps")
 
 
+def rows_by_number(numbers: Iterable[int]) -> list[list[int]]:
+    """Row numbers of each distinct number, in the order in which the numbers first appear."""
+    rows: dict[int, list[int]] = {}
+    for row, number in enumerate(numbers):
+        rows.setdefault(number, []).append(row)
+    return list(rows.values())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HostRows:
     """Lengths and masks of a batch on the host, so that building a layout never waits for a GPU.
@@ -52,10 +60,7 @@ class HostRows:
 
     def groups(self) -> list[list[int]]:
         """Row numbers of each distinct prompt, in the order in which the prompts first appear."""
-        groups: dict[int, list[int]] = {}
-        for row, prompt in enumerate(self.prompts.tolist()):
-            groups.setdefault(prompt, []).append(row)
-        return list(groups.values())
+        return rows_by_number(self.prompts.tolist())
 
     def check_prompts(self) -> None:
         """Raise ValueError for an empty prompt: nothing would predict its first response token."""
@@ -115,6 +120,10 @@ class Batch:
     """(B, T) importance weight of each token's loss (sampler/trainer mismatch); None is 1 everywhere."""
     selection: Tensor | None = None
     """(B, T) bool, tokens picked over the whole minibatch for losses that treat some tokens specially."""
+    pairs: Tensor | None = None
+    """(B,) int64: rows with equal numbers are compared with each other, and no micro-batch cuts them apart."""
+    preferred: Tensor | None = None
+    """(B,) bool, True for the response that should become more likely, False for the one that should not."""
 
     def __len__(self) -> int:
         return self.response_tokens.shape[0]

@@ -38,6 +38,7 @@ def microbatches_by_groups(
     *,
     shared_tokens: int = FULL_SPEED_TOKENS,
     shared_responses: int | None = None,
+    whole: bool = False,
 ) -> list[list[int]]:
     """Row numbers of each micro-batch for rows that are packed with each prompt once: groups stay together
     where they fit, longest prompts first, longest responses first within a group.
@@ -45,7 +46,8 @@ def microbatches_by_groups(
     A micro-batch with several groups is filled only to half the budget (or `shared_tokens`, if that is more): filling
     it further would take memory and save no time. For the same reason it has at most `shared_responses` tokens of
     responses. A single group may use all of the budget, because a group that is split reads its prompt again.
-    A single row above the budget gets a micro-batch of its own. Raises ValueError for a budget below 1.
+    A single row above the budget gets a micro-batch of its own, with `whole` a single group, because none is split.
+    Raises ValueError for a budget below 1.
     """
     if tokens_per_microbatch < 1:
         raise ValueError(f"tokens_per_microbatch must be at least 1, got {tokens_per_microbatch}")
@@ -61,7 +63,7 @@ def microbatches_by_groups(
             used = answered = 0
         pending = prompt  # what the prompt costs in this micro-batch, paid by its first row there
         for row in sorted(group, key=lambda row: (-lengths[row], row)):
-            if used + pending + lengths[row] > tokens_per_microbatch and microbatches[-1]:
+            if used + pending + lengths[row] > tokens_per_microbatch and microbatches[-1] and not whole:
                 microbatches.append([])
                 used, answered, pending = 0, 0, prompt
             microbatches[-1].append(row)

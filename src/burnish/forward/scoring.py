@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.forward.attention import WAYS, packing_way, packs_rows
-from burnish.forward.batch import Batch, Bools, Ints, TokenScores, upload
+from burnish.forward.batch import Batch, Bools, Ints, TokenScores, rows_by_number, upload
 from burnish.forward.few_layers import telling_layers
 from burnish.forward.gathering import embedding_gradient_in_place, gather_rows
 from burnish.forward.lanes import ONE_LANE, Lanes
@@ -163,7 +163,14 @@ class TrunkRunner:
 
     def split(self, batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
         """(row numbers, those rows) of each micro-batch: rows of one prompt stay together where each distinct prompt of
-        a micro-batch is read once."""
+        a micro-batch is read once, and rows that are compared (`Batch.pairs`) always do."""
+        if batch.pairs is not None:
+            prompts, responses = batch.host.prompt_lengths, batch.host.response_lengths
+            once, rest = (prompts, responses) if self.packs else (np.zeros_like(prompts), prompts + responses)
+            pairs = rows_by_number(batch.pairs.tolist())
+            for rows in self._by_groups(once.tolist(), rest.tolist(), pairs, tokens_per_microbatch, whole=True):
+                yield rows, batch.select(rows)
+            return
         for company in self._rules.groups(batch.sequence_lengths()):
             own = batch.host.select(np.array(company))
             prompts, responses = own.prompt_lengths.tolist(), own.response_lengths.tolist()
