@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from burnish.config.checks import check_training
 from burnish.config.presets import RM_PRESETS
 from burnish.config.problems import Problem
-from burnish.config.schema_rm import NormalizationConfig, RmFields
+from burnish.config.schema_rm import ComparedFields, NormalizationConfig, RmFields
 from burnish.words import suggestion
 
 
@@ -17,11 +17,9 @@ def check_rm(config: RmFields) -> list[Problem]:
         *_preset(config),
         *_pairs_only(config),
         *_score_place(config),
+        *held_out_twice(config),
         *check_training(config),
     ]
-    if config.data.eval and config.held_out_fraction > 0:
-        message = f"is {config.held_out_fraction:g}, but data.eval already names held-out data"
-        problems.append(Problem("held_out_fraction", message, "remove one of the two"))
     normalization = config.normalization
     if config.data.query is not None and not normalization.prompts:
         message = "is set, but it is not used: comparisons have their own prompts"
@@ -34,6 +32,13 @@ def check_rm(config: RmFields) -> list[Problem]:
         message = f"is {normalization.kind}, but normalization.before and normalization.after are both false"
         problems.append(Problem("normalization.kind", message, "set normalization.after (or kind: none)"))
     return [*problems, *_measured_elsewhere(normalization)]
+
+
+def held_out_twice(config: ComparedFields) -> Iterator[Problem]:
+    """Refuse a held-out part of the training data beside held-out data."""
+    if config.data.eval and config.held_out_fraction > 0:
+        message = f"is {config.held_out_fraction:g}, but data.eval already names held-out data"
+        yield Problem("held_out_fraction", message, "remove one of the two")
 
 
 def _measured_elsewhere(settings: NormalizationConfig) -> Iterator[Problem]:

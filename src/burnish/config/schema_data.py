@@ -81,8 +81,8 @@ class DataSource(Section):
     """Configuration name of a hub data set."""
     columns: dict[str, str] = Field(default_factory=dict)
     """The column of each role. Roles: prompt, messages, input, system, history, completion, text, answer, domain,
-    id, tools; for comparisons also chosen, rejected, responses, best, margin, tie. Roles not listed are recognised from
-    the column names. Dots reach into nested values (`reward_model.ground_truth`)."""
+    id, tools; for comparisons also chosen, rejected, responses, best, margin, tie, label, weight. Roles not listed are
+    recognised from the column names. Dots reach into nested values (`reward_model.ground_truth`)."""
     schema_name: Literal[
         "auto",
         "prompt",
@@ -93,6 +93,7 @@ class DataSource(Section):
         "roll",
         "preference",
         "candidates",
+        "rated",
         "token_labels",
     ] = "auto"
     """Layout of the rows. `auto` recognises it and prints the result."""

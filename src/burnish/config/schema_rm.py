@@ -90,52 +90,28 @@ class NormalizationConfig(Section):
     If false, the gain becomes part of the head's weights, and the bias stays as the normalisation set it."""
 
 
-class RmFields(RunConfig):
-    """Fields of a run file of `burnish rm`."""
-
-    kind: ClassVar[str] = "rm"
-    presets: ClassVar[Mapping[str, Preset]] = RM_PRESETS
-    head: ClassVar[Literal["language", "score"]] = "score"
-
-    preset: str | None = None
-    """Name of a style that sets other fields (`oai_2019`, `tldr_2020`); values in the run file override it."""
+class ComparedFields(RunConfig):
+    """Fields of run files whose data are comparisons of responses."""
 
     steps: PositiveInt | None = None
     """Optimizer steps. `null`: `optimization.epochs` passes over the data."""
     max_tokens: PositiveInt = 2048
     """Longest prompt and response together, in tokens; see `data.over_long` (truncation cuts the start of the
     prompt)."""
-    loss: Literal["bradley_terry", "best_of"] = "bradley_terry"
-    """Pairwise logistic loss, or cross-entropy of a softmax over any number of candidates."""
     candidates: Annotated[int, Field(ge=2)] | None = None
     """Number of responses that each row must have. `null`: as many as the first row."""
-    margins: bool = False
-    """Pairs: the better response must score higher by the row's `margin`."""
     ties: Literal["error", "drop", "half"] = "error"
     """What happens to rows whose `tie` is true: refused, left out, or trained on as half a win for each (pairs
     only)."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Pairs: assumed probability that a label is the wrong way round."""
-    center_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Pairs: weight of (sum of both scores)^2, which keeps scores near 0."""
     bad_rows: Literal["error", "drop"] = "error"
     """What happens to rows with equal or empty responses: refused with file and line, or left out and counted."""
     append_eos: bool = True
     """End text responses with the end-of-sequence token, as finished rollouts do."""
-    score_at: Literal["last", "eos", "last_position"] = "last"
-    """The token whose hidden state is scored: the last one; the first end-of-sequence token of the response (the last
-    token if it has none); or the last of `response_length` positions, padding or not (2019 style)."""
-    head_init_std: Annotated[float, Field(ge=0)] | None = None
-    """Standard deviation of a new head's weights. `null`: 1 / sqrt(d_model + 1) (https://arxiv.org/abs/1909.08593)."""
-    response_length: PositiveInt | None = None
-    """Fixed length of responses for `score_at: last_position`."""
     label_pad_token_id: NonNegativeInt | None = None
     """Label files with token ids: the id that they use for padding, which is removed."""
     held_out_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Without data.eval: fraction of the conversations of data.train to hold out (all rows of a conversation stay on
     one side)."""
-    normalization: NormalizationConfig = NormalizationConfig()
-    optimization: RmOptimizationConfig = RmOptimizationConfig()
     evaluation: RmEvaluationConfig = RmEvaluationConfig()
     cluster: TrainersConfig = TrainersConfig()
 
@@ -147,6 +123,40 @@ class RmFields(RunConfig):
     def texts_each(self) -> int:
         return self.candidates or 2
 
+    @classmethod
+    def give_way(cls, resolved: dict[str, Json], is_set: IsSet) -> None:
+        if is_set("data", "eval"):  # instead of the part that the fraction held out
+            resolved["held_out_fraction"] = 0.0
+
+
+class RmFields(ComparedFields):
+    """Fields of a run file of `burnish rm`."""
+
+    kind: ClassVar[str] = "rm"
+    presets: ClassVar[Mapping[str, Preset]] = RM_PRESETS
+    head: ClassVar[Literal["language", "score"]] = "score"
+
+    preset: str | None = None
+    """Name of a style that sets other fields (`oai_2019`, `tldr_2020`); values in the run file override it."""
+
+    loss: Literal["bradley_terry", "best_of"] = "bradley_terry"
+    """Pairwise logistic loss, or cross-entropy of a softmax over any number of candidates."""
+    margins: bool = False
+    """Pairs: the better response must score higher by the row's `margin`."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Pairs: assumed probability that a label is the wrong way round."""
+    center_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Pairs: weight of (sum of both scores)^2, which keeps scores near 0."""
+    score_at: Literal["last", "eos", "last_position"] = "last"
+    """The token whose hidden state is scored: the last one; the first end-of-sequence token of the response (the last
+    token if it has none); or the last of `response_length` positions, padding or not (2019 style)."""
+    head_init_std: Annotated[float, Field(ge=0)] | None = None
+    """Standard deviation of a new head's weights. `null`: 1 / sqrt(d_model + 1) (https://arxiv.org/abs/1909.08593)."""
+    response_length: PositiveInt | None = None
+    """Fixed length of responses for `score_at: last_position`."""
+    normalization: NormalizationConfig = NormalizationConfig()
+    optimization: RmOptimizationConfig = RmOptimizationConfig()
+
     def named_places(self) -> Iterator[NamedPlace]:
         yield from super().named_places()
         settings = self.normalization
@@ -154,8 +164,3 @@ class RmFields(RunConfig):
             yield NamedPlace("normalization.policy", settings.policy, "model", "weights")
         for name, sources in (("prompts", settings.prompts), ("references", settings.references)):
             yield from places_of_sources({f"normalization.{name}.{n}": one for n, one in enumerate(sources)})
-
-    @classmethod
-    def give_way(cls, resolved: dict[str, Json], is_set: IsSet) -> None:
-        if is_set("data", "eval"):  # instead of the part that the fraction held out
-            resolved["held_out_fraction"] = 0.0

@@ -1,7 +1,9 @@
-"""Read and check one comparison: chosen and rejected, candidates with the best marked, or token ids."""
+"""Read and check one comparison: chosen and rejected, candidates with the best marked, token ids, or one response that
+is rated good or bad."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +53,8 @@ class PreferenceRules:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceRow:
-    """A checked row. Prompt and responses are text, messages, or (label files) token ids."""
+    """A checked row. Prompt and responses are text, messages, or (label files) token ids. good: the rating of a single
+    response; None of comparisons."""
 
     id: str
     where: str
@@ -63,6 +66,8 @@ class PreferenceRow:
     domain: str
     is_tokens: bool = False
     tools: Tools = ()
+    weight: float = 1.0
+    good: bool | None = None
 
 
 def plain_response(response: Text, where: str) -> str:
@@ -77,6 +82,8 @@ def read_row(loaded: LoadedSource, row_id: str, row: Row, rules: PreferenceRules
             read = _token_labels(loaded, row_id, row, rules)
         case "candidates":
             read = _candidates(loaded, row_id, row)
+        case "rated":
+            read = _rated(loaded, row_id, row)
         case _:
             read = _pair(loaded, row_id, row)
     _check_count(read, rules)
@@ -147,6 +154,26 @@ def _candidates(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
     return _row(loaded, row_id, row, prompt, responses, best)
 
 
+def _rated(loaded: LoadedSource, row_id: str, row: Row) -> PreferenceRow:
+    """A prompt, one response and whether it is good: `prompt`, `completion`, `label`, or a conversation and `label`."""
+    roles, good = loaded.reading.roles, value_at(row, loaded.reading.roles["label"], role="label")
+    if good not in (True, False) or not isinstance(good, (bool, int)):
+        raise DataError(
+            f"{row.where}: column {roles['label']!r} (label) holds {describe(good)}",
+            remedy="write true for a response that should become more likely, false for one that should not",
+        )
+    prompt = _explicit_prompt(loaded, row)
+    if prompt is None:
+        raise DataError(f"{loaded.source.path}: rated responses need a prompt", remedy="set columns: {prompt: ...}")
+    if "completion" in roles:
+        response = _text_or_messages(row, roles["completion"], "completion")
+    else:
+        whole = checked_messages(value_at(row, roles["messages"], role="messages"), row, roles["messages"])
+        response = tuple(whole[len(without_last_answer(whole)) :])
+    read = _row(loaded, row_id, row, prompt, (response,), 0)
+    return replace(read, good=bool(good))
+
+
 def _token_labels(loaded: LoadedSource, row_id: str, row: Row, rules: PreferenceRules) -> PreferenceRow:
     """`query`, `sample0` .. `sampleN`, `best` (https://arxiv.org/abs/1909.08593)."""
     prompt = _token_ids(row, "query", rules)
@@ -187,8 +214,9 @@ def _row(
     roles = loaded.reading.roles
     margin = _margin(row, roles["margin"]) if "margin" in roles else None
     tie = _tie(row, roles["tie"]) if "tie" in roles else False
+    weight = _weight(row, roles["weight"]) if "weight" in roles else 1.0
     domain, tools = loaded.domain_of(row), tools_at(row, roles)
-    return PreferenceRow(row_id, row.where, prompt, responses, best, margin, tie, domain, tools=tools)
+    return PreferenceRow(row_id, row.where, prompt, responses, best, margin, tie, domain, tools=tools, weight=weight)
 
 
 def _best(value: Any, count: int, where: str) -> int:
@@ -208,6 +236,16 @@ def _margin(row: Row, column: str) -> float | None:
         raise DataError(
             f"{row.where}: column {column!r} (margin) holds {describe(value)}",
             remedy="a margin is a number, at least 0: by how much the chosen response is better",
+        )
+    return float(value)
+
+
+def _weight(row: Row, column: str) -> float:
+    value = value_at(row, column, role="weight")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise DataError(
+            f"{row.where}: column {column!r} (weight) holds {describe(value)}",
+            remedy="a weight is a number above 0, the factor of this row's loss; remove rows that should not count",
         )
     return float(value)
 
@@ -318,7 +356,7 @@ def _normalised(text: str) -> str:
 
 def _check_count(read: PreferenceRow, rules: PreferenceRules) -> None:
     count, wanted = len(read.responses), rules.candidates
-    if count < 2:
+    if count < 2 and read.good is None:
         raise DataError(f"{read.where}: {count} candidates; a comparison needs two", remedy="fix or remove the row")
     if wanted is not None and count != wanted:
         raise DataError(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class PreferenceExample:
     """A comparison in token ids. `conversation` is the same for rows that begin with the same question. whole_prompt:
-    the prompt before it was cut."""
+    the prompt before it was cut. good: the rating of a single response; None of comparisons."""
 
     id: str
     prompt_tokens: tuple[int, ...]
@@ -40,6 +40,8 @@ class PreferenceExample:
     tie: bool = False
     conversation: str = ""
     whole_prompt: tuple[int, ...] | None = None
+    weight: float = 1.0
+    good: bool | None = None
 
     def longest(self) -> int:
         """Tokens of the prompt and the longest response."""
@@ -64,7 +66,16 @@ def encode_preference(
     if len(set(responses)) < len(responses) and responses.count(responses[row.best]) > 1 and not row.tie:
         raise BadRow(row.where, "different responses become the same tokens", "with identical tokens")
     return PreferenceExample(
-        row.id, prompt, responses, row.best, row.margin, row.domain, tie=row.tie, conversation=conversation
+        row.id,
+        prompt,
+        responses,
+        row.best,
+        row.margin,
+        row.domain,
+        tie=row.tie,
+        conversation=conversation,
+        weight=row.weight,
+        good=row.good,
     )
 
 

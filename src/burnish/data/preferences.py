@@ -1,4 +1,4 @@
-"""Load comparisons from data sources, for `burnish rm` (`load_preferences`)."""
+"""Load comparisons from data sources, for `burnish rm` and `burnish prefer` (`load_preferences`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from burnish.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from burnish.config.schema import RmConfig
+    from burnish.config.schema_rm import ComparedFields
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def is_held_out(conversation: str, fraction: float, *, seed: int) -> bool:
 
 
 def load_preferences(
-    sources: Sequence[DataSource], config: RmConfig, *, tokenizer: PreTrainedTokenizerBase, max_tokens: int
+    sources: Sequence[DataSource], config: ComparedFields, *, tokenizer: PreTrainedTokenizerBase, max_tokens: int
 ) -> PreferenceSet:
     """Comparisons of all sources, read and encoded as the run file says.
 
@@ -92,7 +92,7 @@ def load_preferences(
     )
 
 
-def count_comparisons(sources: Sequence[DataSource], config: RmConfig) -> int:
+def count_comparisons(sources: Sequence[DataSource], config: ComparedFields) -> int:
     """Count the comparisons that `load_preferences` would find, with its errors, as far as that needs no tokenizer."""
     rules, skipped = PreferenceRules(config.candidates), Counter[str]()
     found = (_comparisons(one, rules, config, skipped) for one in load_sources(sources, "preferences"))
@@ -102,7 +102,7 @@ def count_comparisons(sources: Sequence[DataSource], config: RmConfig) -> int:
 def _source_examples(
     loaded: LoadedSource,
     rules: PreferenceRules,
-    config: RmConfig,
+    config: ComparedFields,
     tokenizer: PreTrainedTokenizerBase,
     max_tokens: int,
     templated: Counter[str],
@@ -141,7 +141,7 @@ def _source_examples(
 
 
 def _comparisons(
-    loaded: LoadedSource, rules: PreferenceRules, config: RmConfig, skipped: Counter[str]
+    loaded: LoadedSource, rules: PreferenceRules, config: ComparedFields, skipped: Counter[str]
 ) -> Iterator[PreferenceRow]:
     """Yield the rows to learn from, and count the others in `skipped`."""
     for row_id, row in loaded.rows_with_ids():
@@ -163,7 +163,7 @@ def _comparisons(
         yield read
 
 
-def _leave_out(error: BadRow, config: RmConfig, skipped: Counter[str]) -> None:
+def _leave_out(error: BadRow, config: ComparedFields, skipped: Counter[str]) -> None:
     """Count a bad row or raise its error, as the run file says."""
     if config.bad_rows == "error":
         raise error

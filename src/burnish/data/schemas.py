@@ -29,6 +29,8 @@ ROLES = (
     "best",
     "margin",
     "tie",
+    "label",
+    "weight",
     "tools",
 )
 # Names of columns, in order of preference.
@@ -41,6 +43,7 @@ _COMPLETIONS = ("completion", "response", "output", "answer", "solution", "targe
 # Roles that only annotate a row or add to its prompt. Naming one in the run file does not change the layout.
 _LABELS = {"answer", "domain", "id", "tools", "input", "system", "history"}
 _CANDIDATES = ("responses", "candidates", "samples", "completions")
+_RATINGS = ("label", "kto_tag", "desirable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +151,12 @@ def _detect_comparisons(columns: _Columns) -> str:
         return "token_labels"
     if "responses" in claimed or any(columns.has(name) for name in _CANDIDATES):
         return "candidates"
+    if "label" in claimed or any(columns.has(name) for name in _RATINGS):
+        return "rated"
     raise DataError(
         f"{columns.source.path}: the rows are not comparisons; the columns are {', '.join(columns.names) or '(none)'}",
-        remedy="a comparison has chosen and rejected, or prompt, responses and best (set columns: {chosen: ...})",
+        remedy="a comparison has chosen and rejected, or prompt, responses and best (set columns: {chosen: ...}); a "
+        "rated response has prompt, completion and label",
     )
 
 
@@ -258,13 +264,24 @@ def _optional_of_comparison(columns: _Columns) -> dict[str, str]:
     """Optional columns of a comparison. They are ignored when rows only serve as prompts."""
     if columns.purpose != "preferences":
         return {}
-    return columns.pick("margin", ("margin",)) | columns.pick("tie", ("tie",))
+    found = (columns.pick(role, (role,)) for role in ("margin", "tie", "weight"))
+    return {role: name for one in found for role, name in one.items()}
 
 
 def _candidates(columns: _Columns) -> dict[str, str]:
     prompt = columns.pick("prompt", ("prompt",)) or _asked(columns)
     marked = columns.pick_only("responses", _CANDIDATES) | columns.pick("best", ("best", "label"))
     return prompt | marked | columns.pick("domain", ("domain",)) | _optional_of_comparison(columns) | _context(columns)
+
+
+def _rated(columns: _Columns) -> dict[str, str]:
+    if columns.has("messages") and not columns.has("prompt"):
+        answered = columns.pick("messages", _MESSAGES)
+    else:
+        answered = _prompt_role(columns) | columns.pick_only("completion", _COMPLETIONS)
+    weight = columns.pick("weight", ("weight",))
+    domain = columns.pick("domain", ("domain",))
+    return answered | columns.pick("label", _RATINGS) | weight | domain | _context(columns)
 
 
 def _token_labels(columns: _Columns) -> dict[str, str]:
@@ -281,6 +298,7 @@ _SCHEMAS = {
     "roll": _roll,
     "preference": _preference,
     "candidates": _candidates,
+    "rated": _rated,
     "token_labels": _token_labels,
 }
 _REQUIRED = {
@@ -292,6 +310,7 @@ _REQUIRED = {
     "roll": ("messages",),
     "preference": ("chosen", "rejected"),
     "candidates": ("responses", "best"),
+    "rated": ("prompt", "completion", "label"),
     "token_labels": ("prompt", "best"),
 }
 _PROMPT_ROLES = ("prompt", "messages", "text")
@@ -316,10 +335,10 @@ def _check_required(schema: str, roles: Mapping[str, str], columns: _Columns) ->
 
 def _check_purpose(schema: str, roles: Mapping[str, str], columns: _Columns) -> None:
     source = columns.source
-    if columns.purpose == "preferences" and schema not in ("preference", "candidates", "token_labels"):
+    if columns.purpose == "preferences" and schema not in ("preference", "candidates", "rated", "token_labels"):
         raise DataError(
             f"{source.path}: rows of layout {schema} are not comparisons",
-            remedy="set schema_name to preference, candidates or token_labels",
+            remedy="set schema_name to preference, candidates, rated or token_labels",
         )
     has_prompt = source.prompt_template is not None or any(role in roles for role in _PROMPT_ROLES)
     has_prompt = has_prompt or schema == "preference"  # without a prompt column, both responses begin with the prompt

@@ -26,6 +26,7 @@ from burnish.report.report import HISTOGRAM_FILE
 from burnish.trainers.chaining import measured
 from burnish.trainers.result import EvalReport, new_eval_folder, write_eval_metrics
 from burnish.trainers.reward_model.loop import (
+    check_fits_loss,
     comparisons_of,
     evaluated_comparisons,
     length_rule,
@@ -107,13 +108,13 @@ def _comparisons(config: RmConfig, model: RewardModel, console: Console) -> tupl
     tokenizer: PreTrainedTokenizerBase = model.loaded.tokenizer
     limit = min(config.max_tokens, model.loaded.context_length)
     if not config.data.eval:
-        train, heldout = load_comparisons(config, tokenizer, limit, console)
+        train, heldout = load_comparisons(config, tokenizer, limit, console, check_fits_loss)
         if heldout is None:
             raise ConfigError("held_out_fraction is 0", remedy="name the held-out comparisons in data.eval")
         return length_rule(train), heldout
-    heldout = load_set(config, config.data.eval, tokenizer, limit, console)
+    heldout = load_set(config, config.data.eval, tokenizer, limit, console, check_fits_loss)
     try:
-        train = load_set(config, config.data.train, tokenizer, limit, Console(quiet=True))
+        train = load_set(config, config.data.train, tokenizer, limit, Console(quiet=True), check_fits_loss)
     except DataError as error:
         say(console, [f"eval/length_rule_accuracy needs the training data and is not measured: {error.message}"])
         return None, heldout

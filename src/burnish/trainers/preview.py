@@ -22,7 +22,7 @@ from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import Preview
 from burnish.trainers.chaining import with_weights
 from burnish.trainers.outer_loop import check_warmup
-from burnish.trainers.reward_model.loop import comparisons_of, load_comparisons
+from burnish.trainers.reward_model.loop import check_fits_loss, comparisons_of, load_comparisons
 from burnish.trainers.reward_model.normalization import check_measured
 from burnish.trainers.rl.setup.preflight import check_model_source, local_tokenizer, notes_on, preview_elsewhere
 from burnish.trainers.sft import Schedule, load_examples
@@ -97,7 +97,9 @@ def compared_rows(config: RmConfig, context_tokens: int | None, tokenizer: PreTr
         counts = [count_comparisons(some, config) if some else 0 for some in (config.data.train, config.data.eval)]
         return Preview(rows=counts[0])
     context = UNLIMITED_CONTEXT if context_tokens is None else context_tokens
-    train, heldout = load_comparisons(config, tokenizer, min(config.max_tokens, context), Console(quiet=True))
+    train, heldout = load_comparisons(
+        config, tokenizer, min(config.max_tokens, context), Console(quiet=True), check_fits_loss
+    )
     check_measured(config, tokenizer, context, train)
     size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs
     check_warmup(config.optimization.warmup_steps, config.steps or -(-epochs * len(train) // size))

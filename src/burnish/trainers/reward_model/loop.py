@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from torch import Tensor
@@ -18,6 +18,7 @@ from burnish.algorithms.preference_losses import best_lead, best_of, bradley_ter
 from burnish.checkpointing.store import Pending
 from burnish.config.schema import RmConfig
 from burnish.config.schema_data import Sources
+from burnish.config.schema_rm import ComparedFields
 from burnish.data.overlap import find_overlap
 from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet, load_preferences
@@ -47,6 +48,9 @@ from burnish.types import Metric, Reduction
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+ComparedT = TypeVar("ComparedT", bound=ComparedFields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +229,7 @@ def open_rm_run(
     with beginning(config, console, open_learner, accept_changes=accept_changes) as begun:
         config, loaded = begun.config, begun.opened.loaded
         limit = min(config.max_tokens, loaded.context_length)
-        train, heldout = load_comparisons(config, loaded.tokenizer, limit, console)
+        train, heldout = load_comparisons(config, loaded.tokenizer, limit, console, check_fits_loss)
         if config.append_eos:
             say(console, unheard_end(train.last_tokens(), loaded))
         say(console, find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines())
@@ -251,14 +255,19 @@ def open_rm_run(
 
 
 def load_comparisons(
-    config: RmConfig, tokenizer: PreTrainedTokenizerBase, max_tokens: int, console: Console
+    config: ComparedT,
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int,
+    console: Console,
+    check: Callable[[ComparedT, PreferenceSet], None],
 ) -> tuple[PreferenceSet, PreferenceSet | None]:
-    """Load training and held-out comparisons: two data sets, or one split by conversation."""
+    """Load training and held-out comparisons: two data sets, or one split by conversation. `check`: raises DataError
+    or ConfigError for rows that the run's loss cannot use."""
     if not config.data.train:
         raise ConfigError("data.train is empty", remedy="name at least one data set in data.train")
-    train = load_set(config, config.data.train, tokenizer, max_tokens, console)
+    train = load_set(config, config.data.train, tokenizer, max_tokens, console, check)
     if config.data.eval:
-        return train, load_set(config, config.data.eval, tokenizer, max_tokens, console)
+        return train, load_set(config, config.data.eval, tokenizer, max_tokens, console, check)
     if config.held_out_fraction == 0:
         return train, None
     train, heldout = train.split(config.held_out_fraction, seed=config.seed)
@@ -269,18 +278,30 @@ def load_comparisons(
 
 
 def load_set(
-    config: RmConfig, sources: Sources, tokenizer: PreTrainedTokenizerBase, max_tokens: int, console: Console
+    config: ComparedT,
+    sources: Sources,
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int,
+    console: Console,
+    check: Callable[[ComparedT, PreferenceSet], None],
 ) -> PreferenceSet:
     """Load the comparisons of some sources as the run file says. DataError or ConfigError if one does not fit."""
     found = load_preferences(sources, config, tokenizer=tokenizer, max_tokens=max_tokens)
     say(console, found.lines())
-    _check_fits_loss(config, found)
+    check(config, found)
     return found
 
 
-def _check_fits_loss(config: RmConfig, found: PreferenceSet) -> None:
+def check_fits_loss(config: RmConfig, found: PreferenceSet) -> None:
+    """Raise DataError or ConfigError for a row that the loss of a reward model cannot use."""
     for example in found.examples:
         count = len(example.responses_tokens)
+        if example.good is not None or example.weight != 1:
+            what = "rates a single response" if example.good is not None else f"has the weight {example.weight:g}"
+            raise DataError(
+                f"comparison {example.id} {what}, which `burnish rm` does not take",
+                remedy="train on such rows with `burnish prefer`, or remove the column",
+            )
         if config.loss == "bradley_terry" and count != 2:
             raise ConfigError(
                 f"comparison {example.id} has {count} candidates, but the loss bradley_terry compares two",
@@ -298,7 +319,7 @@ def comparisons_of(examples: tuple[PreferenceExample, ...]) -> tuple[Comparison,
     return tuple(Comparison(e.prompt_tokens, e.responses_tokens, e.best, e.margin, e.tie) for e in examples)
 
 
-def evaluated_comparisons(config: RmConfig, heldout: PreferenceSet | None) -> tuple[PreferenceExample, ...]:
+def evaluated_comparisons(config: ComparedFields, heldout: PreferenceSet | None) -> tuple[PreferenceExample, ...]:
     """Held-out comparisons that are not ties, at most `evaluation.max_prompts`, drawn from all data sets by weight."""
     if heldout is None:
         return ()
