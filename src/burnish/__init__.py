@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from burnish.api.policy import Policy, Response
     from burnish.api.rollouts import RecordedRollout
     from burnish.api.run import Run, load_run
-    from burnish.api.training import reward_model, sft, train
+    from burnish.api.training import prefer, reward_model, sft, train
     from burnish.errors import BurnishError
     from burnish.types import Message, Rollout, Score
 
@@ -45,6 +45,7 @@ __all__ = [
     "load_run",
     "losses",
     "plan",
+    "prefer",
     "reward_model",
     "rewards",
     "sft",
@@ -66,6 +67,7 @@ _HOMES = {
     "evaluate": "api.evaluating",
     "load_run": "api.run",
     "plan": "api.planning",
+    "prefer": "api.training",
     "reward_model": "api.training",
     "sft": "api.training",
     "train": "api.training",

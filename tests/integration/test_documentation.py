@@ -21,7 +21,7 @@ import burnish
 from burnish.cli.app import build_app
 from burnish.config import fields
 from burnish.config.fields import annotation_at
-from burnish.config.schema import RlConfig, RmConfig, SftConfig
+from burnish.config.kinds import all_kinds
 from burnish.config.schema_data import DataSource
 from burnish.data.prompts import read_prompts
 from burnish.observability.metric_names import find_metric
@@ -34,7 +34,7 @@ PAGES = sorted(
     for page in REPOSITORY.glob(pattern)
     if page.name != "CHANGELOG.md"  # tells of earlier versions too
 )
-KINDS = {"rl": RlConfig, "sft": SftConfig, "rm": RmConfig}
+KINDS = {kind.name: kind.section for kind in all_kinds()}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=str)
 

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from burnish.config.loading import load_run_data
+from burnish.trainers.preferences.loop import open_prefer_run
 from burnish.trainers.reward_model.loop import open_rm_run
 from burnish.trainers.rl.setup.parts import open_rl_run
 from burnish.trainers.rl.setup.preflight import preview
@@ -22,16 +23,19 @@ OWN: dict[str, dict[str, Any]] = {
     "rl": {"rewards": "exact", "rollout": {"prompts_per_step": 2, "max_prompt_tokens": 8, "max_response_tokens": 4}},
     "sft": {"max_tokens": 16},
     "rm": {"max_tokens": 16},
+    "prefer": {"max_tokens": 16, "losses": "sigmoid"},
 }
-TOLD = {"rl": {"answer": "7"}, "sft": {"completion": "7"}, "rm": {"chosen": "7", "rejected": "8"}}
+PAIR = {"chosen": "7", "rejected": "8"}
+TOLD = {"rl": {"answer": "7"}, "sft": {"completion": "7"}, "rm": PAIR, "prefer": PAIR}
 OPEN: dict[str, Callable[..., AbstractContextManager[Any]]] = {
     "rl": open_rl_run,
     "sft": open_sft_run,
     "rm": open_rm_run,
+    "prefer": open_prefer_run,
 }
 
 
-@pytest.mark.parametrize("kind", ["rl", "sft", "rm"])
+@pytest.mark.parametrize("kind", ["rl", "sft", "rm", "prefer"])
 def test_shared_and_repeated_prompts_are_said_at_the_start(kind: str, tiny_model: Path, tmp_path: Path) -> None:
     for name, asked in {"train": ["1+1=", "2+2=", "2+2="], "eval": ["3+4=", "1+1="]}.items():
         rows = [{"prompt": prompt, **TOLD[kind]} for prompt in asked]

@@ -33,7 +33,8 @@ PRONOUNS = (
 """As the first word of a docstring they stand for the noun or verb that is missing."""
 MAX_FILES_WITH_KINDS = 10
 FILES_OF_KINDS = (
-    *("config/schema_r?.py", "config/checks_*.py", "config/domains.py", "data/prompts.py", "data/preferences.py"),
+    *("config/schema_r?.py", "config/schema_prefer.py", "planning/prefer.py", "trainers/preferences/*.py"),
+    *("config/checks_*.py", "config/domains.py", "data/prompts.py", "data/preferences.py"),
     *("planning/r*_processes.py", "planning/rl.py", "planning/sft.py", "planning/rm.py", "simulation/*.py"),
     *(
         "trainers/rl/*.py",

@@ -115,6 +115,10 @@ reward_model = function_of(find_kind("rm"), train_kind)
 """Train a reward model on comparisons, as `burnish rm` does, and return the run, which `train` takes as one of its
 `rewards`. Arguments are those of `train`."""
 
+prefer = function_of(find_kind("prefer"), train_kind)
+"""Train a policy on preferences between given responses, as `burnish prefer` does, and return the run. Arguments are
+those of `train`."""
+
 
 def _check_callback(on_step: object) -> None:
     """ConfigError for what cannot be called after a step."""

@@ -55,7 +55,8 @@ def check_rewards(
     value or query that solves nothing.
 
     Run files of other kinds have no gold answers: their data are read, and
-    refused if training would refuse them.
+    refused if training would refuse them. Comparisons of [bold]burnish prefer[/bold] are
+    searched for repeats, contradictions and lengths that give the answer away.
 
     [bold]Examples[/bold]
     burnish check run.yaml

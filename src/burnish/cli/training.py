@@ -91,6 +91,29 @@ def rm(file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_
     train_from_file("rm", file, overrides or (), fresh=fresh, accept_changes=accept_changes)
 
 
+def prefer(
+    file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False
+) -> None:
+    """Train a model on preferences between responses (DPO and kin).
+
+    Rows have chosen and rejected responses, or several candidates with the best
+    one marked; for [bold]losses: kto[/bold] also single responses with a label.
+    Nothing is sampled. The frozen reference scores all responses once, before the
+    first step.
+
+    [bold]Sizes[/bold]
+    [bold]optimization.comparisons_per_batch[/bold]: rows of the data per optimizer step.
+    [bold]optimization.epochs[/bold]: passes over the data.
+    [bold]max_tokens[/bold]: limit on a prompt together with a response.
+
+    [bold]Examples[/bold]
+    burnish prefer prefer.yaml
+    burnish prefer prefer.yaml losses=ipo beta=0.2 output=runs/ipo
+    burnish prefer prefer.yaml model=runs/sft held_out_fraction=0.1
+    """
+    train_from_file("prefer", file, overrides or (), fresh=fresh, accept_changes=accept_changes)
+
+
 def train_from_file(kind: str, file: str, overrides: Sequence[str], *, fresh: bool, accept_changes: bool) -> None:
     """Train as the run file says, and print where the results are. A process of torchrun that only serves does so."""
     from burnish.api.training import move_aside, trained

@@ -162,3 +162,20 @@ register(
         best=("eval/accuracy",),
     )
 )
+register(
+    Kind(
+        name="prefer",
+        trains="a policy, on preferences between given responses",
+        run_file="burnish.config.schema_prefer:PreferConfig",
+        command="burnish.cli.training:prefer",
+        function="prefer",
+        plan="burnish.planning.prefer:plan_prefer",
+        memory="burnish.planning.prefer:PreferTable",
+        time="burnish.planning.prefer:PreferTimes",
+        preview="burnish.trainers.preferences.measuring:preview_prefer",
+        check="burnish.trainers.preferences.measuring:check_prefer",
+        train="burnish.trainers.preferences.loop:train_preferences",
+        evaluate="burnish.trainers.preferences.measuring:evaluate_prefer_run",
+        best=("eval/accuracy",),
+    )
+)

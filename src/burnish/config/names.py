@@ -68,8 +68,9 @@ RATED_LOSS = "kto"
 """The one that rates single responses; all others compare pairs."""
 REFERENCE_FREE_LOSSES = ("sft", "simpo", "cpo", "orpo")
 REFERENCE_LOSSES = tuple(name for name in PAIR_LOSSES if name not in REFERENCE_FREE_LOSSES)
-REORDERING_LOSSES = ("aot", "aot_unpaired")
-"""Losses that sort the pairs of the whole step."""
+SORTS_REFERENCE = "aot"
+REORDERING_LOSSES = (SORTS_REFERENCE, "aot_unpaired")
+"""Losses that sort the pairs of the whole step: the reference of each, or the rejected response."""
 
 
 def _with(what: str, table: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:

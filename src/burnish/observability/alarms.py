@@ -248,9 +248,38 @@ DETECTORS: tuple[Detector, ...] = (
         ),
         message="the score goes with the length of the response (correlation {value:.2f}), and counting tokens "
         "alone is right in {row[eval/length_rule_accuracy]:.1%} of the held-out comparisons, the "
-        "reward model in {row[eval/accuracy]:.1%}: a policy trained on it will learn a length",
-        knob="comparisons of responses of like length, more of them, or a length reward beside the model "
-        "(rewards: [{name: model:PATH}, {name: length}])",
+        "model in {row[eval/accuracy]:.1%}: what is learned is a length",
+        knob="comparisons of responses of like length, more of them; `burnish prefer`: length_normalised: true or "
+        "losses: simpo; a reward model: a length reward beside it (rewards: [{name: model:PATH}, {name: length}])",
+    ),
+    Detector(
+        name="preferred responses fall",
+        metric="preference/chosen_logprob",
+        trips=lambda logprob, start, row: (
+            start is not None and logprob < start - max(5.0, 0.2 * abs(start)) and row.get("preference/margin", 0.0) > 0
+        ),
+        message="the log-probability of the better responses fell from {start:.4g} to {value:.4g} nats while the "
+        "margin grew: probability leaves both responses for texts that are in no row",
+        knob="losses: nca_pair or apo_zero, or {name: sft, weight: 0.1} beside this one; beta up, or "
+        "optimization.learning_rate or optimization.epochs down",
+        patience=5,
+    ),
+    Detector(
+        name="margins explode",
+        metric="preference/margin",
+        trips=lambda margin, start, row: margin > 20 and row.get("train/accuracy", 0.0) > 0.95,
+        message="the mean margin of three steps in a row is above 20, now {value:.3g}: nearly all comparisons are "
+        "learned by heart and carry no gradient, and the policy goes on leaving its reference",
+        knob="optimization.epochs or optimization.learning_rate down, losses: ipo, or label_smoothing: 0.1",
+        patience=3,
+    ),
+    Detector(
+        name="worse than chance",
+        metric="eval/accuracy_high",
+        trips=lambda high, start, row: high < 0.5 and "eval/margin" in row,
+        message="the held-out accuracy is below one half, with its whole interval (up to {value:.1%}): what is learned "
+        "is the opposite of what the held-out rows prefer",
+        knob="look whether chosen and rejected are the wrong way round in one of the files (`burnish check`)",
     ),
     Detector(
         name="gradient zero",

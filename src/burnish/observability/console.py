@@ -26,6 +26,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("eval loss", "eval/loss", ".4f"),
     ("eval acc", "eval/token_accuracy", ".1%"),
     ("accuracy", "eval/accuracy", ".1%"),
+    ("margin", "preference/margin", ".3f"),
     ("KL", "kl/reference", ".3g"),
     ("entropy", "policy/entropy", ".3f"),
     ("length", "rollout/response_tokens_mean", ".1f"),

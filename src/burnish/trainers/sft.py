@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 
-from burnish.config.schema import SftConfig
+from burnish.config.schema import RunConfig, SftConfig
 from burnish.data.overlap import find_overlap
 from burnish.data.samplers import PromptSampler, next_batch
 from burnish.data.sft import SftExample, SftSet, load_sft_examples
@@ -116,7 +116,7 @@ class SftRun(Training):
 
 
 @contextmanager
-def open_policy(config: SftConfig, paths: FastPaths, console: Console, lanes: Lanes) -> Iterator[OpenedModel[Policy]]:
+def open_policy(config: RunConfig, paths: FastPaths, console: Console, lanes: Lanes) -> Iterator[OpenedModel[Policy]]:
     """The model of the run file, in this process."""
     loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
     keep_freed_memory(loaded.model.device.type)

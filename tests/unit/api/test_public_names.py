@@ -31,6 +31,7 @@ NAMES = [
     "load_run",
     "losses",
     "plan",
+    "prefer",
     "reward_model",
     "rewards",
     "sft",
@@ -41,6 +42,7 @@ TRAINING = "(config, *, on_step=None, quiet=False, fresh=False, accept_changes=F
 SIGNATURES = {
     "train": TRAINING,
     "sft": TRAINING,
+    "prefer": TRAINING,
     "reward_model": TRAINING,
     "evaluate": "(target, data=None, rewards=None, *, quiet=False, **fields)",
     "plan": "(config, **fields)",

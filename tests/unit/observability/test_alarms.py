@@ -139,7 +139,7 @@ def test_replay_is_the_same_as_live() -> None:
     (alarm,) = replay(rows)
     assert (alarm.name, alarm.step) == ("reward failures", 4)
     assert "50.0%" in alarm.message
-    assert len({detector.name for detector in DETECTORS}) == len(DETECTORS) == 18
+    assert len({detector.name for detector in DETECTORS}) == len(DETECTORS) == 21
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,256 @@
+"""Learning from preferences (DPO and kin): one optimizer step per batch of comparisons, and held-out accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from torch import Tensor
+
+from burnish.config.names import RATED_LOSS
+from burnish.config.schema_prefer import START, PreferConfig
+from burnish.data.overlap import find_overlap
+from burnish.data.preference_tokens import PreferenceExample
+from burnish.data.preferences import PreferenceSet
+from burnish.data.samplers import PromptSampler
+from burnish.errors import ConfigError, DataError
+from burnish.forward.batch import Batch
+from burnish.forward.lanes import Lanes
+from burnish.models.loading import LoadedModel
+from burnish.models.roles import Learner, Policy
+from burnish.models.saved import SavedPolicy
+from burnish.observability.console import say
+from burnish.observability.metrics import MetricStore, total
+from burnish.trainers.chaining import with_weights
+from burnish.trainers.outer_loop import Beginning, OpenLearner, Training, beginning, check_warmup, trained_on
+from burnish.trainers.preferences.batches import build_batch, mismatched, plain_batch, responses_of
+from burnish.trainers.preferences.objective import PreferenceObjective, matched, mismatched_kl, objective_of
+from burnish.trainers.preferences.reference import KeptReference, Text
+from burnish.trainers.preferences.scores import HeldOutPreferences
+from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
+from burnish.trainers.reward_model.loop import evaluated_comparisons, length_rule, load_comparisons
+from burnish.trainers.reward_model.preference_metrics import LengthRule
+from burnish.trainers.sft import RARE_END, open_policy, unheard_end
+from burnish.trainers.telemetry.divergence import keeping_batch
+from burnish.trainers.telemetry.stopwatch import Stopwatch
+from burnish.types import Metric, Reduction
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(slots=True, kw_only=True)
+class PreferRun(Training):
+    """The parts of a run on preferences."""
+
+    config: PreferConfig
+    policy: Policy
+    train: tuple[PreferenceExample, ...]
+    others: list[Text]
+    """Each training prompt with a response to another one, where the loss needs it (`kto`)."""
+    heldout: HeldOutPreferences
+    sampler: PromptSampler
+    objective: PreferenceObjective
+    reference: KeptReference | None
+    length_rule: LengthRule | None
+    pad_token_id: int
+    last_position: int | None
+    """Draws after which the run ends (a number of passes); None if it ends after a number of steps."""
+
+    def learners(self) -> dict[str, Learner]:
+        return {WEIGHTS_FOLDER: self.policy}
+
+    def train_step(self) -> dict[str, float]:
+        """One optimizer step on whole comparisons."""
+        progress, metrics, stopwatch = self.progress, MetricStore(), Stopwatch(self.journal.display.phase)
+        count = self.config.optimization.comparisons_per_batch
+        if self.last_position is not None:
+            count = min(count, self.last_position - progress.position)
+        drawn = self.sampler.take(count, progress.position)
+        responses = responses_of([self.train[index] for index in drawn])
+        in_pairs = not self.objective.rates_responses
+        batch = build_batch(responses, self.reference, pad_token_id=self.pad_token_id, in_pairs=in_pairs)
+        objective = replace(self.objective, count=len(responses) // 2 if in_pairs else len(responses))
+        if self.others:
+            with stopwatch.phase("reference"):
+                objective = replace(objective, kl=self._mismatched_kl(drawn))
+            metrics.merge({"preference/kl": Metric(Reduction.LAST, objective.kl)})
+        sorting = objective.sorts
+        if sorting is not None:
+            with stopwatch.phase("reference"):
+                batch = matched(batch, self.score(batch), sorting)
+        with stopwatch.phase("update"), keeping_batch(Path(self.config.output), progress.step + 1, batch):
+            metrics.merge(self.policy.update(batch, objective).metrics)
+        tokens = batch.num_tokens
+        metrics.merge({"train/tokens": total(tokens), "train/comparisons": total(count)})
+        return trained_on(tokens, progress, progress.position + count, metrics, stopwatch)
+
+    def _mismatched_kl(self, drawn: Sequence[int]) -> float:
+        batch = plain_batch([self.others[index] for index in drawn], self.reference, pad_token_id=self.pad_token_id)
+        return mismatched_kl(self.score(batch), batch)
+
+    def score(self, batch: Batch) -> Tensor:
+        """(B, T) log-probabilities of the responses under the policy."""
+        return self.policy.logprobs(batch).logprobs_BT
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy with its interval, margin and loss on the held-out comparisons, and the accuracy of length alone."""
+        if not self.heldout.examples:
+            return {}
+        stopwatch = Stopwatch()
+        with stopwatch.phase("evaluate"):
+            row = self.heldout.measure(
+                self.score, self.reference, self.objective, self.length_rule, pad_token_id=self.pad_token_id
+            )
+        return row | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
+
+
+def train_preferences(config: PreferConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
+    """Train, and return where the run and its last checkpoint are. Continues from the newest checkpoint.
+
+    `accept_changes`: continue even if files or versions that the run depends on have changed. Raises BurnishError for
+    everything that a user can fix.
+    """
+    from burnish.distributed.handles import RemotePolicy
+    from burnish.trainers.learning_cluster import train_on_data  # which no plan needs
+
+    return train_on_data(
+        config, open_prefer_run, open_policy, RemotePolicy, console=console, accept_changes=accept_changes
+    )
+
+
+@contextmanager
+def open_prefer_run(
+    config: PreferConfig,
+    console: Console,
+    *,
+    accept_changes: bool = False,
+    open_learner: OpenLearner[PreferConfig, Policy] = open_policy,
+) -> Iterator[PreferRun]:
+    """Open everything that the loop uses."""
+    with beginning(config, console, open_learner, accept_changes=accept_changes) as begun:
+        config, loaded = begun.config, begun.opened.loaded
+        objective = preference_objective(config)
+        limit = min(config.max_tokens, loaded.context_length)
+        train, heldout = load_examples(config, loaded.tokenizer, limit, console)
+        say(console, unheard_end(train.last_tokens(), loaded))
+        say(console, find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines())
+        size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs
+        total_steps = config.steps or -(-epochs * len(train) // size)
+        check_warmup(config.optimization.warmup_steps, total_steps)
+        others = mismatched(train.examples) if objective.rates_responses else []
+        evaluated = HeldOutPreferences.of(evaluated_comparisons(config, heldout), objective)
+        texts = [*(one.text for one in responses_of(train.examples)), *others, *evaluated.texts()]
+        reference = None
+        if objective.has_reference and config.reference != START:
+            reference = other_reference(begun, open_learner, texts)
+        policy = begun.opened.learner(total_steps)
+        if objective.has_reference and config.reference == START:  # the policy, as no checkpoint is loaded yet
+            reference = kept_reference(begun, texts, lambda: policy)
+        run = PreferRun(
+            config=config,
+            policy=policy,
+            train=train.examples,
+            others=others,
+            heldout=evaluated,
+            sampler=train.sampler(seed=config.seed, shuffle=config.data.shuffle),
+            objective=objective,
+            reference=reference,
+            length_rule=None if objective.rates_responses else length_rule(train),
+            pad_token_id=loaded.pad_token_id,
+            total_steps=total_steps,
+            last_position=None if config.steps else epochs * len(train),
+            journal=begun.journal(total_steps),
+            store=begun.workplace.store,
+            saved=SavedPolicy(config.model, loaded, policy, usual_ends(train, loaded)),
+        )
+        yield begun.restored(run)
+
+
+def preference_objective(config: PreferConfig) -> PreferenceObjective:
+    """The objective of the run file. ConfigError for options that its losses do not have."""
+    shared = {
+        name: value
+        for name, value in (
+            ("beta", config.beta),
+            ("label_smoothing", config.label_smoothing),
+            ("divergence", config.divergence),
+        )
+        if value is not None
+    }
+    losses = [(loss.name, loss.weight, loss.options) for loss in config.losses]
+    return objective_of(losses, shared, length_normalised=config.length_normalised)
+
+
+def load_examples(
+    config: PreferConfig, tokenizer: PreTrainedTokenizerBase, max_tokens: int, console: Console
+) -> tuple[PreferenceSet, PreferenceSet | None]:
+    """Load training and held-out examples. DataError for rows that the losses cannot use."""
+    return load_comparisons(config, tokenizer, max_tokens, console, check_fits_losses)
+
+
+def check_fits_losses(config: PreferConfig, found: PreferenceSet) -> None:
+    """Raise DataError for a single response where the losses compare two."""
+    rated = next((example for example in found.examples if example.good is not None), None)
+    if rated is not None and not config.rates_responses:
+        raise DataError(
+            f"comparison {rated.id} rates a single response, but the losses compare two",
+            remedy=f"set losses: {RATED_LOSS}, or give chosen and rejected responses",
+        )
+
+
+def usual_ends(train: PreferenceSet, loaded: LoadedModel) -> list[int]:
+    """Control tokens with which responses end in the data. A token that ends only a few comes from truncation."""
+    last, control = train.last_tokens(), set(loaded.tokenizer.added_tokens_decoder)
+    return [token for token, count in last.most_common() if token in control and count * RARE_END >= last.total()]
+
+
+def other_reference(
+    begun: Beginning[PreferConfig, Policy],
+    open_learner: OpenLearner[PreferConfig, Policy],
+    texts: Sequence[Text],
+) -> KeptReference:
+    """The log-probabilities of the model that `reference` names. It is opened as the policy will be, and only if they
+    are not kept yet, and is gone before the policy gets its optimizer."""
+    config = begun.config
+    model = with_weights(config.model, config.reference)
+    with ExitStack() as stack:
+
+        def policy() -> Policy:
+            lanes = Lanes(config.cluster.num_lanes)
+            opened = open_learner(config.model_copy(update={"model": model}), begun.paths, begun.console, lanes)
+            other = stack.enter_context(opened)
+            check_vocabulary(config.reference, other.loaded, begun.opened.loaded)
+            return other.learner(1)
+
+        return kept_reference(begun, texts, policy)
+
+
+def kept_reference(
+    begun: Beginning[PreferConfig, Policy], texts: Sequence[Text], model: Callable[[], Policy]
+) -> KeptReference:
+    """The log-probabilities of the texts under a frozen model, which is asked for if they are not kept yet."""
+    config, pad = begun.config, begun.opened.loaded.pad_token_id
+    opened = cache(model)
+
+    def score(some: Sequence[Text]) -> Tensor:
+        return opened().logprobs(plain_batch(some, None, pad_token_id=pad)).logprobs_BT
+
+    return KeptReference.computed_once(
+        texts, Path(config.output), config.reference, score, lambda line: say(begun.console, [line])
+    )
+
+
+def check_vocabulary(reference: str, its: LoadedModel, ours: LoadedModel) -> None:
+    """Raise ConfigError if the reference numbers its tokens in another order than the policy."""
+    if its.tokenizer.get_vocab() != ours.tokenizer.get_vocab():
+        raise ConfigError(
+            f"reference {reference!r} has another vocabulary than the policy, so their log-probabilities of a token "
+            "cannot be compared",
+            remedy="name a model with the policy's tokenizer, or set reference: start",
+        )

@@ -1,0 +1,265 @@
+"""`burnish prefer` on a preference with a known rule: learning, resume, micro-batches, the reference, bad rows."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from burnish.config.loading import load_run_data
+from burnish.config.schema_data import ModelConfig
+from burnish.config.schema_prefer import PreferConfig
+from burnish.data.preference_tokens import PreferenceExample
+from burnish.errors import BurnishError, ConfigError, DataError
+from burnish.models.loading import load_model
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy
+from burnish.trainers.interrupt import StopRequest
+from burnish.trainers.outer_loop import run_loop
+from burnish.trainers.preferences.batches import build_batch, mismatched, responses_of
+from burnish.trainers.preferences.loop import PreferRun, open_prefer_run, train_preferences
+from burnish.trainers.preferences.measuring import evaluate_prefer_run
+from burnish.trainers.preferences.objective import matched, objective_of
+from burnish.trainers.preferences.reference import REFERENCE_FILE, KeptReference
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def model(save_tiny_llama: Callable[..., Path]) -> Path:
+    return save_tiny_llama("abcdefgh?", hidden_size=32, intermediate_size=64)
+
+
+def write_pairs(path: Path, count: int, seed: int) -> None:
+    """The response with more `a` is better; lengths do not tell."""
+    draw = random.Random(seed)
+    rows = []
+    while len(rows) < count:
+        first, second = ("".join(draw.choices("abcdefgh", k=draw.randint(3, 9))) for _ in range(2))
+        if first.count("a") == second.count("a"):
+            continue
+        better, worse = sorted((first, second), key=lambda text: -text.count("a"))
+        prompt = "".join(draw.choices("bcdefgh", k=4)) + "?"
+        rows.append({"prompt": prompt, "chosen": better, "rejected": worse, "weight": 1 + draw.random()})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def prefer_run(model: Path, tmp_path: Path) -> Callable[..., PreferConfig]:
+    def build(*overrides: str, pairs: int = 96, **fields: Any) -> PreferConfig:
+        write_pairs(tmp_path / "train.jsonl", pairs, seed=0)
+        write_pairs(tmp_path / "eval.jsonl", 64, seed=1)
+        data = {
+            "output": str(tmp_path / "run"),
+            "model": {"path": str(model), "device": "cpu"},
+            "data": {"train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")},
+            "losses": "sigmoid",
+            "max_tokens": 24,
+            "optimization": {"learning_rate": 3e-3, "comparisons_per_batch": 16},
+            "evaluation": {"every_steps": 3},
+            "checkpoint": {"every_steps": 2},
+            "logging": {"sinks": []},
+            **fields,
+        }
+        return load_run_data(data, list(overrides), "prefer").config
+
+    return build
+
+
+def rows_of(config: PreferConfig) -> list[dict[str, float]]:
+    lines = (Path(config.output) / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in json.loads(line).items() if not name.startswith(("time/", "throughput/"))}
+        for line in lines
+    ]
+
+
+def weights_of(config: PreferConfig, step: int) -> dict[str, torch.Tensor]:
+    return load_file(Path(config.output) / f"checkpoints/step-{step:06}/policy/model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "simpo", "orpo", "kto", "aot", "aot_unpaired"])
+def test_held_out_preferences_are_learned(prefer_run: Callable[..., PreferConfig], loss: str) -> None:
+    config = prefer_run(f"losses={loss}", "optimization.epochs=4", "evaluation.every_steps=null", pairs=192)
+    train_preferences(config, console=QUIET)
+    first, *_, last = rows_of(config)
+    assert last["step"] == 48
+    assert last["eval/accuracy"] > max(0.7, first["eval/accuracy"] + 0.1)
+    assert last["eval/loss"] < first["eval/loss"]
+    measured = evaluate_prefer_run(
+        config, console=QUIET, weights=Path(config.output) / "checkpoints/step-000048/policy"
+    )
+    assert measured.metrics["eval/accuracy"] == last["eval/accuracy"]
+    assert measured.metrics["eval/margin"] == pytest.approx(last["eval/margin"], abs=1e-5)
+
+
+def test_the_first_step_is_log_two(prefer_run: Callable[..., PreferConfig]) -> None:
+    """The policy is its reference: no margin, a loss of log 2 for each pair, and half of the rows are right."""
+    config = prefer_run("steps=1", "evaluation.at_start=false", pairs=16)
+    train_preferences(config, console=QUIET)
+    (row,) = rows_of(config)
+    assert row["train/loss"] == pytest.approx(0.693147, abs=1e-5)
+    assert row["preference/margin"] == pytest.approx(0, abs=1e-5)
+    assert row["train/comparisons"] == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["sigmoid", "kto"])
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+    prefer_run: Callable[..., PreferConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    whole = prefer_run(f"losses={loss}", f"output={tmp_path / 'whole'}")
+    train_preferences(whole, console=QUIET)
+    cut = prefer_run(f"losses={loss}")
+    stop = StopRequest()
+    step = PreferRun.train_step
+
+    def stops_after_three(run: PreferRun) -> dict[str, float]:
+        row = step(run)
+        if run.progress.step == 3:
+            stop.requested = True
+        return row
+
+    with monkeypatch.context() as patch, open_prefer_run(cut, QUIET) as run:
+        patch.setattr(PreferRun, "train_step", stops_after_three)
+        run_loop(run, stop)
+    kept = (tmp_path / "run" / REFERENCE_FILE).stat().st_mtime_ns
+    train_preferences(cut, console=QUIET)
+    assert (tmp_path / "run" / REFERENCE_FILE).stat().st_mtime_ns == kept
+    assert rows_of(cut) == rows_of(whole)
+    ours, theirs = weights_of(cut, 6), weights_of(whole, 6)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.slow
+def test_two_trainers_give_the_bits_of_one(prefer_run: Callable[..., PreferConfig], tmp_path: Path) -> None:
+    shared = ("steps=3", "cluster.threads=1")
+    one = prefer_run(*shared, f"output={tmp_path / 'one'}", "cluster.lanes=2")
+    two = prefer_run(*shared, f"output={tmp_path / 'two'}", "cluster.trainers=2")
+    for config in (one, two):
+        train_preferences(config, console=QUIET)
+    assert rows_of(one) == rows_of(two)
+    assert (tmp_path / "one" / REFERENCE_FILE).read_bytes() == (tmp_path / "two" / REFERENCE_FILE).read_bytes()
+    ours, theirs = weights_of(one, 3), weights_of(two, 3)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.slow
+def test_adapters_learn_and_their_reference_is_the_base(prefer_run: Callable[..., PreferConfig]) -> None:
+    config = prefer_run("model.lora.rank=4", "optimization.epochs=4", "optimization.learning_rate=2e-2")
+    train_preferences(config, console=QUIET)
+    rows = rows_of(config)
+    assert rows[1]["preference/margin"] == pytest.approx(0, abs=1e-5)
+    assert rows[-1]["eval/accuracy"] > 0.6
+
+
+@pytest.mark.slow
+def test_a_lost_reference_is_that_of_the_start(prefer_run: Callable[..., PreferConfig], tmp_path: Path) -> None:
+    config = prefer_run("steps=4")
+    train_preferences(config, console=QUIET)
+    file = tmp_path / "run" / REFERENCE_FILE
+    before = file.read_bytes()
+    file.write_bytes(before[: len(before) // 2])
+    with open_prefer_run(config, QUIET):
+        assert file.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_reference_may_be_another_model(
+    prefer_run: Callable[..., PreferConfig], model: Path, tmp_path: Path, save_tiny_llama: Callable[..., Path]
+) -> None:
+    start = prefer_run("steps=3", f"output={tmp_path / 'start'}")
+    train_preferences(start, console=QUIET)
+    same = prefer_run("steps=3", f"output={tmp_path / 'same'}", f"reference={model}")
+    train_preferences(same, console=QUIET)
+    assert rows_of(same) == rows_of(start)
+    trained = prefer_run("steps=3", f"output={tmp_path / 'trained'}", f"reference={tmp_path / 'start'}")
+    train_preferences(trained, console=QUIET)
+    assert rows_of(trained)[1]["preference/margin"] < 0  # the reference has learned what the policy is to learn
+    other = save_tiny_llama("abcdefghij?", hidden_size=32, intermediate_size=64)
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        train_preferences(prefer_run(f"output={tmp_path / 'other'}", f"reference={other}"), console=QUIET)
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "kto", "simpo", "aot", "aot_unpaired"])
+def test_micro_batches_change_nothing(model: Path, loss: str) -> None:
+    """Gradients are the same, and no pair is cut, however few tokens a micro-batch may have."""
+    draw = random.Random(3)
+    texts = [tuple(draw.choices(range(3, 10), k=draw.randint(2, 6))) for _ in range(24)]
+    examples = [PreferenceExample(str(i), texts[0], (texts[2 * i], texts[2 * i + 1]), i % 2) for i in range(1, 12)]
+    rows = responses_of(examples)
+    found = []
+    for tokens in (8, 10_000):
+        loaded = load_model(ModelConfig(path=str(model), device="cpu"), seed=0)
+        policy = LocalPolicy(loaded, OptimizerSettings(1e-2, 10), tokens_per_microbatch=tokens)
+        reference = KeptReference({one.text: [-1.0 - 0.1 * n] * len(one.text[1]) for n, one in enumerate(rows)})
+        objective = objective_of([(loss, 1.0, {})], {}, length_normalised=False)
+        batch = build_batch(rows, reference, pad_token_id=0, in_pairs=loss != "kto")
+        if objective.sorts is not None:
+            batch = matched(batch, policy.logprobs(batch).logprobs_BT, objective.sorts)
+        parts = [part for _, part in policy._scorer.split(batch, tokens)]
+        assert len(parts) == 1 if tokens > 8 else len(parts) == 11 or loss == "kto"
+        metrics = policy.update(batch, objective).metrics
+        found.append((metrics["policy/grad_norm"].result(), metrics["train/loss"].result()))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_the_best_candidate_makes_a_pair_with_each_other() -> None:
+    example = PreferenceExample("1", (1,), ((2,), (3,), (4,)), best=1, weight=2.0)
+    rated = PreferenceExample("2", (1,), ((5,),), best=0, good=False)
+    found = [(one.text[1], one.pair, one.preferred, one.weight) for one in responses_of([example, rated])]
+    assert found == [
+        ((3,), 0, True, 2.0),
+        ((2,), 0, False, 2.0),
+        ((3,), 1, True, 2.0),
+        ((4,), 1, False, 2.0),
+        ((5,), 2, False, 1.0),
+    ]
+
+
+def test_mismatched_texts_have_the_response_of_another_prompt() -> None:
+    examples = [PreferenceExample(str(n), (n // 2,), ((10 + n,), (20 + n,)), best=0) for n in range(4)]
+    assert mismatched(examples) == [((0,), (12,)), ((0,), (12,)), ((1,), (10,)), ((1,), (10,))]
+
+
+def test_rated_responses_are_read(prefer_run: Callable[..., PreferConfig], tmp_path: Path) -> None:
+    rows = [{"prompt": "bcd?", "completion": "aaa", "label": True}, {"prompt": "bcd?", "completion": "hh", "label": 0}]
+    rated = tmp_path / "rated.jsonl"
+    rated.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = prefer_run("losses=kto", f"data.train={rated}", "data.eval=[]", "evaluation.every_steps=null", "steps=2")
+    train_preferences(config, console=QUIET)
+    assert rows_of(config)[-1]["preference/rejected_tokens"] == 3  # with the end of the sequence
+    with pytest.raises(DataError, match="rates a single response, but the losses compare two"):
+        train_preferences(prefer_run(f"data.train={rated}", f"output={tmp_path / 'b'}"), console=QUIET)
+    rated.write_text(json.dumps(rows[0] | {"label": "good"}) + "\n")
+    with pytest.raises(DataError, match=r"rated.jsonl:1: column 'label' \(label\) holds"):
+        train_preferences(config.model_copy(update={"output": str(tmp_path / "c")}), console=QUIET)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["losses=dpo"], "is 'dpo', which is not a loss on preferences"),
+        (["losses=[sigmoid, kto]"], "names kto, which makes other pairs"),
+        (["losses=sft", "beta=0.2"], "beta is set, but sft does not take it"),
+        (["losses=simpo", "reference=runs/sft"], "none of the losses compares the policy with a reference"),
+        (["losses=ipo", "divergence=js"], "divergence is set, but ipo does not take it"),
+        (["losses=[{name: simpo, options: {gama: 1}}]"], "losses.0: 'simpo' has no option 'gama'"),
+        (["losses=[]"], "losses is empty"),
+        (["ties=half"], "ties"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    prefer_run: Callable[..., PreferConfig], overrides: list[str], message: str
+) -> None:
+    with pytest.raises(BurnishError) as refused:
+        train_preferences(prefer_run(*overrides), console=QUIET)
+    assert message in str(refused.value).replace("\n", " ")
