@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from burnish.algorithms import kl, shaping
-from burnish.algorithms.advantages import dr_grpo, gae, grpo, rloo
+from burnish.algorithms.advantages import dr_grpo, gae, grpo, maxrl, rloo
 from burnish.algorithms.masking import masked_var, whiten
-from burnish.algorithms.policy_losses import ppo_clip, reinforce, sapo, sapo_gate
+from burnish.algorithms.policy_losses import dppo, ppo_clip, reinforce, sapo, sapo_gate
+from burnish.errors import ConfigError
 
 REWARDS = torch.arange(1.2, 2.05, 0.1).reshape(3, 3)
 ALL = torch.ones(3, 3, dtype=torch.bool)
@@ -65,6 +66,15 @@ def test_one_group_of_eight():
     close(rloo(scores, ids), [high, low, low, high, high, low, low, low], atol=1e-6)
 
 
+def test_maxrl_divides_by_the_share_that_is_solved():
+    """Means 1/4, 3/4, 0, 1; a group of one keeps its score."""
+    scores = torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 0.5])
+    ids = torch.tensor([0] * 4 + [1] * 4 + [2] * 2 + [3] * 2 + [4])
+    close(maxrl(scores, ids), [3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1, 0, 0, 0, 0, 0.5], atol=1e-7)
+    with pytest.raises(ConfigError, match=r"a reward is -0\.5"):
+        maxrl(scores - 0.5, ids)
+
+
 def test_rloo_of_four_samples_for_three_prompts():
     scores_KP = torch.tensor([[1.0, 2, 3], [2, 3, 4], [5, 6, 7], [8, 9, 10]])
     ids_KP = torch.arange(3).expand(4, 3)
@@ -106,6 +116,37 @@ def test_ppo_clip_and_dual_clip():
 def test_ppo_clip_higher():
     close(ppo_of(1.0, 1.5), [[-1.2]])
     close(ppo_of(1.0, 1.5, clip_high=0.28), [[-1.28]])
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "advantage", "tv", "kl"),
+    [
+        ((0.25, 0.5), 1.0, 0.0, 0.0),  # |.25|; .25 ln .5 + .75 ln 1.5 = .1308
+        ((0.25, 0.5), -1.0, 2.0, 2.0),  # back towards the old policy
+        ((0.5, 0.25), -1.0, 0.0, 0.0),  # .5 ln 2 + .5 ln(2/3) = .1438
+        ((0.5, 0.25), 1.0, -0.5, -0.5),
+        ((0.01, 0.05), 1.0, -5.0, -5.0),  # a ratio of 5, of .04; .01 ln .2 + .99 ln(.99/.95) = .0247
+        ((0.01, 0.15), 1.0, -15.0, 0.0),  # .14; .01 ln(1/15) + .99 ln(.99/.85) = .1239
+        ((0.001, 0.1), 1.0, -20.0, 0.0),  # a ratio of 100, capped at 20; .001 ln .01 + .999 ln(.999/.9) = .0996
+    ],
+)
+def test_dppo(probabilities, advantage, tv, kl):
+    """The gradient, -A min(rho, 20), where probabilities moved by at most .2, or .05 nats of "this token or not"."""
+    old, new = torch.tensor(probabilities).log().reshape(2, 1, 1)
+    for divergence, limit, expected in (("tv", 0.2, tv), ("kl", 0.05, kl)):
+        logprob = new.clone().requires_grad_()
+        bounds = {"divergence": divergence, "clip_low": limit, "clip_high": limit}
+        loss = dppo(logprob, old, torch.full((1, 1), advantage), torch.ones(1, 1).bool(), **bounds).per_token_BT
+        close(loss, [[expected * float(new)]])
+        close(torch.autograd.grad(loss.sum(), logprob)[0], [[expected]])
+
+
+def test_dppo_at_certainty():
+    """A token that became certain has left "another one" no probability, a divergence of infinity; one that was certain
+    before has not moved."""
+    old, new = torch.tensor([[0.5, 1.0]]).log(), torch.zeros(1, 2)
+    loss = dppo(new, old, torch.ones(1, 2), torch.ones(1, 2).bool(), divergence="kl", clip_high=9.0)
+    assert loss.metrics["clip_fraction_high"].result() == 0.5
 
 
 @pytest.mark.parametrize("loss", [ppo_clip, reinforce])

@@ -40,6 +40,8 @@ CRITICS = ("separate", "shared")
 WITH_CRITIC = [name for name, row in ESTIMATORS.items() if row.needs_values]
 CRITIC_FREE = [name for name, row in ESTIMATORS.items() if not row.needs_values]
 KL_MODES = ("none", "reward", "loss")
+NEGATIVE = {("maxrl", "reward")}
+"""Not together: a KL makes rewards negative."""
 AGGREGATION_NAMES = list(AGGREGATIONS)
 OPTIONS: list[dict[str, object]] = [
     {"reward_clip": 0.4},
@@ -152,7 +154,9 @@ def algorithm_of(estimator: str, loss: str, aggregation: str, kl_in: str, **fiel
 def paired(estimator: str, loss: str) -> tuple[str, str]:
     """One aggregation and KL mode for each estimator x loss, so that every two of the four meet somewhere."""
     row, column = list(ESTIMATORS).index(estimator), list(POLICY_LOSSES).index(loss)
-    return AGGREGATION_NAMES[(row + column) % len(AGGREGATION_NAMES)], KL_MODES[(row + 2 * column) % len(KL_MODES)]
+    aggregation = AGGREGATION_NAMES[(row + column) % len(AGGREGATION_NAMES)]
+    kl_in = KL_MODES[(row + 2 * column) % len(KL_MODES)]
+    return aggregation, "none" if (estimator, kl_in) in NEGATIVE else kl_in
 
 
 def test_any_two_choices_meet_in_some_case() -> None:
@@ -160,7 +164,7 @@ def test_any_two_choices_meet_in_some_case() -> None:
     choices = (list(ESTIMATORS), list(POLICY_LOSSES), AGGREGATION_NAMES, list(KL_MODES))
     for first, second in itertools.combinations(range(4), 2):
         met = {(case[first], case[second]) for case in cases}
-        assert met == set(itertools.product(choices[first], choices[second]))
+        assert met == set(itertools.product(choices[first], choices[second])) - NEGATIVE
 
 
 @pytest.mark.parametrize("estimator", CRITIC_FREE)
@@ -176,6 +180,8 @@ def test_every_estimator_makes_a_real_step_with_every_loss(
 @pytest.mark.parametrize("loss", list(POLICY_LOSSES))
 def test_every_combination_makes_a_real_step(sampled: tuple[RlRun, Collected], estimator: str, loss: str) -> None:
     for aggregation, kl_in in itertools.product(AGGREGATIONS, KL_MODES):
+        if (estimator, kl_in) in NEGATIVE:
+            continue
         step_changes_weights(*sampled, algorithm_of(estimator, loss, aggregation, kl_in))
 
 

@@ -52,10 +52,16 @@ def _names(algorithm: AlgorithmConfig) -> Iterator[Problem]:
 
 
 def _options(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    """Check that options of estimator and loss are numbers. Names are checked when the function is looked up."""
+    """Check that options of estimator and loss are numbers, or words that the loss knows. Names are checked when the
+    function is looked up."""
     for field, options in (("estimator", algorithm.estimator_options), ("loss", algorithm.loss_options)):
+        words = names.LOSS_WORDS.get(algorithm.loss, {}) if field == "loss" else {}
         for name, value in options.items():
-            if value is not None and not (isinstance(value, (bool, int, float)) and math.isfinite(value)):
+            if name in words:
+                if value not in words[name]:
+                    remedy = suggestion(str(value), words[name])
+                    yield Problem(f"algorithm.loss_options.{name}", f"{value!r:.60} is not known", remedy)
+            elif value is not None and not (isinstance(value, (bool, int, float)) and math.isfinite(value)):
                 message = f"is {value!r:.60}, not a finite number"
                 yield Problem(f"algorithm.{field}_options.{name}", message, "give a number, true, false or null")
 
@@ -76,6 +82,9 @@ def _clips(algorithm: AlgorithmConfig) -> Iterator[Problem]:
         elif path in own and field not in algorithm.model_fields_set:
             message = f"is left at its default {value:g}, which does not suit the loss {loss!r}"
             yield Problem(path, message, f"set it (the preset {loss!r} uses {own[path]:g})")
+        elif algorithm.loss_options.get("divergence") == "kl" and field not in algorithm.model_fields_set:
+            message = f"is left at its default {value:g}, which bounds probabilities, but the divergence is kl"
+            yield Problem(path, message, "set it to the largest KL in nats (0.05 is usual)")
 
 
 def _unused(config: RlFields) -> Iterator[Problem]:
@@ -119,13 +128,23 @@ def _skipping(config: RlFields) -> Iterator[Problem]:
 
 
 def _units(algorithm: AlgorithmConfig) -> Iterator[Problem]:
-    """Refuse whitened rewards for estimators that expect other units."""
+    """Refuse whitened rewards for estimators that expect other units, and what makes rewards negative for one that
+    divides by them."""
     if algorithm.whiten_rewards and algorithm.estimator in names.GREEDY_ESTIMATORS:
         message = f"is true, but {algorithm.estimator} subtracts the greedy response's score, which is not whitened"
         yield Problem("algorithm.whiten_rewards", message, "set it to false (whiten_advantages may be true)")
     if algorithm.whiten_rewards and algorithm.estimator in ("reinforce_plus_plus", *names.TURN_ESTIMATORS):
         message = "is true, but every whitened token would add to the return, so longer responses would score higher"
         yield Problem("algorithm.whiten_rewards", message, "set it to false (the estimator scales its returns itself)")
+
+    for field, is_set in (
+        ("whiten_rewards", algorithm.whiten_rewards),
+        ("kl_in", algorithm.kl_in == "reward"),
+        ("overlong_buffer", algorithm.overlong_buffer is not None),
+    ):
+        if is_set and algorithm.estimator == "maxrl":
+            message = f"is {_of(algorithm, field)}, which can make rewards negative, but maxrl divides by their mean"
+            yield Problem(f"algorithm.{field}", message, "leave it out, or use another estimator (dr_grpo)")
 
 
 def _kl(algorithm: AlgorithmConfig) -> Iterator[Problem]:

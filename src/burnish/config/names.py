@@ -23,6 +23,7 @@ _ESTIMATORS: Mapping[str, tuple[str, ...]] = {
     "passk": ("group",),
     "gdpo": ("group",),
     "grpo_batch_std": ("group",),
+    "maxrl": ("group",),
     "raw": (),
     "turn_grpo": ("group", "gamma"),
     "gigpo": ("group", "gamma"),
@@ -42,6 +43,7 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
     "kl_cov": (),
     "clip_cov": ("clip_low", "clip_high"),
     "kimi": (),
+    "dppo": ("clip_low", "clip_high"),
 }
 """Clips that each built-in loss uses."""
 PAIR_LOSSES: Mapping[str, tuple[str, ...]] = {
@@ -71,6 +73,8 @@ REFERENCE_LOSSES = tuple(name for name in PAIR_LOSSES if name not in REFERENCE_F
 SORTS_REFERENCE = "aot"
 REORDERING_LOSSES = (SORTS_REFERENCE, "aot_unpaired")
 """Losses that sort the pairs of the whole step: the reference of each, or the rejected response."""
+LOSS_WORDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {"dppo": {"divergence": ("tv", "kl")}}
+"""Options of built-in losses that are words, not numbers, and the words that they may be."""
 
 
 def _with(what: str, table: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:

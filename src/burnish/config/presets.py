@@ -224,6 +224,19 @@ PRESETS: Mapping[str, Preset] = {
             **_NO_CLIP,
         ),
         _preset(
+            "dppo",
+            "Tokens whose probability has moved too far are dropped, measured from the policy that sampled them.",
+            "https://arxiv.org/abs/2602.04879",
+            algorithm__loss="dppo",
+            algorithm__old_logprobs="sampler",
+        ),
+        _preset(
+            "maxrl",
+            "Maximum likelihood of a correct answer: group-centred rewards divided by the group's mean.",
+            "https://arxiv.org/abs/2602.02710",
+            algorithm__estimator="maxrl",
+        ),
+        _preset(
             "kl_cov",
             "GRPO with a KL penalty on the tokens with the highest covariance of log-probability and advantage.",
             "https://arxiv.org/abs/2505.22617",

@@ -62,7 +62,7 @@ def test_only_constant_groups_give_a_step_of_zeros(name):
     assert call(name, [0.7, 0.7, 0.1, 0.1], [0, 0, 1, 1]).tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize("name", GROUP_ESTIMATORS)
+@pytest.mark.parametrize("name", [name for name in GROUP_ESTIMATORS if name != "maxrl"])
 def test_a_group_of_one_is_an_error_unless_its_siblings_failed(name):
     with pytest.raises(ConfigError, match=rf"(?s){name}.*group_id 41.*group_size"):
         call(name, [1.0, 0.0, 0.5], [7, 7, 41])

@@ -34,6 +34,7 @@ def lengths_of(size: int, seed: int) -> Tensor:
 
 def advantages(name: str, scores_B: Tensor, group_ids_B: Tensor, lengths_B: Tensor) -> Tensor:
     mask_BT = torch.arange(8) < lengths_B[:, None]
+    scores_B = scores_B.abs() if name == "maxrl" else scores_B
     tensors = {
         "scores_B": scores_B,
         "greedy_scores_B": scores_B.clone(),

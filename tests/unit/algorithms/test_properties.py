@@ -152,7 +152,8 @@ def results(metrics: dict[str, Metric]) -> dict[str, float]:
 
 
 def estimate(name: str, step: Step) -> Any:
-    """What an estimator returns, with a discount where it has one."""
+    """What an estimator returns, with a discount where it has one, and for rewards that it takes."""
+    step = replace(step, scores_B=step.scores_B.abs()) if name == "maxrl" else step
     return ESTIMATORS[name](step.tensors, {"gamma": 0.9} if "gamma" in ESTIMATORS[name].options else {})
 
 
@@ -334,7 +335,7 @@ def test_order_of_rows_changes_no_loss(name, seed):
 # A group alone and the same group among others
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "passk"])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "passk", "maxrl"])
 @EXAMPLES
 @given(seed=SEEDS)
 def test_groups_do_not_see_each_other(name, seed):
@@ -345,12 +346,21 @@ def test_groups_do_not_see_each_other(name, seed):
         same(advantages_of(name, step.rows(index)), expected[index])
 
 
+@EXAMPLES
+@given(seed=SEEDS, unit=st.floats(1e-3, 1e3))
+def test_the_unit_of_rewards_changes_no_advantage_relative_to_their_mean(seed, unit):
+    step = make_step(seed)
+    same(advantages_of("maxrl", replace(step, scores_B=unit * step.scores_B)), advantages_of("maxrl", step))
+
+
 @pytest.mark.parametrize("name", [name for name in ESTIMATOR_NAMES if ESTIMATORS[name].needs_groups])
 @EXAMPLES
 @given(seed=SEEDS, constant=st.floats(-10, 10, width=32))
 def test_constant_groups_and_groups_left_with_one_get_exactly_zero(name, seed, constant):
     step = make_step(seed, dtype=torch.float32)
     first = step.group_ids_B == step.group_ids_B[0]
+    if name == "maxrl":
+        step, constant = replace(step, scores_B=step.scores_B.abs()), abs(constant)
     flat = replace(
         step,
         scores_B=step.scores_B.masked_fill(first, constant),
@@ -366,9 +376,10 @@ def test_constant_groups_and_groups_left_with_one_get_exactly_zero(name, seed, c
     kept = torch.cat([first.nonzero().flatten()[:1], (~first).nonzero().flatten()])
     if name == "gigpo":  # turns of one row are compared with each other where they are in one state
         step = replace(step, observation_ids_BT=step.turn_index_BT)
-    shrunk = ESTIMATORS[name](step.rows(kept).tensors, {"allow_single": True})
+    single = {"allow_single": True} if "allow_single" in ESTIMATORS[name].options else {}
+    shrunk = ESTIMATORS[name](step.rows(kept).tensors, single)
     shrunk = shrunk[0] if ESTIMATORS[name].token_level else shrunk
-    assert shrunk[0].abs().sum() == 0.0
+    assert shrunk[0].abs().sum() == (step.scores_B[kept[0]] if name == "maxrl" else 0.0)
     assert shrunk.isfinite().all()
 
 
@@ -402,7 +413,7 @@ def test_rows_without_trained_tokens_change_no_loss(name, seed):
 # Gradients against finite differences in float64
 
 SHARED = ("gspo", "turn_gspo")  # the token form: tested with one advantage per sequence or turn
-OWN_GRADIENT = ("cispo", "tis", "topr")  # a weight without gradient: compared with its frozen form below
+OWN_GRADIENT = ("cispo", "dppo", "tis", "topr")  # a weight without gradient: compared with its frozen form below
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
@@ -452,7 +463,10 @@ def test_shared_ratios_have_their_gradient_with_one_advantage_a_span(name, advan
 def test_weighted_losses_have_the_gradient_of_their_frozen_weight(name, seed):
     step = make_step(seed)
     ratio = (step.logprobs_BT - step.old_logprobs_BT).exp()
-    weight = ratio.clamp(0, 5.0 if name == "cispo" else 1.0)
+    weight = ratio.clamp(0, {"cispo": 5.0, "dppo": 20.0}.get(name, 1.0))
+    if name == "dppo":
+        moved = step.logprobs_BT.exp() - step.old_logprobs_BT.exp()
+        weight = torch.where(moved * step.advantages_BT.sign() > 0.2, torch.zeros_like(weight), weight)
     if name == "topr":
         weight = torch.where(step.advantages_BT < 0, weight, torch.ones_like(weight))
     expected = torch.where(step.mask_BT, -weight * step.advantages_BT, torch.zeros_like(weight))

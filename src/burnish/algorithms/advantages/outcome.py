@@ -4,7 +4,8 @@ Each takes one score per sequence `[B]` and returns one advantage per sequence `
 token of that sequence (`shaping.spread`). Pass the rollouts of the entire step, all workers together.
 
 Group estimators: `group_ids_B` are any integers. A group whose scores are all equal gets exactly 0. A group of one
-raises ConfigError unless `allow_single` (the others failed and were left out); it then gets 0.
+raises ConfigError unless `allow_single` (the others failed and were left out); it then gets 0. In `maxrl`
+it is allowed and keeps its score.
 
 Group statistics are float64, because the error of a float32 sum over a large group of large scores can exceed the
 differences between them. Advantages are returned as float32 (float64 for float64 scores).
@@ -159,6 +160,25 @@ def grpo_batch_std(scores_B: Tensor, group_ids_B: Tensor, *, eps: float = 1e-6, 
     squares = (scores - scores.mean()).square().sum()
     std = (squares / max(scores.numel() - 1, 1)).sqrt()
     return _narrow(_centre(scores, groups) / (std + eps), scores_B)
+
+
+def maxrl(scores_B: Tensor, group_ids_B: Tensor) -> Tensor:
+    """(r - mean_G) / mean_G `[B]`, 0 where the mean is 0, r in a group of one (https://arxiv.org/abs/2602.02710).
+
+    For rewards of 0 and 1 this is the gradient of the log-likelihood of a correct answer, to the order that the size of
+    the group allows, where the others have the gradient of its probability: prompts that are seldom solved count for
+    more. ConfigError for a negative reward, with which a mean says nothing about the share that is solved.
+    """
+    scores = scores_B.double()
+    groups = form_groups("maxrl", scores, group_ids_B, allow_single=True)
+    if bool((scores < 0).any()):
+        raise ConfigError(
+            f"estimator 'maxrl' divides by the mean reward of a group, but a reward is {float(scores.min()):g}",
+            remedy="use rewards of 0 and more, without penalties below 0, or another estimator (dr_grpo)",
+        )
+    mean_B = groups.mean(scores)
+    relative_B = _centre(scores, groups) / torch.where(mean_B > 0, mean_B, torch.ones_like(mean_B))
+    return _narrow(torch.where(groups.size(scores) == 1, scores, relative_B), scores_B)
 
 
 def reinforce_plus_plus_baseline(scores_B: Tensor, group_ids_B: Tensor, *, allow_single: bool = False) -> Tensor:

@@ -164,6 +164,13 @@ ESTIMATORS: dict[str, Estimator] = {
         "https://arxiv.org/abs/2508.08221",
         "(r - mean_G) / (std_step(r) + eps)",
     ),
+    "maxrl": Estimator(
+        "maxrl",
+        outcome.maxrl,
+        "centred, divided by the mean: prompts that are seldom solved count for more",
+        "https://arxiv.org/abs/2602.02710",
+        "(r - mean_G) / mean_G, 0 where mean_G is 0, r in a group of one",
+    ),
     "raw": Estimator(
         "raw",
         outcome.raw,

@@ -2,6 +2,7 @@
 
 from burnish.algorithms.policy_losses.clipped import gmpo, gspo, ppo_clip, turn_gspo
 from burnish.algorithms.policy_losses.covariance import clip_cov, covariance_selection, kl_cov, unclipped_selection
+from burnish.algorithms.policy_losses.divergence import dppo
 from burnish.algorithms.policy_losses.result import PolicyLoss
 from burnish.algorithms.policy_losses.table import LOSS_INPUTS, POLICY_LOSSES, PolicyLossSpec, resolve_policy_loss
 from burnish.algorithms.policy_losses.weighted import cispo, kimi, reinforce, sapo, sapo_gate, tis, topr
@@ -14,6 +15,7 @@ __all__ = [
     "cispo",
     "clip_cov",
     "covariance_selection",
+    "dppo",
     "gmpo",
     "gspo",
     "kimi",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.algorithms.policy_losses import clipped, covariance, weighted
+from burnish.algorithms.policy_losses import clipped, covariance, divergence, weighted
 from burnish.algorithms.registry import Formula, find_row, first_line, load_function
 from burnish.errors import ConfigError
 
@@ -161,6 +161,13 @@ POLICY_LOSSES: dict[str, PolicyLossSpec] = {
         "https://arxiv.org/abs/2501.12599",
         "-A logprob + tau / 2 d^2",
         zero_at_zero_advantage=False,
+    ),
+    "dppo": PolicyLossSpec(
+        "dppo",
+        divergence.dppo,
+        "drops tokens by the distance of probabilities, not by their ratio",
+        "https://arxiv.org/abs/2602.04879",
+        "-sg(min(rho, ratio_cap)) A logprob, 0 where D > clip_high, p > p_old, A > 0 or D > clip_low, p < p_old, A < 0",
     ),
 }
 
