@@ -56,6 +56,9 @@ OPTIONS: list[dict[str, object]] = [
     {"mismatch_correction": "sequence_mask"},
     {"mismatch_correction": "turn_truncate"},
     {"mismatch_correction": "turn_mask"},
+    {"mismatch_correction": "sequence_mask_mean"},
+    {"mismatch_correction": "sequence_mask_max"},
+    {"mismatch_correction": "sequence_off_policy", "mismatch_delta": 0.1},
     {"discount": "turn", "gamma": 0.9},
 ]
 WITH_TURNS: list[dict[str, Any]] = [

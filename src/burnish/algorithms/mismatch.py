@@ -23,6 +23,7 @@ from burnish.words import suggestion
 
 LEVELS = ("token", "turn", "sequence")
 MODES = ("truncate", "mask")
+SEQUENCE_MODES = ("mask_mean", "mask_max")
 
 
 def mismatch_metrics(trainer_logprobs_BT: Tensor, rollout_logprobs_BT: Tensor, mask_BT: Tensor) -> dict[str, Metric]:
@@ -77,7 +78,9 @@ def correction_weights(
         level: `token` weights each token by its own ratio, `turn` all tokens of a turn by the product over the turn,
             `sequence` all tokens by the product over the response.
         mode: `truncate` clamps weights to [low, high] (https://fengyao.notion.site/off-policy-rl); `mask` sets weights
-            outside [low, high] to 0, which drops the token, the turn or the sequence.
+            outside [low, high] to 0, which drops the token, the turn or the sequence. With `sequence`, two more judge a
+            response as a whole and leave its tokens their own ratios, up to exp(20): `mask_mean` drops it if the
+            geometric mean of the ratios is outside [low, high], `mask_max` if any of them is.
         low, high: bounds as absolute ratios, low <= 1 <= high.
         turn_index_BT: for `turn`, see `burnish.algorithms.turns`; None if each row is one turn.
 
@@ -85,6 +88,11 @@ def correction_weights(
     """
     _check_correction(level, mode, low, high)
     d = log_ratio(old_logprobs_BT.detach(), rollout_logprobs_BT.detach(), mask_BT)
+    if mode in SEQUENCE_MODES:
+        ratios_BT = clamp_log_ratio(d).exp()
+        judged = _geometric_mean(d, mask_BT) if mode == "mask_mean" else ratios_BT  # 1 in masked slots: inside
+        kept_B1 = ((judged >= low) & (judged <= high)).all(dim=1, keepdim=True)
+        return fill_masked(torch.where(kept_B1, ratios_BT, torch.zeros_like(ratios_BT)), mask_BT)
     if level == "turn" and turn_index_BT is not None:
         d = sum_within_turns(d, turn_index_BT, mask_BT).to(d.dtype)
     elif level != "token":
@@ -97,8 +105,31 @@ def correction_weights(
     return fill_masked(bounded, mask_BT)
 
 
+def off_policy_tokens(
+    logprobs_BT: Tensor, rollout_logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, delta: float
+) -> Tensor:
+    """True `[B, T]` at tokens with A < 0 of responses with mean_t(rollout - logprob) > delta, in nats, to be dropped.
+
+    DeepSeek-V3.2 2025 (https://arxiv.org/abs/2512.02556): the policy learns from its own mistakes, but those that it
+    would hardly make any more only disturb it. `logprobs_BT` are the current ones, after each update.
+    """
+    d = log_ratio(rollout_logprobs_BT.detach(), logprobs_BT.detach(), mask_BT)
+    advantages = fill_masked(advantages_BT.detach(), mask_BT)
+    return (advantages < 0) & (_mean_of_rows(d, mask_BT) > delta)
+
+
+def _geometric_mean(d_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    return clamp_log_ratio(_mean_of_rows(d_BT, mask_BT)).exp()
+
+
+def _mean_of_rows(d_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean `[B, 1]` over the trained tokens of each row, 0 without any. `d_BT` must be 0 where masked."""
+    return d_BT.sum(dim=1, keepdim=True) / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+
+
 def _check_correction(level: str, mode: str, low: float, high: float) -> None:
-    for field, value, known in (("level", level, LEVELS), ("mode", mode, MODES)):
+    modes = (*MODES, *SEQUENCE_MODES) if level == "sequence" else MODES
+    for field, value, known in (("level", level, LEVELS), ("mode", mode, modes)):
         if value not in known:
             raise ConfigError(f"unknown correction {field} {value!r}", remedy=suggestion(value, known))
     if not (0 <= low <= 1 <= high and math.isfinite(high)):

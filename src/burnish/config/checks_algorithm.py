@@ -92,6 +92,10 @@ def _unused(config: RlFields) -> Iterator[Problem]:
     algorithm, estimator = config.algorithm, config.algorithm.estimator
     refills = any(domain.refills for domain in domain_settings(config))
     known = estimator in names.ESTIMATOR_NAMES
+    drops = algorithm.mismatch_correction == "sequence_off_policy"
+    if drops and algorithm.mismatch_delta is None:
+        message = "is not set, but algorithm.mismatch_correction is sequence_off_policy"
+        yield Problem("algorithm.mismatch_delta", message, "set it to the largest mean in nats, for example 0.1")
     for field, is_used, remedy in (
         ("gamma", not known or estimator in names.GAMMA_ESTIMATORS, f"the estimator {estimator!r} has no discount"),
         (
@@ -103,8 +107,9 @@ def _unused(config: RlFields) -> Iterator[Problem]:
         ("kl_horizon", algorithm.kl_target is not None, "it belongs to adaptive KL: set kl_target too"),
         ("whiten_over", algorithm.whitens, "it belongs to whiten_rewards and whiten_advantages"),
         ("max_refills", refills, "it belongs to dynamic_sampling: true, and to difficulty of domains"),
-        ("mismatch_low", algorithm.mismatch_correction != "none", "it belongs to mismatch_correction"),
-        ("mismatch_high", algorithm.mismatch_correction != "none", "it belongs to mismatch_correction"),
+        ("mismatch_low", algorithm.weights_mismatch, "it belongs to mismatch_correction"),
+        ("mismatch_high", algorithm.weights_mismatch, "it belongs to mismatch_correction"),
+        ("mismatch_delta", drops, "it belongs to mismatch_correction: sequence_off_policy"),
     ):
         if not is_used and _is_changed(algorithm, field):
             message = f"is {_of(algorithm, field)}, but it is not used"
@@ -168,7 +173,7 @@ def _kl(algorithm: AlgorithmConfig) -> Iterator[Problem]:
     if algorithm.mismatch_low >= algorithm.mismatch_high:
         message = f"is {algorithm.mismatch_low:g}, not below algorithm.mismatch_high {algorithm.mismatch_high:g}"
         yield Problem("algorithm.mismatch_low", message, "weights are kept between the two: set low < high")
-    elif algorithm.mismatch_correction != "none":
+    elif algorithm.weights_mismatch:
         for field, is_apart in (
             ("mismatch_low", algorithm.mismatch_low > 1),
             ("mismatch_high", algorithm.mismatch_high < 1),

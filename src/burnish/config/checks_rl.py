@@ -47,7 +47,7 @@ def check_rl(config: RlFields) -> list[Problem]:
 def _sampling(config: RlFields) -> Iterator[Problem]:
     for field, off in {"top_k": 0, "top_p": 1, "min_p": 0}.items():
         value = getattr(config.rollout, field)
-        if value == off or config.algorithm.mismatch_correction != "none":
+        if value == off or config.algorithm.weights_mismatch:
             continue
         message = f"is {value:g}: it truncates the sampled distribution but not the trained one, so updates are biased"
         remedy = f"set it to {off}, or set algorithm.mismatch_correction (token_truncate is a good start)"
@@ -198,7 +198,7 @@ def _absent(config: RlFields) -> dict[str, str]:
 def _staleness(config: RlFields) -> Iterator[Problem]:
     """Refuse old log-probabilities that would ignore the staleness of responses, and a correction without effect."""
     algorithm, path = config.algorithm, "algorithm.old_logprobs"
-    corrects = algorithm.mismatch_correction != "none"
+    corrects = algorithm.weights_mismatch
     if algorithm.old_logprobs == "trainer" and config.max_staleness and not corrects:
         message = f"is trainer, whose ratio ignores that responses are {config.max_staleness} steps old (max_staleness)"
         remedy = "remove it, or set algorithm.mismatch_correction (token_truncate is a good start)"

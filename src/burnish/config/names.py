@@ -77,6 +77,15 @@ LOSS_WORDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {"dppo": {"divergence"
 """Options of built-in losses that are words, not numbers, and the words that they may be."""
 
 
+ALIASES: Mapping[str, str] = {"dro": "kimi", "icepop": "token_mask", "seq-mask-tis": "sequence_mask_mean"}
+"""Names that other systems give to a loss or a correction which has another name here."""
+
+
+def own_name(name: object) -> object:
+    """The name that the tables here have for a loss or a correction; all others are returned as they are."""
+    return ALIASES.get(name, name) if isinstance(name, str) else name
+
+
 def _with(what: str, table: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(name for name, needs in table.items() if what in needs)
 

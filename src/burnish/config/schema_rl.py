@@ -28,6 +28,7 @@ from burnish.config.section import (
     Seconds,
     Section,
     as_list,
+    refused_word,
     shorthand,
 )
 
@@ -92,7 +93,7 @@ class AlgorithmConfig(Section):
     """Advantage estimator: built-in name, `package.module:function` or `path/to/file.py:function`."""
     estimator_options: dict[str, Any] = Field(default_factory=dict)
     """Further parameters of the estimator, by name."""
-    loss: str = "ppo_clip"
+    loss: Annotated[str, BeforeValidator(names.own_name)] = "ppo_clip"
     """Policy loss: built-in name, `package.module:function` or `path/to/file.py:function`."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Further parameters of the loss, by name (for example `dual_clip: 3.0`)."""
@@ -100,12 +101,15 @@ class AlgorithmConfig(Section):
     """Lower clip: the gradient stops at ratios below 1 - clip_low. `null` for a loss that does not clip."""
     clip_high: Annotated[float, Field(gt=0)] | None = 0.2
     """Upper clip: the gradient stops at ratios above 1 + clip_high. `null` for a loss that does not clip."""
-    aggregation: Literal[
-        "token_mean",
-        "sequence_mean_token_mean",
-        "sequence_mean_token_sum",
-        "sequence_mean_token_sum_norm",
-        "turn_mean_token_mean",
+    aggregation: Annotated[
+        Literal[
+            "token_mean",
+            "sequence_mean_token_mean",
+            "sequence_mean_token_sum",
+            "sequence_mean_token_sum_norm",
+            "turn_mean_token_mean",
+        ],
+        refused_word("bnpo", "its mean is over a micro-batch, so memory would decide the gradient; use token_mean"),
     ] = "token_mean"
     """How the losses of all tokens are reduced to one number."""
     gamma: Fraction = 1.0
@@ -162,15 +166,37 @@ class AlgorithmConfig(Section):
     """Denominator of the loss's probability ratio: `trainer`, the policy when the step began, or `sampler`, the
     log-probabilities that responses were sampled with. `auto`: `sampler` for stale responses (max_staleness above 0)
     unless mismatch_correction weights them, else `trainer`."""
-    mismatch_correction: Literal[
-        "none", "token_truncate", "token_mask", "turn_truncate", "turn_mask", "sequence_truncate", "sequence_mask"
+    mismatch_correction: Annotated[
+        Literal[
+            "none",
+            "token_truncate",
+            "token_mask",
+            "turn_truncate",
+            "turn_mask",
+            "sequence_truncate",
+            "sequence_mask",
+            "sequence_mask_mean",
+            "sequence_mask_max",
+            "sequence_off_policy",
+        ],
+        BeforeValidator(names.own_name),
     ] = "none"
     """Importance weight trainer/sampler, by token, by turn of a conversation or by sequence: clamped to the bounds
-    (truncate), or 0 outside them (mask)."""
+    (truncate), or 0 outside them (mask). `sequence_mask_mean` and `sequence_mask_max` weigh tokens, and drop responses
+    whose geometric mean, or any token, is outside. `sequence_off_policy` weighs nothing, and drops bad responses that
+    the policy has left (`mismatch_delta`)."""
     mismatch_low: Annotated[float, Field(ge=0)] = 0.5
     """Lower bound of the importance weight."""
     mismatch_high: Annotated[float, Field(gt=0)] = 2.0
     """Upper bound of the importance weight."""
+    mismatch_delta: Annotated[float, Field(gt=0)] | None = None
+    """`sequence_off_policy`: drop responses with a negative advantage whose tokens the sampler gave a log-probability
+    higher by more than this, in nats and on average."""
+
+    @property
+    def weights_mismatch(self) -> bool:
+        """True if a correction weighs tokens by trainer/sampler, which makes up for staleness too."""
+        return self.mismatch_correction not in ("none", "sequence_off_policy")
 
     @property
     def whitens(self) -> bool:
@@ -368,7 +394,7 @@ class RlFields(RunConfig):
         """True if the ratio of the loss is relative to the sampler's log-probabilities."""
         algorithm = self.algorithm
         if algorithm.old_logprobs == "auto":
-            return self.max_staleness > 0 and algorithm.mismatch_correction == "none"
+            return self.max_staleness > 0 and not algorithm.weights_mismatch
         return algorithm.old_logprobs == "sampler"
 
     @property

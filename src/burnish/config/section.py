@@ -8,7 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from burnish.config import fields
@@ -128,6 +138,17 @@ def refuse(problems: Sequence[Problem]) -> None:
     if problems:
         text = "; ".join(f"{p.field}: {p.message} ({p.remedy})" for p in problems)
         raise PydanticCustomError("problems", "{text}", {"text": text, "problems": problems})
+
+
+def refused_word(word: str, reason: str) -> WrapValidator:
+    """Refuse a word of other systems that has no counterpart, with the reason."""
+
+    def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+        if value == word:
+            raise _unusable(reason)
+        return validate(value)
+
+    return WrapValidator(check)
 
 
 def as_list(value: object) -> object:

@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from burnish.algorithms.mismatch import correction_weights, effective_sample_size, mismatch_metrics, ratio_deviation
+from burnish.algorithms.mismatch import (
+    correction_weights,
+    effective_sample_size,
+    mismatch_metrics,
+    off_policy_tokens,
+    ratio_deviation,
+)
 from burnish.errors import ConfigError
 
 NAN = float("nan")
@@ -27,6 +33,32 @@ OLD = torch.where(MASK, ROLLOUT + RATIOS.log(), torch.full_like(ROLLOUT, NAN))
 def test_weights_by_level_and_mode(level, mode, expected):
     weights = correction_weights(OLD, ROLLOUT, MASK, level=level, mode=mode, low=0.25, high=2.0)
     torch.testing.assert_close(weights, torch.tensor(expected))
+
+
+@pytest.mark.parametrize(
+    ("mode", "low", "high", "expected"),
+    [
+        ("mask_mean", 0.5, 1.5, [[4.0, 0.5, 0.0], [0.5, 0.5, 0.5]]),  # geometric means sqrt(2) and .5
+        ("mask_mean", 0.6, 1.5, [[4.0, 0.5, 0.0], [0.0, 0.0, 0.0]]),
+        ("mask_mean", 0.5, 1.4, [[0.0, 0.0, 0.0], [0.5, 0.5, 0.5]]),
+        ("mask_max", 0.5, 3.0, [[0.0, 0.0, 0.0], [0.5, 0.5, 0.5]]),
+        ("mask_max", 0.5, 4.1, [[4.0, 0.5, 0.0], [0.5, 0.5, 0.5]]),
+    ],
+)
+def test_responses_are_judged_as_a_whole_and_keep_their_tokens_ratios(mode, low, high, expected):
+    weights = correction_weights(OLD, ROLLOUT, MASK, level="sequence", mode=mode, low=low - 1e-6, high=high + 1e-6)
+    torch.testing.assert_close(weights, torch.tensor(expected))
+    with pytest.raises(ConfigError, match=f"unknown correction mode '{mode}'"):
+        correction_weights(OLD, ROLLOUT, MASK, level="token", mode=mode)
+
+
+def test_bad_responses_that_the_policy_has_left_are_dropped():
+    """Means of log(sampler / policy): -log(2) / 2 = -.347 and log 2 = .693."""
+    advantages = torch.tensor([[-1.0, -1.0, NAN], [-1.0, 1.0, -1.0]])
+    nothing = [[False] * 3, [False] * 3]
+    assert off_policy_tokens(OLD, ROLLOUT, advantages, MASK, delta=0.7).tolist() == nothing
+    bad = off_policy_tokens(OLD, ROLLOUT, advantages, MASK, delta=0.6).tolist()
+    assert bad == [[False] * 3, [True, False, True]]
 
 
 def test_weights_carry_no_gradient_and_never_leave_the_bounds():

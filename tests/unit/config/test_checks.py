@@ -104,6 +104,14 @@ NEVER_FALLS = (
         ("rl", ["data.train={reasoning_gym: {gcd: {}}, size: 1048577}"], "make at most 1,048,576"),
         ("rl", ["data.train={path: a.jsonl, size: 5}"], "data.train.0.size is for rows that reasoning_gym makes"),
         ("rl", [*PUZZLES, "rewards=reasoning_gym"], "options.allow does not name puzzle24"),
+        ("rl", "algorithm=dppo algorithm.loss_options.divergence=js", "'js' is not known"),
+        ("rl", "algorithm=dppo algorithm.loss_options.divergence=kl", "algorithm.clip_low is left at its default 0.2"),
+        ("rl", "algorithm.loss_options.divergence=kl", "algorithm.loss_options.divergence is 'kl', not a finite"),
+        *(("rl", f"algorithm=maxrl algorithm.{word}", "can make rewards negative, but maxrl divides by their mean")
+          for word in ("whiten_rewards=true", "kl_in=reward algorithm.kl_coef=0.1", "overlong_buffer=0.2")),
+        ("rl", "algorithm.mismatch_correction=sequence_off_policy", "algorithm.mismatch_delta is not set"),
+        ("rl", "algorithm.mismatch_correction=token_mask algorithm.mismatch_delta=0.1", "it belongs to mismatch_corr"),
+        ("rl", "algorithm.aggregation=bnpo", "its mean is over a micro-batch, so memory would decide the gradient"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused_with_the_reason(kind: str, words: str | list[str], reason: str) -> None:
@@ -147,7 +155,25 @@ def test_a_reward_model_of_its_own_process_cannot_choose_among_gpus() -> None:
         ("rl", ["algorithm=gigpo", "algorithm.estimator_options.whole_history=true"]),
         ("rl", ["algorithm=turn_gspo", "algorithm.mismatch_correction=turn_mask"]),
         ("rl", ["rollout.engine=vllm", "evaluation.temperature=0.005"]),  # with which nothing samples
+        ("rl", ["algorithm=dppo", "algorithm.loss_options.divergence=kl", "algorithm.clip_low=0.05",
+                "algorithm.clip_high=0.05", "max_staleness=2", "cluster.rollout_workers=1"]),
+        ("rl", ["algorithm.mismatch_correction=sequence_off_policy", "algorithm.mismatch_delta=0.1",
+                "algorithm.old_logprobs=sampler"]),
     ],
 )  # fmt: skip
 def test_what_works_is_taken(kind: str, words: list[str]) -> None:
     load_run_data(RUNS[kind], words, kind)
+
+
+@pytest.mark.parametrize(
+    ("word", "field", "own"),
+    [
+        ("dro", "loss", "kimi"),
+        ("icepop", "mismatch_correction", "token_mask"),
+        ("seq-mask-tis", "mismatch_correction", "sequence_mask_mean"),
+    ],
+)
+def test_names_of_other_systems_become_ours(word: str, field: str, own: str) -> None:
+    bounds = ["algorithm.clip_low=null", "algorithm.clip_high=null"] if field == "loss" else []
+    config = load_run_data(RUNS["rl"], [f"algorithm.{field}={word}", *bounds], "rl").config
+    assert vars(config.algorithm)[field] == own  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from torch import Tensor
 from burnish.algorithms.aggregation import aggregate
 from burnish.algorithms.kl import kl_loss
 from burnish.algorithms.masking import fill_masked
-from burnish.algorithms.mismatch import mismatch_metrics, ratio_deviation
+from burnish.algorithms.mismatch import mismatch_metrics, off_policy_tokens, ratio_deviation
 from burnish.algorithms.policy_losses import PolicyLoss
 from burnish.algorithms.value_losses import clipped_value, value_metrics
 from burnish.forward.batch import Batch, TokenScores, present
@@ -28,6 +28,7 @@ class PolicyObjective:
     batch has no old log-probabilities, this is the first step since they would have been computed, and the fresh ones,
     detached, are the old ones. `old_logprobs_of_sampler`: the batch has the sampler's. `correction`: for the
     mismatch of sampler and trainer, `burnish.algorithms.mismatch.correction_weights` with its keyword arguments.
+    `off_policy_delta`: drops bad responses that the policy has left by more than this (`off_policy_tokens`).
     """
 
     policy_loss: Callable[..., PolicyLoss]
@@ -39,6 +40,7 @@ class PolicyObjective:
     kl_times_ratio: bool = False
     entropy_coef: float = 0.0
     correction: Callable[..., Tensor] | None = None
+    off_policy_delta: float | None = None
     takes_selection: bool = False
     takes_turns: bool = False
     old_logprobs_of_sampler: bool = False
@@ -58,14 +60,21 @@ class PolicyObjective:
         if self.takes_turns:
             numbers["turn_index_BT"] = batch.turn_index
         result = self.policy_loss(logprobs, old, batch.advantages, mask, **numbers)
-        per_token = result.per_token_BT
+        per_token, metrics = result.per_token_BT, dict(result.metrics)
         if self.correction is not None:
             sampled_with = present(batch.rollout_logprobs, "rollout_logprobs")
             per_token = per_token * self.correction(old, sampled_with, mask, turn_index_BT=batch.turn_index)
+        if self.off_policy_delta is not None:
+            sampled_with, advantages = present(batch.rollout_logprobs, "rollout_logprobs"), batch.advantages
+            dropped = off_policy_tokens(
+                logprobs, sampled_with, present(advantages, "advantages"), mask, delta=self.off_policy_delta
+            )
+            per_token = per_token * ~dropped
+            metrics["off_policy_fraction"] = _mean(dropped, mask)
         if batch.weights is not None:
             per_token = per_token * batch.weights
         policy_term = self._aggregate(per_token, batch, denominators)
-        loss, metrics = policy_term, dict(result.metrics)
+        loss = policy_term
         if self.kl_coef > 0:
             penalty = kl_loss(
                 logprobs,

@@ -65,6 +65,7 @@ def build_objective(
         kl_times_ratio=algorithm.kl_times_ratio,
         entropy_coef=algorithm.entropy_coef,
         correction=_correction(algorithm),
+        off_policy_delta=algorithm.mismatch_delta,
         takes_selection=loss.needs_selection,
         takes_turns=loss.needs_turns,
         old_logprobs_of_sampler=config.old_logprobs_of_sampler,
@@ -104,8 +105,8 @@ def _objectives_of(run_file: str) -> Callable[[float], Objective]:
 
 
 def _correction(algorithm: AlgorithmConfig) -> Callable[..., Tensor] | None:
-    if algorithm.mismatch_correction == "none":
+    if not algorithm.weights_mismatch:
         return None
-    level, mode = algorithm.mismatch_correction.split("_")
+    level, mode = algorithm.mismatch_correction.split("_", 1)
     low, high = algorithm.mismatch_low, algorithm.mismatch_high
     return partial(correction_weights, level=level, mode=mode, low=low, high=high)
