@@ -10,6 +10,7 @@ from burnish.algorithms import kl, shaping
 from burnish.algorithms.advantages import dr_grpo, gae, grpo, maxrl, rloo
 from burnish.algorithms.masking import masked_var, whiten
 from burnish.algorithms.policy_losses import dppo, ppo_clip, reinforce, sapo, sapo_gate
+from burnish.algorithms.ratios import highest_entropy
 from burnish.errors import ConfigError
 
 REWARDS = torch.arange(1.2, 2.05, 0.1).reshape(3, 3)
@@ -162,6 +163,15 @@ def test_sapo_gate_at_ratio_one():
     close(sapo_gate(torch.tensor(1.0), 1.0), 2.0)
     logprobs = torch.full((1, 1), -2.0)
     close(sapo(logprobs, logprobs, torch.ones(1, 1), torch.ones(1, 1).bool()).per_token_BT, [[-2.0]])
+
+
+@pytest.mark.parametrize(("share", "least"), [(0.01, 2.0), (0.2, 2.0), (0.5, 1.0), (0.75, 0.5), (1.0, 0.1)])
+def test_tokens_of_highest_entropy(share, least):
+    """Of six; three quarters of them are four and a half, which are four, or five where two are equal."""
+    entropy = torch.tensor([[2.0, 0.5, float("nan")], [1.5, 1.0, 9.0], [0.5, 0.1, 9.0]])
+    mask = torch.tensor([[True, True, False], [True, True, False], [True, True, False]])
+    assert torch.equal(highest_entropy(entropy, mask, share=share), mask & (entropy >= least))
+    assert not highest_entropy(entropy, mask & False, share=share).any()
 
 
 def test_overlong_penalty():

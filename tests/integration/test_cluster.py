@@ -31,7 +31,7 @@ from burnish.trainers.telemetry.journal import Journal
 WRITE = Journal.write
 
 WITH_KL = {"preset": "grpo", "kl_in": "loss", "kl_coef": 0.05}
-PPO = {"preset": "ppo", "kl_in": "reward", "kl_coef": 0.05}
+PPO = {"preset": "ppo", "kl_in": "reward", "kl_coef": 0.05, "top_entropy": 0.5}
 ONCE = {"learning_rate": 1e-3}
 TWICE = {**ONCE, "minibatches": 2}
 CASES: dict[str, dict[str, Any]] = {

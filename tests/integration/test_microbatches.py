@@ -20,7 +20,7 @@ from torch import Tensor
 from burnish.algorithms.aggregation import AGGREGATIONS
 from burnish.algorithms.policy_losses import POLICY_LOSSES
 from burnish.config.schema import AlgorithmConfig, RlConfig, SftConfig
-from burnish.forward.batch import Batch, TokenScores
+from burnish.forward.batch import Batch, TokenScores, present
 from burnish.forward.microbatches import microbatches_by_groups
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective, ObjectiveValue
@@ -202,7 +202,11 @@ def test_rows_without_an_advantage_change_no_gradient(sampled: tuple[RlRun, Coll
 
 
 @pytest.mark.parametrize(
-    "correction", ["token_truncate", "token_mask", "turn_truncate", "turn_mask", "sequence_truncate", "sequence_mask"]
+    "correction",
+    [
+        *("token_truncate", "token_mask", "turn_truncate", "turn_mask", "sequence_truncate", "sequence_mask"),
+        *("sequence_mask_mean", "sequence_mask_max"),
+    ],
 )
 def test_mismatch_corrections_do_not_depend_on_the_cut(sampled: tuple[RlRun, Collected], correction: str) -> None:
     algorithm = AlgorithmConfig(mismatch_correction=correction, mismatch_low=0.8, mismatch_high=1.2)  # type: ignore[arg-type]
@@ -212,6 +216,24 @@ def test_mismatch_corrections_do_not_depend_on_the_cut(sampled: tuple[RlRun, Col
     assert_same(whole, one_step(run, batch, budget_for(batch, 7)))
     uncorrected = one_step(with_algorithm(run, AlgorithmConfig()), batch, WHOLE)
     assert not torch.equal(whole.gradient, uncorrected.gradient)
+
+
+def test_tokens_of_highest_entropy_are_the_steps_however_it_is_cut(sampled: tuple[RlRun, Collected]) -> None:
+    """Half of all tokens, not half of each micro-batch; the others have no gradient, and count in the mean."""
+    run = with_algorithm(sampled[0], AlgorithmConfig(top_entropy=0.5))
+    policy, batch = run.policy, ready_batch(run, sampled[1])
+    assert isinstance(policy, LocalPolicy)
+    scored_by = {WHOLE: run.add_logprobs(batch)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy, "_tokens_per_microbatch", budget_for(batch, 7))
+        scored_by[7] = run.add_logprobs(batch)
+    chosen = present(scored_by[WHOLE].weights, "weights")
+    assert torch.equal(chosen, present(scored_by[7].weights, "weights"))
+    assert int(chosen.sum()) == int(batch.loss_mask.sum()) // 2
+    assert_same(one_step(run, scored_by[WHOLE], WHOLE), one_step(run, scored_by[7], budget_for(batch, 7)))
+    masked = batch.replace(advantages=present(batch.advantages, "advantages") * chosen)
+    expected = one_step(run, masked, WHOLE).gradient
+    torch.testing.assert_close(one_step(run, scored_by[WHOLE], WHOLE).gradient, expected, rtol=0, atol=1e-6)
 
 
 def padded(batch: Batch, columns: int) -> Batch:

@@ -56,6 +56,7 @@ OPTIONS: list[dict[str, object]] = [
     {"mismatch_correction": "sequence_mask"},
     {"mismatch_correction": "turn_truncate"},
     {"mismatch_correction": "turn_mask"},
+    {"top_entropy": 0.2},
     {"mismatch_correction": "sequence_mask_mean"},
     {"mismatch_correction": "sequence_mask_max"},
     {"mismatch_correction": "sequence_off_policy", "mismatch_delta": 0.1},

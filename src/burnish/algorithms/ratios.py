@@ -1,4 +1,5 @@
-"""Log-ratios of two policies on the same tokens, clamped to a range where `exp` is harmless, and the entropy of one."""
+"""Log-ratios of two policies on the same tokens, clamped to a range where `exp` is harmless, and the entropy of one:
+its value, and the tokens where it is highest."""
 
 from __future__ import annotations
 
@@ -44,3 +45,16 @@ def entropy_from_logits(logits: Tensor) -> Tensor:
     probabilities = torch.softmax(scores, dim=-1)
     # The difference of two nearly equal numbers can round to just below 0, which an entropy never is.
     return (torch.logsumexp(scores, dim=-1) - (probabilities * finite).sum(dim=-1)).clamp(min=0.0)
+
+
+def highest_entropy(entropy_BT: Tensor, mask_BT: Tensor, *, share: float) -> Tensor:
+    """True `[B, T]` at the trained tokens of highest entropy: at most this share of them, but at least one (more only
+    on ties), Wang 2025 (https://arxiv.org/abs/2506.01939).
+
+    At these tokens a response can go one way or another; the others mostly follow from them. Pass the rollouts of the
+    entire step, all workers together.
+    """
+    entropy_BT = fill_masked(entropy_BT, mask_BT, -torch.inf)
+    ranked = entropy_BT.flatten().sort(descending=True).values
+    wanted = max(1, int(share * int(mask_BT.bool().sum())))
+    return mask_BT.bool() & (entropy_BT >= ranked[wanted - 1])

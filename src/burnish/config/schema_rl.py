@@ -146,6 +146,10 @@ class AlgorithmConfig(Section):
     """Clip advantages to plus or minus this, after everything else."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of an entropy bonus."""
+    top_entropy: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Train the policy only on this share of the step's tokens, those of highest entropy when the step began
+    (https://arxiv.org/abs/2506.01939 uses 0.2). The others still count in means, and for a KL in the loss or an entropy
+    bonus. `null`: on all tokens."""
     max_epoch_kl: Annotated[float, Field(gt=0)] | None = None
     """Skip the remaining epochs of a step after an epoch in which the mean KL (k3, nats per token) between the policy
     at sampling time and the updated one was above this. `null`: never skip."""

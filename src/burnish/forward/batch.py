@@ -117,7 +117,7 @@ class Batch:
     advantages: Tensor | None = None
     returns: Tensor | None = None
     weights: Tensor | None = None
-    """(B, T) importance weight of each token's loss (sampler/trainer mismatch); None is 1 everywhere."""
+    """(B, T) weight of each token's policy loss; None is 1 everywhere."""
     selection: Tensor | None = None
     """(B, T) bool, tokens picked over the whole minibatch for losses that treat some tokens specially."""
     pairs: Tensor | None = None

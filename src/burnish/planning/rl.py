@@ -330,9 +330,11 @@ class RlTimes(StepTimes):
         """Yield the passes without a gradient: of reward models, for old log-probabilities, reference and values."""
         config = self.config
         algorithm, own = config.algorithm, config.cluster.own_process
+        several_updates = self.epochs * self.minibatches > 1
+        is_scored = several_updates or algorithm.kl_in == "reward" or algorithm.top_entropy is not None
         tokens, scored, found, seconds = self.read() / self.trainers, self.scored / self.trainers, [], 0.0
         for name, facts, is_made in (
-            ("old log-probabilities", self.facts, self.epochs * self.minibatches > 1 or algorithm.kl_in == "reward"),
+            ("old log-probabilities", self.facts, is_scored),
             ("reference", self.facts, config.has_reference and "reference" not in own),
             ("values", self.facts.critic or self.facts, config.has_separate_critic and "critic" not in own),
         ):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from burnish.algorithms.advantages import Estimator
 from burnish.algorithms.kl import KLController, k1, k3
-from burnish.algorithms.ratios import beyond_limit, log_ratio
+from burnish.algorithms.ratios import beyond_limit, highest_entropy, log_ratio
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import DivergenceError
 from burnish.forward.batch import Batch, present
@@ -136,7 +136,8 @@ class RlRun(Training):
         return batch
 
     def add_logprobs(self, batch: Batch) -> Batch:
-        """Add log-probabilities of the sampling weights, if an update or the KL needs them, and of the reference."""
+        """Add log-probabilities of the sampling weights, if an update or the KL needs them, and of the reference; and
+        weights of 0 for all tokens but those of highest entropy (`algorithm.top_entropy`)."""
         optimization, algorithm, rollout = self.config.optimization, self.config.algorithm, self.config.rollout
         if self.reference is not None:
             reference = self.beside.begin("reference", partial(self.reference.logprobs, batch))
@@ -144,10 +145,17 @@ class RlRun(Training):
         cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
         # A single update needs none: its own log-probabilities are the old ones (`PolicyObjective`), a forward saved.
         several_updates = optimization.epochs * optimization.minibatches > 1
-        if self.config.old_logprobs_of_sampler:
+        needs_old = several_updates or algorithm.kl_in == "reward" or (cut_off and self.reference is not None)
+        of_sampler, share = self.config.old_logprobs_of_sampler, algorithm.top_entropy
+        if of_sampler:
             batch = batch.replace(old_logprobs=present(batch.rollout_logprobs, "rollout_logprobs"))
-        elif several_updates or algorithm.kl_in == "reward" or (cut_off and self.reference is not None):
-            batch = batch.replace(old_logprobs=self.policy.logprobs(batch).logprobs_BT)
+        if share is not None or (needs_old and not of_sampler):
+            scores = self.policy.logprobs(batch, entropy=share is not None)
+            if needs_old and not of_sampler:
+                batch = batch.replace(old_logprobs=scores.logprobs_BT)
+            if share is not None:
+                chosen = highest_entropy(present(scores.entropy_BT, "entropy_BT"), batch.loss_mask, share=share)
+                batch = batch.replace(weights=chosen.float())
         return batch if self.reference is None else batch.replace(ref_logprobs=reference())
 
     def update(self, batch: Batch, step: int, metrics: MetricStore) -> None:
