@@ -24,7 +24,16 @@ def check_training(config: RunConfig) -> Iterator[Problem]:
 
 def check_any(config: RunConfig) -> Iterator[Problem]:
     """Yield contradictions in sections that run files of all kinds have."""
-    for check in (_held_out, _generated, _shared_work, _quantization, _on_mps, _never_falls, _known_sinks):
+    for check in (
+        _held_out,
+        _generated,
+        _shared_work,
+        _quantization,
+        _whole_matrices,
+        _on_mps,
+        _never_falls,
+        _known_sinks,
+    ):
         yield from check(config)
 
 
@@ -75,6 +84,14 @@ def _quantization(config: RunConfig) -> Iterator[Problem]:
     if cluster.sharding == "full" and cluster.trainers > 1:
         message = "is full, but weights of model.quantization cannot be cut over trainers"
         yield Problem("cluster.sharding", message, "set it to optimizer, or remove model.quantization")
+
+
+def _whole_matrices(config: RunConfig) -> Iterator[Problem]:
+    """Refuse slices of matrices that an optimizer needs as a whole."""
+    cluster = config.cluster
+    if config.optimization.optimizer == "muon" and cluster.trainers > 1 and cluster.sharding in ("optimizer", "full"):
+        message = f"is {cluster.sharding}, which cuts matrices, but optimization.optimizer muon needs whole ones"
+        yield Problem("cluster.sharding", message, "set it to whole, or optimization.optimizer to adamw")
 
 
 def _never_falls(config: RunConfig) -> Iterator[Problem]:

@@ -26,8 +26,10 @@ class OptimizationConfig(Section):
     """Optimizer steps in which the learning rate rises from 0 to its peak."""
     final_learning_rate_fraction: Fraction = 0.0
     """Where a linear or cosine schedule ends, as a fraction of the peak."""
-    optimizer: Literal["adamw", "adam_tf"] = "adamw"
-    """Update rule. `adam_tf` is Adam with `eps` outside the bias correction, as in TensorFlow 1 (decay as in AdamW)."""
+    optimizer: Literal["adamw", "adam_tf", "muon"] = "adamw"
+    """Update rule. `adam_tf` is Adam with `eps` outside the bias correction, as in TensorFlow 1 (decay as in AdamW).
+    `muon` makes the momentum of the layers' matrices orthogonal (https://arxiv.org/abs/2502.16982), and is AdamW for
+    embeddings, heads and vectors, with the same learning rate; with several trainers, for `cluster.sharding: whole`."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """Decay rates of Adam's two moments."""
     eps: Annotated[float, Field(gt=0)] = 1e-8

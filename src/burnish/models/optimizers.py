@@ -1,4 +1,4 @@
-"""The optimizer step: two forms of Adam, learning rate as a function of the step, float32 masters for bf16 weights."""
+"""The optimizer step: forms of Adam, Muon, learning rate by the step, float32 masters for bf16 weights."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from burnish.errors import CheckpointError
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.team import ROW
 from burnish.machine.matmul_precision import countable
+from burnish.models.muon import Muon, is_layer_matrix
 from burnish.models.resting import Resting, resting_place
 from burnish.models.roles import TrainingState
 
@@ -187,11 +188,15 @@ class AdamTF(torch.optim.Optimizer):
         weight.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-rate)
 
 
-OPTIMIZERS: dict[str, type[torch.optim.AdamW] | type[AdamTF]] = {"adamw": torch.optim.AdamW, "adam_tf": AdamTF}
+OPTIMIZERS: dict[str, type[torch.optim.AdamW] | type[AdamTF]] = {
+    "adamw": torch.optim.AdamW,
+    "adam_tf": AdamTF,
+    "muon": Muon,
+}
 
 
 class WeightOptimizer:
-    """Adam (`OPTIMIZERS`) over named parameters. Weight decay applies to matrices only, not to biases and norms.
+    """One of `OPTIMIZERS` over named parameters. Weight decay applies to matrices only, not to biases and norms.
 
     Parameters below float32 have float32 masters, and their gradients are summed over micro-batches in float32. bf16
     has 8 bits of mantissa, so an update of a thousandth of the weight, or the gradient of the thousandth micro-batch,
@@ -208,11 +213,13 @@ class WeightOptimizer:
         self._lanes = lanes
         self._parameters = dict(parameters)
         self._masters = {name: self._master(parameter) for name, parameter in parameters}
-        matrices = [self._masters[name] for name, parameter in parameters if parameter.dim() >= 2]
+        layers = [n for n, p in parameters if settings.optimizer == "muon" and is_layer_matrix(n, p)]
+        matrices = [self._masters[n] for n, p in parameters if p.dim() >= 2 and n not in layers]
         vectors = [self._masters[name] for name, parameter in parameters if parameter.dim() < 2]
-        groups = [
-            {"params": matrices, "weight_decay": settings.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "weight_decay": settings.weight_decay, "orthogonal": False},
+            {"params": vectors, "weight_decay": 0.0, "orthogonal": False},
+            {"params": [self._masters[n] for n in layers], "weight_decay": settings.weight_decay, "orthogonal": True},
         ]
         # The masters are stepped, not the parameters; a float32 parameter is its own master.
         self._adam = OPTIMIZERS[settings.optimizer](
@@ -220,7 +227,7 @@ class WeightOptimizer:
             lr=settings.learning_rate,
             betas=settings.betas,
             eps=settings.eps,
-            **_in_one_pass(settings, matrices + vectors),
+            **_in_one_pass(settings, list(self._masters.values())),
         )
         self.resting: Resting | None = None
         self._awake: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -358,5 +365,5 @@ def _in_one_pass(settings: OptimizerSettings, parameters: Sequence[nn.Parameter]
     all of them from memory, and keep results of their size. Elsewhere PyTorch chooses (`foreach` where it can)."""
     places = {parameter.device.type for parameter in parameters}
     floating = all(parameter.is_floating_point() for parameter in parameters)
-    fused = settings.optimizer == "adamw" and places in ({"cpu"}, {"cuda"}) and floating
+    fused = settings.optimizer in ("adamw", "muon") and places in ({"cpu"}, {"cuda"}) and floating
     return {"fused": True} if fused else {}

@@ -245,6 +245,8 @@ def sharding_of(
         return ShardingChoice("whole", "there is one trainer")
     if asked != "auto":
         return ShardingChoice(asked, "cluster.sharding")
+    if config.optimization.optimizer == "muon":
+        return ShardingChoice("whole", "auto: muon needs whole matrices")
     if facts is None:
         return ShardingChoice("whole", "auto, and the model's sizes are unknown")
     if machine.is_here and (cluster.joins_cluster or not on_this_machine(config)):

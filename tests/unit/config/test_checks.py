@@ -111,6 +111,9 @@ NEVER_FALLS = (
           for word in ("whiten_rewards=true", "kl_in=reward algorithm.kl_coef=0.1", "overlong_buffer=0.2")),
         ("rl", "algorithm.mismatch_correction=sequence_off_policy", "algorithm.mismatch_delta is not set"),
         ("rl", "algorithm.mismatch_correction=token_mask algorithm.mismatch_delta=0.1", "it belongs to mismatch_corr"),
+        *((kind, f"optimization.optimizer=muon cluster.trainers=2 cluster.sharding={cut}",
+           f"cluster.sharding is {cut}, which cuts matrices, but optimization.optimizer muon needs whole ones")
+          for kind, cut in (("rl", "optimizer"), ("sft", "full"), ("rm", "optimizer"))),
         ("rl", "algorithm.aggregation=bnpo", "its mean is over a micro-batch, so memory would decide the gradient"),
     ],
 )  # fmt: skip

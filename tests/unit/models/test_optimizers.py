@@ -9,6 +9,7 @@ from torch import nn
 
 from burnish.config.schema_optimization import OptimizationConfig
 from burnish.errors import CheckpointError
+from burnish.models.muon import is_layer_matrix, orthogonal
 from burnish.models.optimizers import (
     AdamTF,
     OptimizerSettings,
@@ -119,6 +120,7 @@ def test_state_round_trip_continues_bit_for_bit():
         ("adamw", ("mps",), False),
         ("adamw", ("meta",), False),
         ("adam_tf", ("cuda:0",), False),
+        ("muon", ("cpu",), True),
     ],
 )
 def test_adamw_is_fused_where_all_weights_are_on_processors_that_can(optimizer, places, fused):
@@ -310,3 +312,98 @@ def test_the_run_file_chooses_it_and_its_state_goes_on_bit_for_bit():
     plain = nn.Parameter(torch.tensor([1.0, 2.0]))
     _steps(WeightOptimizer([("p", plain)], OptimizerSettings(0.1, 10, eps=EPS)), plain, range(6))
     assert not torch.equal(plain, straight)
+
+
+def _moved_by_rounds(value):
+    for _ in range(5):
+        value = 3.4445 * value - 4.7750 * value**3 + 2.0315 * value**5
+    return value
+
+
+def test_orthogonal_moves_singular_values_alone():
+    """Of a rotated diagonal matrix, 3 and 4 of norm 5; as one of a stack, on its side, in any unit; and of zeros."""
+    turn, diagonal = torch.tensor([[0.6, -0.8], [0.8, 0.6]]), torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]])
+    expected = turn @ torch.tensor([[_moved_by_rounds(0.6), 0.0, 0.0], [0.0, _moved_by_rounds(0.8), 0.0]])
+    matrix = turn @ diagonal
+    torch.testing.assert_close(orthogonal(matrix), expected)
+    torch.testing.assert_close(orthogonal(matrix.T), expected.T)
+    torch.testing.assert_close(
+        orthogonal(torch.stack([1e-9 * matrix, -1e9 * matrix])), torch.stack([expected, -expected])
+    )
+    assert not orthogonal(torch.zeros(2, 3)).any()
+
+
+def test_orthogonal_of_any_matrix_is_near_an_orthonormal_one():
+    for shape in ((8, 8), (5, 40), (40, 5), (64, 48)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(1))))
+        assert 0.6 < float(values.min()) <= float(values.max()) < 1.25
+
+
+def _muon(**settings):
+    """An optimizer of a matrix in a layer (singular values of whose gradient are 3 and 4), an embedding, a vector."""
+    weights = {name: nn.Parameter(torch.ones(2, 2)) for name in ("layers.0.up.weight", "embed.weight")}
+    weights["layers.0.norm.weight"] = nn.Parameter(torch.ones(2))
+    return weights, WeightOptimizer(list(weights.items()), OptimizerSettings(0.1, 10, optimizer="muon", **settings))
+
+
+def _muon_step(weights, optimizer, step=0):
+    for weight in weights.values():
+        weight.grad = torch.tensor([3.0, 4.0]).diag() if weight.dim() == 2 else torch.tensor([3.0, 4.0])
+        weight.grad *= 1 + step
+    return optimizer.step(step, optimizer.grad_norm())
+
+
+def test_a_first_step_of_muon():
+    """Decay .5 x .1; the matrix by .1 x .2 sqrt(2) along both directions, the others by .1 with the sign, as AdamW."""
+    weights, optimizer = _muon(weight_decay=0.5)
+    _muon_step(weights, optimizer)
+    step = [0.1 * 0.2 * math.sqrt(2) * _moved_by_rounds(value) for value in (0.6, 0.8)]
+    expected = torch.full((2, 2), 0.95) - torch.tensor(step).diag()
+    torch.testing.assert_close(weights["layers.0.up.weight"].detach(), expected)
+    torch.testing.assert_close(weights["embed.weight"].detach(), torch.tensor([[0.85, 0.95], [0.95, 0.85]]))
+    torch.testing.assert_close(weights["layers.0.norm.weight"].detach(), torch.tensor([0.9, 0.9]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_muon_goes_on_bit_for_bit_with_its_schedule_and_masters(dtype):
+    def fresh():
+        torch.manual_seed(0)
+        weights = {name: nn.Parameter(torch.randn(6, 4).to(dtype)) for name in ("h.1.lora_A.weight", "wte.weight")}
+        settings = OptimizerSettings(0.1, 10, "cosine", optimizer="muon")
+        return weights, WeightOptimizer(list(weights.items()), settings)
+
+    def steps(weights, optimizer, numbers):
+        for number in numbers:
+            for weight in weights.values():
+                weight.grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(number))
+            optimizer.step(number, optimizer.grad_norm())
+
+    (straight, optimizer), (resumed, other) = fresh(), fresh()
+    steps(straight, optimizer, range(3))
+    for name, weight in resumed.items():
+        weight.data.copy_(straight[name])
+    other.load_state(optimizer.state())
+    assert {name: sorted(moments) for name, moments in optimizer.state()["moments"].items()} == {
+        "h.1.lora_A.weight": ["exp_avg"], "wte.weight": ["exp_avg", "exp_avg_sq", "step"]}  # fmt: skip
+    steps(straight, optimizer, range(3, 6))
+    steps(resumed, other, range(3, 6))
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+    assert optimizer.state()["masters"].keys() == (set() if dtype == torch.float32 else set(straight))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "is_one"),
+    [
+        ("model.layers.3.mlp.up_proj.weight", (8, 4), True),
+        ("transformer.h.0.attn.c_attn.weight", (4, 12), True),
+        ("base_model.model.model.layers.0.q_proj.lora_A.default.weight", (2, 4), True),
+        ("model.layers.0.mlp.experts.gate_up_proj", (3, 8, 4), True),
+        ("model.layers.0.mixer.conv1d.weight", (8, 1, 4), False),
+        ("model.layers.0.norm.weight", (4,), False),
+        ("model.embed_tokens.weight", (9, 4), False),
+        ("transformer.wpe.weight", (9, 4), False),
+        ("lm_head.weight", (9, 4), False),
+    ],
+)
+def test_matrices_of_layers_by_their_names(name, shape, is_one):
+    assert is_layer_matrix(name, torch.zeros(shape)) is is_one

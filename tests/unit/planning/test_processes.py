@@ -474,6 +474,8 @@ def test_the_smallest_gpu_decides_about_sharding() -> None:
     large, small = Machine(8, 8, 64 << 30, (1 << 30, 1 << 30)), Machine(8, 8, 64 << 30, (1 << 30, 23 * M))
     assert sharding_of(config, FACTS, large).sharding == "whole"
     assert sharding_of(config, FACTS, small).sharding == "optimizer"
+    muon = config.optimization.model_copy(update={"optimizer": "muon"})
+    assert sharding_of(config.model_copy(update={"optimization": muon}), FACTS, small).sharding == "whole"
 
 
 def test_what_was_asked_for_is_kept_and_full_is_never_chosen() -> None:
