@@ -33,11 +33,9 @@ def show_algorithms(name: Name = None) -> None:
     console = Console()
     if name is None:
         return _table(console)
+    name = names.ALIASES.get(name, name)
     known = dict.fromkeys((*PRESETS, *names.ESTIMATOR_NAMES, *names.LOSS_NAMES, *names.PAIR_LOSSES))
     if name not in known:
-    name = names.ALIASES.get(name, name)
-    if name not in (*PRESETS, *names.ESTIMATOR_NAMES, *names.LOSS_NAMES):
-        known = dict.fromkeys((*PRESETS, *names.ESTIMATOR_NAMES, *names.LOSS_NAMES))
         raise ConfigError(f"there is no algorithm called {name!r}", remedy=suggestion(name, known))
     if name in PRESETS:
         _preset(PRESETS[name], console)
