@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, SupportsFloat, TypeAlias
 
@@ -159,6 +159,8 @@ class Begun:
 
 
 NOTHING_BEGUN = Begun()
+_GREEDY = -1
+"""Sample index of a greedy response: in keys, in the seed of its environment and in records. Others ask `is_greedy`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,10 @@ class RolloutRequest:
         messages."""
         branch = f", branch {self.branch + 1}" if self.branch else ""
         return f"{self.prompt_id}{branch}" + (f", turn {self.turn}" if self.turn > 1 else "")
+
+    def greedy(self) -> RolloutRequest:
+        """Ask for the greedy response to the same prompt instead of its samples."""
+        return replace(self, sample_indices=(_GREEDY,))
 
     def samples(self) -> list[tuple[int, Begun]]:
         """Each sample index with the beginning of its response."""
@@ -236,6 +242,11 @@ class Rollout:
     ends_in: int | None = None
     history: tuple[Message, ...] = ()
     branch: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """True for the greedy response to a prompt, which is none of its samples."""
+        return self.sample_index == _GREEDY
 
     @property
     def sample(self) -> Sample:
@@ -318,7 +329,7 @@ class Rollout:
         dense = row["token_rewards"]
         index, branch = row["sample_index"], row.get("branch")
         if branch is None:
-            branch, index = divmod(index, _RECORDED_STRIDE) if index >= 0 else (0, index)
+            branch, index = (0, index) if index == _GREEDY else divmod(index, _RECORDED_STRIDE)
         lists = {name: tuple(row[name]) for name in ("prompt_tokens", "response_tokens", "rollout_logprobs")}
         typed = {
             **lists,

@@ -14,6 +14,9 @@ from burnish.types import Metric, Rollout, RolloutRequest
 Requests = Sequence[RolloutRequest]
 OnFinished = Callable[[Sequence[Rollout]], None]
 """Called during sampling, up to once per token, with the responses that have finished since the last call (or none)."""
+EVALUATION_STEP = -1
+"""`step` of every evaluation. A step only names noise, so this number gives all evaluations of a run the same noise,
+and no step of training has it. Nothing asks for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.batching import build_batch, padded, scored
-from burnish.trainers.rl.collection import GREEDY_SAMPLE, penalised, why_left_out
+from burnish.trainers.rl.collection import penalised, why_left_out
 from burnish.trainers.rl.credit import credit_rows
 from burnish.trainers.rl.credit.by_domain import DomainCredit
 from burnish.trainers.rl.setup.domains import Domains, build_domains
@@ -158,7 +158,7 @@ class Replayer:
             replace(
                 group,
                 rollouts=tuple(scores.get(r.key, r) for r in group.rollouts),
-                greedy=scores.get((group.group_id, GREEDY_SAMPLE, 0), group.greedy),
+                greedy=group.greedy and scores.get(group.greedy.key, group.greedy),
             )
             for group in groups
         )

@@ -411,7 +411,8 @@ def test_records_hold_the_turns() -> None:
     assert Rollout.from_dict(paid.to_dict()) == paid
     earlier = {name: value for name, value in paid.to_dict().items() if name != "branch"}  # by an earlier version
     assert Rollout.from_dict(earlier | {"sample_index": 2_000_003}).key == (paid.group_id, 3, 2)
-    assert Rollout.from_dict(earlier | {"sample_index": -1}).key == (paid.group_id, -1, 0)
+    greedy = Rollout.from_dict(earlier | {"sample_index": -1})
+    assert (greedy.key, greedy.is_greedy, paid.is_greedy) == ((paid.group_id, -1, 0), True, False)
 
 
 def test_what_the_policy_said() -> None:

@@ -76,7 +76,7 @@ async def win_rates(judge: Judge, group: Sequence[Item], asker: Asker) -> list[F
     A greedy response (a baseline) meets the samples only for its own score. A response that is alone is compared with
     the answer of its row. A comparison without a verdict is left out.
     """
-    samples = [index for index, (_, rollout) in enumerate(group) if rollout.sample_index >= 0]
+    samples = [index for index, (_, rollout) in enumerate(group) if not rollout.is_greedy]
     if len(group) == 1:
         return [await _against_answer(judge, group[0], asker)]
     pairs = round_robin(len(samples), judge.options.opponents, seed=group[0][0].id)

@@ -26,8 +26,6 @@ from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Prompt, Rollout, RolloutGroup, RolloutRequest, Sample
 
 Overlaps = Literal["all", "waiting", "none"]
-GREEDY_SAMPLE = -1
-"""Sample index of a greedy response. It uses no noise; the number only distinguishes it from sampled ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +120,7 @@ class Collector:
             for sampling, some in requests.items():
                 rollouts += generate(some, sampling)
                 if self.needs_greedy:
-                    one_each = [dataclasses.replace(request, sample_indices=(GREEDY_SAMPLE,)) for request in some]
-                    greedy += generate(one_each, dataclasses.replace(sampling, greedy=True))
+                    greedy += generate([one.greedy() for one in some], dataclasses.replace(sampling, greedy=True))
         with stopwatch.phase("reward"):
             scored = self.scorer.score([(prompts[r.group_id], r) for r in [*rollouts, *greedy]])
         own = {i: tuple(samples) for i, samples in groupby(scored[: len(rollouts)], key=lambda r: r.group_id)}

@@ -28,16 +28,12 @@ from burnish.observability.recorder import TokenValues
 from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.success import Success, success_of_domain, why_not_measured
-from burnish.rollouts.engine import RolloutEngine, Sampling
+from burnish.rollouts.engine import EVALUATION_STEP, RolloutEngine, Sampling
 from burnish.trainers.rl.batching import build_batch
-from burnish.trainers.rl.collection import GREEDY_SAMPLE
 from burnish.trainers.rl.setup.conversations import Conversations
 from burnish.trainers.rl.setup.domains import asked_by, build_sampling, load_domains, prompts_of
 from burnish.trainers.telemetry.groups import describe_conversations, mean_parts
 from burnish.types import FinishReason, Metric, Prompt, Reduction, Rollout, RolloutGroup, RolloutRequest
-
-EVALUATION_STEP = -1
-"""Used as the step in the sampling noise, so that all evaluations of a run sample with the same noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +87,12 @@ class Evaluator:
         greedy: list[tuple[Sampling, RolloutRequest]] = []
         plain: list[tuple[Sampling, RolloutRequest]] = []
         for group_id, (part, encoded) in enumerate(asked):
-            request = RolloutRequest(encoded.prompt.id, group_id, encoded.tokens, (GREEDY_SAMPLE,))
-            greedy.append((dataclasses.replace(part.sampling, greedy=True), request))
+            request = RolloutRequest(encoded.prompt.id, group_id, encoded.tokens, tuple(range(part.samples)))
+            greedy.append((dataclasses.replace(part.sampling, greedy=True), request.greedy()))
             if part.samples:
-                samples = dataclasses.replace(request, sample_indices=tuple(range(part.samples)))
                 # pass@k and maj@k are of the policy itself, without the cuts that training may sample with.
                 whole = dataclasses.replace(part.sampling, temperature=part.temperature, top_k=0, top_p=1.0, min_p=0.0)
-                plain.append((whole, samples))
+                plain.append((whole, request))
         groups = self._groups(prompts, self._generate(prompts, greedy), self._generate(prompts, plain))
         for part, ours in self._by_part(groups):
             if part.success is not None:
