@@ -200,7 +200,7 @@ def _check_gold(
         labels = scorer.answer_labels if judge is None else tuple(judge.thresholds)
         tried = [reward for reward in rewards if reward.name in TRIVIAL_RESPONSES]
         weak = [found for one in tried for found in find_weak_tests(prompts, scorer, one.name, one.log_label)]
-    if judge is None and top_score is None and not report.checked and (domain.name or tried):
+    if judge is None and top_score is None and not report.checked and (domain.name is not None or tried):
         # Other domains, and responses that solve nothing, can still be checked.
         console.print(
             "nothing to check: no row has a gold answer, and no reward compares with one", soft_wrap=True, end="\n\n"

@@ -71,10 +71,10 @@ def _limits(domain: DomainSettings, conversation: ConversationConfig) -> Iterato
 
 def _paid_by_environment(domain: DomainSettings) -> Iterator[Problem]:
     """Refuse the reward `environment` where there is no environment."""
-    paid = any(reward.name == names.ENVIRONMENT_REWARD and reward.scores(domain.name) for reward in domain.rewards)
+    paid = any(reward.name == names.ENVIRONMENT_REWARD and reward.scores(domain.key) for reward in domain.rewards)
     conversation = domain.conversation
     if paid and (conversation is None or (conversation.environment is None and conversation.agent is None)):
-        of = f" of the domain {domain.name}" if domain.name else ""
+        of = f" of the domain {domain.name}" if domain.name is not None else ""
         message = f"has the reward environment, but no environment or agent pays for the prompts{of}"
         yield Problem("rewards", message, f"set {domain.conversation_section}.environment or .agent")
 
@@ -106,5 +106,5 @@ def _credit_of_turns(config: RlFields, domain: DomainSettings) -> Iterator[Probl
         yield Problem("algorithm.estimator", f"{config.algorithm.estimator} {message}", remedy)
     if config.algorithm.discount == "turn":
         yield Problem("algorithm.discount", f"turn {message}", remedy)
-    if any(reward.options.get("by_turn") and reward.scores(domain.name) for reward in domain.rewards):
+    if any(reward.options.get("by_turn") and reward.scores(domain.key) for reward in domain.rewards):
         yield Problem("rewards", f"by_turn {message}", remedy)

@@ -279,7 +279,7 @@ def _endings(config: RlFields) -> Iterator[Problem]:
 
 
 def _of_domain(domain: DomainSettings) -> str:
-    return f" of the domain {domain.name}" if domain.name else ""
+    return f" of the domain {domain.name}" if domain.name is not None else ""
 
 
 def _labels(config: RlFields) -> Iterator[Problem]:
@@ -319,7 +319,7 @@ def _unsound_puzzles(config: RlFields) -> Iterator[Problem]:
         sources = (*sources_of(config, domain, "train"), *sources_of(config, domain, "eval"))
         tasks = {task for source in sources for task in source.reasoning_gym or ()}
         for field, reward in config.named_rewards.items():
-            if reward.name != names.PUZZLES or (domain.name and not reward.scores(domain.name)):
+            if reward.name != names.PUZZLES or reward not in domain.rewards:
                 continue
             allowed = reward.options.get("allow") or ()
             for task in sorted(tasks & names.UNSOUND_PUZZLES.keys() - set(allowed)):

@@ -1,6 +1,6 @@
 """Settings of each domain, with the values of the other sections where a domain has none of its own.
 
-A run file without `domains` has one domain without a name, for all prompts.
+A run file without `domains` has one domain without a name, for all prompts, whatever their rows say.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from burnish.config.schema_rollout import ConversationConfig
 
 ALL = ""
-"""The name of the only domain of a run file without `domains`."""
+"""Key, in tables and records, of the domain without a name. The name itself is None."""
 
 Value = TypeVar("Value")
 Split = Literal["train", "eval"]
@@ -30,11 +30,12 @@ Split = Literal["train", "eval"]
 class DomainSettings:
     """Resolved settings of one domain.
 
-    shares: the first step of each stage to the share from then on. train, eval: its own data sets; if empty, the rows
-    of `data` that have its name. The other fields are as in `DomainConfig`.
+    name: None if the run file has no `domains`. shares: the first step of each stage to the share from then on.
+    train, eval: its own data sets; if empty, the rows of `data` that have its name. The other fields are as in
+    `DomainConfig`.
     """
 
-    name: str
+    name: str | None
     shares: Mapping[int, float]
     train: tuple[DataSource, ...]
     eval: tuple[DataSource, ...]
@@ -53,6 +54,11 @@ class DomainSettings:
     evaluation: RlEvaluationConfig
     own: DomainConfig = field(default_factory=DomainConfig)
     """The settings that no other section has."""
+
+    @property
+    def key(self) -> str:
+        """The name, as tables and records have it."""
+        return ALL if self.name is None else self.name
 
     @property
     def is_trained(self) -> bool:
@@ -91,13 +97,13 @@ class DomainSettings:
 
     def title(self, section: str, name: str) -> str:
         """The dotted path of a setting, for messages: `domains.math.group_size`, or `rollout.group_size`."""
-        return f"domains.{self.name}.{name}" if self.name else f"{section}.{name}"
+        return f"domains.{self.name}.{name}" if self.name is not None else f"{section}.{name}"
 
 
 def domain_settings(config: RlFields) -> tuple[DomainSettings, ...]:
     """The domains of the run, in the order of the run file."""
     if not config.domains:
-        return (_settings(config, ALL, DomainConfig(train=config.data.train, eval=config.data.eval)),)
+        return (_settings(config, None, DomainConfig(train=config.data.train, eval=config.data.eval)),)
     return tuple(_settings(config, name, domain) for name, domain in config.domains.items())
 
 
@@ -138,14 +144,14 @@ def at_step(schedule: Mapping[int, Value], step: int) -> Value:
     return schedule[max(first for first in schedule if first <= step)]
 
 
-def _settings(config: RlFields, name: str, own: DomainConfig) -> DomainSettings:
+def _settings(config: RlFields, name: str | None, own: DomainConfig) -> DomainSettings:
     rollout, data = config.rollout, config.data
     return DomainSettings(
         name=name,
         shares=stages(own.share),
         train=own.train,
         eval=own.eval,
-        rewards=tuple(reward for reward in config.all_rewards if not name or reward.scores(name)),
+        rewards=tuple(reward for reward in config.all_rewards if name is None or reward.scores(name)),
         group_size=_either(own.group_size, rollout.group_size),
         max_prompt_tokens=_either(own.max_prompt_tokens, rollout.max_prompt_tokens),
         max_response_tokens=_either(own.max_response_tokens, rollout.max_response_tokens),
@@ -161,14 +167,14 @@ def _settings(config: RlFields, name: str, own: DomainConfig) -> DomainSettings:
     )
 
 
-def _evaluation(config: RlFields, name: str, own: DomainConfig) -> RlEvaluationConfig:
+def _evaluation(config: RlFields, name: str | None, own: DomainConfig) -> RlEvaluationConfig:
     """The reward that decides in general decides here only if it scores the domain."""
     shared, given = config.evaluation, own.evaluation.model_dump(exclude_none=True)
     if given.get("max_prompts") == "all":
         given["max_prompts"] = None
     label = (shared.success or "").partition("/")[0]
     elsewhere = [reward for reward in config.all_rewards if reward.log_label in (label, shared.success)]
-    if name and elsewhere and not any(reward.scores(name) for reward in elsewhere):
+    if name is not None and elsewhere and not any(reward.scores(name) for reward in elsewhere):
         shared = shared.model_copy(update={"success": None, "success_score": None})
     return shared.model_copy(update=given)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from burnish.config.domains import ALL, DomainSettings, Split
+from burnish.config.domains import DomainSettings, Split
 from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.config.schema_rl import RlFields
 from burnish.data.chat import AUTO, asked_prompt, encode_prompt, turns_of, uses_template
@@ -46,7 +46,7 @@ class DomainRows:
     @classmethod
     def of(cls, config: RlFields, domain: DomainSettings, split: Split) -> DomainRows | None:
         """The filter for a domain's rows in its data sets; None for a run without domains."""
-        if domain.name == ALL:
+        if domain.name is None:
             return None
         own = domain.train if split == "train" else domain.eval
         return cls(domain.name, None if own else tuple(config.domains))

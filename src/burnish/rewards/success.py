@@ -132,7 +132,7 @@ def success_of_domain(domain: DomainSettings, answer_labels: Sequence[str]) -> S
     def path(name: str) -> str:
         return f"domains.{domain.name}.evaluation.{name}" if name in own else f"evaluation.{name}"
 
-    shared = bool(domain.name) and "success_score" not in own
+    shared = domain.name is not None and "success_score" not in own
     return success_of(domain.rewards, answer_labels, domain.evaluation, path, shared=shared)
 
 

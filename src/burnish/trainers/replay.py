@@ -223,7 +223,7 @@ def open_replay(config: RlConfig, console: Console, *, keep_scores: bool = False
     with open_scorer(config, console, recorded_paths(Path(config.output)), models_elsewhere=keep_scores) as scorer:
         settings, tokenizer = domain_settings(config), load_tokenizer(config.model)
         used = used_domains(config, settings, "train")
-        sets = {one.name: load_prompt_set(config, one, tokenizer, None, "train") for one in used}
+        sets = {one.key: load_prompt_set(config, one, tokenizer, None, "train") for one in used}
         if not keep_scores:
             scorer.attach_policy(tokenizer)
             scorer.check_prompts([prompt for prompts in sets.values() for prompt in prompts.prompts])
@@ -248,7 +248,7 @@ def _kl_coefs(config: RlConfig) -> dict[int, float]:
 
 
 def _notes(config: RlConfig) -> Iterator[str]:
-    running = [one.name for one in domain_settings(config) if one.own.normalize == "running"]
+    running = [one.key for one in domain_settings(config) if one.own.normalize == "running"]
     if running:
         yield f"domains {', '.join(running)}: normalize is `running`, which begins anew with each step of a replay"
 

@@ -26,7 +26,7 @@ CODE = {"train": "code.jsonl", "rewards": [{"name": "code", "weight": 2.0}]}
 def test_without_domains_there_is_one_for_all_prompts() -> None:
     config = load_run_data({"model": "m", "data": {"train": "x.jsonl"}, "rewards": "math"}).config
     (one,) = domain_settings(config)
-    assert (one.name, one.group_size, one.shares) == (ALL, config.rollout.group_size, {0: 1.0})
+    assert (one.name, one.key, one.group_size, one.shares) == (None, ALL, config.rollout.group_size, {0: 1.0})
     assert [source.path for source in one.train] == ["x.jsonl"]
     assert [reward.name for reward in one.rewards] == ["math"]
     assert config.all_rewards == config.rewards

@@ -13,7 +13,6 @@ from typing import Literal
 import torch
 
 from burnish.algorithms.shaping import overlong_penalty
-from burnish.config.domains import ALL
 from burnish.config.schema import RlConfig
 from burnish.data.feeds import Drawn, Positions
 from burnish.observability.metrics import MetricStore
@@ -95,7 +94,7 @@ class Collector:
         turn_limit = None if talk is None else talk.max_turn_tokens
         metrics = describe_groups(sampled, sum(wanted.values()) - len(kept), turn_limit, fixed_length=fixed)
         metrics |= describe_audits(sampled, [reward.log_label for reward in self.config.all_rewards if reward.audit])
-        if ALL in self.domains.by_name:
+        if not self.config.domains:
             return metrics
         solved = {group.group_id: self.domains.of(group.prompt).filter.solved(group) for group in sampled}
         return metrics | describe_domains(sampled, kept, wanted, solved)

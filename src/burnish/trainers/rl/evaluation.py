@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from burnish.algorithms.statistics import explained_variance, pass_at_k
-from burnish.config.domains import ALL, DomainSettings, domain_settings
+from burnish.config.domains import DomainSettings, domain_settings
 from burnish.config.schema import RewardConfig, RlConfig
 from burnish.data.feeds import EncodedPrompt, evaluation_prompts
 from burnish.data.overlap import find_overlap
@@ -73,9 +73,9 @@ _SPENT = frozenset(
 @dataclass(frozen=True, slots=True)
 class Evaluator:
     """Evaluates the policy that the engine holds on fixed prompts. `parts`: by the name of the domain, which prompts
-    have; a run without `domains` has one part, named ALL."""
+    have; a run without `domains` has one part, under None."""
 
-    parts: Mapping[str, HeldOut]
+    parts: Mapping[str | None, HeldOut]
     engine: RolloutEngine
     scorer: RewardScorer
     seed: int
@@ -107,13 +107,13 @@ class Evaluator:
         greedy = [group.greedy for group in groups if group.greedy is not None]
         metrics |= mean_parts(greedy, "eval/part") | describe_conversations(greedy, "eval/")
         domains = sorted({group.prompt.domain for group in groups})
-        if len(domains) > 1 or ALL not in self.parts:
+        if len(domains) > 1 or None not in self.parts:
             for domain in domains:
                 metrics |= self._summary([g for g in groups if g.prompt.domain == domain], f"eval/domain/{domain}")
         return metrics
 
     def part_of(self, group: RolloutGroup) -> HeldOut:
-        return self.parts[ALL] if ALL in self.parts else self.parts[group.prompt.domain]
+        return self.parts[None] if None in self.parts else self.parts[group.prompt.domain]
 
     def _by_part(self, groups: Sequence[RolloutGroup]) -> list[tuple[HeldOut, list[RolloutGroup]]]:
         return [(part, [g for g in groups if self.part_of(g) is part]) for part in self.parts.values()]
@@ -262,9 +262,9 @@ def build_evaluator(
     say(console, find_overlap(() if train is None else asked_by(train), asked_by(held_out)).lines())
     scorer.check_prompts(prompts_of(held_out))
     parts = {
-        domain.name: build_held_out(config, domain, held_out[domain.name], scorer, console)
+        domain.name: build_held_out(config, domain, held_out[domain.key], scorer, console)
         for domain in settings
-        if domain.name in held_out
+        if domain.key in held_out
     }
     return Evaluator(parts=parts, engine=engine, scorer=scorer, seed=config.seed)
 
@@ -276,7 +276,7 @@ def build_held_out(
     success = success_of_domain(domain, scorer.answer_labels)
     if success is None:
         why = why_not_measured(settings)
-        say(console, (f"{domain.name}: {why}" if domain.name else why,))
+        say(console, (f"{domain.name}: {why}" if domain.name is not None else why,))
     return HeldOut(
         prompts=evaluation_prompts(prompts, settings.max_prompts, seed=config.seed),
         sampling=dataclasses.replace(build_sampling(config, domain), only_scored=True),

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from plain_samples import plain_rollout
 
-from burnish.config.domains import ALL
 from burnish.config.schema import RewardConfig
 from burnish.rewards.success import Success
 from burnish.rollouts.engine import Sampling
@@ -67,7 +66,7 @@ def described(groups: list[RolloutGroup], samples: int = 0, success: Success | N
     )
     engine: Any = None
     scorer: Any = None
-    evaluator = Evaluator(parts={ALL: part}, engine=engine, scorer=scorer, seed=0)
+    evaluator = Evaluator(parts={None: part}, engine=engine, scorer=scorer, seed=0)
     return {name: metric.result() for name, metric in evaluator.describe(groups).items()}
 
 

@@ -106,7 +106,7 @@ class DomainCredit:
         found: dict[tuple[str, int], tuple[list[int], DomainSettings]] = {}
         for index, (group, _) in enumerate(rows):
             settings = self.domains.of(group.prompt).settings
-            key = settings.name, group.group_id if settings.own.normalize == "group" else -1
+            key = settings.key, group.group_id if settings.own.normalize == "group" else -1
             found.setdefault(key, ([], settings))[0].append(index)
         return list(found.values())
 
@@ -117,8 +117,8 @@ class DomainCredit:
         here = Moments.of(scores)
         if own != "running":
             return here
-        self._newest[settings.name] = self.seen.get(settings.name, Moments()).merge(here)
-        return self._newest[settings.name]
+        self._newest[settings.key] = self.seen.get(settings.key, Moments()).merge(here)
+        return self._newest[settings.key]
 
 
 def _counted_once(scored: Sequence[tuple[Rollout, float]]) -> list[float]:

@@ -65,7 +65,7 @@ def open_agents(
     not possible."""
     having = [one for one in settings if one.conversation is not None and one.conversation.agent is not None]
     with ExitStack() as stack:
-        talks = {domain.name: _open_talk(config, domain, loaded, stack) for domain in having}
+        talks = {domain.key: _open_talk(config, domain, loaded, stack) for domain in having}
         server = None
         if having:
             server = AgentServer()

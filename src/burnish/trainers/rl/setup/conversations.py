@@ -117,12 +117,12 @@ def open_conversations(
     with ExitStack() as stack:
         agents = stack.enter_context(open_agents(config, settings, loaded, console))
         for domain in settings:
-            if domain.conversation is None or domain.name in agents.by_domain:
+            if domain.conversation is None or domain.key in agents.by_domain:
                 continue
             partner, lines = open_partner(config, domain, loaded, stack)
             say(console, lines)
-            schemas[domain.name] = partner.schemas
-            talks[domain.name] = talk_with(partner, domain)
+            schemas[domain.key] = partner.schemas
+            talks[domain.key] = talk_with(partner, domain)
         yield Conversations(talks, schemas, tokenizer=loaded.tokenizer, agents=agents)
 
 

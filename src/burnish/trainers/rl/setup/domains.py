@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config import names
-from burnish.config.domains import ALL, DomainSettings, Split, used_domains
+from burnish.config.domains import DomainSettings, Split, used_domains
 from burnish.config.schema import RlConfig
 from burnish.data.feeds import DomainFeeds, Drawn, Positions, SampledPrompts
 from burnish.data.overlap import Asked
@@ -35,14 +35,19 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """Domains of a run, by name. A run without a `domains` section has one, named ALL."""
+    """Domains of a run, by key."""
 
     by_name: Mapping[str, Domain]
     feeds: DomainFeeds
     rates: PassRates
 
     def of(self, prompt: Prompt) -> Domain:
-        return self.by_name[ALL] if ALL in self.by_name else self.by_name[prompt.domain]
+        return self.for_all or self.by_name[prompt.domain]
+
+    @property
+    def for_all(self) -> Domain | None:
+        """The domain of all prompts, in a run without a `domains` section."""
+        return next((domain for domain in self.by_name.values() if domain.settings.name is None), None)
 
     def draw(self, counts: Mapping[str, int], positions: Positions, step: int) -> tuple[list[Drawn], Positions]:
         """So many prompts of each domain that are worth sampling, from these positions on, and the positions after."""
@@ -57,7 +62,7 @@ class Domains:
 
     def lacking(self, wanted: Mapping[str, int], kept: Sequence[RolloutGroup]) -> dict[str, int]:
         """Groups still to be sampled, in the domains that replace a group which teaches nothing."""
-        found = [self.of(group.prompt).settings.name for group in kept]
+        found = [self.of(group.prompt).settings.key for group in kept]
         refilled = {name: domain.settings.refills for name, domain in self.by_name.items()}
         return {name: count - found.count(name) if refilled[name] else 0 for name, count in wanted.items()}
 
@@ -65,7 +70,7 @@ class Domains:
         """Count the outcomes of groups that were collected for this step."""
         for group in groups if self.rates.windows else ():
             domain = self.of(group.prompt)
-            self.rates.observe(step, domain.settings.name, group.prompt.id, domain.filter.solved(group))
+            self.rates.observe(step, domain.settings.key, group.prompt.id, domain.filter.solved(group))
 
 
 def load_domains(
@@ -80,9 +85,9 @@ def load_domains(
     used = used_domains(config, settings, split)
     found = {}
     for one in used:
-        prompts = load_prompt_set(config, one, tokenizer, context, split, conversations.offered(one.name))
-        conversations.add(one.name, prompts, ChatFormat(one.chat, one.template_options))
-        found[one.name] = prompts
+        prompts = load_prompt_set(config, one, tokenizer, context, split, conversations.offered(one.key))
+        conversations.add(one.key, prompts, ChatFormat(one.chat, one.template_options))
+        found[one.key] = prompts
     return {name: prompts for name, prompts in found.items() if prompts}
 
 
@@ -119,25 +124,25 @@ def build_domains(
     begins: bool,
 ) -> Domains:
     """Build the domains. `begins`: the run has no checkpoint to read pass rates from, so recorded ones are read."""
-    windows = {one.name: one.difficulty.window for one in settings if one.difficulty is not None}
+    windows = {one.key: one.difficulty.window for one in settings if one.difficulty is not None}
     rates = PassRates(windows, progress)
     compares_parts = resolve_estimator(config.algorithm.estimator).needs_parts
     domains = {}
     for one in settings:
         success = success_of_domain(one, scorer.answer_labels)
         recorded = None if one.difficulty is None else one.difficulty.recorded
-        if begins and recorded is not None and success is not None and one.name in train:
-            field, ids = f"domains.{one.name}.difficulty.recorded", {prompt.id for prompt in train[one.name].prompts}
-            found = recorded_outcomes(recorded, field, success, domain=one.name, prompt_ids=ids)
-            rates.begin_with(one.name, found)
+        if begins and recorded is not None and success is not None and one.key in train:
+            field, ids = f"domains.{one.name}.difficulty.recorded", {prompt.id for prompt in train[one.key].prompts}
+            found = recorded_outcomes(recorded, field, success, domain=one.key, prompt_ids=ids)
+            rates.begin_with(one.key, found)
         turn_gamma = config.algorithm.gamma if config.algorithm.estimator in names.TURN_ESTIMATORS else None
         parts = [reward.log_label for reward in one.rewards if reward.trained_weight] if compares_parts else []
         teaching = Filter(one.dynamic_sampling, one.difficulty, success, turn_gamma, tuple(parts))
-        domains[one.name] = Domain(one, build_sampling(config, one), teaching)
+        domains[one.key] = Domain(one, build_sampling(config, one), teaching)
     seed, shuffle = config.seed, config.data.shuffle
     feeds = {name: SampledPrompts(some, some.sampler(seed=seed, shuffle=shuffle)) for name, some in train.items()}
     shares = Shares([one.shares for one in settings], config.rollout.prompts_per_step)
-    return Domains(domains, DomainFeeds([one.name for one in settings], feeds, shares), rates)
+    return Domains(domains, DomainFeeds([one.key for one in settings], feeds, shares), rates)
 
 
 def build_sampling(config: RlConfig, domain: DomainSettings) -> Sampling:

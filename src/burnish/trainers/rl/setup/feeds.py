@@ -47,7 +47,7 @@ def load_prompt_set(
         offered=offered,
     )
     check_golds(domain, sources, found.prompts)
-    has_own = domain.conversation is None and (not domain.name or domain.own.template_options)
+    has_own = domain.conversation is None and (domain.name is None or domain.own.template_options)
     if split == "train" and found and has_own:
         chat = ChatFormat(domain.chat, domain.template_options)
         applied = sum(uses_template(prompt, chat) for prompt in found.prompts)
