@@ -35,6 +35,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": {"preset": "grpo", "dynamic_sampling": True}},
     "reinforce_plus_plus": {"algorithm": ADAPTIVE},
     "lora": {"algorithm": "grpo", "lora": True},
+    "opd": {"algorithm": {"preset": "opd", "estimator_options": {"reward_coef": 1.0}}, "teacher": "policy"},
     "ppo": {"algorithm": {"preset": "ppo", "kl_target": 0.05, "kl_horizon": 100}, "critic": {"learning_rate": 1e-2}},
     "ppo_shared": {"algorithm": "ppo", "critic": {"kind": "shared", "warmup_steps": 1, "learning_rate": 1e-2}},
 }
@@ -102,7 +103,11 @@ def check_kills_at_progress(commands: Any, words: tuple[str, ...], folder: Path,
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    ["grpo", "reinforce_plus_plus", *(pytest.param(k, marks=pytest.mark.slow) for k in ("lora", "ppo", "ppo_shared"))],
+    [
+        "grpo",
+        "reinforce_plus_plus",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("lora", "opd", "ppo", "ppo_shared")),
+    ],
 )
 def test_a_killed_run_ends_like_an_undisturbed_one(
     commands: Any, run_file: WriteRunFile, tiny_run: BuildRl, trace: ReadTrace, tmp_path: Path, kind: str

@@ -11,9 +11,13 @@ from typing import Any
 
 from rich.console import Console
 
+from burnish.config.domains import ALL
 from burnish.config.loading import load_run_data
 from burnish.config.schema import AlgorithmConfig, RlConfig
+from burnish.models.policy import LocalPolicy
+from burnish.models.reference import FrozenReference
 from burnish.trainers.rl.collection import Collected
+from burnish.trainers.rl.lessons import Lesson, Lessons
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup.critic import build_value_objective
 from burnish.trainers.rl.setup.objective import build_objective, resolve_algorithm
@@ -46,6 +50,8 @@ def with_algorithm(run: RlRun, algorithm: AlgorithmConfig) -> RlRun:
     """The same parts under another algorithm."""
     config: RlConfig = run.config.model_copy(update={"algorithm": algorithm})
     estimator, loss, numbers = resolve_algorithm(algorithm)
+    assert isinstance(run.policy, LocalPolicy)
+    cold = FrozenReference.copy_of(run.policy.loaded, temperature=0.5, tokens_per_microbatch=1_000)  # so it differs
     return dataclasses.replace(
         run,
         config=config,
@@ -55,4 +61,5 @@ def with_algorithm(run: RlRun, algorithm: AlgorithmConfig) -> RlRun:
         kl=build_kl(algorithm),
         value_objective=build_value_objective(config),
         reference=None if algorithm.kl_in == "none" else run.reference,
+        lessons=Lessons(cold, {ALL: Lesson(0, 1.0)}) if estimator.needs_teacher else None,
     )

@@ -201,7 +201,7 @@ def offload(cluster: TrainersConfig, absent: Mapping[str, str]) -> Iterator[Prob
 
 def _only_optimizer_rests(cluster: TrainersConfig) -> Iterator[Problem]:
     """Check `offload` for a run with a single model, the one it trains."""
-    others = ("reference", "critic", "reward_model", "rollout_engine")
+    others = ("reference", "teacher", "critic", "reward_model", "rollout_engine")
     return offload(cluster, dict.fromkeys(others, "only runs of `burnish rl` have one that could rest"))
 
 

@@ -21,7 +21,7 @@ def check_domains(config: RlFields) -> Iterator[Problem]:
         return
     yield from _bound_rewards(config)
     yield from _data(config, found)
-    yield from _paid(found)
+    yield from () if config.teaches_alone else _paid(found)
     yield from _together(config, found)
     for domain in found:
         yield from _schedule(config, domain, f"domains.{domain.name}.share", domain.shares)

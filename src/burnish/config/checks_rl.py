@@ -13,6 +13,7 @@ from burnish.config.domains import DomainSettings, domain_settings, sources_of
 from burnish.config.engines import ENGINES, FALLBACK, EngineTraits, traits_of
 from burnish.config.problems import Problem
 from burnish.config.schema_rl import RlFields, SandboxConfig, ScoringConfig
+from burnish.config.schema_teacher import OWN_POLICY
 from burnish.outside.plugins import is_outside
 
 
@@ -37,6 +38,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *of_domains,
         *check_conversations(config),
         *_full_sharding(config),
+        *_teachers(config),
         *_own_process(config),
         *offload(config.cluster, _absent(config) | _alone(config)),
         *check_any(config),
@@ -157,6 +159,19 @@ def _full_sharding(config: RlFields) -> Iterator[Problem]:
         yield Problem("cluster.sharding", message, "set cluster.rollout_workers to at least 1")
 
 
+def _teachers(config: RlFields) -> Iterator[Problem]:
+    """Refuse a teacher that nobody asks, and one that is the policy with its adapters off in a process without the
+    adapters. (`check_estimator` refuses an estimator without the teacher that it asks.)"""
+    estimator = config.algorithm.estimator
+    if config.teacher is not None and estimator in set(names.ESTIMATOR_NAMES) - set(names.TEACHER_ESTIMATORS):
+        message = f"is set, but it is not used: the estimator {estimator!r} reads no log-probabilities of a teacher"
+        yield Problem("teacher", message, "use the preset opd, or remove it")
+    mixed = OWN_POLICY in config.teacher_paths and len(config.teacher_paths) > 1
+    if mixed and config.model.lora is not None and "teacher" in config.cluster.own_process:
+        message = "names the teacher, but one of them is the policy with its adapters off (model.lora)"
+        yield Problem("cluster.own_process", message, "remove teacher from it, or use no teacher `policy`")
+
+
 def _own_process(config: RlFields) -> Iterator[Problem]:
     """Refuse `own_process` for models that the run does not have, or only as a part of the policy, and reward models
     that name a GPU although their process sees only one."""
@@ -186,6 +201,10 @@ def _absent(config: RlFields) -> dict[str, str]:
         absent["reference"] = "algorithm.kl_in is none, so there is no reference"
     elif config.model.lora is not None:
         absent["reference"] = "with model.lora the reference is the policy with its adapters off"
+    if not config.named_teachers:
+        absent["teacher"] = "the run file has no teacher"
+    elif config.teacher_paths == (OWN_POLICY,) and config.model.lora is not None:
+        absent["teacher"] = "with model.lora the teacher `policy` is the policy with its adapters off"
     if not algorithm.may_use_critic:
         absent["critic"] = f"the estimator {algorithm.estimator!r} has no critic"
     elif config.critic.kind == "shared":
@@ -293,7 +312,7 @@ def _labels(config: RlFields) -> Iterator[Problem]:
         if reward.audit and reward.weight not in (1.0, 0.0):
             message = f"is {reward.weight:g}, but an audit is not part of the sum"
             yield Problem(f"{field}.weight", message, "remove it, or audit: true")
-    rewards = () if config.domains else config.rewards  # `check_domains` looks at each domain's
+    rewards = () if config.domains or config.teaches_alone else config.rewards  # `check_domains` looks at each domain's
     if rewards and all(reward.audit for reward in rewards):
         yield Problem("rewards.0.audit", "is true for all rewards, so nothing is trained on", "set another reward")
     elif rewards and all(reward.trained_weight == 0 for reward in rewards):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from burnish.config.schema_reward import RewardConfig
     from burnish.config.schema_rl import RlFields
     from burnish.config.schema_rollout import ConversationConfig
+    from burnish.config.schema_teacher import TeacherConfig
 
 ALL = ""
 """Key, in tables and records, of the domain without a name. The name itself is None."""
@@ -49,6 +50,7 @@ class DomainSettings:
     """The chat template, if it is not the model's."""
     template_options: Mapping[str, Any]
     conversation: ConversationConfig | None
+    teacher: TeacherConfig | None
     dynamic_sampling: bool
     difficulty: DifficultyConfig | None
     evaluation: RlEvaluationConfig
@@ -160,6 +162,7 @@ def _settings(config: RlFields, name: str | None, own: DomainConfig) -> DomainSe
         chat_template=own.chat_template,
         template_options=_either(own.template_options, data.template_options),
         conversation=_either(own.conversation, config.conversation),
+        teacher=config.teacher,
         dynamic_sampling=_either(own.dynamic_sampling, config.algorithm.dynamic_sampling),
         difficulty=own.difficulty,
         evaluation=_evaluation(config, name, own),

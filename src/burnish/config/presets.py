@@ -147,6 +147,13 @@ PRESETS: Mapping[str, Preset] = {
             rollout__group_size=1,
         ),
         _preset(
+            "opd",
+            "On-policy distillation: a teacher judges each token of the policy's responses; needs no rewards.",
+            "https://thinkingmachines.ai/blog/on-policy-distillation/",
+            algorithm__estimator="opd",
+            rollout__group_size=4,
+        ),
+        _preset(
             "gspo",
             "Ratios of whole sequences, clipped very tightly.",
             "https://arxiv.org/abs/2507.18071",

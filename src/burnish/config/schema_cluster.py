@@ -11,13 +11,13 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from burnish.config.section import NonNegativeInt, Processes, Seconds, Section, Threads, as_list
 
 _NOTHING_SAMPLES = "only `burnish rl` samples while it trains"
-_ONE_MODEL = "only `burnish rl` has a reference, a critic or rewards"
+_ONE_MODEL = "only `burnish rl` has a reference, a teacher, a critic or rewards"
 
-Offloaded = Literal["optimizer", "reference", "critic", "reward_model", "rollout_engine"]
+Offloaded = Literal["optimizer", "reference", "teacher", "critic", "reward_model", "rollout_engine"]
 """A role whose state can be offloaded while it is idle; `critic` is its weights and its optimizer, `rollout_engine`
 vLLM with its weights and its key-value cache."""
 Backend = Literal["inline", "processes", "ray", "torchrun"]
-OwnProcess = Annotated[tuple[Literal["reference", "critic", "reward_model"], ...], BeforeValidator(as_list)]
+OwnProcess = Annotated[tuple[Literal["reference", "teacher", "critic", "reward_model"], ...], BeforeValidator(as_list)]
 
 
 def under_torchrun() -> bool:
@@ -74,9 +74,9 @@ class TrainersConfig(Section):
     `model.device` is `cpu`."""
     offload: Annotated[tuple[Offloaded, ...], BeforeValidator(as_list)] = ()
     """State to offload between the phases of a step that need it: `optimizer` (moments and float32 masters),
-    `reference`, `critic`, `reward_model`, `rollout_engine` (one that sleeps: vLLM on the GPU that trains). State on a
-    GPU goes to pinned host memory, state on a CPU to a file in the run's folder. A run's numbers do not change; each
-    phase waits for its state (docs/cluster.md)."""
+    `reference`, `teacher`, `critic`, `reward_model`, `rollout_engine` (one that sleeps: vLLM on the GPU that trains).
+    State on a GPU goes to pinned host memory, state on a CPU to a file in the run's folder. A run's numbers do not
+    change; each phase waits for its state (docs/cluster.md)."""
     restarts: NonNegativeInt = 3
     """How often lost trainers are started again, from the newest checkpoint. Not under torchrun, which has
     `--max-restarts`."""
@@ -142,9 +142,9 @@ class ClusterConfig(TrainersConfig):
     rollout_workers: Annotated[int, Field(ge=0, le=4_096)] = 0
     """Processes that only sample, each with its own engine and copy of the weights. 0: the trainers sample."""
     own_process: OwnProcess = ()
-    """Models that get a process of their own: `reference` and `critic`, which are in every trainer otherwise, and
-    `reward_model`, all `model:PATH` rewards together, which are in the command's process otherwise. They work while
-    others do, with the same numbers."""
+    """Models that get a process of their own: `reference`, `teacher` (all of them together) and `critic`, which are in
+    every trainer otherwise, and `reward_model`, all `model:PATH` rewards together, which are in the command's process
+    otherwise. They work while others do, with the same numbers."""
     lanes: Processes | None = None
     """Parts of a step that are summed, and sampled, one by one; a multiple of `trainers`. Runs with equal `lanes` and
     `threads` have equal bits on 1, 2, ... processes. `null`: the smallest multiple of `trainers` that gives every

@@ -19,6 +19,7 @@ from burnish.config.schema_optimization import RlOptimizationConfig
 from burnish.config.schema_reward import Reward, RewardConfig, VariableName
 from burnish.config.schema_rollout import ConversationConfig, RolloutConfig
 from burnish.config.schema_run import RlLoggingConfig, RunConfig
+from burnish.config.schema_teacher import OWN_POLICY, Teacher, TeacherConfig
 from burnish.config.section import (
     Fraction,
     NamedPlace,
@@ -298,6 +299,8 @@ class RlFields(RunConfig):
     algorithm: Annotated[AlgorithmConfig, shorthand("preset")] = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     cluster: ClusterConfig = ClusterConfig()
+    teacher: Teacher = None
+    """The model whose log-probabilities of the responses the estimator `opd` reads. `null`: none."""
     critic: CriticConfig = CriticConfig()
     optimization: RlOptimizationConfig = RlOptimizationConfig()
     evaluation: RlEvaluationConfig = RlEvaluationConfig()
@@ -351,6 +354,25 @@ class RlFields(RunConfig):
         return self.algorithm.kl_in != "none"
 
     @property
+    def named_teachers(self) -> dict[str, TeacherConfig]:
+        """Each teacher by its path in the run file."""
+        return {} if self.teacher is None else {"teacher": self.teacher}
+
+    @property
+    def teaches_alone(self) -> bool:
+        """True if responses need no rewards, because a teacher judges them."""
+        return self.algorithm.estimator in names.TEACHER_ESTIMATORS
+
+    @property
+    def teacher_paths(self) -> tuple[str, ...]:
+        """The models that teach, each once."""
+        return tuple(dict.fromkeys(teacher.path for teacher in self.named_teachers.values()))
+
+    @property
+    def teacher_sources(self) -> tuple[str, ...]:
+        return tuple(path for path in self.teacher_paths if path != OWN_POLICY)
+
+    @property
     def has_separate_critic(self) -> bool:
         """True if the run trains a critic with its own backbone."""
         return self.algorithm.estimator in names.CRITIC_ESTIMATORS and self.critic.kind == "separate"
@@ -366,7 +388,7 @@ class RlFields(RunConfig):
         return (name for name, domain in self.domains.items() if vars(domain)[field])
 
     def missing(self) -> Iterator[Problem]:
-        if not self.all_rewards:
+        if not self.all_rewards and not self.teaches_alone:
             remedy = "name at least one, for example `rewards: math` or `rewards: my_reward.py:score`"
             yield Problem("rewards", "is empty, but responses need at least one reward", remedy)
 
@@ -374,6 +396,9 @@ class RlFields(RunConfig):
         yield from super().named_places()
         if self.critic.init not in ("policy", "reward_model"):
             yield NamedPlace("critic.init", self.critic.init, "model", "critic")
+        for field, teacher in self.named_teachers.items():
+            if teacher.path != OWN_POLICY:
+                yield NamedPlace(f"{field}.path", teacher.path, "model", "weights")
         for field, reward in self.named_rewards.items():
             yield from reward.named_places(field)
         yield NamedPlace("algorithm.estimator", self.algorithm.estimator, "code")

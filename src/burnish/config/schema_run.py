@@ -142,6 +142,11 @@ class RunConfig(Section):
         return None
 
     @property
+    def teacher_sources(self) -> tuple[str, ...]:
+        """The models that teach, except for the policy itself."""
+        return ()
+
+    @property
     def all_rewards(self) -> tuple[RewardConfig, ...]:
         """The rewards that score responses of the run."""
         return ()

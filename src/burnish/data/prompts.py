@@ -327,7 +327,7 @@ def check_bound_rewards(config: RlFields, prompts: Sequence[Prompt]) -> None:
     """Raise ConfigError for a reward bound to a domain that no training prompt belongs to, and for prompts that no
     reward scores. Only for runs without a `domains` section, where rows name the domains: with one, the names in the
     run file have been compared with each other."""
-    if config.domains:
+    if config.domains or config.teaches_alone:
         return
     found = {prompt.domain for prompt in prompts}
     for reward in config.all_rewards:

@@ -112,6 +112,11 @@ class Batch:
     rollout_logprobs: Tensor | None = None
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+    teacher_weights: Tensor | None = None
+    """(B,) weight of each row's teacher."""
+    teacher: Tensor | None = None
+    """(B,) int64 number of each row's teacher, for the models that teach; None if there is only one."""
     values: Tensor | None = None
     token_rewards: Tensor | None = None
     advantages: Tensor | None = None

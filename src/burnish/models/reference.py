@@ -35,11 +35,11 @@ class FrozenReference:
         self._lanes = lanes
         self._awake: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def rest(self, folder: Path) -> None:
+    def rest(self, folder: Path, *, name: str = "reference") -> None:
         """Offload the weights from now on, except while scoring (`burnish.models.resting`)."""
         own_memory(self.model)
         place = resting_place(self.model.device, folder)
-        self._awake = Resting("reference", place, self.model.parameters, changes=False).awake
+        self._awake = Resting(name, place, self.model.parameters, changes=False).awake
 
     @staticmethod
     def copy_of(

@@ -161,6 +161,8 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
     ),
     "KL to the reference": (
         MetricName("kl/reference", "nats per response", "mean", "", "KL of the policy to the reference, k1 summed over the response: what `kl_target` steers."),
+        MetricName("kl/teacher", "nats per response", "mean", "", "Reverse KL of the policy to its teacher: log S - log T of the sampled tokens, summed over the response."),
+        MetricName("kl/teacher_per_token", "nats per token", "mean", "", "The same, averaged over all trained tokens of the step."),
         MetricName("kl/reference_per_token", "nats per token", "mean", "", "The same per token (k3)."),
         MetricName("kl/coef", "coefficient", "last", "", "Coefficient of the KL penalty that this step used."),
         MetricName("kl/target", "nats per response", "last", "", "Target of the adaptive coefficient."),

@@ -24,7 +24,7 @@ Reload = Callable[[Sequence[str]], RunConfig]
 
 COLUMNS: dict[str, tuple[Phase, ...]] = {
     "rollout": ("sampling",),
-    "log-probs": ("scoring", "log-probabilities", "reference", "values"),
+    "log-probs": ("scoring", "log-probabilities", "reference", "teacher", "values"),
     "update": ("update", "optimizer step", "critic update", "critic's optimizer step"),
     "checkpoint": ("checkpoint", "trial of the first checkpoint"),
 }

@@ -52,6 +52,7 @@ Phase = Literal[
     "scoring",
     "log-probabilities",
     "reference",
+    "teacher",
     "values",
     "update",
     "optimizer step",
@@ -65,6 +66,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 `values`: its log-probabilities and the critic's values; the trial: the saved policy is loaded again and compared."""
 Where = Literal["plain", "gpu", "cpu"]
 """Where, or with which plain operations, log-probabilities are computed."""
+`teacher`: log-probabilities; `values`: of the critic; the trial: the saved policy is loaded again and compared."""
 Sharding = Literal["whole", "optimizer", "full"]
 """Parts of a trained model that each of several trainers keeps; see `ParameterBytes.kept`."""
 

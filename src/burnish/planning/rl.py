@@ -8,6 +8,7 @@ from burnish.config import names
 from burnish.config.domains import at_step, domain_settings, responses_per_step
 from burnish.config.schema import RlConfig
 from burnish.config.schema_run import RunConfig
+from burnish.config.schema_teacher import OWN_POLICY
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import (
     NOTHING_KNOWN,
@@ -69,6 +70,8 @@ def _models(config: RlConfig) -> Iterator[ModelRole]:
     what = "its adapters are trained" if config.model.lora else "is trained"
     yield ModelRole("policy", f"{what}; {_sampler(config)}")
     yield from _critic(config)
+    for path in config.teacher_paths:
+        yield ModelRole("teacher", f"the estimator {algorithm.estimator} asks {path} about the policy's responses")
     if algorithm.kl_in == "none":
         return
     because = f"algorithm.kl_in is {algorithm.kl_in} with kl_coef {algorithm.kl_coef:g}"
@@ -81,6 +84,12 @@ def _sampler(config: RlConfig) -> str:
     traits = config.engine.traits
     weights = f"a second copy{traits.place(config.rollout)}" if traits.copies else "it"
     return f"the {config.rollout.engine} engine samples from {weights}"
+
+
+def teacher_facts(config: RlConfig, facts: ModelFacts) -> Iterator[ModelFacts | None]:
+    """The sizes of each teacher, in the order of `teacher_paths`; None where they are not known."""
+    others = dict(zip(config.teacher_sources, facts.teachers, strict=False))
+    return (facts if path == OWN_POLICY else others.get(path) for path in config.teacher_paths)
 
 
 def _critic(config: RlConfig) -> Iterator[ModelRole]:
@@ -156,6 +165,8 @@ def _update_lines(config: RlConfig) -> Iterator[PlanLine]:
     old = "needed: more than one update per step" if per_step > 1 else "not needed: one update per step"
     if per_step == 1 and config.algorithm.kl_in == "reward":
         old = "needed: the KL in the reward reads them"
+    elif per_step == 1 and config.algorithm.estimator in names.OLD_ESTIMATORS:
+        old = f"needed: the estimator {config.algorithm.estimator} reads them"
     yield PlanLine("one step", "pass for old log-probabilities", old.partition(":")[0], old.partition(": ")[2])
 
 
@@ -335,7 +346,12 @@ class RlTimes(StepTimes):
         tokens, scored, found, seconds = self.read() / self.trainers, self.scored / self.trainers, [], 0.0
         for name, facts, is_made in (
             ("old log-probabilities", self.facts, is_scored),
+        reads_old = algorithm.kl_in == "reward" or algorithm.estimator in names.OLD_ESTIMATORS
+        tokens, scored, found, seconds = self.read() / self.trainers, self.scored / self.trainers, [], 0.0
+        for name, facts, is_made in (
+            ("old log-probabilities", self.facts, self.epochs * self.minibatches > 1 or reads_old),
             ("reference", self.facts, config.has_reference and "reference" not in own),
+            *(("teacher", facts or self.facts, "teacher" not in own) for facts in teacher_facts(config, self.facts)),
             ("values", self.facts.critic or self.facts, config.has_separate_critic and "critic" not in own),
         ):
             if is_made:

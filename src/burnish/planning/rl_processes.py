@@ -16,6 +16,19 @@ from burnish.config.schema_run import RunConfig
 from burnish.planning.memory import PHASES, MemoryItem, Phase, RoleMemory, bytes_in_words, layer_numbers, weights_item
 from burnish.planning.model_facts import RewardFacts
 from burnish.planning.processes import ON_GPU, UNKNOWN, PlannedProcess, Processes, joined, saving, saving_on_host
+from burnish.config.schema_teacher import OWN_POLICY
+from burnish.planning.memory import (
+    PHASES,
+    MemoryItem,
+    Phase,
+    RoleMemory,
+    bytes_in_words,
+    layer_numbers,
+    weights_item,
+)
+from burnish.planning.model_facts import RewardFacts
+from burnish.planning.processes import ON_GPU, UNKNOWN, PlannedProcess, Processes, joined
+from burnish.planning.rl import teacher_facts
 
 REWARD_WORKER_BYTES = 16 << 20
 """A process that runs rewards that import nothing large."""
@@ -45,6 +58,7 @@ class RlTable(RoleMemory):
         there = {
             "optimizer": True,
             "reference": config.has_reference and config.model.lora is None,
+            "teacher": any(path != OWN_POLICY or config.model.lora is None for path in config.teacher_paths),
             "critic": config.has_separate_critic,
             "reward_model": any(reward.is_model for reward in config.all_rewards),
             "rollout_engine": config.engine.traits.sleeps != "never" and not config.cluster.rollout_workers,
@@ -56,9 +70,10 @@ class RlTable(RoleMemory):
         return ("update", "critic update") if self.config.has_separate_critic else ("update",)
 
     def beside(self) -> Iterator[MemoryItem]:
-        """Reference and critic, unless they have processes of their own."""
+        """Reference, teachers and critic, unless they have processes of their own."""
         own = self.config.cluster.own_process
         yield from () if "reference" in own else self.reference()
+        yield from () if "teacher" in own else self.teachers()
         yield from () if "critic" in own else self.critic()
 
     def reference(self) -> Iterator[MemoryItem]:
@@ -67,6 +82,19 @@ class RlTable(RoleMemory):
             weights = self.weights("reference weights")
             weights = replace(weights, num_bytes=round(self.facts.num_parameters * self.frozen))
             yield weights.needed_in("reference", if_any="reference" in self.offload)
+
+    def teachers(self) -> Iterator[MemoryItem]:
+        """Memory of the teachers whose sizes are known: weights, and passes without gradient, which keep one layer's
+        numbers at a time. Weights of the policy count only where it has no adapters to turn off."""
+        tokens = self.pass_tokens(self.config)
+        for path, facts in zip(self.config.teacher_paths, teacher_facts(self.config, self.facts), strict=True):
+            if facts is None or (path == OWN_POLICY and self.config.model.lora is not None):
+                continue
+            weights = weights_item(f"weights of teacher {path}", facts, self.width)
+            yield weights.needed_in("teacher", if_any="teacher" in self.offload)
+            numbers = layer_numbers(facts)
+            formula = f"{tokens:,} tokens x {numbers:,} numbers x {self.width} bytes"
+            yield MemoryItem("passes of a teacher", tokens * numbers * self.width, formula, ("teacher",), at_most=True)
 
     def critic(self) -> Iterator[MemoryItem]:
         """A separate one is a second trained model. It has no output head, but that is counted as well."""
@@ -86,7 +114,11 @@ class RlTable(RoleMemory):
             yield replace(self.activations(own), name="critic activations", phases=("critic update",))
 
     def alone(self, model: str) -> Iterator[MemoryItem]:
-        """Memory of the whole `reference` or `critic` in a process of its own."""
+        """Memory of the whole `reference`, `teacher` or `critic` in a process of its own."""
+        if model == "teacher":
+            yield from self.teachers()
+            yield from self.logprobs()
+            return
         if model == "reference":
             yield self.weights("reference weights")
             yield from self.logprobs()
@@ -97,10 +129,11 @@ class RlTable(RoleMemory):
             yield self.activations()
 
     def logprobs(self) -> Iterator[MemoryItem]:
-        """Also of the reference."""
+        """Also of the reference and of teachers."""
+        there: dict[Phase, bool] = {"reference": self.config.has_reference, "teacher": bool(self.config.teacher_paths)}
         for item in super().logprobs():
             before, update = item.phases
-            yield replace(item, phases=(before, "reference", update)) if self.config.has_reference else item
+            yield replace(item, phases=(before, *(phase for phase, is_there in there.items() if is_there), update))
 
     def states(self) -> Iterator[tuple[str, int]]:
         yield from super().states()
@@ -248,6 +281,8 @@ class RlProcesses(Processes):
         own = config.cluster.own_process
         if config.has_reference and "reference" not in own:
             found.append("reference" if config.model.lora is None else "reference (adapters off)")
+        if config.teacher_paths and "teacher" not in own:
+            found.append("teacher" if len(config.teacher_paths) == 1 else f"{len(config.teacher_paths)} teachers")
         if config.algorithm.estimator in names.CRITIC_ESTIMATORS and "critic" not in own:
             found.append(f"{config.critic.kind} critic")
         if not config.cluster.rollout_workers:

@@ -75,7 +75,7 @@ def combine(rollout: Rollout, results: Sequence[Weighted], failure_score: float 
     scored = [(result, result.outcome.score) for result in weighted if result.outcome.score is not None]
     return dataclasses.replace(
         rollout,
-        reward=sum(result.weight * score.value for result, score in scored),
+        reward=sum((result.weight * score.value for result, score in scored), 0.0),
         reward_parts=parts,
         token_rewards=_token_rewards(rollout, [(r.label, r.weight, score) for r, score in scored]),
         status=RewardStatus.OK,

@@ -56,13 +56,15 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         *,
         columns: Collection[str] | None = None,
         models_elsewhere: bool = False,
+        may_be_unscored: bool = False,
         sandbox: SandboxConfig | None = None,
         open_model: OpenModel | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        if not rewards:
+        if not (rewards or may_be_unscored):
             raise ConfigError("rewards is empty, so nothing scores responses", remedy="set rewards, for example: math")
         self._scoring = scoring
+        self._may_be_unscored = may_be_unscored
         self._say = say
         self._told_of: set[str] = set()  # labels of audits whose first failure was told
         specs = specs_of(rewards, sandbox)
@@ -313,6 +315,12 @@ def tell_of_audits(
                     f"counted: reward/audit_failed_fraction/{one.label}"
                 )
 
+    def _combined(self, item: Item, results: Sequence[Weighted]) -> Rollout:
+        prompt, rollout = item
+        if all(result.audit for result in results) and not self._may_be_unscored:
+            nothing = failure(RewardStatus.MISSING, f"no reward is for the domain {prompt.domain!r}")
+            results = [*results, Weighted("", 0.0, nothing, applies=False)]
+        return combine(rollout, results, self._scoring.failure_score)
 
 def check_failures(items: Sequence[Item], scored: Sequence[Rollout], most: float) -> None:
     """Raise RewardError if the share of responses that could not be scored is above `most`, the run's

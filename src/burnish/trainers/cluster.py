@@ -38,6 +38,7 @@ from burnish.models.loading import LoadedModel
 from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
 from burnish.models.reward_learner import RewardLearner
+from burnish.models.teachers import Teachers
 from burnish.observability.console import say
 from burnish.outside.plugins import is_outside
 from burnish.trainers.interrupt import present_watch, watching
@@ -50,7 +51,7 @@ from burnish.trainers.rl.setup.remote_roles import engine_role, own_role, reward
 from burnish.trainers.rl.setup.roles import ALONE, Beside, Roles, build_roles
 from burnish.trainers.run_folder import record_paths, recorded_ways
 
-CUT = (LocalPolicy, FrozenReference, SeparateCritic, RewardLearner)
+CUT = (LocalPolicy, FrozenReference, Teachers, SeparateCritic, RewardLearner)
 """Roles that keep slices of their weights with `cluster.sharding: full`."""
 OpenRoles = Callable[..., AbstractContextManager[Mapping[str, object]]]
 """From (config, paths, lanes) to the roles of a trainer, in its process, among them `ways`. `paths`: None chooses."""
@@ -312,9 +313,12 @@ def _remote_roles(config: RlConfig, team: tuple[Peer, ...]) -> Roles:
 
 
 def _with_handles(roles: Roles, there: Mapping[str, RoleHandle]) -> Roles:
-    """The roles, with handles to reference and critic where they are in other processes."""
+    """The roles, with handles to the ones that are in other processes."""
     reference = RemoteReference(there["reference"]) if "reference" in there else roles.reference
-    return Roles(roles.policy, reference, RemoteCritic(there["critic"]) if "critic" in there else roles.critic)
+    critic = RemoteCritic(there["critic"]) if "critic" in there else roles.critic
+    return Roles(
+        roles.policy, reference, critic, RemoteReference(there["teacher"]) if "teacher" in there else roles.teacher
+    )
 
 
 StartAgain = Callable[[str, threading.Event], Peer]
@@ -361,7 +365,7 @@ def _workers(config: RlConfig, crew: Crew, processes: Mapping[str, Peer], again:
 class OwnProcesses:
     """Models of a run with a process of their own (`cluster.own_process`).
 
-    roles: of reference and critic, by their names. seconds: how long a request to one may take.
+    roles: of reference, teacher and critic, by their names. seconds: how long a request to one may take.
     """
 
     roles: Mapping[str, Peer]

@@ -76,10 +76,12 @@ def placed(config: ConfigT) -> ConfigT:
 
 
 def model_facts(config: RunConfig) -> ModelFacts | None:
-    """The sizes of the trained model, and of a critic that begins from other weights."""
-    facts = _facts_of(config.model.path)
-    source = config.critic_source
-    return facts if facts is None or source is None else replace(facts, critic=_facts_of(source))
+    """The sizes of the trained model, of its teachers, and of a critic that begins from other weights."""
+    facts, source = _facts_of(config.model.path), config.critic_source
+    if facts is None:
+        return None
+    critic = None if source is None else _facts_of(source)
+    return replace(facts, critic=critic, teachers=tuple(map(_facts_of, config.teacher_sources)))
 
 
 def _facts_of(path: str) -> ModelFacts | None:

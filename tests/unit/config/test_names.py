@@ -28,6 +28,8 @@ def test_what_estimators_need_agrees_with_their_signatures() -> None:
     assert {n for n, e in ESTIMATORS.items() if e.needs_groups} == set(names.GROUP_ESTIMATORS)
     assert {n for n, e in ESTIMATORS.items() if e.needs_values} == set(names.CRITIC_ESTIMATORS)
     assert {n for n, e in ESTIMATORS.items() if e.needs_greedy} == set(names.GREEDY_ESTIMATORS)
+    assert {n for n, e in ESTIMATORS.items() if e.needs_teacher} == set(names.TEACHER_ESTIMATORS)
+    assert {n for n, e in ESTIMATORS.items() if e.needs_old_logprobs} == set(names.OLD_ESTIMATORS)
     for option, users in (("gamma", names.GAMMA_ESTIMATORS), ("lam", names.LAM_ESTIMATORS)):
         assert {n for n, e in ESTIMATORS.items() if option in e.options} == set(users)
     assert {n for n, e in ESTIMATORS.items() if e.may_discount_by_turn} == set(names.DISCOUNT_ESTIMATORS)

@@ -1,5 +1,6 @@
 """Advantage estimators: from rewards to the advantage of each token over its expectation. See docs/algorithms.md."""
 
+from burnish.algorithms.advantages.distillation import opd
 from burnish.algorithms.advantages.outcome import (
     Groups,
     dr_grpo,
@@ -33,6 +34,7 @@ __all__ = [
     "grpo",
     "grpo_batch_std",
     "maxrl",
+    "opd",
     "opo",
     "passk",
     "raw",

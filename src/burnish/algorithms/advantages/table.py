@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from burnish.algorithms.advantages import outcome, returns, turns
+from burnish.algorithms.advantages import distillation, outcome, returns, turns
 from burnish.algorithms.registry import Formula, find_row, first_line, load_function
 from burnish.errors import ConfigError
 from burnish.words import suggestion
@@ -26,6 +26,9 @@ ESTIMATOR_INPUTS = (
     "turn_index_BT",
     "observation_ids_BT",
     "history_ids_BT",
+    "old_logprobs_BT",
+    "teacher_logprobs_BT",
+    "teacher_weights_B",
 )
 
 
@@ -48,6 +51,15 @@ class Estimator(Formula):
     @property
     def needs_parts(self) -> bool:
         return "parts_BC" in self.inputs
+
+    @property
+    def needs_teacher(self) -> bool:
+        return "teacher_logprobs_BT" in self.inputs
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """True if it reads log-probabilities under the weights that the step began with."""
+        return "old_logprobs_BT" in self.inputs
 
     @property
     def needs_states(self) -> bool:
@@ -191,6 +203,13 @@ ESTIMATORS: dict[str, Estimator] = {
         "grpo of the whole conversation, plus grpo among turns in the same state",
         "https://arxiv.org/abs/2505.10978",
         "(R - mean_G R) / (std_G R + eps) + omega (R_t - mean_S) / (std_S + eps), R_t = r_t + gamma R_{t+1}",
+    ),
+    "opd": Estimator(
+        "opd",
+        distillation.opd,
+        "on-policy distillation: a teacher judges each token",
+        "https://thinkingmachines.ai/blog/on-policy-distillation/",
+        "w (log T(y_t) - log S_old(y_t)) + reward_coef R_t, R_t = r_t + R'",
     ),
 }
 

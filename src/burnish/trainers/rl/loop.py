@@ -6,7 +6,7 @@ prompts -> generate -> score -> filter/refill -> batch -> log-probabilities and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,9 @@ from burnish.trainers.result import CRITIC_FOLDER, WEIGHTS_FOLDER
 from burnish.trainers.rl.batching import build_batch, epoch_rows, scored
 from burnish.trainers.rl.collection import Collected, why_left_out
 from burnish.trainers.rl.credit import credit_rows, whiten_minibatch
-from burnish.trainers.rl.credit.by_domain import DomainCredit
+from burnish.trainers.rl.credit.by_domain import DomainCredit, Row
 from burnish.trainers.rl.evaluation import Evaluator, held_out_values
+from burnish.trainers.rl.lessons import Lessons, distance_to_teacher
 from burnish.trainers.rl.setup.roles import ALONE, Beside
 from burnish.trainers.rl.supply import Supply
 from burnish.trainers.telemetry.divergence import keeping_batch
@@ -64,6 +65,8 @@ class RlRun(Training):
     """Objective of a critic that is trained alone."""
     domain_credit: DomainCredit | None = None
     """Normalisation and weights by domain; None for a run without domains."""
+    lessons: Lessons | None = None
+    """The teachers and what they read; None for a run without any."""
     beside: Beside = ALONE
     """The models that work while others do."""
 
@@ -120,7 +123,9 @@ class RlRun(Training):
         batch = build_batch([rollout for _, rollout in rows], pad_token_id=self.pad_token_id, mask_truncated=truncated)
         values = None if self.critic is None else self.beside.begin("critic", partial(self.critic.values, batch))
         with stopwatch.phase("logprobs"):
-            batch = self.add_logprobs(batch)
+            batch = self.add_logprobs(batch, rows)
+        if batch.teacher_logprobs is not None and batch.old_logprobs is not None:
+            metrics.merge(distance_to_teacher(batch))
         if values is not None:
             with stopwatch.phase("values"):
                 batch = batch.replace(values=values())
@@ -138,9 +143,14 @@ class RlRun(Training):
     def add_logprobs(self, batch: Batch) -> Batch:
         """Add log-probabilities of the sampling weights, if an update or the KL needs them, and of the reference; and
         weights of 0 for all tokens but those of highest entropy (`algorithm.top_entropy`)."""
+    def add_logprobs(self, batch: Batch, rows: Sequence[Row]) -> Batch:
+        """Add log-probabilities of the sampling weights, if an update, the KL or the estimator needs them, and of
+        reference and teachers."""
         optimization, algorithm, rollout = self.config.optimization, self.config.algorithm, self.config.rollout
         if self.reference is not None:
             reference = self.beside.begin("reference", partial(self.reference.logprobs, batch))
+        if self.lessons is not None:
+            teacher = self.beside.begin("teacher", partial(self.lessons.logprobs, batch, rows))
         # With top-k, top-p or min-p the sampler's log-probabilities are of the cut distribution: the KL needs ours.
         cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
         # A single update needs none: its own log-probabilities are the old ones (`PolicyObjective`), a forward saved.
@@ -156,6 +166,13 @@ class RlRun(Training):
             if share is not None:
                 chosen = highest_entropy(present(scores.entropy_BT, "entropy_BT"), batch.loss_mask, share=share)
                 batch = batch.replace(weights=chosen.float())
+        reads_old = algorithm.kl_in == "reward" or self.estimator.needs_old_logprobs
+        if self.config.old_logprobs_of_sampler:
+            batch = batch.replace(old_logprobs=present(batch.rollout_logprobs, "rollout_logprobs"))
+        elif several_updates or reads_old or (cut_off and self.reference is not None):
+            batch = batch.replace(old_logprobs=self.policy.logprobs(batch).logprobs_BT)
+        if self.lessons is not None:
+            batch = batch.replace(teacher_logprobs=teacher(), teacher_weights=self.lessons.weights(rows))
         return batch if self.reference is None else batch.replace(ref_logprobs=reference())
 
     def update(self, batch: Batch, step: int, metrics: MetricStore) -> None:

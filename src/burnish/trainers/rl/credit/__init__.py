@@ -80,6 +80,9 @@ def assign_advantages(
         "turn_index_BT": _turns(batch, estimator, rewards.counted_B) if by_turns else None,
         "observation_ids_BT": rewards.observation_ids_BT,
         "history_ids_BT": rewards.history_ids_BT,
+        "old_logprobs_BT": batch.old_logprobs,
+        "teacher_logprobs_BT": batch.teacher_logprobs,
+        "teacher_weights_B": batch.teacher_weights,
     }
     raw_BT, returns_BT = _estimate(estimator, tensors, algorithm, rewards.counted_B)
     batch = batch.replace(token_rewards=rewards_BT, advantages=raw_BT, returns=returns_BT)

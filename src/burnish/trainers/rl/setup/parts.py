@@ -36,6 +36,7 @@ from burnish.trainers.rl.setup.domains import asked_by, build_domains, check_dif
 from burnish.trainers.rl.setup.objective import objectives, resolve_algorithm
 from burnish.trainers.rl.setup.opened_models import OpenPlayers, longest_text, open_model, open_outline, open_players
 from burnish.trainers.rl.setup.preflight import check_settings, precision_lines, timing_lines
+from burnish.trainers.rl.setup.teachers import check_teachers, open_lessons
 from burnish.trainers.rl.supply import Supply, SupplyAhead
 from burnish.trainers.rl.supply.threaded import AsideEngine, SupplyAside, SupplyPartial
 from burnish.trainers.run_folder import open_workplace, recorded_paths
@@ -62,6 +63,7 @@ def open_rl_run(
         has_weights = config.cluster.trains_here
         loaded = stack.enter_context(open_model(config, paths, console) if has_weights else open_outline(config))
         config = settle_microbatch(config, paths, loaded if has_weights else None)
+        check_teachers(config, loaded)
         say(console, scorer.attach_policy(loaded.tokenizer))
         if "reward_model" in config.cluster.offload:
             scorer.rest_models(workplace.path)
@@ -109,6 +111,7 @@ def open_rl_run(
             objective=players.objective or objectives(config, parts),
             select_tokens=partial(loss.select, options=numbers) if loss.needs_selection else None,
             kl=build_kl(config.algorithm),
+            lessons=open_lessons(config, roles.teacher),
             domain_credit=DomainCredit(collector.domains) if config.domains else None,
             pad_token_id=loaded.pad_token_id,
             journal=journal,
@@ -161,6 +164,7 @@ def open_scorer(
         config.all_rewards,
         config.scoring,
         models_elsewhere=models_elsewhere,
+        may_be_unscored=config.teaches_alone,
         sandbox=config.sandbox,
         open_model=partial(open_judge, paths=paths),
         say=lambda line: say(console, (line,)),

@@ -19,6 +19,7 @@ from burnish.config.names import MODEL_REWARD
 from burnish.config.problems import named, raise_problems
 from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.schema_data import DataSource, ModelConfig, places_of_sources
+from burnish.config.schema_teacher import OWN_POLICY
 from burnish.config.section import NamedPlace
 from burnish.data.overlap import Asked, find_overlap
 from burnish.data.prompts import DomainRows, PromptSet, check_bound_rewards, read_prompts
@@ -42,6 +43,7 @@ from burnish.trainers.rl.credit import reads_responses_alone
 from burnish.trainers.rl.setup.domains import check_difficulty
 from burnish.trainers.rl.setup.feeds import load_prompt_set
 from burnish.trainers.rl.setup.objective import AlgorithmParts, resolve_algorithm
+from burnish.trainers.rl.setup.teachers import check_vocabulary, teacher_model
 from burnish.types import Prompt
 
 if TYPE_CHECKING:
@@ -118,6 +120,7 @@ def preview(config: RlConfig, context_tokens: int | None) -> Preview:
     check_settings(config, resolve_algorithm(config.algorithm))
     check_model_source(config.model)
     tokenizer = local_tokenizer(config)
+    _check_teachers(config, tokenizer)
     train, heldout = (local_prompts(config, split, tokenizer, context_tokens) for split in SPLITS)
     prompts = [[prompt for some in found for prompt in _prompts_of(some)] for found in (train, heldout)]
     _check_rewards(config, prompts)
@@ -235,6 +238,13 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
             f"critic.{field} is {value!r}, but the estimator {name!r} asks for no values, so there is no critic",
             remedy=f"remove critic.{field}, or let the estimator ask for values_BT",
         )
+    if estimator.needs_teacher != bool(config.named_teachers):
+        raise ConfigError(
+            f"the estimator {name!r} asks for teacher_logprobs_BT, but the run file has no teacher"
+            if estimator.needs_teacher
+            else f"teacher is set, but the estimator {name!r} does not ask for teacher_logprobs_BT",
+            remedy="name a model under `teacher`, or remove it and choose another estimator",
+        )
     trained = [domain for domain in domain_settings(config) if domain.is_trained]
     for field in (one.place("rollout", "group_size") for one in trained if one.group_size == 1):
         if estimator.needs_groups:
@@ -272,6 +282,17 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
 def check_model_source(model: ModelConfig, *, field: str = "model.path") -> None:
     """Raise ModelError for a folder that does not exist, or does not hold a model that can be loaded."""
     check_model_folder(resolve_source(model.path, field=field), needs_weights=not model.from_scratch)
+
+
+def _check_teachers(config: RlConfig, ours: PreTrainedTokenizerBase | None) -> None:
+    """Check the folder of each teacher, and its vocabulary where neither has to be downloaded."""
+    for field, teacher in config.named_teachers.items():
+        if teacher.path == OWN_POLICY:
+            continue
+        model = teacher_model(config, teacher.path)
+        check_model_source(model, field=f"{field}.path")
+        if ours is not None and Path(teacher.path).expanduser().exists():
+            check_vocabulary(f"{field}.path", teacher.path, load_tokenizer(model), ours)
 
 
 def local_tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
+from burnish.config.schema_teacher import OWN_POLICY
 from burnish.distributed.reward_models import ROLE
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import ONE_LANE, Lanes
@@ -26,6 +27,7 @@ from burnish.rollouts.engine import RolloutEngine
 from burnish.trainers.rl.setup.opened_models import open_model, open_rl_engine
 from burnish.trainers.rl.setup.preflight import computes_twice_at_once
 from burnish.trainers.rl.setup.roles import build_alone, build_roles
+from burnish.trainers.rl.setup.teachers import loaded_alone, teacher_model
 from burnish.trainers.run_folder import recorded_paths
 
 
@@ -52,8 +54,8 @@ def without_progress_bars() -> None:
 def trained_roles(
     config: RlConfig, paths: FastPaths | None = None, lanes: Lanes = ONE_LANE, *, samples: bool = False
 ) -> Iterator[dict[str, object]]:
-    """`policy`, and `reference` and `critic` where the algorithm needs them; with `samples` an `engine` that shares the
-    policy's weights; `ways`. Without `paths` it takes the fast paths that the run has recorded."""
+    """`policy`, and `reference`, `teacher` and `critic` where the algorithm needs them; with `samples` an `engine` that
+    shares the policy's weights; `ways`. Without `paths` it takes the fast paths that the run has recorded."""
     console = Console(quiet=True)
     paths = recorded_paths(Path(config.output)) if paths is None else paths
     without_progress_bars()
@@ -61,6 +63,7 @@ def trained_roles(
         loaded = stack.enter_context(open_model(config, paths, console))
         roles = build_roles(config, loaded, lanes)
         named: dict[str, object] = {"policy": roles.policy, "reference": roles.reference, "critic": roles.critic}
+        named["teacher"] = roles.teacher
         if samples:
             named["engine"] = stack.enter_context(open_rl_engine(config, loaded, console))
         named["ways"] = Ways.of(paths, loaded)
@@ -69,10 +72,13 @@ def trained_roles(
 
 @contextmanager
 def own_role(config: RlConfig, model: str, ways: Mapping[str, str]) -> Iterator[dict[str, object]]:
-    """`reference` or `critic`, which has the process for itself, and takes these fast paths; `ways`."""
+    """`reference`, `teacher` or `critic`, which has the process for itself, and takes these fast paths; `ways`."""
     console, paths = Console(quiet=True), FastPaths(ways)
     without_progress_bars()
-    with open_model(config, paths, console) as loaded:
+    path, model_alone = loaded_alone(config, model), config.model
+    if path != OWN_POLICY:
+        model_alone = teacher_model(config, path)
+    with open_model(config.model_copy(update={"model": model_alone}), paths, console) as loaded:
         role = build_alone(config, loaded, Lanes(config.cluster.num_lanes), model)
         yield {model: role, "ways": Ways.of(paths, loaded)}
 

@@ -1,15 +1,17 @@
-"""Models that the loop uses (policy, reference and critic), made from a run file and a loaded model."""
+"""Models that the loop uses (policy, reference, teachers and critic), made from a run file and a loaded model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config.schema import RlConfig
+from burnish.config.schema_teacher import OWN_POLICY
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.models.critic import SeparateCritic
 from burnish.models.loading import LoadedModel
@@ -17,14 +19,17 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.reference import FrozenReference
 from burnish.models.roles import Critic, Policy, Reference
+from burnish.models.teachers import Teachers
 from burnish.trainers.rl.setup.critic import build_separate_critic, build_shared_critic
+from burnish.trainers.rl.setup.teachers import build_teachers, frozen, loaded_alone
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Models that run in their own process (`reference`, `critic`), with one thread each. Empty if there are none."""
+    """Models that run in their own process (`reference`, `teacher`, `critic`), with one thread each. Empty if there are
+    none."""
 
     models: tuple[str, ...] = ()
     threads: ThreadPoolExecutor | None = None
@@ -46,6 +51,7 @@ class Roles:
     policy: Policy
     reference: Reference | None
     critic: Critic | None
+    teacher: Reference | None = None
 
 
 def build_roles(config: RlConfig, loaded: LoadedModel, lanes: Lanes) -> Roles:
@@ -57,29 +63,37 @@ def build_roles(config: RlConfig, loaded: LoadedModel, lanes: Lanes) -> Roles:
     policy = build_policy(config, loaded, lanes)  # after the critic, whose trunk is to have no adapters
     if needs_values and critic is None:
         critic = build_shared_critic(config, policy)
-    needs_reference = config.algorithm.kl_in != "none" and "reference" not in elsewhere
-    return _with_rest(config, policy, policy.reference() if needs_reference else None, critic)
+    reference = policy.reference() if config.has_reference and "reference" not in elsewhere else None
+    teacher = None
+    if config.teacher_paths and "teacher" not in elsewhere:
+        teacher = build_teachers(config, loaded, lanes, here=OWN_POLICY, own=policy.reference)
+    return _with_rest(config, policy, Roles(policy, reference, critic, teacher))
 
 
-def _with_rest(config: RlConfig, policy: LocalPolicy, reference: Reference | None, critic: Critic | None) -> Roles:
+def _with_rest(config: RlConfig, policy: LocalPolicy, roles: Roles) -> Roles:
     """The roles, with the ones in `cluster.offload` resting between their phases."""
-    offload, folder = config.cluster.offload, Path(config.output)
+    offload, folder, critic = config.cluster.offload, Path(config.output), roles.critic
     if "optimizer" in offload:
         policy.rest_optimizer(folder)
     if isinstance(critic, SeparateCritic) and ("optimizer" in offload or "critic" in offload):
         critic.rest_optimizer(folder)
     if isinstance(critic, SeparateCritic) and "critic" in offload:
         critic.rest(folder)
-    if isinstance(reference, FrozenReference) and "reference" in offload:
-        reference.rest(folder)
-    return Roles(policy, reference, critic)
+    if isinstance(roles.reference, FrozenReference) and "reference" in offload:
+        roles.reference.rest(folder)
+    if isinstance(roles.teacher, Teachers) and "teacher" in offload:
+        roles.teacher.rest(folder)
+    return roles
 
 
 def build_alone(config: RlConfig, loaded: LoadedModel, lanes: Lanes, model: str) -> Reference | Critic:
-    """The `reference` or the `critic` of a run, in a process of its own."""
+    """The `reference`, the `critic` or the teachers of a run, in a process of their own. `loaded`: the model of
+    `loaded_alone`."""
     if model == "reference":
-        temperature, budget = config.rollout.temperature, config.optimization.microbatch_tokens
-        return FrozenReference(loaded, temperature=temperature, tokens_per_microbatch=budget, lanes=lanes)
+        return frozen(config, loaded, lanes)
+    if model == "teacher":
+        own = partial(frozen, config, loaded, lanes)
+        return build_teachers(config, loaded, lanes, here=loaded_alone(config, model), own=own)
     critic = build_separate_critic(config, loaded, lanes)
     assert critic is not None, "a shared critic is refused when the run file is read"
     if "optimizer" in config.cluster.offload:

@@ -1,0 +1,27 @@
+"""The `teacher` section of a run file of `burnish rl`; see `burnish.config.schema`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from burnish.config.section import PathText, Section, shorthand
+
+OWN_POLICY = "policy"
+"""The `path` of a teacher with the weights that the policy has when the run starts."""
+
+
+class TeacherConfig(Section):
+    """A frozen model that scores the tokens of the policy's responses, for the estimator `opd` (docs/distillation.md).
+
+    Its vocabulary must be the policy's, its precision is `model.dtype`, and its temperature `rollout.temperature`.
+    """
+
+    path: PathText
+    """Folder, run (`runs/big@best`) or hub name of the teacher; `policy` is the policy at the start of the run."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Weight of what it teaches: of log T - log S in an advantage."""
+
+
+Teacher = Annotated[TeacherConfig | None, shorthand("path")]

@@ -1,0 +1,79 @@
+"""Runs with a teacher: on-policy distillation in one process and in several, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from runs import rows_of, train
+
+from burnish.config.schema import RlConfig
+from burnish.errors import ConfigError, ModelError
+from burnish.trainers.cluster import train_rl
+
+BuildRl = Callable[..., RlConfig]
+
+
+@pytest.fixture(scope="session")
+def teacher(save_tiny_llama: Callable[..., Path]) -> Path:
+    """A random model twice as wide as the policy, with its vocabulary."""
+    return save_tiny_llama("0123456789+=", hidden_size=64, intermediate_size=128, seed=1)
+
+
+@pytest.fixture
+def taught(tiny_run: BuildRl, teacher: Path) -> BuildRl:
+    def build(*overrides: str, **fields: Any) -> RlConfig:
+        given = {"algorithm": "opd", "teacher": str(teacher), "rewards": [], "optimization": {"learning_rate": 1e-2}}
+        return tiny_run(*overrides, **given | fields)
+
+    return build
+
+
+@pytest.mark.slow
+def test_a_policy_comes_closer_to_its_teacher_without_rewards(taught: BuildRl) -> None:
+    folder, _ = train(taught("steps=12"))
+    distances = [row["kl/teacher_per_token"] for row in rows_of(folder)]
+    assert sum(distances[-3:]) < 0.5 * sum(distances[:3])
+
+
+@pytest.mark.slow
+def test_a_resting_teacher_teaches_the_same(taught: BuildRl, tmp_path: Path) -> None:
+    plain, _ = train(taught("steps=2"))
+    resting, _ = train(taught("steps=2", "cluster.offload=[teacher]", f"output={tmp_path / 'resting'}"))
+    assert [row["policy/loss"] for row in rows_of(resting)] == [row["policy/loss"] for row in rows_of(plain)]
+
+
+@pytest.mark.slow
+def test_the_first_weights_as_teacher_are_at_distance_0(taught: BuildRl) -> None:
+    folder, _ = train(taught("steps=2", teacher="policy"))
+    first, second = (row["kl/teacher_per_token"] for row in rows_of(folder))
+    assert first == pytest.approx(0.0, abs=1e-6)
+    assert second == pytest.approx(0.0, abs=1e-6)  # where there is nothing to learn, nothing moves
+
+
+def test_a_teacher_with_another_vocabulary_is_refused(taught: BuildRl, save_tiny_llama: Callable[..., Path]) -> None:
+    other = save_tiny_llama("9876543210+=", hidden_size=32, intermediate_size=64)
+    with pytest.raises(ModelError, match="does not have the vocabulary of the policy"):
+        train(taught(teacher=str(other)))
+
+
+def test_a_teacher_and_its_estimator_need_each_other(taught: BuildRl) -> None:
+    with pytest.raises(ConfigError, match="'opd' asks for teacher_logprobs_BT, but the run file has no teacher"):
+        train(taught(teacher=None))
+    with pytest.raises(ConfigError, match="it is not used: the estimator 'grpo'"):
+        taught(algorithm="grpo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [("cluster.trainers=2",), ("cluster.own_process=teacher",)], ids=["in each trainer", "in its own process"]
+)
+def test_a_teacher_in_other_processes_teaches_the_same_bits(
+    taught: BuildRl, trace: Callable[[Path], Any], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    fixed = ("steps=3", "cluster.lanes=2", "cluster.threads=1")
+    several = train_rl(taught(*fixed, *words, f"output={tmp_path / 'several'}"), console=Console(quiet=True))
+    assert trace(several.folder) == trace(train(taught(*fixed))[0])
