@@ -267,6 +267,7 @@ FITTED = {
     "oai_2019": ("scoring.truncate_token='3'", "scoring.truncate_after=1"),
     # Its critic begins as the reward model, of which the task has none.
     "tldr_2020": ("critic.init=policy",),
+    "online_dpo": ("optimization.epochs=1", "optimization.minibatches=1"),
     # The first weights are no teacher until rewards have moved the policy.
     "opd": ("teacher=policy", "algorithm.estimator_options.reward_coef=1"),
 }

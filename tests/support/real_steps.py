@@ -60,6 +60,6 @@ def with_algorithm(run: RlRun, algorithm: AlgorithmConfig) -> RlRun:
         select_tokens=partial(loss.select, options=numbers) if loss.needs_selection else None,
         kl=build_kl(algorithm),
         value_objective=build_value_objective(config),
-        reference=None if algorithm.kl_in == "none" else run.reference,
+        reference=run.reference if config.has_reference else None,
         lessons=Lessons(cold, {ALL: Lesson(0, 1.0)}) if estimator.needs_teacher else None,
     )

@@ -25,6 +25,7 @@ def check_algorithm(config: RlFields) -> Iterator[Problem]:
     yield from _skipping(config)
     yield from _kl(algorithm)
     yield from _critic(config)
+    yield from _pairs(config)
 
 
 def check_adaptive_kl(config: RlFields) -> Iterator[Problem]:
@@ -208,6 +209,20 @@ def _critic(config: RlFields) -> Iterator[Problem]:
     if critic.warmup_steps >= config.steps:
         message = f"is {critic.warmup_steps}, but the run has {config.steps} steps: the policy would never be trained"
         yield Problem("critic.warmup_steps", message, f"set it below steps ({config.steps})")
+
+
+def _pairs(config: RlFields) -> Iterator[Problem]:
+    """Refuse several updates of a step for `online_dpo`, whose gradient is that of the policy that sampled, and
+    responses left out of the loss, which would leave half of a pair."""
+    if config.algorithm.estimator != "online_dpo":
+        return
+    for field, value in (("epochs", config.optimization.epochs), ("minibatches", config.optimization.minibatches)):
+        if value > 1:
+            message = f"is {value}, but the estimator 'online_dpo' is the gradient of DPO in one update of a step only"
+            yield Problem(f"optimization.{field}", message, "set it to 1")
+    if config.algorithm.mask_truncated:
+        message = "is true, which would leave half of a pair of the estimator 'online_dpo'"
+        yield Problem("algorithm.mask_truncated", message, "set it to false")
 
 
 def _of(section: AlgorithmConfig | CriticConfig, field: str) -> object:

@@ -27,10 +27,13 @@ _ESTIMATORS: Mapping[str, tuple[str, ...]] = {
     "raw": (),
     "turn_grpo": ("group", "gamma"),
     "gigpo": ("group", "gamma"),
+    "best_of_n": ("group",),
+    "online_dpo": ("group", "old", "reference"),
     "opd": ("teacher", "old"),
 }
 """Needs of each built-in estimator (a critic's values, the other samples of its group, a greedy response, the
-log-probabilities of a teacher or of the weights that sampled), and the fields of `algorithm` that it uses."""
+log-probabilities of a teacher, of the reference or of the weights that sampled), and the fields of `algorithm` that it
+uses."""
 _LOSSES: Mapping[str, tuple[str, ...]] = {
     "ppo_clip": ("clip_low", "clip_high"),
     "reinforce": (),
@@ -100,6 +103,7 @@ GREEDY_ESTIMATORS = _with("greedy", _ESTIMATORS)
 GAMMA_ESTIMATORS, LAM_ESTIMATORS = _with("gamma", _ESTIMATORS), _with("lam", _ESTIMATORS)
 DISCOUNT_ESTIMATORS = _with("discount", _ESTIMATORS)
 """Estimators that discount by token or by turn."""
+REFERENCE_ESTIMATORS = _with("reference", _ESTIMATORS)
 TEACHER_ESTIMATORS, OLD_ESTIMATORS = _with("teacher", _ESTIMATORS), _with("old", _ESTIMATORS)
 """Estimators that read log-probabilities of a teacher, and of the policy before the step's updates."""
 TURN_ESTIMATORS = ("turn_grpo", "gigpo")

@@ -351,7 +351,7 @@ class RlFields(RunConfig):
     @property
     def has_reference(self) -> bool:
         """True if the run compares the policy with a frozen reference."""
-        return self.algorithm.kl_in != "none"
+        return self.algorithm.kl_in != "none" or self.algorithm.estimator in names.REFERENCE_ESTIMATORS
 
     @property
     def named_teachers(self) -> dict[str, TeacherConfig]:

@@ -72,9 +72,11 @@ def _models(config: RlConfig) -> Iterator[ModelRole]:
     yield from _critic(config)
     for path in config.teacher_paths:
         yield ModelRole("teacher", f"the estimator {algorithm.estimator} asks {path} about the policy's responses")
-    if algorithm.kl_in == "none":
+    if not config.has_reference:
         return
     because = f"algorithm.kl_in is {algorithm.kl_in} with kl_coef {algorithm.kl_coef:g}"
+    if algorithm.kl_in == "none":
+        because = f"the estimator {algorithm.estimator} reads its log-probabilities"
     if config.model.lora:
         because += "; it is the policy with its adapters off, not a second copy"
     yield ModelRole("reference", because)

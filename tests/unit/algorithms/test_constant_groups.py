@@ -44,6 +44,8 @@ def advantages(name: str, scores_B: Tensor, group_ids_B: Tensor, lengths_B: Tens
         "weights_C": torch.tensor([1.0, 0.7]),
         "token_rewards_BT": shaping.token_rewards(scores_B, mask_BT),
         "mask_BT": mask_BT,
+        "old_logprobs_BT": -torch.rand(mask_BT.shape),
+        "ref_logprobs_BT": -torch.rand(mask_BT.shape),
         "turn_index_BT": as_single_turn(mask_BT),
         "observation_ids_BT": torch.zeros_like(mask_BT, dtype=torch.int64),
         "history_ids_BT": torch.zeros_like(mask_BT, dtype=torch.int64),

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from burnish.algorithms.advantages import opd
+from burnish.algorithms.advantages import best_of_n, online_dpo, opd
 
 MASK = torch.tensor([[True, True, False]])
 TEACHER = torch.tensor([[math.log(0.5), math.log(0.1), math.nan]])
@@ -38,3 +38,33 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl():
     (estimated,) = torch.autograd.grad(loss, logits, retain_graph=True)
     (exact,) = torch.autograd.grad((student.exp() * (student - teacher)).sum(), logits)
     assert estimated.numpy() == pytest.approx(exact.numpy(), abs=1e-12)
+
+
+GROUPS = torch.tensor([0, 0, 0, 7, 7])
+
+
+def test_one_of_each_group_is_kept_the_first_of_equal_ones():
+    scores = torch.tensor([1.0, 2.0, 2.0, 5.0, 5.0])
+    assert best_of_n(scores, GROUPS).tolist() == [0.0, 1.0, 0.0, 0.0, 0.0]  # none of a group of equal scores
+    assert best_of_n(scores, GROUPS, above=1.5).tolist() == [0.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_online_dpo_by_hand():
+    """Best and worst of the first group: log ratios 0.5 and -1.5, so h = 0.2 and the weight is .1 s(-.2) = .0450166."""
+    scores = torch.tensor([3.0, 1.0, 2.0, 4.0, 4.0])
+    old = torch.tensor([[-1.0, -1.0], [-2.0, -2.5], [-9.0, 0.0], [-1.0, 0.0], [-3.0, 0.0]])
+    reference = torch.tensor([[-1.5, -1.0], [-2.0, -1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    advantages = online_dpo(scores, GROUPS, old, reference, torch.ones(5, 2, dtype=torch.bool))
+    expected = [0.0450166, -0.0450166, 0.0, 0.0, 0.0]
+    assert advantages.tolist() == pytest.approx(expected, abs=1e-7)
+
+
+def test_online_dpo_is_the_gradient_of_dpo():
+    policy = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([[-1.2, -1.0], [-0.7, -2.0]], dtype=torch.float64)
+    mask, groups = torch.ones(2, 2, dtype=torch.bool), torch.tensor([0, 0])
+    advantages = online_dpo(torch.tensor([1.0, 0.0]), groups, policy.detach(), reference, mask, beta=0.3)
+    (ours,) = torch.autograd.grad(-(advantages[:, None] * policy).sum(), policy)
+    best, worst = (policy - reference).sum(dim=1)
+    (exact,) = torch.autograd.grad(-torch.nn.functional.logsigmoid(0.3 * (best - worst)), policy)
+    torch.testing.assert_close(ours, exact)

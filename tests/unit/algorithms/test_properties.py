@@ -70,7 +70,7 @@ class Step:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        return {**vars(self), "lengths_B": self.lengths_B}
+        return {**vars(self), "lengths_B": self.lengths_B, "teacher_logprobs_BT": self.logprobs_BT}
 
     def change(self, of_BT: Callable[[Tensor], Tensor], of_B: Callable[[Tensor], Tensor] = lambda t: t) -> Step:
         """Each `[B, T]` tensor through one function, each `[B, ...]` tensor through another."""
@@ -161,6 +161,9 @@ def estimate(name: str, step: Step) -> Any:
     """What an estimator returns, with a discount where it has one, and for rewards that it takes."""
     step = replace(step, scores_B=step.scores_B.abs()) if name == "maxrl" else step
     return ESTIMATORS[name](step.tensors, {"gamma": 0.9} if "gamma" in ESTIMATORS[name].options else {})
+    """What an estimator returns, with a discount, or a weight of the rewards, where it has one."""
+    options = {option: 0.9 for option in ("gamma", "reward_coef") if option in ESTIMATORS[name].options}
+    return ESTIMATORS[name](step.tensors, options)
 
 
 def advantages_of(name: str, step: Step) -> Tensor:

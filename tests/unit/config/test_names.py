@@ -29,6 +29,7 @@ def test_what_estimators_need_agrees_with_their_signatures() -> None:
     assert {n for n, e in ESTIMATORS.items() if e.needs_values} == set(names.CRITIC_ESTIMATORS)
     assert {n for n, e in ESTIMATORS.items() if e.needs_greedy} == set(names.GREEDY_ESTIMATORS)
     assert {n for n, e in ESTIMATORS.items() if e.needs_teacher} == set(names.TEACHER_ESTIMATORS)
+    assert {n for n, e in ESTIMATORS.items() if e.needs_reference} == set(names.REFERENCE_ESTIMATORS)
     assert {n for n, e in ESTIMATORS.items() if e.needs_old_logprobs} == set(names.OLD_ESTIMATORS)
     for option, users in (("gamma", names.GAMMA_ESTIMATORS), ("lam", names.LAM_ESTIMATORS)):
         assert {n for n, e in ESTIMATORS.items() if option in e.options} == set(users)

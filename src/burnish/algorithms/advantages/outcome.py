@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnish.algorithms.masking import WHITEN_EPS, as_float
+from burnish.algorithms.masking import WHITEN_EPS, as_float, fill_masked
 from burnish.errors import ConfigError
 
 
@@ -151,6 +151,53 @@ def passk(
     if normalise:
         gap_B = gap_B / (groups.std(scores, unbiased=True) + eps)
     return _narrow(torch.where(alone_B, gap_B, torch.zeros_like(gap_B)), scores_B)
+
+
+def best_of_n(
+    scores_B: Tensor, group_ids_B: Tensor, *, above: float | None = None, allow_single: bool = False
+) -> Tensor:
+    """1 for responses that are kept, 0 for all others `[B]`: rejection sampling (RAFT, Dong 2023,
+    https://arxiv.org/abs/2304.06767).
+
+    Kept is the best of each group, of equally good ones the first, and none of a group whose scores are all equal. With
+    `above` instead every response whose score is higher. With the loss `reinforce` this is -log p of the kept tokens.
+    """
+    groups = form_groups("best_of_n", scores_B, group_ids_B, allow_single=allow_single)
+    if above is not None:
+        return _narrow((scores_B > above).double(), scores_B)
+    return _narrow(groups.zero_constant(_first_best(scores_B.double(), groups), scores_B), scores_B)
+
+
+def online_dpo(
+    scores_B: Tensor,
+    group_ids_B: Tensor,
+    old_logprobs_BT: Tensor,
+    ref_logprobs_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    beta: float = 0.1,
+    allow_single: bool = False,
+) -> Tensor:
+    """beta s(-h) for the best of its group, -beta s(-h) for the worst, 0 for all others `[B]`, Guo 2024
+    (https://arxiv.org/abs/2402.04792).
+
+    s is the logistic function, h = beta ((log p - log p_ref)(best) - (log p - log p_ref)(worst)) with sums over the
+    trained tokens. Of equal scores the first counts, and a group whose scores are all equal makes no pair. With the
+    loss `reinforce` and sums over tokens, this is the gradient of DPO's -log s(h) where p is still the policy, which
+    holds in the first update of a step.
+    """
+    groups = form_groups("online_dpo", scores_B, group_ids_B, allow_single=allow_single)
+    scores_B = scores_B.double()
+    sign_B = _first_best(scores_B, groups) - _first_best(-scores_B, groups)
+    ratio_B = (fill_masked(old_logprobs_BT, mask_BT) - fill_masked(ref_logprobs_BT, mask_BT)).double().sum(dim=1)
+    weight_B = beta * torch.sigmoid(-beta * groups.sum(sign_B * ratio_B))
+    return groups.zero_constant(sign_B * weight_B, scores_B).to(as_float(old_logprobs_BT).dtype)
+
+
+def _first_best(scores_B: Tensor, groups: Groups) -> Tensor:
+    """1 for the first of the highest scores of each group, 0 for all others, float64."""
+    best_B, row_B = scores_B == groups.max(scores_B), torch.arange(len(scores_B), device=scores_B.device).double()
+    return (best_B & (row_B == groups.min(torch.where(best_B, row_B, torch.inf)))).double()
 
 
 def grpo_batch_std(scores_B: Tensor, group_ids_B: Tensor, *, eps: float = 1e-6, allow_single: bool = False) -> Tensor:

@@ -27,6 +27,7 @@ ESTIMATOR_INPUTS = (
     "observation_ids_BT",
     "history_ids_BT",
     "old_logprobs_BT",
+    "ref_logprobs_BT",
     "teacher_logprobs_BT",
     "teacher_weights_B",
 )
@@ -55,6 +56,10 @@ class Estimator(Formula):
     @property
     def needs_teacher(self) -> bool:
         return "teacher_logprobs_BT" in self.inputs
+
+    @property
+    def needs_reference(self) -> bool:
+        return "ref_logprobs_BT" in self.inputs
 
     @property
     def needs_old_logprobs(self) -> bool:
@@ -203,6 +208,20 @@ ESTIMATORS: dict[str, Estimator] = {
         "grpo of the whole conversation, plus grpo among turns in the same state",
         "https://arxiv.org/abs/2505.10978",
         "(R - mean_G R) / (std_G R + eps) + omega (R_t - mean_S) / (std_S + eps), R_t = r_t + gamma R_{t+1}",
+    ),
+    "best_of_n": Estimator(
+        "best_of_n",
+        outcome.best_of_n,
+        "rejection sampling: likelihood of the best of each group",
+        "https://arxiv.org/abs/2304.06767",
+        "1 for the best of G (or with r > above), 0 for the others",
+    ),
+    "online_dpo": Estimator(
+        "online_dpo",
+        outcome.online_dpo,
+        "DPO between the best and the worst of each group",
+        "https://arxiv.org/abs/2402.04792",
+        "+-beta s(-h) for best and worst of G, h = beta (D_best - D_worst), D = sum_t(log p_old - log p_ref)",
     ),
     "opd": Estimator(
         "opd",

@@ -81,6 +81,7 @@ def assign_advantages(
         "observation_ids_BT": rewards.observation_ids_BT,
         "history_ids_BT": rewards.history_ids_BT,
         "old_logprobs_BT": batch.old_logprobs,
+        "ref_logprobs_BT": batch.ref_logprobs,
         "teacher_logprobs_BT": batch.teacher_logprobs,
         "teacher_weights_B": batch.teacher_weights,
     }
@@ -211,6 +212,13 @@ def _estimate(
 
     ConfigError if a user's estimator fails, or returns something that is not advantages.
     """
+    if counted_B is not None and estimator.needs_old_logprobs and not estimator.token_level:
+        raise ConfigError(
+            f"the estimator {estimator.name!r} compares log-probabilities of whole responses, but some conversations "
+            "of this step are several rows",
+            remedy="use another estimator, or a chat template that leaves earlier turns as they are "
+            "(model.chat_template: keep_thinking)",
+        )
     whole = tensors if counted_B is None or estimator.token_level else _once(tensors, counted_B)
     given = {name: tensor for name, tensor in whole.items() if tensor is not None}
     numbers = estimator_numbers(estimator, algorithm)

@@ -245,6 +245,11 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
             else f"teacher is set, but the estimator {name!r} does not ask for teacher_logprobs_BT",
             remedy="name a model under `teacher`, or remove it and choose another estimator",
         )
+    if estimator.needs_reference and not config.has_reference:
+        raise ConfigError(
+            f"the estimator {name!r} asks for ref_logprobs_BT, but the run has no reference",
+            remedy="set algorithm.kl_in and kl_coef, which load one",
+        )
     trained = [domain for domain in domain_settings(config) if domain.is_trained]
     for field in (one.place("rollout", "group_size") for one in trained if one.group_size == 1):
         if estimator.needs_groups:
