@@ -11,7 +11,8 @@ from rich.console import Console
 from runs import rows_of, train
 
 from burnish.config.schema import RlConfig
-from burnish.errors import ConfigError, ModelError
+from burnish.errors import ConfigError, DataError, ModelError
+from burnish.observability.recorder import read_rollouts
 from burnish.trainers.cluster import train_rl
 
 BuildRl = Callable[..., RlConfig]
@@ -77,3 +78,29 @@ def test_a_teacher_in_other_processes_teaches_the_same_bits(
     fixed = ("steps=3", "cluster.lanes=2", "cluster.threads=1")
     several = train_rl(taught(*fixed, *words, f"output={tmp_path / 'several'}"), console=Console(quiet=True))
     assert trace(several.folder) == trace(train(taught(*fixed))[0])
+
+
+@pytest.mark.slow
+def test_a_policy_learns_from_itself_with_the_answer_in_view(taught: BuildRl) -> None:
+    """Under another prompt the same weights are another teacher, at a distance from the first step on."""
+    folder, _ = train(taught("steps=2", teacher={"path": "policy", "prompt": "{answer}{prompt}"}))
+    assert all(abs(row["kl/teacher_per_token"]) > 1e-4 for row in rows_of(folder))
+
+
+def test_a_template_that_names_no_column_is_refused_before_the_run(taught: BuildRl) -> None:
+    with pytest.raises(DataError, match=r"prompt '.*': teacher.prompt names the column 'hint'"):
+        train(taught(teacher={"path": "policy", "prompt": "{hint}{prompt}"}))
+
+
+@pytest.mark.slow
+def test_each_domain_has_its_teacher(taught: BuildRl, teacher: Path, tiny_task: Path) -> None:
+    """One is the policy itself, and the advantages of its domain are 0."""
+    rows = {"train": f"{tiny_task}/train.jsonl"}
+    domains = {"own": {**rows, "teacher": "policy"}, "other": {**rows, "teacher": str(teacher)}}
+    logging = {"sinks": [], "record_rollouts": True}
+    folder, _ = train(taught("steps=1", teacher=None, data={}, domains=domains, logging=logging))
+    sizes: dict[str, float] = {"own": 0.0, "other": 0.0}
+    for line in read_rollouts(folder / "rollouts" / "step-000001.jsonl"):
+        sizes[line["domain"]] += abs(line["advantage"])
+    assert sizes["own"] == pytest.approx(0.0, abs=1e-5)
+    assert sizes["other"] > 0.1

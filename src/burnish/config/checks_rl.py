@@ -163,9 +163,19 @@ def _teachers(config: RlFields) -> Iterator[Problem]:
     """Refuse a teacher that nobody asks, and one that is the policy with its adapters off in a process without the
     adapters. (`check_estimator` refuses an estimator without the teacher that it asks.)"""
     estimator = config.algorithm.estimator
-    if config.teacher is not None and estimator in set(names.ESTIMATOR_NAMES) - set(names.TEACHER_ESTIMATORS):
+    asks_nobody = estimator in set(names.ESTIMATOR_NAMES) - set(names.TEACHER_ESTIMATORS)
+    for field in config.named_teachers if asks_nobody else ():
         message = f"is set, but it is not used: the estimator {estimator!r} reads no log-probabilities of a teacher"
-        yield Problem("teacher", message, "use the preset opd, or remove it")
+        yield Problem(field, message, "use the preset opd, or remove it")
+    for domain in domain_settings(config):
+        untaught = bool(config.named_teachers) and domain.is_trained and domain.teacher is None
+        if untaught:
+            yield Problem(f"domains.{domain.name}.teacher", "is not set, and there is no teacher of all", "name one")
+        if domain.teacher is not None and domain.teacher.prompt is not None and domain.conversation is not None:
+            message = "is set, but in a conversation the prompt grows, and a teacher could not read another one"
+            yield Problem(f"{domain.teacher_section}.prompt", message, "remove it, or the conversation")
+    if config.teacher is not None and config.domains and all(one.teacher for one in config.domains.values()):
+        yield Problem("teacher", "is set, but every domain has a teacher of its own", "remove it")
     mixed = OWN_POLICY in config.teacher_paths and len(config.teacher_paths) > 1
     if mixed and config.model.lora is not None and "teacher" in config.cluster.own_process:
         message = "names the teacher, but one of them is the policy with its adapters off (model.lora)"

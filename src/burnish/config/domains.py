@@ -51,6 +51,7 @@ class DomainSettings:
     template_options: Mapping[str, Any]
     conversation: ConversationConfig | None
     teacher: TeacherConfig | None
+    """Whoever teaches the domain, if anybody does."""
     dynamic_sampling: bool
     difficulty: DifficultyConfig | None
     evaluation: RlEvaluationConfig
@@ -96,6 +97,11 @@ class DomainSettings:
     def conversation_section(self) -> str:
         """The dotted path of the section that `conversation` comes from."""
         return "conversation" if self.own.conversation is None else f"domains.{self.name}.conversation"
+
+    @property
+    def teacher_section(self) -> str:
+        """The dotted path of the section that `teacher` comes from."""
+        return "teacher" if self.own.teacher is None else f"domains.{self.name}.teacher"
 
     def title(self, section: str, name: str) -> str:
         """The dotted path of a setting, for messages: `domains.math.group_size`, or `rollout.group_size`."""
@@ -162,7 +168,7 @@ def _settings(config: RlFields, name: str | None, own: DomainConfig) -> DomainSe
         chat_template=own.chat_template,
         template_options=_either(own.template_options, data.template_options),
         conversation=_either(own.conversation, config.conversation),
-        teacher=config.teacher,
+        teacher=_either(own.teacher, config.teacher),
         dynamic_sampling=_either(own.dynamic_sampling, config.algorithm.dynamic_sampling),
         difficulty=own.difficulty,
         evaluation=_evaluation(config, name, own),

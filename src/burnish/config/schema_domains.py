@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 from burnish.config.schema_data import Sources
 from burnish.config.schema_reward import Reward
 from burnish.config.schema_rollout import ConversationConfig
+from burnish.config.schema_teacher import Teacher
 from burnish.config.section import (
     Count,
     Fraction,
@@ -90,6 +91,8 @@ class DomainConfig(Section):
     """Arguments of the chat template (`data.template_options`)."""
     conversation: ConversationConfig | None = None
     """Tools and environment of the domain, instead of the ones in `conversation`."""
+    teacher: Teacher = None
+    """Teacher of the domain, instead of the one in `teacher`."""
     dynamic_sampling: bool | None = None
     """Replace groups whose scores are all equal (`algorithm.dynamic_sampling`)."""
     difficulty: DifficultyConfig | None = None

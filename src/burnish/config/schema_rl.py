@@ -356,7 +356,11 @@ class RlFields(RunConfig):
     @property
     def named_teachers(self) -> dict[str, TeacherConfig]:
         """Each teacher by its path in the run file."""
-        return {} if self.teacher is None else {"teacher": self.teacher}
+        found = {
+            "teacher": self.teacher,
+            **{f"domains.{name}.teacher": one.teacher for name, one in self.domains.items()},
+        }
+        return {field: teacher for field, teacher in found.items() if teacher is not None}
 
     @property
     def teaches_alone(self) -> bool:

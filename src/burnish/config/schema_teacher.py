@@ -23,5 +23,9 @@ class TeacherConfig(Section):
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Weight of what it teaches: of log T - log S in an advantage."""
 
+    prompt: Annotated[str, Field(min_length=1)] | None = None
+    """What the teacher reads in place of the last turn of a prompt, or of a prompt that is text: a template with
+    `{prompt}` for that text, `{answer}`, and any column of the row. `null`: what the policy reads."""
+
 
 Teacher = Annotated[TeacherConfig | None, shorthand("path")]

@@ -72,42 +72,42 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def fill_template(template: str, row: Row, roles: Mapping[str, str]) -> str:
+def fill_template(template: str, row: Row, roles: Mapping[str, str], *, field: str = "prompt_template") -> str:
     """The template with each `{column}` or `{role}` replaced by the row's value (`{outer.inner}` for nested values).
 
     `{{` and `}}` give braces. `{}` is left unchanged, so that `\\boxed{}` needs no escaping. DataError for a column
-    that is missing or holds neither text nor a number.
+    that is missing or holds neither text nor a number. field: the template's, for messages.
     """
 
     def value(match: re.Match[str]) -> str:
         if match[0] in ("{{", "}}"):
             return match[0][0]
-        return _value_text(match[1], row, roles)
+        return _value_text(match[1], row, roles, field)
 
     return _BRACES.sub(value, template)
 
 
-def _value_text(name: str, row: Row, roles: Mapping[str, str]) -> str:
+def _value_text(name: str, row: Row, roles: Mapping[str, str], field: str) -> str:
     try:
         value = lookup(row.values, name)
     except KeyError:
         if name not in roles:
-            raise _unknown_column(name, row) from None
+            raise _unknown_column(name, row, field) from None
         value = value_at(row, roles[name], role=name)
     if isinstance(value, str):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     raise DataError(
-        f"{row.where}: prompt_template uses column {name!r}, which holds {describe(value)}",
+        f"{row.where}: {field} uses column {name!r}, which holds {describe(value)}",
         remedy="only text and numbers can be put in a template",
     )
 
 
-def _unknown_column(name: str, row: Row) -> DataError:
+def _unknown_column(name: str, row: Row, field: str) -> DataError:
     names = column_names([row])
     return DataError(
-        f"{row.where}: prompt_template names the column {name!r}; the row has {', '.join(names)}{hint(name, names)}",
+        f"{row.where}: {field} names the column {name!r}; the row has {', '.join(names)}{hint(name, names)}",
         remedy="correct the name, or write {{" + name + "}} for literal braces",
     )
 

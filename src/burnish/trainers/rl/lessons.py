@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from burnish.algorithms.kl import k1
 from burnish.config.domains import ALL
+from burnish.data.chat import encode_prompt, turns_of
+from burnish.data.conversations import fill_template
+from burnish.data.rows import Row as DataRow
+from burnish.data.template import ChatFormat
 from burnish.forward.batch import Batch, present
 from burnish.models.roles import Reference
+from burnish.trainers.rl.batching import padded
 from burnish.trainers.rl.credit.by_domain import Row
 from burnish.types import Metric, Prompt, Reduction
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherPrompts:
+    """Prompts of a teacher that reads more than the policy: a template filled in from each prompt's row. field: where
+    the run file has it."""
+
+    template: str
+    tokenizer: PreTrainedTokenizerBase
+    chat: ChatFormat
+    field: str
+
+    def tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        """The prompt as the teacher reads it. DataError for a row without a column that the template names."""
+        *before, last = turns_of(prompt)
+        values = {**prompt.columns, "answer": prompt.answer, "prompt": last.content}
+        text = fill_template(self.template, DataRow(0, f"prompt {prompt.id!r}", values), {}, field=self.field)
+        if prompt.messages is None:
+            return encode_prompt(replace(prompt, text=text), self.tokenizer, self.chat)
+        messages = (*before, replace(last, content=text))
+        return encode_prompt(replace(prompt, messages=messages), self.tokenizer, self.chat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +52,8 @@ class Lesson:
 
     teacher: int
     weight: float
+    prompts: TeacherPrompts | None = None
+    """None if the teacher reads the policy's prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +73,17 @@ class Lessons:
 
     def logprobs(self, batch: Batch, rows: Sequence[Row]) -> Tensor:
         """(B, T) log-probabilities of the response tokens, each row by its own teacher."""
-        numbers = [self.of(group.prompt).teacher for group, _ in rows]
-        return self.teachers.logprobs(batch.replace(teacher=torch.tensor(numbers)))
+        lessons = [self.of(group.prompt) for group, _ in rows]
+        read = batch.replace(teacher=torch.tensor([lesson.teacher for lesson in lessons]))
+        if any(lesson.prompts is not None for lesson in lessons):
+            prompts = [
+                rollout.prompt_tokens if lesson.prompts is None else lesson.prompts.tokens(group.prompt)
+                for lesson, (group, rollout) in zip(lessons, rows, strict=True)
+            ]
+            read = read.replace(
+                prompt_tokens=padded(prompts, 0, torch.int64), prompt_lengths=torch.tensor(list(map(len, prompts)))
+            )
+        return self.teachers.logprobs(read)
 
 
 def distance_to_teacher(batch: Batch) -> dict[str, Metric]:

@@ -29,6 +29,7 @@ from burnish.trainers.outer_loop import Progress, restore
 from burnish.trainers.rl.collection import Collector, Overlaps
 from burnish.trainers.rl.credit.by_domain import DomainCredit
 from burnish.trainers.rl.evaluation import build_evaluator
+from burnish.trainers.rl.lessons import Lessons
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup.conversations import open_conversations
 from burnish.trainers.rl.setup.critic import build_value_objective
@@ -36,7 +37,7 @@ from burnish.trainers.rl.setup.domains import asked_by, build_domains, check_dif
 from burnish.trainers.rl.setup.objective import objectives, resolve_algorithm
 from burnish.trainers.rl.setup.opened_models import OpenPlayers, longest_text, open_model, open_outline, open_players
 from burnish.trainers.rl.setup.preflight import check_settings, precision_lines, timing_lines
-from burnish.trainers.rl.setup.teachers import check_teachers, open_lessons
+from burnish.trainers.rl.setup.teachers import check_teacher_prompts, check_teachers, read_lessons
 from burnish.trainers.rl.supply import Supply, SupplyAhead
 from burnish.trainers.rl.supply.threaded import AsideEngine, SupplyAside, SupplyPartial
 from burnish.trainers.run_folder import open_workplace, recorded_paths
@@ -75,6 +76,7 @@ def open_rl_run(
         scorer.check_prompts(prompts_of(train))
         check_difficulty(settings, scorer.answer_labels, begins=begins)
         check_bound_rewards(config, prompts_of(train))
+        check_teacher_prompts(config, train, loaded)
         progress = Progress()
         players = stack.enter_context(opener(config, loaded, paths, console))
         roles, engine = players.roles, conversations.around(players.engine, longest_text(config, loaded))
@@ -111,7 +113,7 @@ def open_rl_run(
             objective=players.objective or objectives(config, parts),
             select_tokens=partial(loss.select, options=numbers) if loss.needs_selection else None,
             kl=build_kl(config.algorithm),
-            lessons=open_lessons(config, roles.teacher),
+            lessons=None if roles.teacher is None else Lessons(roles.teacher, read_lessons(config, loaded.tokenizer)),
             domain_credit=DomainCredit(collector.domains) if config.domains else None,
             pad_token_id=loaded.pad_token_id,
             journal=journal,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from burnish.config.domains import domain_settings
+from burnish.config.domains import DomainSettings, domain_settings
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
-from burnish.config.schema_teacher import OWN_POLICY
+from burnish.config.schema_teacher import OWN_POLICY, TeacherConfig
+from burnish.data.prompts import PromptSet
+from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError, ModelError
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel, load_model, load_outline
@@ -17,7 +19,8 @@ from burnish.models.roles import Reference
 from burnish.models.teachers import Teachers
 from burnish.models.tokenizers import vocabulary_difference
 from burnish.trainers.chaining import with_weights
-from burnish.trainers.rl.lessons import Lesson, Lessons
+from burnish.trainers.rl.lessons import Lesson, TeacherPrompts
+from burnish.trainers.rl.setup.feeds import with_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,14 +56,41 @@ def loaded_alone(config: RlConfig, model: str) -> str:
     return OWN_POLICY if model != "teacher" or OWN_POLICY in paths else paths[0]
 
 
-def open_lessons(config: RlConfig, teachers: Reference | None) -> Lessons | None:
-    """The lesson of each domain, with the teachers; None for a run without any."""
-    if teachers is None:
+def read_lessons(config: RlConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Lesson]:
+    """The lesson of each domain that has a teacher."""
+    numbers = {path: number for number, path in enumerate(config.teacher_paths)}
+    return {
+        domain.name: Lesson(numbers[own.path], own.weight, _prompts(domain, own, tokenizer))
+        for domain in domain_settings(config)
+        if (own := domain.teacher) is not None
+    }
+
+
+def _prompts(
+    domain: DomainSettings, teacher: TeacherConfig, tokenizer: PreTrainedTokenizerBase
+) -> TeacherPrompts | None:
+    if teacher.prompt is None:
         return None
-    taught = {domain.name: domain.teacher for domain in domain_settings(config)}
-    number = {path: index for index, path in enumerate(config.teacher_paths)}
-    lessons = {name: Lesson(number[own.path], own.weight) for name, own in taught.items() if own is not None}
-    return Lessons(teachers, lessons)
+    chat, field = ChatFormat(domain.chat, domain.template_options), f"{domain.teacher_section}.prompt"
+    return TeacherPrompts(teacher.prompt, with_template(tokenizer, domain.chat_template), chat, field)
+
+
+def check_teacher_prompts(config: RlConfig, prompts: Mapping[str, PromptSet], loaded: LoadedModel) -> None:
+    """Try the template of every teacher on every prompt, by domain. DataError for a row without a column that it names,
+    ConfigError for a prompt that leaves no room for the longest response in the teacher's context."""
+    for name, lesson in read_lessons(config, loaded.tokenizer).items():
+        if lesson.prompts is None or name not in prompts:
+            continue
+        longest = max(len(lesson.prompts.tokens(prompt)) for prompt in prompts[name].prompts)
+        path, context = config.teacher_paths[lesson.teacher], loaded.context_length
+        if path != OWN_POLICY:
+            context = load_outline(teacher_model(config, path)).context_length
+        if longest + config.rollout.max_response_tokens > context:
+            raise ConfigError(
+                f"{lesson.prompts.field} makes prompts of up to {longest:,} tokens, which leaves no room for "
+                f"rollout.max_response_tokens in a context of {context:,}",
+                remedy="shorten the template, or leave out the rows that are long",
+            )
 
 
 def check_teachers(config: RlConfig, loaded: LoadedModel) -> None:
