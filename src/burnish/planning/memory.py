@@ -63,10 +63,9 @@ Phase = Literal[
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """Phases in the order of a step. `scoring`: by reward models; `update`: the forward and backward passes; `reference`,
-`values`: its log-probabilities and the critic's values; the trial: the saved policy is loaded again and compared."""
+`teacher`: log-probabilities; `values`: of the critic; the trial: the saved policy is loaded again and compared."""
 Where = Literal["plain", "gpu", "cpu"]
 """Where, or with which plain operations, log-probabilities are computed."""
-`teacher`: log-probabilities; `values`: of the critic; the trial: the saved policy is loaded again and compared."""
 Sharding = Literal["whole", "optimizer", "full"]
 """Parts of a trained model that each of several trainers keeps; see `ParameterBytes.kept`."""
 

@@ -344,14 +344,11 @@ class RlTimes(StepTimes):
         config = self.config
         algorithm, own = config.algorithm, config.cluster.own_process
         several_updates = self.epochs * self.minibatches > 1
-        is_scored = several_updates or algorithm.kl_in == "reward" or algorithm.top_entropy is not None
+        reads_old = algorithm.kl_in == "reward" or algorithm.estimator in names.OLD_ESTIMATORS
+        is_scored = several_updates or reads_old or algorithm.top_entropy is not None
         tokens, scored, found, seconds = self.read() / self.trainers, self.scored / self.trainers, [], 0.0
         for name, facts, is_made in (
             ("old log-probabilities", self.facts, is_scored),
-        reads_old = algorithm.kl_in == "reward" or algorithm.estimator in names.OLD_ESTIMATORS
-        tokens, scored, found, seconds = self.read() / self.trainers, self.scored / self.trainers, [], 0.0
-        for name, facts, is_made in (
-            ("old log-probabilities", self.facts, self.epochs * self.minibatches > 1 or reads_old),
             ("reference", self.facts, config.has_reference and "reference" not in own),
             *(("teacher", facts or self.facts, "teacher" not in own) for facts in teacher_facts(config, self.facts)),
             ("values", self.facts.critic or self.facts, config.has_separate_critic and "critic" not in own),

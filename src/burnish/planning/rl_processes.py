@@ -13,21 +13,10 @@ from burnish.config import names
 from burnish.config.domains import domain_settings, responses_per_step, used_domains
 from burnish.config.schema import RlConfig
 from burnish.config.schema_run import RunConfig
+from burnish.config.schema_teacher import OWN_POLICY
 from burnish.planning.memory import PHASES, MemoryItem, Phase, RoleMemory, bytes_in_words, layer_numbers, weights_item
 from burnish.planning.model_facts import RewardFacts
 from burnish.planning.processes import ON_GPU, UNKNOWN, PlannedProcess, Processes, joined, saving, saving_on_host
-from burnish.config.schema_teacher import OWN_POLICY
-from burnish.planning.memory import (
-    PHASES,
-    MemoryItem,
-    Phase,
-    RoleMemory,
-    bytes_in_words,
-    layer_numbers,
-    weights_item,
-)
-from burnish.planning.model_facts import RewardFacts
-from burnish.planning.processes import ON_GPU, UNKNOWN, PlannedProcess, Processes, joined
 from burnish.planning.rl import teacher_facts
 
 REWARD_WORKER_BYTES = 16 << 20

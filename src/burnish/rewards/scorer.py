@@ -183,7 +183,8 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         ending = self._ending
         seen = self._seen(items)
         results = weighted_results(self._rewards, items, self._outcomes(items, seen))
-        scored = [combined(item, found, self._scoring) for item, found in zip(seen, results, strict=True)]
+        pairs, unscored = zip(seen, results, strict=True), self._may_be_unscored
+        scored = [combined(item, found, self._scoring, may_be_unscored=unscored) for item, found in pairs]
         if ending is not None:
             scored = [ending.judged(rollout, found) for (_, rollout), found in zip(items, scored, strict=True)]
             self._counts.incomplete += sum(not ending.is_complete(rollout) for _, rollout in items)
@@ -290,10 +291,10 @@ def weighted_results(rewards: Sequence[RunReward], items: Sequence[Item], outcom
     ]
 
 
-def combined(item: Item, results: Sequence[Weighted], scoring: ScoringConfig) -> Rollout:
-    """Return the response with its reward; MISSING if no reward is for its domain."""
+def combined(item: Item, results: Sequence[Weighted], scoring: ScoringConfig, *, may_be_unscored: bool) -> Rollout:
+    """Return the response with its reward; MISSING if no reward is for its domain, unless teachers alone train it."""
     prompt, rollout = item
-    if all(result.audit for result in results):
+    if all(result.audit for result in results) and not may_be_unscored:
         nothing = failure(RewardStatus.MISSING, f"no reward is for the domain {prompt.domain!r}")
         results = [*results, Weighted("", 0.0, nothing, applies=False)]
     return combine(rollout, results, scoring.failure_score)
@@ -315,12 +316,6 @@ def tell_of_audits(
                     f"counted: reward/audit_failed_fraction/{one.label}"
                 )
 
-    def _combined(self, item: Item, results: Sequence[Weighted]) -> Rollout:
-        prompt, rollout = item
-        if all(result.audit for result in results) and not self._may_be_unscored:
-            nothing = failure(RewardStatus.MISSING, f"no reward is for the domain {prompt.domain!r}")
-            results = [*results, Weighted("", 0.0, nothing, applies=False)]
-        return combine(rollout, results, self._scoring.failure_score)
 
 def check_failures(items: Sequence[Item], scored: Sequence[Rollout], most: float) -> None:
     """Raise RewardError if the share of responses that could not be scored is above `most`, the run's

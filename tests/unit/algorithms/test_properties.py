@@ -158,10 +158,9 @@ def results(metrics: dict[str, Metric]) -> dict[str, float]:
 
 
 def estimate(name: str, step: Step) -> Any:
-    """What an estimator returns, with a discount where it has one, and for rewards that it takes."""
+    """What an estimator returns, with a discount or a weight of the rewards where it has one, for rewards that it
+    takes."""
     step = replace(step, scores_B=step.scores_B.abs()) if name == "maxrl" else step
-    return ESTIMATORS[name](step.tensors, {"gamma": 0.9} if "gamma" in ESTIMATORS[name].options else {})
-    """What an estimator returns, with a discount, or a weight of the rewards, where it has one."""
     options = {option: 0.9 for option in ("gamma", "reward_coef") if option in ESTIMATORS[name].options}
     return ESTIMATORS[name](step.tensors, options)
 

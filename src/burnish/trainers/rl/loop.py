@@ -140,12 +140,10 @@ class RlRun(Training):
         metrics.merge(credit_metrics)
         return batch
 
-    def add_logprobs(self, batch: Batch) -> Batch:
-        """Add log-probabilities of the sampling weights, if an update or the KL needs them, and of the reference; and
-        weights of 0 for all tokens but those of highest entropy (`algorithm.top_entropy`)."""
     def add_logprobs(self, batch: Batch, rows: Sequence[Row]) -> Batch:
         """Add log-probabilities of the sampling weights, if an update, the KL or the estimator needs them, and of
-        reference and teachers."""
+        reference and teachers; and weights of 0 for all tokens but those of highest entropy
+        (`algorithm.top_entropy`)."""
         optimization, algorithm, rollout = self.config.optimization, self.config.algorithm, self.config.rollout
         if self.reference is not None:
             reference = self.beside.begin("reference", partial(self.reference.logprobs, batch))
@@ -155,7 +153,8 @@ class RlRun(Training):
         cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
         # A single update needs none: its own log-probabilities are the old ones (`PolicyObjective`), a forward saved.
         several_updates = optimization.epochs * optimization.minibatches > 1
-        needs_old = several_updates or algorithm.kl_in == "reward" or (cut_off and self.reference is not None)
+        reads_old = algorithm.kl_in == "reward" or self.estimator.needs_old_logprobs
+        needs_old = several_updates or reads_old or (cut_off and self.reference is not None)
         of_sampler, share = self.config.old_logprobs_of_sampler, algorithm.top_entropy
         if of_sampler:
             batch = batch.replace(old_logprobs=present(batch.rollout_logprobs, "rollout_logprobs"))
@@ -166,11 +165,6 @@ class RlRun(Training):
             if share is not None:
                 chosen = highest_entropy(present(scores.entropy_BT, "entropy_BT"), batch.loss_mask, share=share)
                 batch = batch.replace(weights=chosen.float())
-        reads_old = algorithm.kl_in == "reward" or self.estimator.needs_old_logprobs
-        if self.config.old_logprobs_of_sampler:
-            batch = batch.replace(old_logprobs=present(batch.rollout_logprobs, "rollout_logprobs"))
-        elif several_updates or reads_old or (cut_off and self.reference is not None):
-            batch = batch.replace(old_logprobs=self.policy.logprobs(batch).logprobs_BT)
         if self.lessons is not None:
             batch = batch.replace(teacher_logprobs=teacher(), teacher_weights=self.lessons.weights(rows))
         return batch if self.reference is None else batch.replace(ref_logprobs=reference())

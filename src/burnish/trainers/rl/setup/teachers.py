@@ -60,7 +60,7 @@ def read_lessons(config: RlConfig, tokenizer: PreTrainedTokenizerBase) -> dict[s
     """The lesson of each domain that has a teacher."""
     numbers = {path: number for number, path in enumerate(config.teacher_paths)}
     return {
-        domain.name: Lesson(numbers[own.path], own.weight, _prompts(domain, own, tokenizer))
+        domain.key: Lesson(numbers[own.path], own.weight, _prompts(domain, own, tokenizer))
         for domain in domain_settings(config)
         if (own := domain.teacher) is not None
     }
