@@ -172,7 +172,7 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
     model, rows = build_model(case.size), case.prompts * case.samples
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(2, VOCABULARY, (case.prompts, case.prompt), generator=generator).tolist()
-    requests = [RolloutRequest(f"p{i}", i, tuple(text), tuple(range(case.samples))) for i, text in enumerate(texts)]
+    requests = [RolloutRequest.of(f"p{i}", i, tuple(text), tuple(range(case.samples))) for i, text in enumerate(texts)]
     engines = {name: build_engine(model, rows, size) for name, size in (("kept", KEEP_BYTES), ("read again", 0))}
     ways = {name: conversing(case, engine, requests) for name, engine in engines.items()}
     ways["one turn"] = lambda step: engines["kept"].generate(requests, Sampling(case.tokens), seed=0, step=step)

@@ -56,7 +56,7 @@ def build_requests(prompts: int, group_size: int) -> list[RolloutRequest]:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(16, 97, (prompts,), generator=generator).tolist()
     tokens = [tuple(torch.randint(2, VOCABULARY, (length,), generator=generator).tolist()) for length in lengths]
-    return [RolloutRequest(f"p{i}", i, prompt, tuple(range(group_size))) for i, prompt in enumerate(tokens)]
+    return [RolloutRequest.of(f"p{i}", i, prompt, tuple(range(group_size))) for i, prompt in enumerate(tokens)]
 
 
 def engine_tokens(model: Any, requests: list[RolloutRequest], args: argparse.Namespace, step: int) -> int:

@@ -86,7 +86,7 @@ def sample(queries: Sequence[tuple[int, ...]], loaded: LoadedModel, count: int) 
         PRESET["rollout.max_response_tokens"], temperature=PRESET["rollout.temperature"], ignore_eos=True
     )
     requests = [
-        RolloutRequest(
+        RolloutRequest.of(
             f"query {n % len(queries)}", n, queries[n % len(queries)], tuple(range(first, first + CANDIDATES))
         )
         for n in range(count)

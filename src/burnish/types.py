@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Literal, SupportsFloat, TypeAlias
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -164,8 +165,19 @@ _GREEDY = -1
 
 
 @dataclass(frozen=True, slots=True)
+class TokenPart:
+    """A part of a prompt that is tokens."""
+
+    tokens: tuple[int, ...]
+
+
+PromptPart: TypeAlias = TokenPart
+"""A part of a prompt, with the `tokens` that it takes up in the policy's context. One kind exists."""
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """One prompt to be continued `len(sample_indices)` times.
+    """One prompt to be continued `len(sample_indices)` times. Its `parts` follow each other.
 
     `sample_indices` number the samples of this prompt in this step. Seed, step, `name`, sample index and token position
     determine the sampling noise, so a sample that is drawn again needs a new index. `begun` is what there is of each
@@ -176,11 +188,24 @@ class RolloutRequest:
 
     prompt_id: str
     group_id: int
-    prompt_tokens: tuple[int, ...]
+    parts: tuple[PromptPart, ...]
     sample_indices: tuple[int, ...]
     begun: tuple[Begun, ...] = ()
     turn: int = 1
     branch: int = 0
+
+    @staticmethod
+    def of(
+        prompt_id: str, group_id: int, prompt_tokens: tuple[int, ...], sample_indices: tuple[int, ...]
+    ) -> RolloutRequest:
+        """Make a request whose prompt is tokens and nothing else."""
+        return RolloutRequest(prompt_id, group_id, (TokenPart(prompt_tokens),), sample_indices)
+
+    @property
+    def prompt_tokens(self) -> tuple[int, ...]:
+        """Tokens of all parts. The tokens of a single part are not copied: all samples share them."""
+        found = [part.tokens for part in self.parts]
+        return found[0] if len(found) == 1 else tuple(chain.from_iterable(found))
 
     @property
     def name(self) -> str:

@@ -24,9 +24,9 @@ from burnish.types import FinishReason, Rollout, RolloutRequest
 ENGINES = ["local", pytest.param("vllm", marks=pytest.mark.slow)]
 EOS, CONTEXT = 1, 32
 REQUESTS = [
-    RolloutRequest("data/7", 4, (5, 9, 2), (0, 1, 2)),
-    RolloutRequest("data/1", 2, (8,), (3,)),
-    RolloutRequest("data/3", 9, (11, 12, 13, 14, 15, 16, 17), (0, 5)),
+    RolloutRequest.of("data/7", 4, (5, 9, 2), (0, 1, 2)),
+    RolloutRequest.of("data/1", 2, (8,), (3,)),
+    RolloutRequest.of("data/3", 9, (11, 12, 13, 14, 15, 16, 17), (0, 5)),
 ]
 SAMPLING = Sampling(8, temperature=0.9)
 
@@ -136,7 +136,7 @@ def test_greedy_ignores_the_noise(engine: RolloutEngine) -> None:
 def test_sampling_that_ignores_eos_goes_on_through_it_to_the_full_length(engine: RolloutEngine) -> None:
     """Up to its first end-of-sequence token each response is the one that stops there, so "sample all, then cut"
     and "stop" are the same."""
-    many = [RolloutRequest("data/7", 4, (5, 9, 2), tuple(range(40)))]
+    many = [RolloutRequest.of("data/7", 4, (5, 9, 2), tuple(range(40)))]
     fixed = engine.generate(many, Sampling(12, ignore_eos=True), seed=0, step=0)
     stopped = engine.generate(many, Sampling(12), seed=0, step=0)
     assert {(len(r.response_tokens), r.finish_reason) for r in fixed} == {(12, FinishReason.LENGTH)}
@@ -171,7 +171,7 @@ def test_weights_of_the_last_sync_are_sampled_with_and_rollouts_carry_their_vers
     [
         lambda engine: engine.generate(REQUESTS, Sampling(0), seed=0, step=0),
         lambda engine: engine.generate(REQUESTS, Sampling(4, temperature=-1.0), seed=0, step=0),
-        lambda engine: engine.generate([RolloutRequest("p", 0, (5,) * CONTEXT, (0,))], SAMPLING, seed=0, step=0),
+        lambda engine: engine.generate([RolloutRequest.of("p", 0, (5,) * CONTEXT, (0,))], SAMPLING, seed=0, step=0),
         lambda engine: engine.generate([RolloutRequest("p", 0, (), (0,))], SAMPLING, seed=0, step=0),
         lambda engine: engine.generate(REQUESTS, Sampling(CONTEXT - 4, ignore_eos=True), seed=0, step=0),
     ],

@@ -224,7 +224,7 @@ def sample(model: Any, *, context: int = CONTEXT, lengths: tuple[int, ...] = (3,
     )
     generator = torch.Generator().manual_seed(3)
     prompts = [tuple(torch.randint(2, 64, (length,), generator=generator).tolist()) for length in lengths]
-    requests = [RolloutRequest(f"p{i}", i, prompt, (0, 1, 2)) for i, prompt in enumerate(prompts)]
+    requests = [RolloutRequest.of(f"p{i}", i, prompt, (0, 1, 2)) for i, prompt in enumerate(prompts)]
     return engine.generate(requests, Sampling(25), seed=0, step=0)
 
 

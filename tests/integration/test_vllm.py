@@ -41,7 +41,9 @@ pytestmark = pytest.mark.slow
 STORIES = Path(__file__).resolve().parents[2] / "examples" / "stories_sentiment"
 LETTERS = "abcdefghijklmnopqrstuvwxyz 0123456789"
 CONTEXT = 96
-REQUESTS = [RolloutRequest(f"data/{i}", i, tuple(range(3 + i % 20, 9 + i % 20 + i % 5)), (0, 1, 2)) for i in range(12)]
+REQUESTS = [
+    RolloutRequest.of(f"data/{i}", i, tuple(range(3 + i % 20, 9 + i % 20 + i % 5)), (0, 1, 2)) for i in range(12)
+]
 TOLERANCE = 1e-4
 """Between the log-probabilities of two engines in float32; 3e-5 is the most that was seen."""
 

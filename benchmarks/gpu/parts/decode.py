@@ -71,7 +71,7 @@ def requests_of(count: int, prompt: int, vocabulary: int) -> list[RolloutRequest
     group = min(GROUP, count)
     words = range(FIRST_WORD, vocabulary)
     return [
-        RolloutRequest(
+        RolloutRequest.of(
             f"p/{n}", n, tuple(words[(31 * n + 7 * i) % len(words)] for i in range(prompt)), tuple(range(group))
         )
         for n in range(count // group)

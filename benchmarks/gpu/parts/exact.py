@@ -69,7 +69,7 @@ def measure(settings: Settings, place: Place) -> Figures:
     engine = LocalEngine.of(loaded, max_batch_rows=48, context_length=2 * tokens)
     asked = random_batch(2048, prompts=prompts, group=1, prompt=tokens // 2, response=1, shared=True)
     texts = asked.prompt_tokens.tolist()
-    requests = [RolloutRequest(f"p/{i}", i, tuple(text), (0, 1, 2, 3)) for i, text in enumerate(texts)]
+    requests = [RolloutRequest.of(f"p/{i}", i, tuple(text), (0, 1, 2, 3)) for i, text in enumerate(texts)]
     rollouts = engine.generate(requests, Sampling(tokens, ignore_eos=True), seed=0, step=1)
     batch = build_batch(rollouts, pad_token_id=loaded.pad_token_id, mask_truncated=False)
     scorer = ResponseScorer(loaded.model, vocabulary=loaded.vocabulary)

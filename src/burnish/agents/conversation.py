@@ -33,6 +33,7 @@ from burnish.types import (
     RewardStatus,
     Rollout,
     RolloutRequest,
+    TokenPart,
     Turn,
     Versions,
 )
@@ -169,7 +170,7 @@ class Conversation:
         return replace(
             self.request,
             turn=self.num_spoken + 1,
-            prompt_tokens=self.request.prompt_tokens + tuple(self.tokens),
+            parts=(*self.request.parts, TokenPart(tuple(self.tokens))),
             sample_indices=(self.sample_index,),
         )
 
@@ -178,7 +179,7 @@ class Conversation:
         match event:
             case Opened():
                 if event.prompt_tokens is not None:
-                    self.request = replace(self.request, prompt_tokens=event.prompt_tokens)
+                    self.request = replace(self.request, parts=(TokenPart(event.prompt_tokens),))
                 self._measure()
             case Answer():
                 self._hear(event, talk)
@@ -243,7 +244,7 @@ class Conversation:
         said = (message for turn in self.turns for message in turn.messages)
         self.history = (*self.history, *said, *answer.messages)
         self.most_tokens += len(self.request.prompt_tokens) - len(answer.tokens)  # the total length stays the same
-        self.request = replace(self.request, prompt_tokens=answer.tokens)
+        self.request = replace(self.request, parts=(TokenPart(answer.tokens),))
         self.tokens, self.logprobs, self.turns, self.versions = [], [], [], []
 
     def rollouts(self, *, only_last: bool) -> list[Rollout]:

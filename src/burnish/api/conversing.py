@@ -128,7 +128,7 @@ class Conversing:
         talk: Talk = talk_with(self._partner, self._domain)
         decode = partial(self._loaded.tokenizer.decode, skip_special_tokens=False)
         held = ConversingEngine(engine, {prompt.id: (talk, prompt)}, context_length=room, decode=decode)
-        request = RolloutRequest(prompt.id, 0, tokens, (0,))
+        request = RolloutRequest.of(prompt.id, 0, tokens, (0,))
         (rollout,) = held.generate([request], sampling, seed=seed, step=0)
         return Conversed(rollout, tuple(map(text_of_tokens(self._loaded.tokenizer), rollout.response_tokens)))
 

@@ -143,7 +143,7 @@ class Policy:
             stop=tuple(stops),
             greedy=greedy,
         )
-        request = RolloutRequest("generate", 0, tokens, (0,))
+        request = RolloutRequest.of("generate", 0, tokens, (0,))
         with without_autocast():
             engine = self._engine_for(loaded, len(tokens) + max_response_tokens)
             rollout = engine.generate([request], sampling, seed=seed, step=0)[0]

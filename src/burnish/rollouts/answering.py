@@ -67,7 +67,7 @@ class LocalModel:
             raise DataError(
                 f"the prompt has {len(tokens):,} tokens, but the context of {self.name} holds {self.context_length:,}"
             )
-        return RolloutRequest(identity, number, tokens, (0,))
+        return RolloutRequest.of(identity, number, tokens, (0,))
 
 
 def open_model(options: JudgeOptions, paths: FastPaths | None = None) -> LocalModel:

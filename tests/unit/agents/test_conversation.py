@@ -154,7 +154,7 @@ def engine_of(script: Any, echo: Echo, *, turns: int = 5, context: int = 64, **t
 
 
 def request(prompt: str, group: int, *samples: int) -> RolloutRequest:
-    return RolloutRequest(prompt, group, (1, 2, 3), samples or (0,))
+    return RolloutRequest.of(prompt, group, (1, 2, 3), samples or (0,))
 
 
 def ask(engine: Any, *requests: RolloutRequest, tokens: int = 50, **given: Any) -> list[Rollout]:
@@ -308,6 +308,7 @@ def test_an_environment_may_add_to_the_prompt() -> None:
         (1, 2, 3, 11, 11, *OBSERVED),
         (1, 9, 12, 12, 12, *OBSERVED),
     ]
+    assert [part.tokens for part in script.seen[1][0].parts] == [(1, 2, 3, 7, 8), (10, *OBSERVED)]
 
 
 def test_a_longer_prompt_leaves_less_room_in_the_context() -> None:

@@ -919,7 +919,7 @@ def test_thousands_of_conversations(desk: ConversationHost) -> None:
     talks = {"p": (Talk(partner, 3, open=64), Prompt("p", text="Hello."))}
     engine = ConversingEngine(Caller(), talks, context_length=4096, decode=TOKENIZER.decode)  # type: ignore[arg-type]
     rollouts = engine.generate(
-        [RolloutRequest("p", 0, (1, 2), tuple(range(2000)))], Sampling(max_response_tokens=2000), seed=0, step=1
+        [RolloutRequest.of("p", 0, (1, 2), tuple(range(2000)))], Sampling(max_response_tokens=2000), seed=0, step=1
     )
     assert [rollout.environment_reward for rollout in rollouts] == [float(i % 7) for i in range(2000)]
     assert len(list(Path(f"/proc/{desk.pid}/task/{desk.pid}/children").read_text().split())) <= 64

@@ -23,7 +23,7 @@ from burnish.rollouts.engine import Sampling
 from burnish.types import Begun, FinishReason, Metric, Reduction, Rollout, RolloutRequest
 
 SAMPLING = Sampling(max_response_tokens=4)
-REQUESTS = [RolloutRequest(f"p{i}", i, (1, 2), (0, 1)) for i in range(6)]
+REQUESTS = [RolloutRequest.of(f"p{i}", i, (1, 2), (0, 1)) for i in range(6)]
 
 
 Answer = tuple[list[Rollout], dict[str, Metric]]

@@ -65,7 +65,7 @@ def test_scores_and_gradients_are_those_of_the_first_rows(kept, transform, entro
 def test_such_ids_are_never_sampled_and_the_trainer_agrees(padded_model, plain, greedy):
     loaded = load_model(ModelConfig(path=str(padded_model), device="cpu"), plain=plain)
     assert loaded.vocabulary == TOKENS == sampled_ids(loaded)
-    request = RolloutRequest("p", 0, (4, 5, 6), tuple(range(20)))
+    request = RolloutRequest.of("p", 0, (4, 5, 6), tuple(range(20)))
     engine = LocalEngine.of(loaded, max_batch_rows=20)
     rollouts = engine.generate([request], Sampling(12, greedy=greedy), seed=0, step=0)
     assert max(token for rollout in rollouts for token in rollout.response_tokens) < TOKENS
@@ -83,7 +83,7 @@ def test_such_ids_are_never_sampled_and_the_trainer_agrees(padded_model, plain, 
 
 def test_a_head_of_another_form_is_scored_alike(padded_model, monkeypatch):
     loaded = load_model(ModelConfig(path=str(padded_model), device="cpu"))
-    request = RolloutRequest("p", 0, (4, 5, 6), (0, 1))
+    request = RolloutRequest.of("p", 0, (4, 5, 6), (0, 1))
     rollouts = LocalEngine.of(loaded, max_batch_rows=2).generate([request], Sampling(9), seed=0, step=0)
     batch = build_batch(rollouts, pad_token_id=2, mask_truncated=False)
     expected = ResponseScorer(loaded.model, vocabulary=TOKENS).score(batch, entropy=True, correct=True)

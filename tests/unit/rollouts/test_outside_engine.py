@@ -12,7 +12,7 @@ from burnish.rollouts.engine import Sampling, StoppableEngine
 from burnish.rollouts.outside_engine import OutsideEngine, OutsideStoppableEngine, outside_engine
 from burnish.types import FinishReason, Rollout, RolloutRequest
 
-REQUESTS = [RolloutRequest("p", 0, (1,), (0, 1))]
+REQUESTS = [RolloutRequest.of("p", 0, (1,), (0, 1))]
 LEFT: list[str] = []
 
 
@@ -105,7 +105,7 @@ def generate_until(result: Any) -> Any:
     return engine.generate_until(REQUESTS, Sampling(4), seed=0, step=1, stopped=lambda: True)
 
 
-LEFT_OVER = RolloutRequest("p", 0, (1,), (1,))
+LEFT_OVER = RolloutRequest.of("p", 0, (1,), (1,))
 
 
 def test_what_is_finished_and_what_is_left_over_pass() -> None:
@@ -121,7 +121,7 @@ def test_what_is_finished_and_what_is_left_over_pass() -> None:
         (([rollout(0)], [1]), "something other than burnish.types.RolloutRequest"),
         (([rollout(0)], []), "1 rollouts that are not, in order, the 2 samples asked for"),
         (([rollout(0), rollout(1)], [LEFT_OVER]), "2 rollouts that are not, in order, the 1 samples asked for"),
-        (([rollout(0)], [RolloutRequest("p", 0, (1,), (2,))]), "requests for samples that were not asked for"),
+        (([rollout(0)], [RolloutRequest.of("p", 0, (1,), (2,))]), "requests for samples that were not asked for"),
         (RuntimeError("no"), "RuntimeError: no"),
     ],
 )

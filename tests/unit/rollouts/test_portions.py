@@ -7,7 +7,7 @@ from burnish.types import FinishReason, Rollout, RolloutRequest
 
 
 def request(number: int, prompt_tokens: int, samples: int) -> RolloutRequest:
-    return RolloutRequest(f"p{number}", number, (1,) * prompt_tokens, tuple(range(samples)))
+    return RolloutRequest.of(f"p{number}", number, (1,) * prompt_tokens, tuple(range(samples)))
 
 
 def test_portions_are_of_about_equal_work() -> None:

@@ -18,6 +18,7 @@ from burnish.types import (
     RewardStatus,
     Rollout,
     RolloutRequest,
+    TokenPart,
     Turn,
 )
 
@@ -166,7 +167,7 @@ class Trajectory:
             branch=turn.branch.number,
             turn=turn.branch.num_spoken + 1,
             group_id=place,
-            prompt_tokens=turn.prompt,
+            parts=(TokenPart(turn.prompt),),
             sample_indices=(self.sample_index,),
         )
 

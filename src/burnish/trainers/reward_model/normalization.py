@@ -132,7 +132,7 @@ def _policy_responses(
     )
     order = cycle(permutation(len(prompts), config.seed, 0))  # pass after pass
     requests = [
-        RolloutRequest(f"normalization:{number}", number, prompts[index], (0,))
+        RolloutRequest.of(f"normalization:{number}", number, prompts[index], (0,))
         for number, index in enumerate(islice(order, settings.responses))
     ]
     with torch.no_grad():

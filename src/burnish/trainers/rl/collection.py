@@ -107,7 +107,7 @@ class Collector:
             domain, prompt_id = self.domains.by_name[one.domain], one.encoded.prompt.id
             # Sampling noise depends on (prompt id, sample index), so a prompt drawn twice in a step gets new indices.
             indices = tuple(range(asked[prompt_id], asked[prompt_id] + domain.settings.group_size))
-            request = RolloutRequest(prompt_id, group_id, one.encoded.tokens, indices)
+            request = RolloutRequest.of(prompt_id, group_id, one.encoded.tokens, indices)
             requests.setdefault(domain.sampling, []).append(request)
             asked[prompt_id] += domain.settings.group_size
         prompts = {group_id: one.encoded.prompt for group_id, one in enumerate(drawn, start=first_id)}

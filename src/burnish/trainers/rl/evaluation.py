@@ -87,7 +87,7 @@ class Evaluator:
         greedy: list[tuple[Sampling, RolloutRequest]] = []
         plain: list[tuple[Sampling, RolloutRequest]] = []
         for group_id, (part, encoded) in enumerate(asked):
-            request = RolloutRequest(encoded.prompt.id, group_id, encoded.tokens, tuple(range(part.samples)))
+            request = RolloutRequest.of(encoded.prompt.id, group_id, encoded.tokens, tuple(range(part.samples)))
             greedy.append((dataclasses.replace(part.sampling, greedy=True), request.greedy()))
             if part.samples:
                 # pass@k and maj@k are of the policy itself, without the cuts that training may sample with.

@@ -163,7 +163,7 @@ def hold(agents_file: Path) -> Iterator[Callable[..., AgentEngine]]:
 
 def ask(engine: AgentEngine, *samples: Sequence[int], sampling: Sampling = SAMPLING) -> list[Rollout]:
     """Samples of the prompts 0, 1 and so on."""
-    requests = [RolloutRequest(f"p{i}", i, (1, 2), tuple(some)) for i, some in enumerate(samples)]
+    requests = [RolloutRequest.of(f"p{i}", i, (1, 2), tuple(some)) for i, some in enumerate(samples)]
     return engine.generate(requests, sampling, seed=0, step=1)
 
 

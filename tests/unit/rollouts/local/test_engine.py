@@ -24,7 +24,7 @@ def random_prompts(lengths: Sequence[int], *, seed: int = 0) -> list[tuple[int, 
 
 
 def requests_for(prompts: Sequence[tuple[int, ...]], samples: int = 1) -> list[RolloutRequest]:
-    return [RolloutRequest(f"p{i}", i, tokens, tuple(range(samples))) for i, tokens in enumerate(prompts)]
+    return [RolloutRequest.of(f"p{i}", i, tokens, tuple(range(samples))) for i, tokens in enumerate(prompts)]
 
 
 def reference_greedy(model: Any, prompt: tuple[int, ...], count: int, eos: int = 1) -> list[int]:
@@ -101,9 +101,9 @@ def test_a_sample_does_not_depend_on_batch_order_neighbours_or_rows(model: Any, 
     assert len(by_sample) == len(together) == 64
 
     backwards = make_engine(model, max_batch_rows=7).generate(requests[::-1], sampling, seed=3, step=5)
-    one = RolloutRequest("p2", 0, requests[2].prompt_tokens, (6,))
+    one = RolloutRequest.of("p2", 0, requests[2].prompt_tokens, (6,))
     alone = make_engine(model, max_batch_rows=1).generate([one], sampling, seed=3, step=5)
-    strangers = [RolloutRequest("other", 9, (5, 6, 7), (0, 1, 2)), one]
+    strangers = [RolloutRequest.of("other", 9, (5, 6, 7), (0, 1, 2)), one]
     beside = make_engine(model).generate(strangers, sampling, seed=3, step=5)[3:]
     for rollout in [*backwards, *alone, *beside]:
         assert rollout.response_tokens == by_sample[rollout.prompt_id, rollout.sample_index]
@@ -113,7 +113,7 @@ def test_seed_step_and_index_change_the_sample(llama: Any, make_engine: Make) ->
     engine = make_engine(llama, eos=())
     prompt = random_prompts([4])[0]
     samples = {
-        engine.generate([RolloutRequest("p", 0, prompt, (index,))], Sampling(12), seed=seed, step=step)[
+        engine.generate([RolloutRequest.of("p", 0, prompt, (index,))], Sampling(12), seed=seed, step=step)[
             0
         ].response_tokens
         for seed, step, index in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
@@ -123,7 +123,7 @@ def test_seed_step_and_index_change_the_sample(llama: Any, make_engine: Make) ->
 
 def test_the_first_token_is_drawn_with_the_number_of_position_0(llama: Any, make_engine: Make) -> None:
     prompt = random_prompts([5])[0]
-    rollout = make_engine(llama).generate([RolloutRequest("p", 0, prompt, (4,))], Sampling(1), seed=8, step=9)[0]
+    rollout = make_engine(llama).generate([RolloutRequest.of("p", 0, prompt, (4,))], Sampling(1), seed=8, step=9)[0]
     number = uniforms(torch.tensor(sample_key(8, 9, "p", 4)), torch.tensor(0))
     with torch.no_grad():
         cumulative = llama(torch.tensor([prompt])).logits[0, -1].double().softmax(-1).cumsum(-1)
@@ -132,7 +132,7 @@ def test_the_first_token_is_drawn_with_the_number_of_position_0(llama: Any, make
 
 def test_equal_prompts_with_different_ids_stay_apart(llama: Any, make_engine: Make) -> None:
     prompt = random_prompts([6])[0]
-    requests = [RolloutRequest(name, group, prompt, (0, 1)) for group, name in enumerate(["a", "b"])]
+    requests = [RolloutRequest.of(name, group, prompt, (0, 1)) for group, name in enumerate(["a", "b"])]
     rollouts = make_engine(llama, eos=()).generate(requests, Sampling(12), seed=0, step=0)
     assert [(r.prompt_id, r.group_id, r.sample_index) for r in rollouts] == [
         ("a", 0, 0),
@@ -195,7 +195,7 @@ def test_responses_end_at_the_end_of_the_context(make_model: Callable[..., Any],
 def test_prompts_without_tokens_or_room_are_refused(llama: Any, make_engine: Make) -> None:
     engine = make_engine(llama, context_length=16)
     with pytest.raises(RolloutError, match=r"'long' has 16 tokens.*context of 16"):
-        engine.generate([RolloutRequest("long", 0, (5,) * 16, (0,))], Sampling(4), seed=0, step=0)
+        engine.generate([RolloutRequest.of("long", 0, (5,) * 16, (0,))], Sampling(4), seed=0, step=0)
     with pytest.raises(RolloutError, match="'empty' has no tokens"):
         engine.generate([RolloutRequest("empty", 0, (), (0,))], Sampling(4), seed=0, step=0)
 
@@ -344,7 +344,7 @@ def test_a_response_that_is_cut_goes_on_as_if_it_had_not_been(
 def test_the_versions_of_a_response_that_several_weights_sampled(make_engine: Make, llama: Any) -> None:
     """Two tokens of version 5, none of version 6, three of version 7, and the rest of version 8."""
     engine = make_engine(llama, eos=())
-    rest, metrics = [RolloutRequest("p", 0, (5, 6), (0, 1))], []
+    rest, metrics = [RolloutRequest.of("p", 0, (5, 6), (0, 1))], []
     for version, tokens in ((5, 2), (6, 0), (7, 1), (7, 2)):
         engine.version = version
         done, rest = engine.generate_until(rest, Sampling(9), seed=0, step=0, stopped=cut_after(tokens))
@@ -362,7 +362,10 @@ def test_the_versions_of_a_response_that_several_weights_sampled(make_engine: Ma
 
 def test_samples_of_one_prompt_are_left_over_in_one_request(make_engine: Make, llama: Any) -> None:
     """The first of three rows is finished by its length, because the third prompt leaves it only two tokens."""
-    requests = [RolloutRequest("long", 0, tuple(range(2, 8)) * 21, (0,)), RolloutRequest("short", 1, (5, 6), (4, 7))]
+    requests = [
+        RolloutRequest.of("long", 0, tuple(range(2, 8)) * 21, (0,)),
+        RolloutRequest.of("short", 1, (5, 6), (4, 7)),
+    ]
     engine = make_engine(llama, eos=())
     done, rest = engine.generate_until(requests, Sampling(9), seed=0, step=0, stopped=cut_after(3))
     assert [(r.group_id, len(r.response_tokens)) for r in done] == [(0, 2)]

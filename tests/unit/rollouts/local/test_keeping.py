@@ -24,7 +24,7 @@ from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.local.kernel_decoder import KernelDecoder
 from burnish.rollouts.local.plain_decoders import EqualLengthDecoder
 from burnish.rollouts.local.reusable_rows import KeptRow, KeptRows
-from burnish.types import FinishReason, Message, Metric, Prompt, Rollout, RolloutRequest
+from burnish.types import FinishReason, Message, Metric, Prompt, Rollout, RolloutRequest, TokenPart
 
 Make = Callable[..., LocalEngine]
 compiler = pytest.mark.compiler
@@ -38,13 +38,13 @@ SAID = ((40, 41, 42), (50,), (), (60,) * 9)
 
 
 def first_turn(samples: int = 4) -> list[RolloutRequest]:
-    return [RolloutRequest(f"p{i}", i, prompt, tuple(range(samples))) for i, prompt in enumerate(PROMPTS)]
+    return [RolloutRequest.of(f"p{i}", i, prompt, tuple(range(samples))) for i, prompt in enumerate(PROMPTS)]
 
 
 def next_turn(rollouts: Sequence[Rollout], number: int) -> list[RolloutRequest]:
     """Every sample is a request of its own, with what was said to it."""
     return [
-        RolloutRequest(
+        RolloutRequest.of(
             f"{rollout.group_id}, turn {number}",
             rollout.group_id,
             rollout.prompt_tokens + rollout.response_tokens + SAID[rollout.sample_index],
@@ -136,14 +136,14 @@ def test_bfloat16_goes_on_with_the_same_keys(llama: Any, make_engine: Make) -> N
 def test_learned_positions_have_no_room_beyond_the_context(make_model: Callable[..., Any], make_engine: Make) -> None:
     """A short row is read on next to one that ends at the last position of the model."""
     model = make_model("gpt2", positions=24)
-    turns = [RolloutRequest("long", 0, (5,) * 12, (0,)), RolloutRequest("short", 1, (6, 7), (0,))]
+    turns = [RolloutRequest.of("long", 0, (5,) * 12, (0,)), RolloutRequest.of("short", 1, (6, 7), (0,))]
     results = []
     for size in (1 << 30, 0):
         engine = make_engine(model, context_length=24, eos=(), keep_bytes=size)
         with keeping(engine):
             first = engine.generate(turns, Sampling(3), seed=0, step=0)
             more = [
-                replace(turn, prompt_tokens=(*turn.prompt_tokens, *rollout.response_tokens, *said))
+                replace(turn, parts=(*turn.parts, TokenPart((*rollout.response_tokens, *said))))
                 for turn, rollout, said in zip(turns, first, ((8,) * 2, (9,) * 8), strict=True)
             ]
             results.append(engine.generate(more, Sampling(7), seed=0, step=0))
@@ -199,10 +199,10 @@ def test_plain_runs_keep_nothing(llama: Any, tokenizer: Any) -> None:
 def test_several_rows_go_on_from_one(llama: Any, make_engine: Make) -> None:
     engine = make_engine(llama, eos=())
     with keeping(engine):
-        (first,) = engine.generate([RolloutRequest("p", 0, PROMPTS[0], (0,))], Sampling(5), seed=0, step=0)
+        (first,) = engine.generate([RolloutRequest.of("p", 0, PROMPTS[0], (0,))], Sampling(5), seed=0, step=0)
         text = first.prompt_tokens + first.response_tokens
         engine.take_metrics()
-        more = RolloutRequest("more", 0, (*text, 5, 6), (0, 1, 2))
+        more = RolloutRequest.of("more", 0, (*text, 5, 6), (0, 1, 2))
         found = engine.generate([more], Sampling(5), seed=0, step=0)
         assert engine.take_metrics()["rollout/reused_tokens"].result() == 3 * (len(text) - 1)
     assert found == [
@@ -215,11 +215,11 @@ def test_several_rows_go_on_from_one(llama: Any, make_engine: Make) -> None:
 def test_a_text_that_only_resembles_a_kept_one_is_read_whole(llama: Any, make_engine: Make) -> None:
     engine = make_engine(llama, eos=())
     with keeping(engine):
-        (first,) = engine.generate([RolloutRequest("p", 0, PROMPTS[0], (0,))], Sampling(5), seed=0, step=0)
+        (first,) = engine.generate([RolloutRequest.of("p", 0, PROMPTS[0], (0,))], Sampling(5), seed=0, step=0)
         text = list(first.prompt_tokens + first.response_tokens + (5, 6))
         text[3] += 1
         engine.take_metrics()
-        engine.generate([RolloutRequest("p", 0, tuple(text), (0,))], Sampling(5), seed=0, step=0)
+        engine.generate([RolloutRequest.of("p", 0, tuple(text), (0,))], Sampling(5), seed=0, step=0)
         assert prefilled(engine) == len(text) - 1
 
 
@@ -291,7 +291,7 @@ def test_a_call_that_is_stopped_keeps_what_has_finished(llama: Any, make_engine:
     asked = iter([False, False, True])
     with keeping(engine):
         done, rest = engine.generate_until(
-            [RolloutRequest("p", 0, PROMPTS[0], (0, 1))], Sampling(5), seed=0, step=0, stopped=lambda: next(asked)
+            [RolloutRequest.of("p", 0, PROMPTS[0], (0, 1))], Sampling(5), seed=0, step=0, stopped=lambda: next(asked)
         )
         assert (done, len(rest[0].begun[0].response_tokens)) == ([], 2)
         found = engine.generate(rest, Sampling(5), seed=0, step=0)
@@ -299,7 +299,7 @@ def test_a_call_that_is_stopped_keeps_what_has_finished(llama: Any, make_engine:
         engine.take_metrics()
         engine.generate(requests, Sampling(5), seed=0, step=0)
         assert prefilled(engine) == sum(len(said) for said in SAID[:2])
-    whole = engine.generate([RolloutRequest("p", 0, PROMPTS[0], (0, 1))], Sampling(5), seed=0, step=0)
+    whole = engine.generate([RolloutRequest.of("p", 0, PROMPTS[0], (0, 1))], Sampling(5), seed=0, step=0)
     assert [r.response_tokens for r in found] == [r.response_tokens for r in whole]
 
 

@@ -93,7 +93,7 @@ def test_kernels_and_plain_engines_sample_the_same(make_model: Callable[..., Any
     model = make_model("qwen3")
     generator = torch.Generator().manual_seed(1)
     requests = [
-        RolloutRequest(
+        RolloutRequest.of(
             f"p{n}", n, tuple(torch.randint(2, 64, (length,), generator=generator).tolist()), tuple(range(5))
         )
         for n, length in enumerate([1, 7, 30, 7, 2, 19])
@@ -136,7 +136,7 @@ def test_an_engine_without_a_compiler_goes_without_or_refuses(
     monkeypatch.setenv("CC", "no-such-compiler")
     without = engine(make_model("llama"), "auto", tokenizer)
     assert without._loop.make_decoder.func is ModelDecoder
-    requests = [RolloutRequest("p", 0, (5, 6, 7), (0, 1, 2))]
+    requests = [RolloutRequest.of("p", 0, (5, 6, 7), (0, 1, 2))]
     assert without.generate(requests, Sampling(8), seed=0, step=0) == engine(
         make_model("llama"), "off", tokenizer
     ).generate(requests, Sampling(8), seed=0, step=0)

@@ -132,7 +132,7 @@ def test_a_processor_without_packed_weights_decodes_with_other_layouts(
     assert engine._loop.make_decoder.keywords == {"layout": "ordinary"}
     assert [note for note in paths.notes if "could not create a memory object" in note] == paths.notes
     assert len(paths.notes) == (without != "onednn")
-    rollouts = engine.generate([RolloutRequest("p", 0, (3, 4, 5), (0, 1))], Sampling(8), seed=0, step=0)
+    rollouts = engine.generate([RolloutRequest.of("p", 0, (3, 4, 5), (0, 1))], Sampling(8), seed=0, step=0)
     assert all(rollout.response_tokens for rollout in rollouts)
 
 
@@ -150,7 +150,7 @@ def test_weights_that_cannot_be_packed_later_are_an_error_with_a_way_out(
     engine = make(llama, paths_with([PACKED, KERNELS]))
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", cannot_pack)
     with pytest.raises(RolloutError, match=r"cannot be packed .*memory object\n  -> set BURNISH_WITHOUT=onednn"):
-        engine.generate([RolloutRequest("p", 0, (3, 4, 5), (0,))], Sampling(2), seed=0, step=0)
+        engine.generate([RolloutRequest.of("p", 0, (3, 4, 5), (0,))], Sampling(2), seed=0, step=0)
 
 
 @compiler

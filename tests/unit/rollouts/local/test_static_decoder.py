@@ -40,7 +40,7 @@ SAMPLINGS = {
 
 
 def requests(samples: int = 3) -> list[RolloutRequest]:
-    return [RolloutRequest(f"p{i}", i, prompt, tuple(range(samples))) for i, prompt in enumerate(PROMPTS)]
+    return [RolloutRequest.of(f"p{i}", i, prompt, tuple(range(samples))) for i, prompt in enumerate(PROMPTS)]
 
 
 @pytest.fixture
@@ -155,7 +155,9 @@ def test_conversations_go_on_from_kept_rows(make: Any, llama: Any, attention: An
                 rollouts = engine.generate(asked, sampling, seed=0, step=turn)
                 found.append(rollouts)
                 asked = [
-                    RolloutRequest(f"{i}", i, (*one.prompt_tokens, *one.response_tokens, *range(40, 40 + i % 4)), (0,))
+                    RolloutRequest.of(
+                        f"{i}", i, (*one.prompt_tokens, *one.response_tokens, *range(40, 40 + i % 4)), (0,)
+                    )
                     for i, one in enumerate(rollouts)
                 ]
         assert engine.take_metrics()["rollout/reused_tokens"].result() > 50
@@ -318,7 +320,7 @@ def test_the_calls_before_change_no_bit(make: Any, llama: Any, attention: Any) -
     asked, sampling = requests(1)[:3], Sampling(12)
     alone = make(llama, decoders).generate(asked, sampling, seed=0, step=0)
     engine = make(llama, static(llama, attention), max_batch_rows=16, eos_token_ids=())
-    longer = RolloutRequest("longer", 0, (5, 6) * 30, tuple(range(9)))
+    longer = RolloutRequest.of("longer", 0, (5, 6) * 30, tuple(range(9)))
     engine.generate([longer], Sampling(20), seed=0, step=0)
     again = make(llama, engine._loop.make_decoder)
     assert again.generate(asked, sampling, seed=0, step=0) == alone

@@ -31,8 +31,8 @@ from burnish.rollouts.vllm.process import SCRIPT, EngineProcess, has_vllm, worke
 from burnish.types import FinishReason, RolloutRequest
 
 FAKE = Path(__file__).with_name("fake_worker.py")
-REQUESTS = [RolloutRequest("data/7", 4, (5, 9, 2), (0, 1)), RolloutRequest("data/1", 2, (8,), (3,))]
-ONE = [RolloutRequest("data/7", 4, (5, 9, 2), (0,))]
+REQUESTS = [RolloutRequest.of("data/7", 4, (5, 9, 2), (0, 1)), RolloutRequest.of("data/1", 2, (8,), (3,))]
+ONE = [RolloutRequest.of("data/7", 4, (5, 9, 2), (0,))]
 SAMPLING = Sampling(6, temperature=0.9)
 
 Make = Callable[..., VllmEngine]

@@ -207,7 +207,7 @@ def test_a_greedy_response_is_asked_for_only_when_needed() -> None:
 
 def test_rewards_by_domain_appear_with_two_domains() -> None:
     def group(domain: str, reward: float) -> RolloutGroup:
-        request = RolloutRequest("p", 0, (1,), (0,))
+        request = RolloutRequest.of("p", 0, (1,), (0,))
         return RolloutGroup(Prompt("p", text="x", domain=domain), 0, (_scored(_rollout(request, 0), reward),))
 
     metrics = describe_groups([group("a", 1.0), group("b", 0.0)])
@@ -226,7 +226,7 @@ def test_the_greedy_baseline_bears_the_overlong_penalty_of_its_samples() -> None
 def test_a_conversation_of_several_rows_bears_the_penalty_of_its_whole_length() -> None:
     """10 tokens at most, buffer .8: free up to 2 tokens, then 1/8 a token. Rows of 2 + 2 tokens are like one of 4."""
     domains = collector(lambda p, r: 1.0, overlong_buffer=0.8).domains
-    request = RolloutRequest("p", 0, (1, 2), (1, 3))
+    request = RolloutRequest.of("p", 0, (1, 2), (1, 3))
     single, end = (_scored(_rollout(request, index), 1.0) for index in (3, 1))
     earlier = dataclasses.replace(end, branch=1, ends_in=1)
     group = penalised(RolloutGroup(Prompt("p", text="x"), 0, (earlier, end, single)), 0.8, domains)

@@ -242,7 +242,7 @@ def test_vllm_is_told_the_longest_context_that_the_run_needs(tmp_path: Path) -> 
         rollout={"engine": "vllm", "max_prompt_tokens": 20, "max_response_tokens": 30},
     )
     loaded = unloaded_model()
-    request = RolloutRequest("p", 0, (1,) * 60, (0,))
+    request = RolloutRequest.of("p", 0, (1,) * 60, (0,))
     with open_rl_engine(config, loaded, Console()) as engine, pytest.raises(RolloutError, match="context of 50"):
         engine.generate([request], Sampling(4), seed=0, step=0)
 
