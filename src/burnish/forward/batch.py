@@ -225,7 +225,8 @@ def present(tensor: Tensor | None, name: str) -> Tensor:
 class TokenScores(NamedTuple):
     """Per response position: log-probability of the token taken, and when asked for entropy (nats), whether the
     token is the likeliest one (bool), and the value of the state before it. All (B, T). Of the pass as a whole,
-    `router_loss` () is the load-balancing loss of its tokens.
+    `router_loss` () is the load-balancing loss of its tokens. Compared with a teacher: the divergence from it, and
+    whether both find the same token likeliest (bool), (B, T).
 
     Log-probabilities and entropy are of the temperature-scaled distribution. Slots past a response's end hold 0.
     """
@@ -235,3 +236,5 @@ class TokenScores(NamedTuple):
     correct_BT: Tensor | None = None
     values_BT: Tensor | None = None
     router_loss: Tensor | None = None
+    divergence_BT: Tensor | None = None
+    agrees_BT: Tensor | None = None

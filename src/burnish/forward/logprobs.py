@@ -64,7 +64,7 @@ def plain_token_scores(
 
     For models whose head is not a plain linear layer, and as the reference for the chunked form.
     """
-    scaled_NV = logits_NV.to(_reduction_dtype(logits_NV)) / temperature
+    scaled_NV = logits_NV.to(reduction_dtype(logits_NV)) / temperature
     log_normalizer_N = torch.logsumexp(scaled_NV, dim=-1)
     logprobs_N = scaled_NV.gather(-1, targets_N[:, None])[:, 0] - log_normalizer_N
     if not entropy:
@@ -201,32 +201,30 @@ class _Plan:
         return max(0, min(num_tokens, self.kept_elements // max(1, vocabulary)))
 
     def token_chunks(self, num_tokens: int) -> Iterator[slice]:
-        return _slices(num_tokens, TOKENS_PER_CHUNK)
+        return slices(num_tokens, TOKENS_PER_CHUNK)
 
     def whole_rows(self, rows: slice, vocabulary: int) -> Iterator[slice]:
         """Split the positions `rows` into chunks of at most `chunk_elements` logits, at least one row each."""
         size = max(1, self.chunk_elements // max(1, vocabulary))
-        return (
-            slice(rows.start + part.start, rows.start + part.stop) for part in _slices(rows.stop - rows.start, size)
-        )
+        return (slice(rows.start + part.start, rows.start + part.stop) for part in slices(rows.stop - rows.start, size))
 
     def vocabulary_chunks(self, num_tokens: int, weight_VH: Tensor) -> Iterator[slice]:
         rows = max(1, min(num_tokens, num_tokens if self.by_rows else TOKENS_PER_CHUNK))
-        return _slices(len(weight_VH[: self.vocabulary]), max(1, self.chunk_elements // rows))
+        return slices(len(weight_VH[: self.vocabulary]), max(1, self.chunk_elements // rows))
 
     def row_blocks(self, raw_NV: Tensor) -> Iterator[slice]:
         """A few rows at a time: as many as a cache holds, at least one per thread; more on devices that need large
         operations."""
         on_cpu = raw_NV.device.type == "cpu"
         rows = (BLOCK_ELEMENTS if on_cpu else DEVICE_BLOCK_ELEMENTS) // max(1, raw_NV.shape[1])
-        return _slices(raw_NV.shape[0], max(torch.get_num_threads() if on_cpu else 1, rows))
+        return slices(raw_NV.shape[0], max(torch.get_num_threads() if on_cpu else 1, rows))
 
     def tempered(self, raw: Tensor, *, overwrite: bool = False) -> Tensor:
         """The input of the softmax for the head's raw output, in the reduction dtype. May be `raw` itself, which is
         changed only with `overwrite`."""
         factor = self.scale / self.temperature
         changes = self.softcap is not None or factor != 1.0
-        logits = raw.to(_reduction_dtype(raw), copy=changes and not overwrite)
+        logits = raw.to(reduction_dtype(raw), copy=changes and not overwrite)
         if not changes:
             return logits
         if self.softcap is None:
@@ -303,7 +301,8 @@ class _ChunkedTokenScores(torch.autograd.Function):
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(entropy_N)
         outer = _Outer(targets_N, entropy_N, grad_logprobs_N, grad_entropy_N)
-        gradients = _HeadGradients(hidden_NH, ctx.weight, bias_V, plan, ctx.needs_input_grad[:3])
+        needs, in_place = ctx.needs_input_grad[:3], plan.accumulate_in_place
+        gradients = HeadGradients(hidden_NH, ctx.weight, bias_V, needs, in_place=in_place)
         raw_KV, ctx.raw_KV = ctx.raw_KV, None  # overwritten: a second backward pass computes them again
         if raw_KV is None:
             raw_KV = plan.kept_logits(hidden_NH[:kept_rows], ctx.weight, bias_V)
@@ -320,7 +319,7 @@ class _ChunkedTokenScores(torch.autograd.Function):
 
 def _score_rows(raw_NV: Tensor, targets_N: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:
     """(logprobs, entropy or zeros) from the head's whole output at these positions."""
-    logprobs_N = raw_NV.new_zeros(raw_NV.shape[0], dtype=_reduction_dtype(raw_NV))
+    logprobs_N = raw_NV.new_zeros(raw_NV.shape[0], dtype=reduction_dtype(raw_NV))
     entropy_N = torch.zeros_like(logprobs_N)
     for rows in plan.row_blocks(raw_NV):
         log_p = torch.log_softmax(plan.tempered(raw_NV[rows]), -1)
@@ -334,7 +333,7 @@ def _score_by_rows(
     hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, plan: _Plan
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(logprobs, their shape in zeros, entropy or zeros): nothing but the logits is needed to compute them again."""
-    logprobs_N = hidden_NH.new_zeros(hidden_NH.shape[0], dtype=_reduction_dtype(hidden_NH))
+    logprobs_N = hidden_NH.new_zeros(hidden_NH.shape[0], dtype=reduction_dtype(hidden_NH))
     entropy_N, unused_N = torch.zeros_like(logprobs_N), torch.zeros_like(logprobs_N)
     for rows in plan.whole_rows(slice(0, hidden_NH.shape[0]), weight_VH.shape[0]):
         raw = plan.logits(hidden_NH[rows], weight_VH, bias_V)
@@ -342,7 +341,7 @@ def _score_by_rows(
     return logprobs_N, unused_N, entropy_N
 
 
-def _add_whole_rows(gradients: _HeadGradients, positions: slice, raw_KV: Tensor, outer: _Outer, plan: _Plan) -> None:
+def _add_whole_rows(gradients: HeadGradients, positions: slice, raw_KV: Tensor, outer: _Outer, plan: _Plan) -> None:
     """Add the gradients from the head's whole output at these positions, which is overwritten."""
     outer = outer.of(positions)
     for rows in plan.row_blocks(raw_KV):
@@ -358,7 +357,7 @@ def _add_whole_rows(gradients: _HeadGradients, positions: slice, raw_KV: Tensor,
 
 
 def _add_streamed(
-    gradients: _HeadGradients,
+    gradients: HeadGradients,
     hidden_NH: Tensor,
     weight_VH: Tensor,
     bias_V: Tensor | None,
@@ -419,7 +418,7 @@ def _stream(
 def _stream_chunk(
     hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, plan: _Plan
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = _reduction_dtype(hidden_NH)
+    dtype = reduction_dtype(hidden_NH)
     num_tokens = hidden_NH.shape[0]
     peak_N = hidden_NH.new_full((num_tokens,), -torch.inf, dtype=dtype)
     mass_N, moment_N, target_logits_N = (hidden_NH.new_zeros(num_tokens, dtype=dtype) for _ in range(3))
@@ -455,26 +454,32 @@ def _take_targets(logits: Tensor, columns_N: Tensor, out_N: Tensor) -> None:
     out_N.copy_(torch.where(inside_N, taken_N, out_N))
 
 
-class _HeadGradients:
+class HeadGradients:
     """Buffers of the backward pass, None for gradients that are not needed. Sums over chunks are in float32, or in
     `weight.grad` itself and its dtype."""
 
     def __init__(
-        self, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, plan: _Plan, needs: tuple[bool, bool, bool]
+        self,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        needs: tuple[bool, bool, bool],
+        *,
+        in_place: bool,
     ) -> None:
         self.hidden_NH = hidden_NH
         self.weight_VH = weight_VH
-        self.in_place = plan.accumulate_in_place and weight_VH.is_leaf and not weight_VH._backward_hooks
-        self.grad_hidden_NH = torch.zeros_like(hidden_NH, dtype=_reduction_dtype(hidden_NH)) if needs[0] else None
+        self.in_place = in_place and weight_VH.is_leaf and not weight_VH._backward_hooks
+        self.grad_hidden_NH = torch.zeros_like(hidden_NH, dtype=reduction_dtype(hidden_NH)) if needs[0] else None
         self.grad_weight_VH = self.grad_bias_V = None
         if needs[1] and not self.in_place:
-            self.grad_weight_VH = torch.zeros_like(weight_VH, dtype=_reduction_dtype(weight_VH))
+            self.grad_weight_VH = torch.zeros_like(weight_VH, dtype=reduction_dtype(weight_VH))
         elif needs[1]:
             if weight_VH.grad is None:
                 weight_VH.grad = torch.zeros_like(weight_VH, dtype=weight_VH.grad_dtype)
             self.grad_weight_VH = weight_VH.grad
         if needs[2] and bias_V is not None:
-            self.grad_bias_V = torch.zeros_like(bias_V, dtype=_reduction_dtype(bias_V))
+            self.grad_bias_V = torch.zeros_like(bias_V, dtype=reduction_dtype(bias_V))
 
     def add(self, columns: slice, rows_and_gradients: Iterable[tuple[slice, Tensor]]) -> None:
         """Add the products with the raw-logit gradients of one vocabulary chunk, given token chunk by token chunk."""
@@ -485,7 +490,7 @@ class _HeadGradients:
             if self.grad_weight_VH is not None:
                 _add_product(self.grad_weight_VH[columns], grad_logits.T, self.hidden_NH[rows])
             if self.grad_bias_V is not None:
-                self.grad_bias_V[columns].add_(gradient.sum(0, dtype=_reduction_dtype(gradient)))
+                self.grad_bias_V[columns].add_(gradient.sum(0, dtype=reduction_dtype(gradient)))
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """(hidden, weight, bias) gradients for autograd; the weight's is None when it was added in place."""
@@ -502,10 +507,12 @@ def _add_product(sum_AB: Tensor, left: Tensor, right: Tensor) -> None:
         sum_AB.add_(torch.mm(left, right))
 
 
-def _reduction_dtype(tensor: Tensor) -> torch.dtype:
+def reduction_dtype(tensor: Tensor) -> torch.dtype:
+    """Type that sums over the vocabulary are computed in: at least float32."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def _slices(total: int, size: int) -> Iterator[slice]:
+def slices(total: int, size: int) -> Iterator[slice]:
+    """Cut the numbers from 0 to `total` into parts of `size`; the last one may be smaller."""
     for start in range(0, total, size):
         yield slice(start, min(start + size, total))

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from burnish.forward.attention import WAYS, packing_way, packs_rows
 from burnish.forward.batch import Batch, Bools, Ints, TokenScores, rows_by_number, upload
+from burnish.forward.batch import Batch, Bools, Ints, TokenScores, upload
+from burnish.forward.divergences import Compared, HeadInput
 from burnish.forward.few_layers import telling_layers
 from burnish.forward.gathering import embedding_gradient_in_place, gather_rows
 from burnish.forward.lanes import ONE_LANE, Lanes
@@ -106,6 +108,17 @@ class ResponsePositions:
         are left out."""
         flat = countable(values_M).new_zeros(self.shape[0] * self.shape[1])
         return flat.index_put((countable(self.index_N),), countable(values_M[: len(self.rows_N)])).view(self.shape)
+
+
+class Compare(Protocol):
+    """Comparison of a student with a teacher, which reads the same batch, at some positions of it.
+
+    `targets_N` are the tokens there. The result is differentiable in the student's part of `student`.
+    """
+
+    def __call__(
+        self, batch: Batch, positions: ResponsePositions, student: HeadInput, targets_N: Tensor
+    ) -> Compared: ...
 
 
 def lay_out(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -305,24 +318,36 @@ class ResponseScorer:
         entropy: bool = False,
         correct: bool = False,
         value_head: nn.Module | None = None,
+        compare: Compare | None = None,
     ) -> TokenScores:
         """Score every response token (`only_trained`: only the ones in the loss mask) in one forward pass; 0 elsewhere;
         differentiable.
 
         float32, (B, T), on the model's device. `value_head` reads values from the same hidden states (models that are
-        not chunked show only their logits, and run their trunk once more for it).
+        not chunked show only their logits, and run their trunk once more for it). `compare` gives log-probabilities and
+        the divergence from a teacher, and no entropy.
         """
-        return self._root(partial(self._score, batch, only_trained, entropy, correct, value_head))
+        return self._root(partial(self._score, batch, only_trained, entropy, correct, value_head, compare))
 
     def _score(
-        self, batch: Batch, only_trained: bool, entropy: bool, correct: bool, value_head: nn.Module | None
+        self,
+        batch: Batch,
+        only_trained: bool,
+        entropy: bool,
+        correct: bool,
+        value_head: nn.Module | None,
+        compare: Compare | None,
     ) -> TokenScores:
         batch = batch.to(self.model.device)
         positions = ResponsePositions.of(batch, only_trained=only_trained)
         read = positions.rounded() if rounds_up(self.model) else positions
         targets_N = read.take(batch.response_tokens)
         head_inputs = self._below_head.hidden(batch, read)
-        logprobs_N, entropy_N = self._token_scores(head_inputs, targets_N, entropy)
+        compared = None if compare is None else compare(batch, read, self._head_input(head_inputs), targets_N)
+        if compared is None:
+            logprobs_N, entropy_N = self._token_scores(head_inputs, targets_N, entropy)
+        else:
+            logprobs_N, entropy_N = compared.logprobs_N, None
         values_N = None
         if value_head is not None:
             values_N = value_head(head_inputs if self.is_chunked else self._trunk.hidden(batch, read))
@@ -332,7 +357,20 @@ class ResponseScorer:
             positions.scatter(self._likeliest(head_inputs) == targets_N) if correct else None,
             None if values_N is None else positions.scatter(values_N),
             None if self._router is None or not torch.is_grad_enabled() else self._router.take(),
+            None if compared is None else positions.scatter(compared.divergence_N),
+            None if compared is None else positions.scatter(compared.agrees_N),
         )
+
+    @torch.no_grad()
+    def below_head(self, batch: Batch, positions: ResponsePositions) -> HeadInput:
+        """Read the rows up to the head, at these positions and without gradient; return this with the head."""
+        return self._head_input(self._below_head.hidden(batch, positions))
+
+    def _head_input(self, head_inputs: Tensor) -> HeadInput:
+        if self._transform is None:
+            return HeadInput(head_inputs, vocabulary=self._vocabulary)
+        head = self.model.get_output_embeddings()
+        return HeadInput(head_inputs, head.weight, head.bias, self._transform, self._vocabulary)
 
     def _token_scores(self, head_inputs: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
         known = slice(self._vocabulary)
@@ -374,18 +412,23 @@ class ResponseScorer:
         *,
         entropy: bool = False,
         correct: bool = False,
+        compare: Compare | None = None,
         lanes: Lanes = ONE_LANE,
     ) -> TokenScores:
         """Score all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
         cut = list(self.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
         costs = [part.num_tokens for _, part in cut]
-        scored = lanes.map([part for _, part in cut], costs, partial(self.score, entropy=entropy, correct=correct))
+        score = partial(self.score, entropy=entropy, correct=correct, compare=compare)
+        scored = lanes.map([part for _, part in cut], costs, score)
         parts = [(rows, scores) for (rows, _), scores in zip(cut, scored, strict=True)]
         shape, device = tuple(batch.response_tokens.shape), batch.device
+        with_teacher = compare is not None
         return TokenScores(
             put_back([(rows, scores.logprobs_BT) for rows, scores in parts], shape, device),
             put_back([(rows, scores.entropy_BT) for rows, scores in parts], shape, device) if entropy else None,
             put_back([(rows, scores.correct_BT) for rows, scores in parts], shape, device) if correct else None,
+            divergence_BT=put_back([(r, s.divergence_BT) for r, s in parts], shape, device) if with_teacher else None,
+            agrees_BT=put_back([(r, s.agrees_BT) for r, s in parts], shape, device) if with_teacher else None,
         )
 
 
