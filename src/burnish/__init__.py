@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from burnish.api.rollouts import RecordedRollout
     from burnish.api.run import Run, load_run
     from burnish.api.training import prefer, reward_model, sft, train
+    from burnish.api.training import distill, reward_model, sft, train
     from burnish.errors import BurnishError
     from burnish.types import Message, Rollout, Score
 
@@ -41,6 +42,7 @@ __all__ = [
     "Score",
     "algorithms",
     "demo",
+    "distill",
     "evaluate",
     "load_run",
     "losses",
@@ -64,6 +66,7 @@ _HOMES = {
     "Run": "api.run",
     "RunPlan": "api.planning",
     "Score": "types",
+    "distill": "api.training",
     "evaluate": "api.evaluating",
     "load_run": "api.run",
     "plan": "api.planning",

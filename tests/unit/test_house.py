@@ -36,6 +36,7 @@ FILES_OF_KINDS = (
     *("config/schema_r?.py", "config/schema_prefer.py", "planning/prefer.py", "trainers/preferences/*.py"),
     *("config/checks_*.py", "config/domains.py", "data/prompts.py", "data/preferences.py"),
     *("planning/r*_processes.py", "planning/rl.py", "planning/sft.py", "planning/rm.py", "simulation/*.py"),
+    *("config/schema_distill.py", "planning/distill.py", "trainers/distill.py"),
     *(
         "trainers/rl/*.py",
         "trainers/rl/*/*.py",

@@ -1,4 +1,4 @@
-"""`burnish.train`, `sft` and `reward_model`: the trainings of the command line, called from a program."""
+"""`burnish.train`, `sft`, `distill` and `reward_model`: the trainings of the command line, called from a program."""
 
 from __future__ import annotations
 
@@ -111,6 +111,9 @@ def function_of(kind: Kind, like: Callable[Concatenate[str, Arguments], Run]) ->
 
 sft = function_of(find_kind("sft"), train_kind)
 """Train a model on given texts, as `burnish sft` does, and return the run. Arguments are those of `train`."""
+distill = function_of(find_kind("distill"), train_kind)
+"""Train a student on the token distributions of a teacher, as `burnish distill` does, and return the run. Arguments are
+those of `train`."""
 reward_model = function_of(find_kind("rm"), train_kind)
 """Train a reward model on comparisons, as `burnish rm` does, and return the run, which `train` takes as one of its
 `rewards`. Arguments are those of `train`."""

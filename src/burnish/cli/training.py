@@ -1,4 +1,4 @@
-"""`burnish rl FILE`, `sft FILE` and `rm FILE`, the commands that train."""
+"""`burnish rl FILE`, `sft FILE`, `distill FILE` and `rm FILE`, the commands that train."""
 
 from __future__ import annotations
 
@@ -68,6 +68,27 @@ def sft(
     burnish sft sft.yaml data.train=chats.jsonl steps=200 output=runs/sft
     """
     train_from_file("sft", file, overrides or (), fresh=fresh, accept_changes=accept_changes)
+
+
+def distill(
+    file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False
+) -> None:
+    """Train a student on the token distributions of a teacher.
+
+    The data are those of burnish sft. At every trained token the student learns
+    what the teacher would say there: its probability of each token.
+
+    [bold]Sizes[/bold]
+    [bold]optimization.tokens_per_batch[/bold]: tokens per optimizer step.
+    [bold]sampled_share[/bold]: share of the steps on responses of the student.
+    [bold]top_k[/bold]: tokens that are compared one by one.
+
+    [bold]Examples[/bold]
+    burnish distill distill.yaml
+    burnish distill distill.yaml teacher=runs/large@best output=runs/small
+    burnish distill distill.yaml divergence=jsd beta=0.1 sampled_share=0.5
+    """
+    train_from_file("distill", file, overrides or (), fresh=fresh, accept_changes=accept_changes)
 
 
 def rm(file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False) -> None:

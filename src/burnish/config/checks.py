@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import get_args
 
 from burnish.config import names
 from burnish.config.problems import Problem
-from burnish.config.schema_cluster import ClusterConfig, TrainersConfig
+from burnish.config.schema_cluster import ClusterConfig, Offloaded, TrainersConfig
 from burnish.config.schema_data import DataSource
 from burnish.config.schema_run import RunConfig
 from burnish.words import suggestion
@@ -16,7 +17,7 @@ from burnish.words import suggestion
 def check_training(config: RunConfig) -> Iterator[Problem]:
     """Yield contradictions in a run file of a run that trains one model on data."""
     yield from check_any(config)
-    yield from _only_optimizer_rests(config.cluster)
+    yield from _roles_that_rest(config)
     steps, warmup = config.steps, config.optimization.warmup_steps
     if steps is not None and warmup > steps:
         yield warmup_too_long(warmup, steps, "steps")
@@ -203,6 +204,11 @@ def _only_optimizer_rests(cluster: TrainersConfig) -> Iterator[Problem]:
     """Check `offload` for a run with a single model, the one it trains."""
     others = ("reference", "teacher", "critic", "reward_model", "rollout_engine")
     return offload(cluster, dict.fromkeys(others, "only runs of `burnish rl` have one that could rest"))
+def _roles_that_rest(config: RunConfig) -> Iterator[Problem]:
+    """Check `offload` for a run that trains a single model."""
+    others = [role for role in get_args(Offloaded) if role not in config.may_rest]
+    absent = dict.fromkeys(others, f"a run of `burnish {config.kind}` has none that could rest")
+    return offload(config.cluster, absent)
 
 
 def is_function_name(value: str) -> bool:

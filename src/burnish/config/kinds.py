@@ -146,6 +146,23 @@ register(
 )
 register(
     Kind(
+        name="distill",
+        trains="a student, on the token distributions of a teacher",
+        run_file="burnish.config.schema_distill:DistillConfig",
+        command="burnish.cli.training:distill",
+        function="distill",
+        plan="burnish.planning.distill:plan_distill",
+        memory="burnish.planning.distill:DistillTable",
+        time="burnish.planning.distill:DistillTimes",
+        processes="burnish.planning.distill:DistillProcesses",
+        preview="burnish.trainers.distill:preview_distill",
+        train="burnish.trainers.distill:train_distill",
+        evaluate="burnish.trainers.distill:evaluate_distill_run",
+        rows="examples",
+    )
+)
+register(
+    Kind(
         name="rm",
         trains="a reward model, on comparisons of responses",
         run_file="burnish.config.schema:RmConfig",

@@ -11,7 +11,7 @@ from burnish.config.engines import NO_ENGINE, EngineUse
 from burnish.config.names import is_template_file
 from burnish.config.presets import Preset
 from burnish.config.problems import Problem
-from burnish.config.schema_cluster import TrainersConfig
+from burnish.config.schema_cluster import Offloaded, TrainersConfig
 from burnish.config.schema_data import DataConfig, DataSource, ModelConfig, places_of_sources
 from burnish.config.schema_evaluation import EvaluationConfig
 from burnish.config.schema_optimization import OptimizationConfig
@@ -88,6 +88,8 @@ class RunConfig(Section):
     presets: ClassVar[Mapping[str, Preset]] = {}
     head: ClassVar[Literal["language", "score"]] = "language"
     """Head of the trained model; a reward model has a score head."""
+    may_rest: ClassVar[tuple[Offloaded, ...]] = ("optimizer",)
+    """Roles that `cluster.offload` may name, of a run that trains one model on data."""
 
     output: OutputPath = "runs/burnish"
     """Folder of the run. Starting again in the same folder resumes the run."""
@@ -145,6 +147,9 @@ class RunConfig(Section):
     def teacher_sources(self) -> tuple[str, ...]:
         """The models that teach, except for the policy itself."""
         return ()
+    def teacher_source(self) -> str | None:
+        """The frozen model that the run learns from; None if there is none."""
+        return None
 
     @property
     def all_rewards(self) -> tuple[RewardConfig, ...]:

@@ -150,6 +150,13 @@ class RemotePolicy(_RemoteAccumulator):
         return Weights(version, PublishedElsewhere(self._role, version))
 
 
+class RemoteStudent(RemotePolicy):
+    """`roles.DistilledPolicy` in another process, together with its teacher."""
+
+    def compare(self, batch: Batch) -> TokenScores:
+        return self._role.ask("compare", batch)
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedElsewhere:
     """`Weights.tensors` of a policy in another process."""

@@ -161,14 +161,18 @@ class LocalPolicy(LearnerByParts[Objective]):
     ) -> tuple[Sequence[Tensor], ObjectiveValue]:
         # Batches are in host memory, so that only one micro-batch at a time takes memory of the device.
         part = part.to(self.model.device)
-        head = None if self._head_critic is None else self._head_critic.head
-        # The head runs at trained positions only: its logits are the largest tensor of the pass.
-        scores = self._scorer.score(part, only_trained=True, entropy=objective.needs_entropy, value_head=head)
+        scores = self._scores(part, objective)
         value = objective(scores, part.to(scores.logprobs_BT.device), denominators)
         if scores.router_loss is not None:
             share = part.loss_mask.sum() / denominators.num_tokens
             value = with_router_loss(value, scores.router_loss, coef=self.loaded.router_aux_coef, share=share)
         return [scores.logprobs_BT] if scores.values_BT is None else [scores.logprobs_BT, scores.values_BT], value
+
+    def _scores(self, part: Batch, objective: Objective) -> TokenScores:
+        """Score the trained tokens of a micro-batch. The head runs only there: its logits are the largest tensor of the
+        pass."""
+        head = None if self._head_critic is None else self._head_critic.head
+        return self._scorer.score(part, only_trained=True, entropy=objective.needs_entropy, value_head=head)
 
     def save_weights(self, folder: Path) -> None:
         """Write model (adapter merged in), tokenizer and config, and with LoRA the adapter in `folder/adapter`.

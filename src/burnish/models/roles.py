@@ -145,6 +145,13 @@ class Policy(Learner, Protocol):
         """The weights of this version, for engines to sync with before the next update."""
 
 
+class DistilledPolicy(Policy, Protocol):
+    """A policy that learns from a teacher."""
+
+    def compare(self, batch: Batch) -> TokenScores:
+        """Score the response tokens without gradient, and compare with the teacher at each of them."""
+
+
 class ValueObjective(Protocol):
     """Turns a micro-batch's new values into its share of the value loss."""
 

@@ -185,7 +185,7 @@ class RoleMemory:
     @staticmethod
     def may_rest(config: RunConfig) -> Iterator[str]:
         """Roles whose state can give up its memory between the phases that need it."""
-        yield "optimizer"
+        yield from config.may_rest
 
     def beside(self) -> Iterator[MemoryItem]:
         """Other models in the process of each trainer."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 
@@ -14,9 +15,11 @@ from burnish.algorithms.statistics import wilson_interval
 from burnish.config.schema import RmConfig, SftConfig
 from burnish.data.preferences import PreferenceSet
 from burnish.errors import ConfigError, DataError
+from burnish.forward.fast_paths import FastPaths
 from burnish.forward.matmul_choice import fast_float32
 from burnish.forward.scoring import ResponseScorer
 from burnish.machine.allocator import keep_freed_memory
+from burnish.models.distillation import Teacher
 from burnish.models.loading import load_model
 from burnish.models.reward_learner import compare
 from burnish.models.reward_model import RewardModel, load_reward_model
@@ -47,9 +50,18 @@ from burnish.trainers.sft import held_out_loss, heldout_examples, load_examples
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+SftConfigT = TypeVar("SftConfigT", bound=SftConfig)
 
-def evaluate_sft_run(config: SftConfig, *, console: Console, weights: Path | None = None) -> EvalReport:
-    """Held-out loss, perplexity and token accuracy of the run file's model, or of saved weights, on data.eval.
+
+def evaluate_sft_run(
+    config: SftConfigT,
+    *,
+    console: Console,
+    weights: Path | None = None,
+    open_teacher: Callable[[SftConfigT, FastPaths], Teacher] | None = None,
+) -> EvalReport:
+    """Held-out loss, perplexity and token accuracy of the run file's model, or of saved weights, on data.eval. With a
+    teacher also the divergence from it.
 
     Writes `metrics.json` and `config.yaml` to a new folder `eval/NNN` in the run's folder. Raises ConfigError if the
     run file names no held-out data.
@@ -66,6 +78,7 @@ def evaluate_sft_run(config: SftConfig, *, console: Console, weights: Path | Non
         scorer.score_in_microbatches,
         tokens_per_microbatch=config.optimization.microbatch_tokens,
         correct=True,
+        compare=None if open_teacher is None else open_teacher(config, paths).compare,
     )
     examples = heldout_examples(heldout, config.evaluation.max_prompts, seed=config.seed)
     with fast_float32(loaded.model, plain=config.debug.plain, paths=paths):  # as in training

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -28,7 +27,7 @@ from burnish.machine.allocator import keep_freed_memory
 from burnish.models.loading import LoadedModel, load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.roles import Learner, Policy
+from burnish.models.roles import Learner, Objective, Policy
 from burnish.models.saved import SavedPolicy
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
@@ -84,7 +83,7 @@ class SftRun(Training):
     train: SftSet
     heldout: SftSet | None
     schedule: Schedule
-    pad_token_id: int
+    loaded: LoadedModel
     last_position: int | None
     """Draws after which the run ends (a number of passes); None if it ends after a number of steps."""
     objective: LikelihoodObjective = field(default_factory=LikelihoodObjective)
@@ -96,13 +95,23 @@ class SftRun(Training):
         """One optimizer step on whole examples."""
         progress, metrics, stopwatch = self.progress, MetricStore(), Stopwatch(self.journal.display.phase)
         examples, position = self.schedule.batch_at(progress.position, self.last_position)
-        batch = build_sft_batch([self.train.examples[i] for i in examples], pad_token_id=self.pad_token_id)
+        batch, objective = self.lesson([self.train.examples[i] for i in examples], metrics, stopwatch)
         with stopwatch.phase("update"), keeping_batch(Path(self.config.output), progress.step + 1, batch):
-            metrics.merge(self.policy.update(batch, self.objective).metrics)
+            metrics.merge(self.policy.update(batch, objective).metrics)
         tokens = int(batch.prompt_lengths.sum() + batch.response_lengths.sum())
         metrics.add("train/tokens", Metric(Reduction.SUM, tokens))
         metrics.add("train/examples", Metric(Reduction.SUM, len(batch)))
         return trained_on(tokens, progress, position, metrics, stopwatch)
+
+    def lesson(
+        self, examples: Sequence[SftExample], metrics: MetricStore, stopwatch: Stopwatch
+    ) -> tuple[Batch, Objective]:
+        """The batch of a step and the objective on it; metrics and times of making it are added to the step's."""
+        return build_sft_batch(examples, pad_token_id=self.loaded.pad_token_id), self.objective
+
+    def score(self, batch: Batch) -> TokenScores:
+        """Score held-out examples."""
+        return self.policy.logprobs(batch, correct=True)
 
     def evaluate(self) -> dict[str, float]:
         """`held_out_loss` of the current policy, and how long it took."""
@@ -111,19 +120,23 @@ class SftRun(Training):
         stopwatch = Stopwatch()
         examples = heldout_examples(self.heldout, self.config.evaluation.max_prompts, seed=self.config.seed)
         with stopwatch.phase("evaluate"):
-            row = held_out_loss(partial(self.policy.logprobs, correct=True), examples, pad_token_id=self.pad_token_id)
+            row = held_out_loss(self.score, examples, pad_token_id=self.loaded.pad_token_id)
         return row | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
 
 
 @contextmanager
 def open_policy(config: RunConfig, paths: FastPaths, console: Console, lanes: Lanes) -> Iterator[OpenedModel[Policy]]:
     """The model of the run file, in this process."""
+def open_policy(
+    config: SftConfig, paths: FastPaths, console: Console, lanes: Lanes, build: Callable[..., LocalPolicy] = LocalPolicy
+) -> Iterator[OpenedModel[Policy]]:
+    """The model of the run file, in this process. `build` has the arguments of `LocalPolicy`."""
     loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)
     keep_freed_memory(loaded.model.device.type)
     config = settle_microbatch(config, paths, loaded)
 
     def learner(total_steps: int) -> Policy:
-        policy = LocalPolicy(
+        policy = build(
             loaded,
             OptimizerSettings.from_config(config.optimization, total_steps=total_steps),
             tokens_per_microbatch=config.optimization.microbatch_tokens,
@@ -157,7 +170,8 @@ def held_out_loss(
     """Compute the loss in nats per trained token, its exponential (perplexity), and the fraction of these tokens that
     are the model's most likely ones; also by domain, if there are several.
 
-    `score` gives the log-probabilities of a batch's response tokens, and whether each is the most likely one.
+    `score` gives the log-probabilities of a batch's response tokens, and whether each is the most likely one. If it
+    compares with a teacher, the mean divergence and the fraction of equal most likely tokens are there, too.
     """
     metrics = MetricStore()
     domains = {example.domain for example in examples}
@@ -165,14 +179,22 @@ def held_out_loss(
         part = examples[start : start + EVALUATION_ROWS]
         batch = build_sft_batch(part, pad_token_id=pad_token_id)
         scores = score(batch)
+        measured = {
+            "loss": -scores.logprobs_BT,
+            "token_accuracy": scores.correct_BT,
+            "divergence": scores.divergence_BT,
+            "agreement": scores.agrees_BT,
+        }
         # Summed per example in float64, so that a loss by domain does not need a pass of its own.
-        loss_B = -scores.logprobs_BT.cpu().double().where(batch.loss_mask, 0.0).sum(dim=1)
-        right_B = None if scores.correct_BT is None else (scores.correct_BT.cpu() & batch.loss_mask).sum(dim=1)
+        sums = {
+            name: values_BT.cpu().double().where(batch.loss_mask, 0.0).sum(dim=1)
+            for name, values_BT in measured.items()
+            if values_BT is not None
+        }
         for row, (example, count) in enumerate(zip(part, batch.loss_mask.sum(dim=1).tolist(), strict=True)):
             for prefix in ("eval", *([f"eval/domain/{example.domain}"] if len(domains) > 1 else [])):
-                metrics.add(f"{prefix}/loss", mean(loss_B[row], count))
-                if right_B is not None:
-                    metrics.add(f"{prefix}/token_accuracy", mean(right_B[row], count))
+                for name, sum_B in sums.items():
+                    metrics.add(f"{prefix}/{name}", mean(sum_B[row], count))
     row_of = metrics.row()
     return row_of | {
         f"{name.removesuffix('loss')}perplexity": math.exp(loss)
@@ -211,7 +233,8 @@ def open_sft_run(
     console: Console,
     *,
     accept_changes: bool = False,
-    open_learner: OpenLearner[SftConfig, Policy] = open_policy,
+    open_learner: OpenLearner[Any, Policy] = open_policy,
+    run_of: type[SftRun] = SftRun,
 ) -> Iterator[SftRun]:
     """Open everything that the loop uses."""
     with beginning(config, console, open_learner, accept_changes=accept_changes) as begun:
@@ -231,14 +254,14 @@ def open_sft_run(
         total_steps = config.steps or schedule.count(config.optimization.epochs)
         check_warmup(config.optimization.warmup_steps, total_steps)
         policy = begun.opened.learner(total_steps)
-        run = SftRun(
+        run = run_of(
             config=config,
             policy=policy,
             train=train,
             heldout=heldout,
             schedule=schedule,
             total_steps=total_steps,
-            pad_token_id=loaded.pad_token_id,
+            loaded=loaded,
             journal=begun.journal(total_steps),
             store=begun.workplace.store,
             last_position=None if config.steps else config.optimization.epochs * len(train),

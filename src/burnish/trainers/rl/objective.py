@@ -136,6 +136,26 @@ class LikelihoodObjective:
         return ObjectiveValue(loss, {"train/loss": _mean(nll, batch.loss_mask)})
 
 
+@dataclass(frozen=True, slots=True)
+class DistillObjective:
+    """Mean divergence from a teacher of the optimizer step's trained tokens, mixed with their mean negative
+    log-likelihood. `own_texts`: the student has sampled them, so their likelihood teaches nothing."""
+
+    hard_weight: float = 0.0
+    own_texts: bool = False
+    needs_entropy: bool = False
+
+    def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue:
+        mask, weight = batch.loss_mask, 0.0 if self.own_texts else self.hard_weight
+        divergence, nll = present(scores.divergence_BT, "divergence"), -scores.logprobs_BT
+        per_token = (1 - weight) * divergence + weight * nll if weight else divergence
+        loss = aggregate(per_token, mask, "token_mean", num_tokens=denominators.num_tokens)
+        measured = {"loss": per_token, "divergence": divergence}
+        measured |= {"agreement": present(scores.agrees_BT, "agreement")}
+        measured |= {} if self.own_texts else {"cross_entropy": nll}
+        return ObjectiveValue(loss, {f"train/{name}": _mean(values, mask) for name, values in measured.items()})
+
+
 def _mean(values_BT: Tensor, mask_BT: Tensor) -> Metric:
     return Metric(Reduction.MEAN, fill_masked(values_BT.detach(), mask_BT).sum(), mask_BT.sum())
 

@@ -1,0 +1,80 @@
+"""The run file of `burnish distill`, with its checks; see `burnish.config.schema`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from burnish.config.problems import Problem
+from burnish.config.schema import SftConfig
+from burnish.config.schema_cluster import Offloaded
+from burnish.config.section import Fraction, NamedPlace, PathText, PositiveInt, Section, Temperature, refuse, shorthand
+
+SAMPLED_ROWS = 64
+"""Responses that a student samples at once."""
+
+
+class TeacherConfig(Section):
+    """The model that the student learns from. Its weights never change."""
+
+    path: PathText
+    """Local folder, hub name or run (`runs/x@best`), as in `model.path`. Every token id must mean the same to it as to
+    the student."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Number type of its weights. `null`: `model.dtype`."""
+
+
+class DistillConfig(SftConfig):
+    """Run file of `burnish distill`."""
+
+    kind: ClassVar[str] = "distill"
+    may_rest: ClassVar[tuple[Offloaded, ...]] = ("optimizer", "teacher")
+
+    teacher: Annotated[TeacherConfig, shorthand("path")]
+    divergence: Literal["forward_kl", "reverse_kl", "jsd"] = "forward_kl"
+    """Distance of the student's token distribution from the teacher's, which is minimised (docs/distill_texts.md)."""
+    beta: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """`jsd`: share of the teacher in the mixture that both are compared with."""
+    temperature: Temperature = 1.0
+    """Temperature of both distributions; the divergence is times its square."""
+    top_k: PositiveInt | None = None
+    """Compare only this many tokens, the teacher's likeliest, and all others as one: a lower bound of the divergence.
+    `null`: all tokens."""
+    hard_weight: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the cross entropy on the texts in the loss; the divergence has the rest."""
+    sampled_share: Fraction = 0.0
+    """Share of the steps whose responses the student samples (https://arxiv.org/abs/2306.13649), to the prompts of the
+    texts, at temperature 1 and up to `max_tokens` with the prompt. Their loss is the divergence alone."""
+
+    @property
+    def teacher_source(self) -> str | None:
+        return self.teacher.path
+
+    def named_places(self) -> Iterator[NamedPlace]:
+        yield from super().named_places()
+        yield NamedPlace("teacher.path", self.teacher.path, "model", "weights")
+
+    @model_validator(mode="after")
+    def _consistent_distillation(self) -> DistillConfig:
+        refuse([*_unread(self), *_elsewhere(self)])
+        return self
+
+
+def _unread(config: DistillConfig) -> Iterator[Problem]:
+    """Refuse settings that the other settings leave without an effect."""
+    if config.beta != DistillConfig.model_fields["beta"].default and config.divergence != "jsd":
+        message = f"is {config.beta:g}, but divergence is {config.divergence}, which has none"
+        yield Problem("beta", message, "set divergence: jsd, or remove it")
+    if config.hard_weight and config.sampled_share == 1:
+        message = f"is {config.hard_weight:g}, but with sampled_share 1 no step trains on the texts"
+        yield Problem("hard_weight", message, "remove it, or lower sampled_share")
+
+
+def _elsewhere(config: DistillConfig) -> Iterator[Problem]:
+    """Refuse what a student in other processes cannot do."""
+    cluster = config.cluster
+    if config.sampled_share and cluster.uses_processes:
+        message = f"is {config.sampled_share:g}, but the student samples only in the command's own process"
+        yield Problem("sampled_share", message, "set cluster.trainers: 1 and cluster.backend: inline, or remove it")

@@ -1,0 +1,85 @@
+"""A policy that learns from a frozen teacher, which reads each micro-batch too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from burnish.errors import ModelError
+from burnish.forward.batch import Batch, TokenScores
+from burnish.forward.divergences import Compared, Divergence, HeadInput, compare_in_chunks, compare_plainly
+from burnish.forward.scoring import ResponsePositions, ResponseScorer
+from burnish.models.loading import LoadedModel
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy
+from burnish.models.resting import Resting, own_memory, resting_place
+from burnish.models.roles import Objective
+from burnish.models.tokenizers import vocabulary_difference
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Teacher:
+    """A frozen model whose token distributions a student learns, by some divergence."""
+
+    def __init__(self, loaded: LoadedModel, divergence: Divergence) -> None:
+        loaded.model.requires_grad_(False)
+        self.loaded = loaded
+        self.awake: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Brings the weights back where they rest between passes."""
+        compare = compare_plainly if loaded.plain else partial(compare_in_chunks, accumulate_in_place=True)
+        self._compared = partial(compare, divergence=divergence)
+        self._scorer = ResponseScorer(loaded.model, plain=loaded.plain, vocabulary=loaded.vocabulary)
+
+    def rest(self, folder: Path) -> None:
+        """Offload the weights from now on, except while `awake` (`burnish.models.resting`)."""
+        own_memory(self.loaded.model)
+        place = resting_place(self.loaded.model.device, folder)
+        self.awake = Resting("teacher", place, self.loaded.model.parameters, changes=False).awake
+
+    def compare(self, batch: Batch, positions: ResponsePositions, student: HeadInput, targets_N: Tensor) -> Compared:
+        """Read the batch and compare the student with what comes out (`burnish.forward.scoring.Compare`)."""
+        return self._compared(student, self._scorer.below_head(batch, positions), targets_N)
+
+
+def check_same_tokens(theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase, path: str) -> None:
+    """Raise ModelError unless each token id means the same to teacher and student: they are compared id by id."""
+    difference = vocabulary_difference(theirs, ours)
+    if difference is None and len(theirs) != len(ours):
+        difference = f"it has {len(theirs):,} tokens, and the student {len(ours):,}"
+    if difference is not None:
+        raise ModelError(
+            f"teacher.path {path!r} has another vocabulary than the student, so their distributions cannot be "
+            f"compared: {difference}",
+            remedy="use a teacher with the student's tokenizer, or train on texts that it has written (burnish sft)",
+        )
+
+
+class Student(LocalPolicy):
+    """A policy whose scores of trained tokens have the divergence from a teacher with them."""
+
+    def __init__(self, loaded: LoadedModel, settings: OptimizerSettings, *, teacher: Teacher, **settled: Any) -> None:
+        """settled: further arguments of `LocalPolicy`."""
+        super().__init__(loaded, settings, **settled)
+        self._teacher = teacher
+
+    def compare(self, batch: Batch) -> TokenScores:
+        """Score the response tokens without gradient, and compare with the teacher at each of them."""
+        with self._teacher.awake():
+            return self._scorer.score_in_microbatches(
+                batch, self._tokens_per_microbatch, correct=True, compare=self._teacher.compare, lanes=self._lanes
+            )
+
+    @contextmanager
+    def _passes(self) -> Iterator[None]:
+        with self._teacher.awake(), super()._passes():
+            yield
+
+    def _scores(self, part: Batch, objective: Objective) -> TokenScores:
+        return self._scorer.score(part, only_trained=True, compare=self._teacher.compare)

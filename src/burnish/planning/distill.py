@@ -1,0 +1,70 @@
+"""Plan of a run of `burnish distill`, with its memory and time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from burnish.config.schema_distill import SAMPLED_ROWS, DistillConfig
+from burnish.planning.memory import MemoryItem, layer_numbers, weights_item
+from burnish.planning.model_facts import ModelFacts
+from burnish.planning.plan import NOTHING_KNOWN, ModelRole, Plan, PlanLine, Preview
+from burnish.planning.processes import Processes
+from burnish.planning.sft import SftTable, SftTimes, plan_sft
+from burnish.planning.timing import PhaseTime
+
+
+def plan_distill(config: DistillConfig, data: Preview = NOTHING_KNOWN, facts: ModelFacts | None = None) -> Plan:
+    """The plan of `burnish distill`: that of `burnish sft`, with the teacher."""
+    plan = plan_sft(config, data, facts)
+    because = f"{config.teacher.path}, frozen: reads what the student reads, for divergence {config.divergence}"
+    share = PlanLine("whole run", "steps whose responses are sampled", f"{config.sampled_share:.0%}", "sampled_share")
+    lines = (*plan.lines, share) if config.sampled_share else plan.lines
+    unknown = facts is not None and facts.teacher is None
+    message = f"teacher.path {config.teacher.path!r} is of unknown sizes, so its memory is not counted"
+    warnings = (*plan.warnings, message) if unknown else plan.warnings
+    return replace(plan, models=(*plan.models, ModelRole("teacher", because)), lines=lines, warnings=warnings)
+
+
+class DistillTable(SftTable):
+    """A policy and its teacher, whole in each trainer, and keys and values of the responses that it samples."""
+
+    config: DistillConfig
+
+    def beside(self) -> Iterator[MemoryItem]:
+        """The teacher's weights, and its pass over a micro-batch, a layer at a time."""
+        facts = self.facts.teacher
+        if facts is None:
+            return
+        width = 2 if (self.config.teacher.dtype or self.config.model.dtype) == "bfloat16" else 4
+        weights = weights_item("teacher", facts, width)
+        yield weights.needed_in("update", if_any="teacher" in self.offload)
+        tokens, numbers = self.pass_tokens(self.config), layer_numbers(facts)
+        formula = f"{tokens:,} tokens x {numbers:,} numbers x {width} bytes, one layer"
+        yield MemoryItem("teacher's pass", tokens * numbers * width, formula, ("update",), at_most=True)
+
+    def sampling(self) -> Iterator[MemoryItem]:
+        """Keys and values of as many responses as are sampled at once."""
+        if self.config.sampled_share:
+            yield self.cache(SAMPLED_ROWS, self.config.max_tokens)
+
+    def of_loop(self) -> Iterator[MemoryItem]:
+        """Memory of sampling, which the command's process does."""
+        return self.sampling()
+
+
+class DistillProcesses(Processes):
+    """Each trainer has the teacher, too."""
+
+    def holds(self) -> tuple[str, ...]:
+        return (*super().holds(), "teacher")
+
+
+class DistillTimes(SftTimes):
+    """Before the update of `burnish sft` the passes of the teacher. Sampling is not counted."""
+
+    def before_update(self) -> Iterator[PhaseTime]:
+        if self.facts.teacher is not None:
+            tokens = self.read() / self.trainers
+            seconds = self.passes(self.facts.teacher, tokens, self.scored / self.trainers)
+            yield PhaseTime("teacher", seconds, f"a forward pass of {tokens:,.0f} tokens")

@@ -1,0 +1,169 @@
+"""Distillation: supervised fine-tuning in which a student learns a teacher's token distributions on given texts, or on
+texts that it samples itself (generalised knowledge distillation, https://arxiv.org/abs/2306.13649)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from burnish.config.schema_data import ModelConfig
+from burnish.config.schema_distill import SAMPLED_ROWS, DistillConfig
+from burnish.data.sft import SftExample
+from burnish.forward.batch import Batch, TokenScores
+from burnish.forward.divergences import divergence
+from burnish.forward.fast_paths import FastPaths
+from burnish.forward.lanes import Lanes
+from burnish.models.distillation import Student, Teacher, check_same_tokens
+from burnish.models.loading import load_model
+from burnish.models.roles import DistilledPolicy, Objective, Policy
+from burnish.models.tokenizers import load_tokenizer
+from burnish.observability.metrics import MetricStore
+from burnish.planning.model_facts import ModelFacts
+from burnish.planning.plan import Preview
+from burnish.rollouts.engine import RolloutEngine, Sampling
+from burnish.rollouts.registry import engine_of
+from burnish.trainers.chaining import with_weights
+from burnish.trainers.held_out import evaluate_sft_run
+from burnish.trainers.outer_loop import OpenedModel, OpenLearner
+from burnish.trainers.preview import count_examples, preview_of_data
+from burnish.trainers.result import EvalReport, RunResult
+from burnish.trainers.rl.objective import DistillObjective
+from burnish.trainers.run_folder import record_paths
+from burnish.trainers.sft import SftRun, build_sft_batch, open_policy, open_sft_run
+from burnish.trainers.telemetry.stopwatch import Stopwatch
+from burnish.types import RolloutRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(slots=True, kw_only=True)
+class DistillRun(SftRun):
+    """The parts of a distillation. `engine`: samples from the student; None if no step does."""
+
+    config: DistillConfig
+    policy: DistilledPolicy
+    engine: RolloutEngine | None = None
+
+    def lesson(
+        self, examples: Sequence[SftExample], metrics: MetricStore, stopwatch: Stopwatch
+    ) -> tuple[Batch, Objective]:
+        """The texts, or in a sampled step the student's own continuations of their prompts."""
+        step, pad = self.progress.step + 1, self.loaded.pad_token_id
+        objective = DistillObjective(self.config.hard_weight)
+        if self.engine is None or not is_sampled(step, self.config.sampled_share):
+            return build_sft_batch(examples, pad_token_id=pad), objective
+        with stopwatch.phase("generate"):
+            own = self._continued(self.engine, examples, step)
+        metrics.merge(self.engine.take_metrics())
+        return build_sft_batch(own, pad_token_id=pad), replace(objective, own_texts=True)
+
+    def score(self, batch: Batch) -> TokenScores:
+        return self.policy.compare(batch)
+
+    def _continued(self, engine: RolloutEngine, examples: Sequence[SftExample], step: int) -> list[SftExample]:
+        """The prompt of each example with a response of the student. Its noise is of seed, step, prompt and row: in a
+        batch that ends a pass, an example may come twice."""
+        engine.sync(self.policy.publish())
+        prompts = [example.tokens[: example.loss_mask.index(True)] for example in examples]
+        requests = [
+            RolloutRequest(example.id, row, prompt, (row,))
+            for row, (example, prompt) in enumerate(zip(examples, prompts, strict=True))
+        ]
+        sampling = Sampling(max_response_tokens=self.config.max_tokens)
+        rollouts = engine.generate(requests, sampling, seed=self.config.seed, step=step)
+        responses = [rollout.response_tokens for rollout in rollouts]
+        return [
+            SftExample(example.id, (*prompt, *response), (False,) * len(prompt) + (True,) * len(response))
+            for example, prompt, response in zip(examples, prompts, responses, strict=True)
+        ]
+
+
+def is_sampled(step: int, share: float) -> bool:
+    """Return whether the student samples the responses of this step (from 1 on), of a share spread evenly."""
+    return math.floor(step * share) > math.floor((step - 1) * share)
+
+
+def open_teacher(config: DistillConfig, paths: FastPaths) -> Teacher:
+    """The teacher of the run file, awake."""
+    formula = partial(
+        divergence, name=config.divergence, temperature=config.temperature, beta=config.beta, top_k=config.top_k
+    )
+    return Teacher(load_model(teacher_model(config), plain=config.debug.plain, paths=paths), formula)
+
+
+def teacher_model(config: DistillConfig) -> ModelConfig:
+    """The teacher as a model section: on the student's device, with a tokenizer of its own."""
+    own = {"tokenizer": None, "chat_template": None, "gradient_checkpointing": False, "router_aux_coef": 0.0}
+    dtype = config.teacher.dtype or config.model.dtype
+    return with_weights(config.model, config.teacher.path).model_copy(update={**own, "dtype": dtype})
+
+
+@contextmanager
+def open_student(
+    config: DistillConfig, paths: FastPaths, console: Console, lanes: Lanes
+) -> Iterator[OpenedModel[Policy]]:
+    """Student and teacher of the run file, in this process."""
+    teacher = open_teacher(config, paths)
+    with open_policy(config, paths, console, lanes, partial(Student, teacher=teacher)) as opened:
+        check_same_tokens(teacher.loaded.tokenizer, opened.loaded.tokenizer, config.teacher.path)
+        if "teacher" in config.cluster.offload:
+            teacher.rest(Path(config.output))
+        yield opened
+
+
+@contextmanager
+def open_distill_run(
+    config: DistillConfig,
+    console: Console,
+    *,
+    accept_changes: bool = False,
+    open_learner: OpenLearner[DistillConfig, Policy] = open_student,
+) -> Iterator[DistillRun]:
+    """Open everything that the loop uses."""
+    opened = open_sft_run(config, console, accept_changes=accept_changes, open_learner=open_learner, run_of=DistillRun)
+    with opened as run:
+        assert isinstance(run, DistillRun)
+        if config.sampled_share:
+            longest = min(config.max_tokens, run.loaded.context_length)
+            run.engine = engine_of(run.loaded, max_batch_rows=SAMPLED_ROWS, context_length=longest)
+            record_paths(Path(config.output), run.loaded.paths)
+        yield run
+
+
+def preview_distill(config: DistillConfig, facts: ModelFacts | None, *, here: bool) -> Preview:
+    """Like `preview_sft`; also refuses a teacher that is not there, or has another vocabulary."""
+    teacher = {"teacher.path": config.teacher.path}
+    return preview_of_data(config, facts, _count_examples, "examples", here=here, models=teacher)
+
+
+def _count_examples(
+    config: DistillConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None
+) -> Preview:
+    path = config.teacher.path
+    if tokenizer is not None and Path(path).expanduser().exists():
+        check_same_tokens(load_tokenizer(teacher_model(config)), tokenizer, path)
+    return count_examples(config, context_tokens, tokenizer)
+
+
+def train_distill(config: DistillConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
+    """Distill, and return where the run and its last checkpoint are. `accept_changes`: continue even if files or
+    versions that the run depends on have changed."""
+    from burnish.distributed.handles import RemoteStudent
+    from burnish.trainers.learning_cluster import train_on_data  # which no plan needs
+
+    return train_on_data(
+        config, open_distill_run, open_student, RemoteStudent, console=console, accept_changes=accept_changes
+    )
+
+
+def evaluate_distill_run(config: DistillConfig, *, console: Console, weights: Path | None = None) -> EvalReport:
+    """Like `evaluate_sft_run`, with the divergence from the teacher."""
+    return evaluate_sft_run(config, console=console, weights=weights, open_teacher=open_teacher)
