@@ -1,26 +1,36 @@
-"""Distillation end to end: a student learns a teacher's distributions; killed, shared or at rest, it is the same run."""
+"""Distillation end to end: a student learns a teacher's distributions; resumed, shared or at rest, it is one run."""
 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from runs import rows_of
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import burnish
+from burnish.config.loading import load_run_data
 from burnish.config.schema import SftConfig
 from burnish.config.schema_distill import DistillConfig
-from burnish.config.loading import load_run_data
 from burnish.errors import ConfigError, ModelError
+from burnish.models.resting import Resting
 from burnish.trainers.distill import is_sampled, train_distill
 from burnish.trainers.sft import train_sft
 
 QUIET = Console(quiet=True)
-Train = Callable[..., Path]
+Build = Callable[..., DistillConfig]
+
+
+def trained(config: DistillConfig) -> list[dict[str, float]]:
+    """The metrics of the finished run."""
+    train_distill(config, console=QUIET)
+    return rows_of(config.output)
 
 
 @pytest.fixture
@@ -32,12 +42,12 @@ def teacher(tiny_sft: Callable[..., SftConfig], tmp_path: Path, save_tiny_llama:
 
 
 @pytest.fixture
-def config(tiny_sft: Callable[..., SftConfig], teacher: str, tmp_path: Path) -> Callable[..., DistillConfig]:
+def config(tiny_sft: Callable[..., SftConfig], teacher: str, tmp_path: Path) -> Build:
     """A run file that distills in `tmp_path/NAME`, on the texts of `tiny_sft`."""
 
     def build(name: str, *overrides: str) -> DistillConfig:
-        fields = tiny_sft(f"output={tmp_path}/{name}", "steps=4").model_dump(exclude_unset=True)
-        found = load_run_data({**fields, "teacher": teacher}, list(overrides), "distill").config
+        fields = tiny_sft(f"output={tmp_path}/{name}").model_dump(exclude_unset=True)
+        found = load_run_data({"steps": 4, **fields, "teacher": teacher}, overrides, "distill").config
         assert isinstance(found, DistillConfig)
         return found
 
@@ -50,7 +60,151 @@ def test_a_share_of_steps_is_spread_evenly() -> None:
     assert not any(is_sampled(step, 0.0) for step in range(1, 5))
 
 
-def test_it_trains(config: Callable[..., DistillConfig]) -> None:
-    run = config("run", "hard_weight=0.3", "top_k=3", "temperature=2")
-    train_distill(run, console=Console())
-    for row in rows_of(run.output): print(row)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("beta=0.1",), "beta is 0.1, but divergence is forward_kl"),
+        (("hard_weight=0.1", "sampled_share=1"), "hard_weight is 0.1, but with sampled_share 1 no step"),
+        (("sampled_share=0.5", "cluster.trainers=2"), "sampled_share is 0.5, but the student samples only in"),
+        (("cluster.offload=reference",), "cluster.offload names reference, but a run of `burnish distill` has none"),
+        (("divergence=jsd", "beta=1"), "beta"),
+        (("teacher.path=",), "teacher.path"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(words: tuple[str, ...], said: str) -> None:
+    data = {"model": "m", "data": {"train": "a"}, "teacher": "t"}
+    with pytest.raises(ConfigError) as refusal:
+        load_run_data(data, words, "distill")
+    assert said in " ".join(str(refusal.value).split())
+
+
+@pytest.mark.slow
+def test_another_vocabulary_is_refused_with_the_reason(config: Build, save_tiny_llama: Callable[..., Path]) -> None:
+    """When the run is planned, and when it begins without a plan."""
+    other = config("run", f"teacher={save_tiny_llama('9876543210+=')}")
+    for begin in (lambda: burnish.plan(other.model_dump(exclude_unset=True)), lambda: trained(other)):
+        with pytest.raises(ModelError, match=r"vocabulary than the student.*: '0' is id \d+ here and id \d+ there"):
+            begin()
+
+
+@pytest.mark.slow
+def test_the_measurements_are_those_of_the_full_distributions(config: Build, tmp_path: Path) -> None:
+    """Forward KL, agreement and cross entropy of the untrained student on the held-out sums, from all logits."""
+    run = config("run", "steps=1", "top_k=null", "evaluation.at_start=true")
+    row = trained(run)[0]
+    teacher = max((tmp_path / "teacher" / "checkpoints").glob("step-*")) / "policy"
+    tokenizer: Any = AutoTokenizer.from_pretrained(run.model.path)
+    found = []
+    for line in Path(run.data.eval[0].path).read_text().splitlines():
+        example = json.loads(line)
+        prompt, whole = (
+            tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+            for text in (example["prompt"], example["prompt"] + example["completion"])
+        )
+        first = prompt.shape[1]
+        with torch.no_grad():
+            log_s, log_t = (
+                AutoModelForCausalLM.from_pretrained(path).double()(whole).logits[0, first - 1 : -1].log_softmax(-1)
+                for path in (run.model.path, teacher)
+            )
+        divergence = (log_t.exp() * (log_t - log_s)).sum(-1)
+        nll = -log_s.gather(-1, whole[0, first:, None])[:, 0]
+        found.append(torch.stack([divergence, log_s.argmax(-1) == log_t.argmax(-1), nll]))
+    expected = torch.cat(found, 1).mean(1).tolist()
+    assert [row[f"eval/{name}"] for name in ("divergence", "agreement", "loss")] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_plain_paths_and_chunks_are_the_same_training(config: Build) -> None:
+    words = ("divergence=jsd", "beta=0.2", "temperature=2", "hard_weight=0.2", "top_k=4")
+    fast, plain = trained(config("fast", *words)), trained(config("plain", *words, "debug.plain=true"))
+    for name in ("train/divergence", "train/loss", "train/cross_entropy"):
+        assert [row[name] for row in fast[1:]] == pytest.approx([row[name] for row in plain[1:]], rel=1e-3)
+    last = plain[-1]
+    assert last["train/loss"] == pytest.approx(0.8 * last["train/divergence"] + 0.2 * last["train/cross_entropy"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["whole", "optimizer"])
+def test_two_trainers_are_one(config: Build, sharding: str, trace: Callable[[Path], Any]) -> None:
+    one, two = (
+        config("one", "cluster.lanes=2", "cluster.threads=1"),
+        config("two", "cluster.trainers=2", "cluster.threads=1", f"cluster.sharding={sharding}"),
+    )
+    trained(one)
+    assert "eval/divergence" in trained(two)[-1]
+    assert trace(Path(two.output)) == trace(Path(one.output))
+
+
+@pytest.mark.slow
+def test_a_teacher_at_rest_and_a_resume_change_nothing(
+    config: Build, trace: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rested: list[int] = []
+    lie_down = Resting._lie_down
+    monkeypatch.setattr(Resting, "_lie_down", lambda resting: (lie_down(resting), rested.append(resting.num_bytes))[0])
+    words = ("sampled_share=0.5", "optimization.schedule=constant")
+    straight, other = config("straight", *words), config("other", *words, "cluster.offload=[teacher,optimizer]")
+    rows = trained(straight)
+    assert not rested
+    assert ["rollout/decoded_tokens" in row for row in rows[1:]] == [False, True, False, True]
+    assert ["train/cross_entropy" in row for row in rows[1:]] == [True, False, True, False]
+    assert rows[2]["train/divergence"] > 0
+    trained(config("other", *words, "cluster.offload=[teacher,optimizer]", "steps=2"))
+    trained(other)
+    assert max(rested) > 0
+    found, expected = trace(Path(other.output)), trace(Path(straight.output))
+    assert found.metrics == expected.metrics
+    assert found.state == expected.state
+
+
+@pytest.mark.slow
+def test_it_is_planned_checked_evaluated_and_reported(config: Build) -> None:
+    fields = config("run", "sampled_share=0.5", "cluster.offload=teacher").model_dump(exclude_unset=True)
+    plan = burnish.plan(fields)
+    items = {item.name: item for item in plan.plan.memory}
+    assert items["teacher"].phases == ("update",)
+    assert {"policy", "teacher"} == {model.role for model in plan.plan.models}
+    assert "teacher" in plan.plan.seats[0].holds
+    run = burnish.distill(fields, quiet=True)
+    evaluated = burnish.evaluate(run, quiet=True)
+    assert evaluated["eval/divergence"] == pytest.approx(rows_of(run.path)[-1]["eval/divergence"], rel=1e-3)
+    assert "eval/agreement" in run.report().read_text()
+
+
+@pytest.mark.slow
+def test_a_student_learns_more_from_a_teacher_than_from_the_same_texts(
+    tiny_model: Path, tmp_path: Path, save_tiny_llama: Callable[..., Path], one_thread: None
+) -> None:
+    """Texts go on with one of two digits, by chance. The teacher has seen many, and knows the odds."""
+    chance = random.Random(0)
+    pairs = [(chance.randrange(10), chance.randrange(10)) for _ in range(1_100)]
+    rows = [{"prompt": f"{a}+{b}=", "completion": f"{a if chance.random() < 0.7 else b}$"} for a, b in pairs]
+    for name, part in (("few", rows[:60]), ("many", rows[60:1_000]), ("eval", rows[1_000:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+
+    def curve(kind: str, model: Path, texts: str, steps: int, rate: float = 3e-3, **fields: Any) -> dict[float, float]:
+        """Held-out loss by step."""
+        data = {
+            "output": str(tmp_path / f"{kind}-{texts}"),
+            "model": str(model),
+            "data": {"train": str(tmp_path / f"{texts}.jsonl"), "eval": str(tmp_path / "eval.jsonl")},
+            "max_tokens": 16,
+            "steps": steps,
+            "optimization": {"learning_rate": rate, "tokens_per_batch": 128, "schedule": "constant"},
+            "evaluation": {"every_steps": 20},
+            "checkpoint": {"every_steps": None},
+            "logging": {"sinks": []},
+            **fields,
+        }
+        (train_sft if kind == "sft" else train_distill)(load_run_data(data, (), kind).config, console=QUIET)
+        return {row["step"]: row["eval/loss"] for row in rows_of(data["output"]) if "eval/loss" in row}
+
+    wider = save_tiny_llama("0123456789+=", hidden_size=48, intermediate_size=96)
+    curve("sft", wider, "many", 120, 1e-2)
+    alone = curve("sft", tiny_model, "few", 160)
+    taught = curve("distill", tiny_model, "few", 160, teacher=str(tmp_path / "sft-many"))
+    best = min(alone.values())
+    reached = [min(step for step, loss in losses.items() if loss <= best) for losses in (taught, alone)]
+    assert reached[0] <= reached[1], (taught, alone)
+    assert min(taught.values()) < best - 0.08

@@ -23,6 +23,7 @@ from burnish.config import fields
 from burnish.config.fields import annotation_at
 from burnish.config.kinds import all_kinds
 from burnish.config.schema_data import DataSource
+from burnish.config.schema_distill import DistillConfig
 from burnish.data.prompts import read_prompts
 from burnish.observability.metric_names import find_metric
 
@@ -35,6 +36,7 @@ PAGES = sorted(
     if page.name != "CHANGELOG.md"  # tells of earlier versions too
 )
 KINDS = {kind.name: kind.section for kind in all_kinds()}
+KINDS = {"rl": RlConfig, "sft": SftConfig, "distill": DistillConfig, "rm": RmConfig}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=str)
 
@@ -75,7 +77,7 @@ def test_the_gold_check_from_python(tmp_path: Path) -> None:
 # Links and files
 
 
-RUN_FILE_OR_FIELDS = ("train", "sft", "reward_model", "plan")
+RUN_FILE_OR_FIELDS = ("train", "sft", "distill", "reward_model", "plan")
 """Functions whose first argument, if it is a text, is the path of a run file."""
 
 

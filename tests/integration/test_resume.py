@@ -123,6 +123,16 @@ def test_killed_supervised_fine_tuning_ends_like_an_undisturbed_one(
     check_kills_at_progress(commands, ("sft", run_file(tiny_sft())), tmp_path, trace)
 
 
+@pytest.mark.slow
+def test_killed_distillation_ends_like_an_undisturbed_one(
+    commands: Any, run_file: WriteRunFile, tiny_sft: BuildSft, tiny_model: Path, trace: ReadTrace, tmp_path: Path
+) -> None:
+    """Every second step is on responses that the student, of random weights, samples."""
+    fields = (f"teacher={tiny_model}", "model.from_scratch=true", "sampled_share=0.5", "hard_weight=0.2")
+    resting = ("cluster.offload=[teacher,optimizer]", "divergence=jsd")
+    check_kills_at_progress(commands, ("distill", run_file(tiny_sft()), *fields, *resting), tmp_path, trace)
+
+
 def check_deaths_at_fsync(
     commands: Any, words: tuple[str, ...], folder: Path, trace: ReadTrace, numbers: Iterable[int]
 ) -> int:

@@ -75,6 +75,9 @@ def _unread(config: DistillConfig) -> Iterator[Problem]:
 def _elsewhere(config: DistillConfig) -> Iterator[Problem]:
     """Refuse what a student in other processes cannot do."""
     cluster = config.cluster
+    if cluster.sharding == "full" and cluster.trainers > 1:
+        message = "is full, which has not been tried with a teacher"
+        yield Problem("cluster.sharding", message, "set it to whole or optimizer, or remove it")
     if config.sampled_share and cluster.uses_processes:
         message = f"is {config.sampled_share:g}, but the student samples only in the command's own process"
         yield Problem("sampled_share", message, "set cluster.trainers: 1 and cluster.backend: inline, or remove it")

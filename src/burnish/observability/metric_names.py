@@ -216,8 +216,11 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("eval/value_mean", "score", "mean", "", "Mean value that the critic gives before the first token of held-out responses."),
         MetricName("eval/explained_variance", "fraction", "last", "higher", "How much of the variance of held-out scores that value explains."),
         MetricName("eval/loss", "nats", "mean", "lower", "`sft`: negative log-likelihood per trained token; `rm`, `prefer`: loss per comparison."),
+        MetricName("eval/loss", "nats", "mean", "lower", "`sft`, `distill`: negative log-likelihood per trained token; `rm`: loss per comparison."),
         MetricName("eval/perplexity", "perplexity", "derived", "lower", "Exponential of the loss per token."),
         MetricName("eval/token_accuracy", "fraction", "mean", "higher", "Share of trained tokens that the model finds most likely."),
+        MetricName("eval/divergence", "nats", "mean", "lower", "`distill`: divergence from the teacher per trained token."),
+        MetricName("eval/agreement", "fraction", "mean", "higher", "`distill`: share of trained tokens at which student and teacher find the same token most likely."),
     ),
     "Preferences": (
         MetricName("preference/margin", "reward", "mean", "higher", "Mean lead of the better response's implied reward: log-probability relative to the reference (mean per token without one), times `beta`."),
@@ -235,6 +238,11 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
     "Supervised fine-tuning and reward models": (
         MetricName("train/loss", "nats", "mean", "lower", "Loss of the step, per trained token of `sft` or per comparison of `rm` and `prefer`."),
         MetricName("train/accuracy", "fraction", "mean", "higher", "`rm`, `prefer`: share of the step's comparisons in which the better response scored highest."),
+        MetricName("train/loss", "nats", "mean", "lower", "Loss of the step, per trained token of `sft` and `distill` or per comparison of `rm`."),
+        MetricName("train/divergence", "nats", "mean", "lower", "`distill`: divergence from the teacher per trained token."),
+        MetricName("train/agreement", "fraction", "mean", "higher", "`distill`: share of trained tokens at which student and teacher find the same token most likely."),
+        MetricName("train/cross_entropy", "nats", "mean", "lower", "`distill`: negative log-likelihood of the texts per trained token."),
+        MetricName("train/accuracy", "fraction", "mean", "higher", "`rm`: share of the step's comparisons in which the better response scored highest."),
         MetricName("train/tokens", "tokens", "sum", "", "Tokens that the step read."),
         MetricName("train/examples", "examples", "sum", "", "Examples that the step was trained on."),
         MetricName("train/comparisons", "comparisons", "sum", "", "Comparisons that the step was trained on."),

@@ -20,7 +20,12 @@ VALUES: list[Any] = [
 ]
 SECTIONS = {kind.name: kind.section for kind in all_kinds()}
 BASE = {"output": "run", "model": "./model", "data": {"train": "train.jsonl"}}
-OWN: dict[str, dict[str, Any]] = {"rl": {"rewards": "math"}, "sft": {}, "rm": {}}
+OWN: dict[str, dict[str, Any]] = {
+    "rl": {"rewards": "math"},
+    "sft": {},
+    "distill": {"teacher": "./teacher"},
+    "rm": {},
+}
 CASES = [(kind, field.path) for kind in SECTIONS for field in fields.iter_fields(SECTIONS[kind])]
 
 
