@@ -18,7 +18,7 @@ import burnish
 from burnish.config.loading import load_run_data
 from burnish.config.schema import SftConfig
 from burnish.config.schema_distill import DistillConfig
-from burnish.errors import ConfigError, ModelError
+from burnish.errors import ModelError
 from burnish.models.resting import Resting
 from burnish.trainers.distill import is_sampled, train_distill
 from burnish.trainers.sft import train_sft
@@ -58,24 +58,6 @@ def test_a_share_of_steps_is_spread_evenly() -> None:
     assert [step for step in range(1, 11) if is_sampled(step, 0.3)] == [4, 7, 10]
     assert all(is_sampled(step, 1.0) for step in range(1, 5))
     assert not any(is_sampled(step, 0.0) for step in range(1, 5))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("beta=0.1",), "beta is 0.1, but divergence is forward_kl"),
-        (("hard_weight=0.1", "sampled_share=1"), "hard_weight is 0.1, but with sampled_share 1 no step"),
-        (("sampled_share=0.5", "cluster.trainers=2"), "sampled_share is 0.5, but the student samples only in"),
-        (("cluster.offload=reference",), "cluster.offload names reference, but a run of `burnish distill` has none"),
-        (("divergence=jsd", "beta=1"), "beta"),
-        (("teacher.path=",), "teacher.path"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(words: tuple[str, ...], said: str) -> None:
-    data = {"model": "m", "data": {"train": "a"}, "teacher": "t"}
-    with pytest.raises(ConfigError) as refusal:
-        load_run_data(data, words, "distill")
-    assert said in " ".join(str(refusal.value).split())
 
 
 @pytest.mark.slow
@@ -143,7 +125,7 @@ def test_a_teacher_at_rest_and_a_resume_change_nothing(
     rested: list[int] = []
     lie_down = Resting._lie_down
     monkeypatch.setattr(Resting, "_lie_down", lambda resting: (lie_down(resting), rested.append(resting.num_bytes))[0])
-    words = ("sampled_share=0.5", "optimization.schedule=constant")
+    words = ("sampled_share=0.5", "optimization.schedule=constant", "evaluation.every_steps=2")
     straight, other = config("straight", *words), config("other", *words, "cluster.offload=[teacher,optimizer]")
     rows = trained(straight)
     assert not rested
@@ -168,7 +150,7 @@ def test_it_is_planned_checked_evaluated_and_reported(config: Build) -> None:
     assert "teacher" in plan.plan.seats[0].holds
     run = burnish.distill(fields, quiet=True)
     evaluated = burnish.evaluate(run, quiet=True)
-    assert evaluated["eval/divergence"] == pytest.approx(rows_of(run.path)[-1]["eval/divergence"], rel=1e-3)
+    assert evaluated["eval/divergence"] == pytest.approx(rows_of(fields["output"])[-1]["eval/divergence"], rel=1e-3)
     assert "eval/agreement" in run.report().read_text()
 
 

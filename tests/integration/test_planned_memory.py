@@ -29,6 +29,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "two workers": ("rl", GRPO, {"rollout_workers": 2}),
     "a process for the critic": ("rl", PPO, {"own_process": ["critic"]}),
     "given data": ("sft", {}, {"trainers": 2}),
+    "a teacher": ("distill", {}, {"trainers": 2}),
 }
 
 
@@ -94,10 +95,11 @@ def test_no_process_takes_more_than_its_plan(
         "rollout": {"prompts_per_step": 8, "group_size": 2, "max_prompt_tokens": 8, "max_response_tokens": 4},
         "optimization": {"minibatches": 2, "epochs": 1},
     }
-    if kind == "sft":
+    if kind in ("sft", "distill"):
         rows = tmp_path / "pairs.jsonl"
         rows.write_text('{"prompt": "1+1=", "completion": "02"}\n' * 40)
         of_kind = {"data": {"train": str(rows)}, "max_tokens": 16, "optimization": {"tokens_per_batch": 128}}
+        of_kind |= {"teacher": str(model)} if kind == "distill" else {}
     config: RunConfig = load_run_data({**common, **of_kind, **fields}, (), kind).config  # type: ignore[arg-type, assignment]
     planned = {seat.name: seat.host_bytes for seat in seats_of(config, model_facts(config), this_machine())}
     peaks = peaks_of([sys.executable, "-m", "burnish", kind, run_file(config)], tmp_path / "log")

@@ -219,8 +219,8 @@ class _CompareInChunks(torch.autograd.Function):
             hidden_NH, ctx.weight, bias_V, ctx.needs_input_grad[:3], in_place=plan.accumulate_in_place
         )
         for rows in plan.chunks():
+            raw_RV = plan.student.raw(rows).detach().requires_grad_()
             with torch.enable_grad():
-                raw_RV = plan.student.raw(rows).detach().requires_grad_()
                 compared = plan.compare(raw_RV, rows)
                 outer = (grad_logprobs_N[rows], grad_divergence_N[rows])
                 (grad_raw_RV,) = torch.autograd.grad((compared.logprobs_N, compared.divergence_N), raw_RV, outer)

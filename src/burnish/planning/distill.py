@@ -13,6 +13,10 @@ from burnish.planning.processes import Processes
 from burnish.planning.sft import SftTable, SftTimes, plan_sft
 from burnish.planning.timing import PhaseTime
 
+_CHUNK_LOGITS, _DEVICE_CHUNK_LOGITS = 1 << 22, 1 << 25  # as in burnish.forward.logprobs
+_TENSORS = 12
+"""Tensors of the size of a chunk that a comparison keeps for its gradient, and makes in computing it."""
+
 
 def plan_distill(config: DistillConfig, data: Preview = NOTHING_KNOWN, facts: ModelFacts | None = None) -> Plan:
     """The plan of `burnish distill`: that of `burnish sft`, with the teacher."""
@@ -42,6 +46,17 @@ class DistillTable(SftTable):
         tokens, numbers = self.pass_tokens(self.config), layer_numbers(facts)
         formula = f"{tokens:,} tokens x {numbers:,} numbers x {width} bytes, one layer"
         yield MemoryItem("teacher's pass", tokens * numbers * width, formula, ("update",), at_most=True)
+
+    def logprobs(self) -> Iterator[MemoryItem]:
+        """Logits of both models in a chunk of rows, with what the divergence and its gradient are computed from."""
+        tokens, vocabulary = self.pass_tokens(self.config), self.facts.vocabulary_size
+        chunk = tokens * vocabulary
+        if not self.config.debug.plain:
+            chunk = min(chunk, max(vocabulary, _DEVICE_CHUNK_LOGITS if self.computes_on_gpu else _CHUNK_LOGITS))
+        width = 3 * self.facts.hidden_size + (self.facts.teacher or self.facts).hidden_size
+        formula = f"{_TENSORS} chunks of {chunk:,} logits and {tokens:,} tokens x {width:,}, 4 bytes each"
+        num_bytes = 4 * (_TENSORS * chunk + tokens * width)
+        yield MemoryItem("log-probabilities", num_bytes, formula, ("update",), at_most=True)
 
     def sampling(self) -> Iterator[MemoryItem]:
         """Keys and values of as many responses as are sampled at once."""

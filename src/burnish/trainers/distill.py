@@ -16,6 +16,7 @@ from rich.console import Console
 from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_distill import SAMPLED_ROWS, DistillConfig
 from burnish.data.sft import SftExample
+from burnish.errors import ModelError
 from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.divergences import divergence
 from burnish.forward.fast_paths import FastPaths
@@ -114,6 +115,12 @@ def open_student(
     teacher = open_teacher(config, paths)
     with open_policy(config, paths, console, lanes, partial(Student, teacher=teacher)) as opened:
         check_same_tokens(teacher.loaded.tokenizer, opened.loaded.tokenizer, config.teacher.path)
+        if teacher.loaded.context_length < min(config.max_tokens, opened.loaded.context_length):
+            raise ModelError(
+                f"teacher.path {config.teacher.path!r} reads at most {teacher.loaded.context_length:,} tokens, but "
+                f"max_tokens is {config.max_tokens:,}",
+                remedy=f"set max_tokens to at most {teacher.loaded.context_length}",
+            )
         if "teacher" in config.cluster.offload:
             teacher.rest(Path(config.output))
         yield opened

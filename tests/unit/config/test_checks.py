@@ -13,9 +13,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "rl": {"model": "m", "data": {"train": "a"}, "rewards": "math"},
     "sft": {"model": "m", "data": {"train": "a"}},
     "rm": {"model": "m", "data": {"train": "a"}},
+    "distill": {"model": "m", "data": {"train": "a"}, "teacher": "t"},
 }
 NAMES = "cluster.offload names"
-NOT_RL = "but only runs of `burnish rl`"
+HAS_NONE = "but a run of `burnish"
 PUZZLES = ["data.train={reasoning_gym: {gcd: {}, puzzle24: {}}, size: 4}"]
 ON_TWO = "rollout.engine=vllm rollout.vllm.options.tensor_parallel_size=2"
 NEVER_FALLS = (
@@ -41,9 +42,9 @@ NEVER_FALLS = (
          f"{NAMES} rollout_engine, but rollout workers have GPUs of their own"),
         ("rl", "cluster.offload=[rollout_engine] rollout.engine=vllm model.device=cpu", "vLLM sleeps on GPUs only"),
         ("rl", "cluster.offload=[policy]", "cluster.offload"),
-        ("sft", "cluster.offload=[rollout_engine]", f"{NAMES} rollout_engine, {NOT_RL}"),
-        ("sft", "cluster.offload=[critic]", f"{NAMES} critic, {NOT_RL}"),
-        ("rm", "cluster.offload=[optimizer,reference]", f"{NAMES} reference, {NOT_RL}"),
+        ("sft", "cluster.offload=[rollout_engine]", f"{NAMES} rollout_engine, {HAS_NONE}"),
+        ("sft", "cluster.offload=[critic]", f"{NAMES} critic, {HAS_NONE}"),
+        ("rm", "cluster.offload=[optimizer,reference]", f"{NAMES} reference, {HAS_NONE}"),
         ("sft", "cluster.offload=[optimizer] cluster.trainers=2 cluster.sharding=full",
          "cluster.offload does not work with cluster.sharding: full"),
         *((kind, "model.quantization=nf4", "model.quantization is nf4, but without model.lora all weights train")
@@ -59,6 +60,13 @@ NEVER_FALLS = (
         ("sft", "model.device=mps cluster.offload=[optimizer]", "cluster.offload does not go together"),
         ("rl", "model.device=mps model.quantization=nf4 model.lora.rank=2", "model.quantization does not go together"),
         ("rl", "model.device=mps rollout.engine=vllm", "which needs a CUDA GPU, but model.device is mps"),
+        ("rl", "cluster.offload=[teacher]", f"{NAMES} teacher, but the run has no teacher"),
+        ("distill", "cluster.offload=[teacher,reference]", f"{NAMES} reference, {HAS_NONE} distill` has none"),
+        ("distill", "cluster.sharding=full cluster.trainers=2", "cluster.sharding is full, which has not been tried"),
+        ("distill", "sampled_share=0.5 cluster.trainers=2", "sampled_share is 0.5, but the student samples only in"),
+        ("distill", "hard_weight=0.1 sampled_share=1", "hard_weight is 0.1, but with sampled_share 1 no step"),
+        ("distill", "beta=0.1", "beta is 0.1, but divergence is forward_kl, which has none"),
+        ("distill", "divergence=jsd beta=1", "beta"),
         ("rl", "cluster.own_process=reward_model", "is reward_model, but no reward is a reward model (model:PATH)"),
         ("rl", "rewards=model:rm cluster.own_process=[reward_model,reward_model]", "reward_model is named twice"),
         ("rl", "rewards=model:rm cluster.own_process=reward_model cluster.backend=inline",
