@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from burnish.api.policy import Policy, Response
     from burnish.api.rollouts import RecordedRollout
     from burnish.api.run import Run, load_run
-    from burnish.api.training import prefer, reward_model, sft, train
-    from burnish.api.training import distill, reward_model, sft, train
+    from burnish.api.training import distill, prefer, reward_model, sft, train
     from burnish.errors import BurnishError
     from burnish.types import Message, Rollout, Score
 

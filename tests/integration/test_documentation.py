@@ -23,7 +23,6 @@ from burnish.config import fields
 from burnish.config.fields import annotation_at
 from burnish.config.kinds import all_kinds
 from burnish.config.schema_data import DataSource
-from burnish.config.schema_distill import DistillConfig
 from burnish.data.prompts import read_prompts
 from burnish.observability.metric_names import find_metric
 
@@ -36,7 +35,6 @@ PAGES = sorted(
     if page.name != "CHANGELOG.md"  # tells of earlier versions too
 )
 KINDS = {kind.name: kind.section for kind in all_kinds()}
-KINDS = {"rl": RlConfig, "sft": SftConfig, "distill": DistillConfig, "rm": RmConfig}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=str)
 

@@ -17,13 +17,14 @@ from burnish.config.kinds import all_kinds
 
 MAX_ANY_PER_1000_LINES = 9.2
 """What is reached so far. Lower it whenever there is less; the aim is 6."""
-MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 56_295, 501, 53_480
+MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 58_600, 523, 54_400
 """Without blanks, comments and docstrings. Lines are what is reached so far; the aims are 48,000 and 45,000. Lower them
 whenever there are fewer. A change that adds a capability names its own allowance: of the lines, 1,200 replaced
 math-verify and SymPy in the reward `math`, 130 call rewards of other systems, and 2,150 (of the tests' lines 2,300)
 check what data say, answer the clients of an endpoint, and end what hangs: processes, tools, judges. 2,700 (1,800)
-plan for machines that are not here, decode and train on GPUs, and push to vLLM what has changed. 3,000 are preferences,
-teachers and the losses of 2026, of which 315 (330) are the losses on preferences."""
+plan for machines that are not here, decode and train on GPUs, and push to vLLM what has changed. 3,000 (1,500), in 25
+files, are preferences, teachers and the losses of 2026; 2,620 of them are used."""
+MAX_LONG_CLASSES, LONG_CLASS = 12, 150
 MAX_LOOSE_FILES = 7
 MAX_SHARED_CLASS_NAMES = 14
 PRONOUNS = (
@@ -323,6 +324,15 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
         and (text := ast.get_docstring(node) or "").split(" ")[0] in PRONOUNS
     ]
     assert found == []
+
+
+def test_few_classes_are_long() -> None:
+    """Longer than `LONG_CLASS` lines, docstrings and blanks included."""
+    classes = (
+        node for tree in parse_folder(SOURCE).values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    )
+    long = [node.name for node in classes if (node.end_lineno or node.lineno) - node.lineno + 1 > LONG_CLASS]
+    assert len(long) <= MAX_LONG_CLASSES, long
 
 
 def test_the_house_stays_below_its_ceilings() -> None:

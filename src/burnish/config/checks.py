@@ -200,10 +200,6 @@ def offload(cluster: TrainersConfig, absent: Mapping[str, str]) -> Iterator[Prob
         yield Problem(field, message, "set cluster.sharding to optimizer, or remove cluster.offload")
 
 
-def _only_optimizer_rests(cluster: TrainersConfig) -> Iterator[Problem]:
-    """Check `offload` for a run with a single model, the one it trains."""
-    others = ("reference", "teacher", "critic", "reward_model", "rollout_engine")
-    return offload(cluster, dict.fromkeys(others, "only runs of `burnish rl` have one that could rest"))
 def _roles_that_rest(config: RunConfig) -> Iterator[Problem]:
     """Check `offload` for a run that trains a single model."""
     others = [role for role in get_args(Offloaded) if role not in config.may_rest]

@@ -208,8 +208,6 @@ def _absent(config: RlFields) -> dict[str, str]:
     """The roles with weights of their own that this run does not have, and why."""
     algorithm, absent = config.algorithm, {}
     if not config.has_reference:
-    algorithm, absent = config.algorithm, {"teacher": "the run has no teacher"}
-    if algorithm.kl_in == "none":
         absent["reference"] = "algorithm.kl_in is none, so there is no reference"
     elif config.model.lora is not None:
         absent["reference"] = "with model.lora the reference is the policy with its adapters off"

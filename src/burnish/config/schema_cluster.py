@@ -14,7 +14,6 @@ _NOTHING_SAMPLES = "only `burnish rl` samples while it trains"
 _ONE_MODEL = "only `burnish rl` has a reference, a teacher, a critic or rewards"
 
 Offloaded = Literal["optimizer", "reference", "teacher", "critic", "reward_model", "rollout_engine"]
-Offloaded = Literal["optimizer", "reference", "critic", "reward_model", "rollout_engine", "teacher"]
 """A role whose state can be offloaded while it is idle; `critic` is its weights and its optimizer, `rollout_engine`
 vLLM with its weights and its key-value cache."""
 Backend = Literal["inline", "processes", "ray", "torchrun"]
@@ -76,7 +75,6 @@ class TrainersConfig(Section):
     offload: Annotated[tuple[Offloaded, ...], BeforeValidator(as_list)] = ()
     """State to offload between the phases of a step that need it: `optimizer` (moments and float32 masters),
     `reference`, `teacher`, `critic`, `reward_model`, `rollout_engine` (one that sleeps: vLLM on the GPU that trains).
-    `reference`, `critic`, `reward_model`, `rollout_engine` (one that sleeps: vLLM on the GPU that trains), `teacher`.
     State on a GPU goes to pinned host memory, state on a CPU to a file in the run's folder. A run's numbers do not
     change; each phase waits for its state (docs/cluster.md)."""
     restarts: NonNegativeInt = 3

@@ -16,7 +16,7 @@ SAMPLED_ROWS = 64
 """Responses that a student samples at once."""
 
 
-class TeacherConfig(Section):
+class TextTeacherConfig(Section):
     """The model that the student learns from. Its weights never change."""
 
     path: PathText
@@ -32,7 +32,7 @@ class DistillConfig(SftConfig):
     kind: ClassVar[str] = "distill"
     may_rest: ClassVar[tuple[Offloaded, ...]] = ("optimizer", "teacher")
 
-    teacher: Annotated[TeacherConfig, shorthand("path")]
+    teacher: Annotated[TextTeacherConfig, shorthand("path")]
     divergence: Literal["forward_kl", "reverse_kl", "jsd"] = "forward_kl"
     """Distance of the student's token distribution from the teacher's, which is minimised (docs/distill_texts.md)."""
     beta: Annotated[float, Field(gt=0, lt=1)] = 0.5
@@ -49,8 +49,8 @@ class DistillConfig(SftConfig):
     texts, at temperature 1 and up to `max_tokens` with the prompt. Their loss is the divergence alone."""
 
     @property
-    def teacher_source(self) -> str | None:
-        return self.teacher.path
+    def teacher_sources(self) -> tuple[str, ...]:
+        return (self.teacher.path,)
 
     def named_places(self) -> Iterator[NamedPlace]:
         yield from super().named_places()

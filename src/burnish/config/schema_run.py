@@ -147,9 +147,6 @@ class RunConfig(Section):
     def teacher_sources(self) -> tuple[str, ...]:
         """The models that teach, except for the policy itself."""
         return ()
-    def teacher_source(self) -> str | None:
-        """The frozen model that the run learns from; None if there is none."""
-        return None
 
     @property
     def all_rewards(self) -> tuple[RewardConfig, ...]:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from burnish.forward.attention import WAYS, packing_way, packs_rows
 from burnish.forward.batch import Batch, Bools, Ints, TokenScores, rows_by_number, upload
-from burnish.forward.batch import Batch, Bools, Ints, TokenScores, upload
 from burnish.forward.divergences import Compared, HeadInput
 from burnish.forward.few_layers import telling_layers
 from burnish.forward.gathering import embedding_gradient_in_place, gather_rows

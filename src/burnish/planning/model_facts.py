@@ -41,10 +41,13 @@ class ModelFacts:
     """The sizes of a critic that begins from other weights, if they are known."""
     teachers: tuple[ModelFacts | None, ...] = ()
     """The sizes of the teachers other than the policy, where they are known."""
-    teacher: ModelFacts | None = None
-    """The sizes of a teacher, if they are known."""
     body_per_token: int | None = None
     """Numbers that work on one token, without embedding and head: of experts only those chosen for it. None: all."""
+
+    @property
+    def teacher(self) -> ModelFacts | None:
+        """The sizes of the only teacher, if they are known."""
+        return next(iter(self.teachers), None)
 
     @property
     def body(self) -> int:

@@ -75,7 +75,7 @@ class DistillRun(SftRun):
         engine.sync(self.policy.publish())
         prompts = [example.tokens[: example.loss_mask.index(True)] for example in examples]
         requests = [
-            RolloutRequest(example.id, row, prompt, (row,))
+            RolloutRequest.of(example.id, row, prompt, (row,))
             for row, (example, prompt) in enumerate(zip(examples, prompts, strict=True))
         ]
         sampling = Sampling(max_response_tokens=self.config.max_tokens)

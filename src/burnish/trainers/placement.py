@@ -82,11 +82,6 @@ def model_facts(config: RunConfig) -> ModelFacts | None:
         return None
     critic = None if source is None else _facts_of(source)
     return replace(facts, critic=critic, teachers=tuple(map(_facts_of, config.teacher_sources)))
-    """The sizes of the trained model, of a critic that begins from other weights, and of a teacher."""
-    facts = _facts_of(config.model.path)
-    sources = config.critic_source, config.teacher_source
-    critic, teacher = (None if source is None else _facts_of(source) for source in sources)
-    return facts if facts is None else replace(facts, critic=critic, teacher=teacher)
 
 
 def _facts_of(path: str) -> ModelFacts | None:

@@ -125,10 +125,8 @@ class SftRun(Training):
 
 
 @contextmanager
-def open_policy(config: RunConfig, paths: FastPaths, console: Console, lanes: Lanes) -> Iterator[OpenedModel[Policy]]:
-    """The model of the run file, in this process."""
 def open_policy(
-    config: SftConfig, paths: FastPaths, console: Console, lanes: Lanes, build: Callable[..., LocalPolicy] = LocalPolicy
+    config: RunConfig, paths: FastPaths, console: Console, lanes: Lanes, build: Callable[..., LocalPolicy] = LocalPolicy
 ) -> Iterator[OpenedModel[Policy]]:
     """The model of the run file, in this process. `build` has the arguments of `LocalPolicy`."""
     loaded = load_model(config.model, seed=config.seed, plain=config.debug.plain, paths=paths)

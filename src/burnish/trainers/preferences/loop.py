@@ -24,6 +24,7 @@ from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel
 from burnish.models.roles import Learner, Policy
 from burnish.models.saved import SavedPolicy
+from burnish.models.tokenizers import vocabulary_difference
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, total
 from burnish.trainers.chaining import with_weights
@@ -248,9 +249,10 @@ def kept_reference(
 
 def check_vocabulary(reference: str, its: LoadedModel, ours: LoadedModel) -> None:
     """Raise ConfigError if the reference numbers its tokens in another order than the policy."""
-    if its.tokenizer.get_vocab() != ours.tokenizer.get_vocab():
+    difference = vocabulary_difference(its.tokenizer, ours.tokenizer)
+    if difference is not None:
         raise ConfigError(
             f"reference {reference!r} has another vocabulary than the policy, so their log-probabilities of a token "
-            "cannot be compared",
+            f"cannot be compared: {difference}",
             remedy="name a model with the policy's tokenizer, or set reference: start",
         )
