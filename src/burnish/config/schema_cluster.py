@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from burnish.config.section import NonNegativeInt, Processes, Seconds, Section, Threads, as_list
 
 _NOTHING_SAMPLES = "only `burnish rl` samples while it trains"
-_ONE_MODEL = "only `burnish rl` has a reference, a teacher, a critic or rewards"
+_ONE_MODEL = "only `burnish rl` has a reference, a critic or rewards"
 
 Offloaded = Literal["optimizer", "reference", "teacher", "critic", "reward_model", "rollout_engine"]
 """A role whose state can be offloaded while it is idle; `critic` is its weights and its optimizer, `rollout_engine`

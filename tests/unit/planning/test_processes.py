@@ -411,6 +411,7 @@ def test_what_rests_counts_in_the_phases_that_need_it() -> None:
         "scoring": 4,
         "log-probabilities": 4,
         "reference": 4 + 4,
+        "teacher": 4,
         "values": 4 + 4,
         "update": 4 + 4,
         "optimizer step": 4 + 4 + 8,

@@ -225,7 +225,8 @@ def test_whitened_rewards_leave_equal_scores_of_unequal_lengths_without_advantag
     """Whitened by token the group of equal scores got [.89, -1.40] and the like: longer responses more."""
     parts = {"parts_BC": torch.tensor([[123.4], [123.4], [0.0], [1.0]]), "weights_C": torch.ones(1)}
     algorithm = AlgorithmConfig(estimator=name, whiten_rewards=True)
-    scored, _ = run(algorithm, [123.4, 123.4, 0.0, 1.0], four_rows(), **parts)
+    batch = four_rows(old_logprobs=torch.full((4, 2), -1.0), ref_logprobs=torch.full((4, 2), -1.1))
+    scored, _ = run(algorithm, [123.4, 123.4, 0.0, 1.0], batch, **parts)
     assert scored.advantages[:2].tolist() == [[0.0, 0.0], [0.0, 0.0]]
     assert scored.advantages[3, 0] > 0
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from plain_samples import ones_batch
 
-from burnish.algorithms.advantages import resolve_estimator
+from burnish.algorithms.advantages import ESTIMATORS, resolve_estimator
 from burnish.algorithms.kl import KLController
 from burnish.config.schema import RlConfig
 from burnish.forward.batch import Batch, TokenScores
@@ -58,6 +58,7 @@ def run_of(tmp_path: object = "out", *, reference: object = None, **sections: An
         "reference": reference,
         "kl": SimpleNamespace(coef=0.0),
         "beside": ALONE,
+        "estimator": ESTIMATORS["grpo"],
     }
     return RlRun(**unused | parts | {"objective": lambda coef: None})
 
@@ -155,7 +156,7 @@ def test_old_logprobs_are_recomputed_only_where_they_are_needed(
 ) -> None:
     reference = SimpleNamespace(logprobs=lambda batch: torch.full(batch.response_tokens.shape, -2.0))
     run = run_of(reference=reference if with_reference else None, **sections)
-    batch = run.add_logprobs(four_rows([True] * 4))
+    batch = run.add_logprobs(four_rows([True] * 4), [])
     assert (batch.old_logprobs is not None) is recomputed
     assert run.policy.scored == int(recomputed)
     assert (batch.ref_logprobs is not None) is with_reference
