@@ -16,8 +16,8 @@ from workloads import KL_COEF, LEARNING_RATE, MAX_PROMPT_TOKENS, Workload, respo
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
-from burnish.rollouts.local.engine import LocalEngine
-from burnish.rollouts.local.rows import SampledRow
+from burnish.rollouts.local import engine as local_engine
+from burnish.rollouts.local.rows import SampledRow, rows_for
 from burnish.trainers.outer_loop import save
 from burnish.trainers.rl.collection import Collected, Collector
 from burnish.trainers.rl.loop import RlRun
@@ -58,15 +58,14 @@ def main() -> None:
 
 def end_as_planned(workload: Workload) -> None:
     """Let the responses of each step have the planned lengths. The engine looks at a row's limit only to end it."""
-    rows_of = LocalEngine._rows
 
-    def limited(engine: LocalEngine, requests: Any, sampling: Any, seed: int, step: int) -> list[SampledRow]:
-        rows = rows_of(engine, requests, sampling, seed, step)
+    def limited(requests: Any, sampling: Any, *, step: int, **where: Any) -> list[SampledRow]:
+        rows = rows_for(requests, sampling, step=step, **where)
         for row, length in zip(rows, response_lengths(workload, step - 1), strict=True):
             row.limit = length
         return rows
 
-    LocalEngine._rows = limited  # type: ignore[method-assign]
+    local_engine.rows_for = limited
 
 
 def build_config(task: dict[str, Any], workload: Workload, tool: Path = TOOL) -> RlConfig:

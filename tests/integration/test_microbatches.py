@@ -223,10 +223,10 @@ def test_tokens_of_highest_entropy_are_the_steps_however_it_is_cut(sampled: tupl
     run = with_algorithm(sampled[0], AlgorithmConfig(top_entropy=0.5))
     policy, batch = run.policy, ready_batch(run, sampled[1])
     assert isinstance(policy, LocalPolicy)
-    scored_by = {WHOLE: run.add_logprobs(batch)}
+    scored_by = {WHOLE: run.add_logprobs(batch, [])}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy, "_tokens_per_microbatch", budget_for(batch, 7))
-        scored_by[7] = run.add_logprobs(batch)
+        scored_by[7] = run.add_logprobs(batch, [])
     chosen = present(scored_by[WHOLE].weights, "weights")
     assert torch.equal(chosen, present(scored_by[7].weights, "weights"))
     assert int(chosen.sum()) == int(batch.loss_mask.sum()) // 2

@@ -165,7 +165,7 @@ CONFIG = [
          words="cluster.trainers=2 cluster.sharding=full"),
     case("a process twice", "cluster.own_process.1 critic is named twice", "keep one of the two",
          words="cluster.own_process=[critic,critic] algorithm.preset=ppo"),
-    case("a process for the policy", "cluster.own_process.0 is 'policy'", "one of reference, critic",
+    case("a process for the policy", "cluster.own_process.0 is 'policy'", "one of reference, teacher, critic",
          words="cluster.own_process=policy"),
     case("a critic beside one process", "cluster.backend is inline", "a process of its own for the critic",
          words="cluster.backend=inline cluster.own_process=critic algorithm.preset=ppo"),

@@ -39,6 +39,8 @@ def call(name: str, scores: list[float], ids: list[int], **options: object) -> t
         "lengths_B": torch.arange(1, len(scores) + 1),
         "parts_BC": torch.tensor(scores).unsqueeze(1),
         "weights_C": torch.ones(1),
+        "old_logprobs_BT": torch.zeros_like(rewards),
+        "ref_logprobs_BT": torch.zeros_like(rewards),
     }
     found = ESTIMATORS[name](tensors, options)
     return found[0][:, 0] if ESTIMATORS[name].token_level else found

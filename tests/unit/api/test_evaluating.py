@@ -52,13 +52,13 @@ def test_what_a_domain_has_of_its_own_is_replaced_by_name(tmp_path: Path) -> Non
 
 def test_evaluations_at_the_same_time_read_their_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one comes to where rows are written while the first is about to write its own."""
-    write, read = Inputs.write, []
+    write, read = evaluating.write_inputs, []
 
     def evaluate(answer: str) -> None:
         burnish.evaluate(run_of(tmp_path), data=[{"prompt": "1+1=", "answer": answer}], quiet=True)
 
     def waiting(inputs: Inputs, *, may_change: bool) -> None:
-        monkeypatch.setattr(Inputs, "write", write)
+        monkeypatch.setattr(evaluating, "write_inputs", write)
         evaluate("second")
         write(inputs, may_change=may_change)
 
@@ -67,7 +67,7 @@ def test_evaluations_at_the_same_time_read_their_own_rows(tmp_path: Path, monkey
         read.append(json.loads(Path(source.path).read_text())["answer"])
         return EvalReport({}, tmp_path / "metrics.json", None)
 
-    monkeypatch.setattr(Inputs, "write", waiting)
+    monkeypatch.setattr(evaluating, "write_inputs", waiting)
     monkeypatch.setattr(evaluating, "measured", reading)
     evaluate("first")
     assert read == ["second", "first"]

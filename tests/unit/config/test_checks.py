@@ -60,7 +60,7 @@ NEVER_FALLS = (
         ("sft", "model.device=mps cluster.offload=[optimizer]", "cluster.offload does not go together"),
         ("rl", "model.device=mps model.quantization=nf4 model.lora.rank=2", "model.quantization does not go together"),
         ("rl", "model.device=mps rollout.engine=vllm", "which needs a CUDA GPU, but model.device is mps"),
-        ("rl", "cluster.offload=[teacher]", f"{NAMES} teacher, but the run has no teacher"),
+        ("rl", "cluster.offload=[teacher]", f"{NAMES} teacher, but the run file has no teacher"),
         ("distill", "cluster.offload=[teacher,reference]", f"{NAMES} reference, {HAS_NONE} distill` has none"),
         ("distill", "cluster.sharding=full cluster.trainers=2", "cluster.sharding is full, which has not been tried"),
         ("distill", "sampled_share=0.5 cluster.trainers=2", "sampled_share is 0.5, but the student samples only in"),
