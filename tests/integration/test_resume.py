@@ -133,6 +133,27 @@ def test_killed_distillation_ends_like_an_undisturbed_one(
     check_kills_at_progress(commands, ("distill", run_file(tiny_sft()), *fields, *resting), tmp_path, trace)
 
 
+@pytest.mark.slow
+def test_killed_learning_from_preferences_ends_like_an_undisturbed_one(
+    commands: Any, tiny_model: Path, trace: ReadTrace, tmp_path: Path
+) -> None:
+    """Also where the kill comes before the reference is kept, whose numbers are those of the start."""
+    rows = [{"prompt": f"{n}+1=", "chosen": f"{n}7", "rejected": f"{n % 3}"} for n in range(10)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {
+        "model": str(tiny_model),
+        "data": {"train": str(tmp_path / "pairs.jsonl")},
+        "losses": ["ipo", {"name": "sft", "weight": 0.1}],
+        "steps": 6,
+        "max_tokens": 16,
+        "optimization": {"comparisons_per_batch": 4, "learning_rate": 1e-2},
+        "checkpoint": {"every_steps": 1},
+        "logging": {"sinks": []},
+    }
+    (tmp_path / "prefer.yaml").write_text(json.dumps(data))
+    check_kills_at_progress(commands, ("prefer", str(tmp_path / "prefer.yaml")), tmp_path, trace)
+
+
 def check_deaths_at_fsync(
     commands: Any, words: tuple[str, ...], folder: Path, trace: ReadTrace, numbers: Iterable[int]
 ) -> int:

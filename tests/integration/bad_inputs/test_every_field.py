@@ -25,6 +25,7 @@ OWN: dict[str, dict[str, Any]] = {
     "sft": {},
     "distill": {"teacher": "./teacher"},
     "rm": {},
+    "prefer": {"losses": "sigmoid"},
 }
 CASES = [(kind, field.path) for kind in SECTIONS for field in fields.iter_fields(SECTIONS[kind])]
 

@@ -32,7 +32,7 @@ from burnish.trainers.outer_loop import Beginning, OpenLearner, Training, beginn
 from burnish.trainers.preferences.batches import build_batch, mismatched, plain_batch, responses_of
 from burnish.trainers.preferences.objective import PreferenceObjective, matched, mismatched_kl, objective_of
 from burnish.trainers.preferences.reference import KeptReference, Text
-from burnish.trainers.preferences.scores import HeldOutPreferences
+from burnish.trainers.preferences.scores import HeldOutPreferences, are_pairs
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.reward_model.loop import evaluated_comparisons, length_rule, load_comparisons
 from burnish.trainers.reward_model.preference_metrics import LengthRule
@@ -162,7 +162,7 @@ def open_prefer_run(
             sampler=train.sampler(seed=config.seed, shuffle=config.data.shuffle),
             objective=objective,
             reference=reference,
-            length_rule=None if objective.rates_responses else length_rule(train),
+            length_rule=length_rule(train) if are_pairs(train.examples) else None,
             pad_token_id=loaded.pad_token_id,
             total_steps=total_steps,
             last_position=None if config.steps else epochs * len(train),

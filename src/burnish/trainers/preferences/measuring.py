@@ -28,7 +28,7 @@ from burnish.trainers.placement import model_facts
 from burnish.trainers.preferences.batches import plain_batch, responses_of
 from burnish.trainers.preferences.loop import load_examples, preference_objective
 from burnish.trainers.preferences.reference import KeptReference
-from burnish.trainers.preferences.scores import HeldOutPreferences, Score
+from burnish.trainers.preferences.scores import HeldOutPreferences, Score, are_pairs
 from burnish.trainers.preview import preview_of_data
 from burnish.trainers.result import EvalReport, new_eval_folder, write_eval_metrics
 from burnish.trainers.reward_model.loop import evaluated_comparisons, length_rule
@@ -86,7 +86,7 @@ def evaluate_prefer_run(config: PreferConfig, *, console: Console, weights: Path
         reference = KeptReference.computed(
             examples.texts(), lambda some: score_frozen(plain_batch(some, None, pad_token_id=pad))
         )
-    rule = None if objective.rates_responses else length_rule(train)
+    rule = length_rule(train) if are_pairs(train.examples) else None
     metrics = examples.measure(score, reference, objective, rule, pad_token_id=loaded.pad_token_id)
     return EvalReport(metrics, write_eval_metrics(new_eval_folder(Path(config.output)), config, metrics))
 

@@ -63,14 +63,18 @@ class HeldOutPreferences:
                 found[f"{name} reward"] += objective.rewards(some).tolist()
                 found[f"{name} logprob"] += some.logprobs.tolist()
                 found[f"{name} length"] += some.tokens.tolist()
-        rates = objective.rates_responses
-        accuracy = {"eval/accuracy": _ranked(found["better reward"], found["worse reward"])}
-        return (accuracy if rates else _compared(found, rule)) | {
+        ranked = {"eval/accuracy": _ranked(found["better reward"], found["worse reward"])}
+        return (_compared(found, rule) if are_pairs(self.examples) else ranked) | {
             "eval/loss": _mean(found["loss"]),
             "eval/margin": _mean(found["better reward"]) - _mean(found["worse reward"]),
             "eval/chosen_logprob": _mean(found["better logprob"]),
             "eval/rejected_logprob": _mean(found["worse logprob"]),
         }
+
+
+def are_pairs(examples: Sequence[PreferenceExample]) -> bool:
+    """True if every example compares responses; False if some rate a single one."""
+    return all(example.good is None for example in examples)
 
 
 def _compared(found: dict[str, list[float]], rule: LengthRule | None) -> dict[str, float]:
