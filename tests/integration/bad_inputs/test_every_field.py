@@ -27,6 +27,7 @@ OWN: dict[str, dict[str, Any]] = {
     "rm": {},
     "prefer": {"losses": "sigmoid"},
 }
+ITEMS = {"rewards": {"name": "math"}, "losses": {"name": "sigmoid"}}
 CASES = [(kind, field.path) for kind in SECTIONS for field in fields.iter_fields(SECTIONS[kind])]
 
 
@@ -41,7 +42,7 @@ def placed(kind: str, path: str, value: Any) -> dict[str, Any]:
             continue
         inner = target.get(part)
         if following == "N":
-            target[part] = [{"path": "item.jsonl"} if part != "rewards" else {"name": "math"}]
+            target[part] = [ITEMS.get(part, {"path": "item.jsonl"})]
         elif not isinstance(inner, dict):
             target[part] = {"path": inner} if isinstance(inner, str) else {}
         target = target[part]
