@@ -38,15 +38,15 @@ class PairAudit:
 
     def lines(self, show: int) -> Iterator[str]:
         """Sentences for the command line, with at most `show` rows of each finding."""
-        yield f"{self.pairs:,} pairs"
+        yield f"pairs: {self.pairs:,}"
         for found, what in (
-            ([f"{first} and {second}" for first, second in self.repeated], "repeat an earlier row"),
-            ([f"{first} and {second}" for first, second in self.contradicting], "say the opposite of an earlier row"),
-            (list(self.prefixes), "differ only in that one response goes on after the end of the other"),
+            ([f"{first} and {second}" for first, second in self.repeated], "rows that repeat an earlier one"),
+            ([f"{first} and {second}" for first, second in self.contradicting], "rows that contradict an earlier one"),
+            (list(self.prefixes), "pairs of which one response only goes on where the other ends"),
         ):
             if found:
                 rows = ", ".join(found[:show]) + (", ..." if len(found) > show else "")
-                yield f"{len(found):,} {what}: {rows}"
+                yield f"{what}: {len(found):,} ({rows})"
         if self.unequal:
             low, high = wilson_interval(self.longer, self.unequal)
             yield f"the longer response is the better one in {self.longer:.1%} (95 %: {low:.1%} to {high:.1%})"

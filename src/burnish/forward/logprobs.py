@@ -15,7 +15,7 @@ backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -459,16 +459,9 @@ class HeadGradients:
     `weight.grad` itself and its dtype."""
 
     def __init__(
-        self,
-        hidden_NH: Tensor,
-        weight_VH: Tensor,
-        bias_V: Tensor | None,
-        needs: tuple[bool, bool, bool],
-        *,
-        in_place: bool,
+        self, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, needs: Sequence[bool], *, in_place: bool
     ) -> None:
-        self.hidden_NH = hidden_NH
-        self.weight_VH = weight_VH
+        self.hidden_NH, self.weight_VH = hidden_NH, weight_VH
         self.in_place = in_place and weight_VH.is_leaf and not weight_VH._backward_hooks
         self.grad_hidden_NH = torch.zeros_like(hidden_NH, dtype=reduction_dtype(hidden_NH)) if needs[0] else None
         self.grad_weight_VH = self.grad_bias_V = None

@@ -177,11 +177,7 @@ class TrunkRunner:
         """(row numbers, those rows) of each micro-batch: rows of one prompt stay together where each distinct prompt of
         a micro-batch is read once, and rows that are compared (`Batch.pairs`) always do."""
         if batch.pairs is not None:
-            prompts, responses = batch.host.prompt_lengths, batch.host.response_lengths
-            once, rest = (prompts, responses) if self.packs else (np.zeros_like(prompts), prompts + responses)
-            pairs = rows_by_number(batch.pairs.tolist())
-            for rows in self._by_groups(once.tolist(), rest.tolist(), pairs, tokens_per_microbatch, whole=True):
-                yield rows, batch.select(rows)
+            yield from self._whole_pairs(batch, batch.pairs, tokens_per_microbatch)
             return
         for company in self._rules.groups(batch.sequence_lengths()):
             own = batch.host.select(np.array(company))
@@ -195,6 +191,15 @@ class TrunkRunner:
             for cut in cuts:
                 rows = [company[row] for row in cut]
                 yield rows, batch.select(rows)
+
+    def _whole_pairs(
+        self, batch: Batch, pairs_B: Tensor, tokens_per_microbatch: int
+    ) -> Iterator[tuple[list[int], Batch]]:
+        prompts, responses = batch.host.prompt_lengths, batch.host.response_lengths
+        once, rest = (prompts, responses) if self.packs else (np.zeros_like(prompts), prompts + responses)
+        pairs = rows_by_number(pairs_B.tolist())
+        for rows in self._by_groups(once.tolist(), rest.tolist(), pairs, tokens_per_microbatch, whole=True):
+            yield rows, batch.select(rows)
 
     def hidden(self, batch: Batch, positions: ResponsePositions) -> Tensor:
         """First output at these positions (the state *before* each token): hidden states (N, H) of a trunk, logits
@@ -326,27 +331,19 @@ class ResponseScorer:
         not chunked show only their logits, and run their trunk once more for it). `compare` gives log-probabilities and
         the divergence from a teacher, and no entropy.
         """
-        return self._root(partial(self._score, batch, only_trained, entropy, correct, value_head, compare))
+        if compare is not None:
+            return self._root(partial(self._compared, batch, only_trained, correct, compare))
+        return self._root(partial(self._score, batch, only_trained, entropy, correct, value_head))
 
     def _score(
-        self,
-        batch: Batch,
-        only_trained: bool,
-        entropy: bool,
-        correct: bool,
-        value_head: nn.Module | None,
-        compare: Compare | None,
+        self, batch: Batch, only_trained: bool, entropy: bool, correct: bool, value_head: nn.Module | None
     ) -> TokenScores:
         batch = batch.to(self.model.device)
         positions = ResponsePositions.of(batch, only_trained=only_trained)
         read = positions.rounded() if rounds_up(self.model) else positions
         targets_N = read.take(batch.response_tokens)
         head_inputs = self._below_head.hidden(batch, read)
-        compared = None if compare is None else compare(batch, read, self._head_input(head_inputs), targets_N)
-        if compared is None:
-            logprobs_N, entropy_N = self._token_scores(head_inputs, targets_N, entropy)
-        else:
-            logprobs_N, entropy_N = compared.logprobs_N, None
+        logprobs_N, entropy_N = self._token_scores(head_inputs, targets_N, entropy)
         values_N = None
         if value_head is not None:
             values_N = value_head(head_inputs if self.is_chunked else self._trunk.hidden(batch, read))
@@ -356,8 +353,22 @@ class ResponseScorer:
             positions.scatter(self._likeliest(head_inputs) == targets_N) if correct else None,
             None if values_N is None else positions.scatter(values_N),
             None if self._router is None or not torch.is_grad_enabled() else self._router.take(),
-            None if compared is None else positions.scatter(compared.divergence_N),
-            None if compared is None else positions.scatter(compared.agrees_N),
+        )
+
+    def _compared(self, batch: Batch, only_trained: bool, correct: bool, compare: Compare) -> TokenScores:
+        """`_score` with the divergence from a teacher, and without entropy and values."""
+        batch = batch.to(self.model.device)
+        positions = ResponsePositions.of(batch, only_trained=only_trained)
+        read = positions.rounded() if rounds_up(self.model) else positions
+        targets_N = read.take(batch.response_tokens)
+        head_inputs = self._below_head.hidden(batch, read)
+        compared = compare(batch, read, self._head_input(head_inputs), targets_N)
+        return TokenScores(
+            positions.scatter(compared.logprobs_N),
+            correct_BT=positions.scatter(self._likeliest(head_inputs) == targets_N) if correct else None,
+            router_loss=None if self._router is None or not torch.is_grad_enabled() else self._router.take(),
+            divergence_BT=positions.scatter(compared.divergence_N),
+            agrees_BT=positions.scatter(compared.agrees_N),
         )
 
     @torch.no_grad()
@@ -421,14 +432,20 @@ class ResponseScorer:
         scored = lanes.map([part for _, part in cut], costs, score)
         parts = [(rows, scores) for (rows, _), scores in zip(cut, scored, strict=True)]
         shape, device = tuple(batch.response_tokens.shape), batch.device
-        with_teacher = compare is not None
-        return TokenScores(
+        whole = TokenScores(
             put_back([(rows, scores.logprobs_BT) for rows, scores in parts], shape, device),
             put_back([(rows, scores.entropy_BT) for rows, scores in parts], shape, device) if entropy else None,
             put_back([(rows, scores.correct_BT) for rows, scores in parts], shape, device) if correct else None,
-            divergence_BT=put_back([(r, s.divergence_BT) for r, s in parts], shape, device) if with_teacher else None,
-            agrees_BT=put_back([(r, s.agrees_BT) for r, s in parts], shape, device) if with_teacher else None,
         )
+        return whole if compare is None else _with_comparison(whole, parts)
+
+
+def _with_comparison(whole: TokenScores, parts: Sequence[tuple[list[int], TokenScores]]) -> TokenScores:
+    """The scores of a batch with what its micro-batches say of a teacher."""
+    shape, device = tuple(whole.logprobs_BT.shape), whole.logprobs_BT.device
+    divergence_BT = put_back([(rows, scores.divergence_BT) for rows, scores in parts], shape, device)
+    agrees_BT = put_back([(rows, scores.agrees_BT) for rows, scores in parts], shape, device)
+    return whole._replace(divergence_BT=divergence_BT, agrees_BT=agrees_BT)
 
 
 def put_back(

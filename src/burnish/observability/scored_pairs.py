@@ -99,6 +99,6 @@ def _row(better: RecordedLine, worse: RecordedLine, margin: float) -> dict[str, 
 
 def described(found: FoundPairs) -> Iterator[str]:
     """Sentences for the command line."""
-    yield f"{len(found.rows):,} pairs"
+    yield f"pairs: {len(found.rows):,}"
     for reason, count in found.without.most_common():
-        yield f"{count:,} groups without a pair: {reason}"
+        yield f"groups without a pair, {reason}: {count:,}"

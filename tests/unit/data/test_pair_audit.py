@@ -21,11 +21,11 @@ def test_repeats_contradictions_and_prefixes_are_found() -> None:
     assert found.contradicting == (("a", "c"),)
     assert found.prefixes == ("d",)
     assert (found.pairs, found.unequal, found.longer) == (4, 1, 1.0)
-    assert [line.split(":")[0] for line in found.lines(show=1)][:4] == [
-        "4 pairs",
-        "1 repeat an earlier row",
-        "1 say the opposite of an earlier row",
-        "1 differ only in that one response goes on after the end of the other",
+    assert list(found.lines(show=1))[:4] == [
+        "pairs: 4",
+        "rows that repeat an earlier one: 1 (a and b)",
+        "rows that contradict an earlier one: 1 (a and c)",
+        "pairs of which one response only goes on where the other ends: 1 (d)",
     ]
 
 

@@ -37,10 +37,10 @@ def test_the_best_and_the_worst_of_a_group_are_a_pair(run: Path) -> None:
     pair = {"prompt": "a?", "chosen": "y", "rejected": "z", "margin": 1.0, "id": "3:a"}
     assert found.rows == [pair]
     assert set(described(found)) == {
-        "1 pairs",
-        "1 groups without a pair: no two that differ enough",
-        "1 groups without a pair: fewer than two scored responses",
-        "1 groups without a pair: responses of several turns",
+        "pairs: 1",
+        "groups without a pair, no two that differ enough: 1",
+        "groups without a pair, fewer than two scored responses: 1",
+        "groups without a pair, responses of several turns: 1",
     }
 
 

@@ -130,12 +130,7 @@ class RlRun(Training):
             with stopwatch.phase("values"):
                 batch = batch.replace(values=values())
         batch, credit_metrics = credit_rows(
-            batch,
-            rows,
-            config=config,
-            estimator=self.estimator,
-            kl_coef=self.kl.coef,
-            domain_credit=self.domain_credit,
+            batch, rows, config=config, estimator=self.estimator, kl_coef=self.kl.coef, domain_credit=self.domain_credit
         )
         metrics.merge(credit_metrics)
         return batch
@@ -154,20 +149,20 @@ class RlRun(Training):
         # A single update needs none: its own log-probabilities are the old ones (`PolicyObjective`), a forward saved.
         several_updates = optimization.epochs * optimization.minibatches > 1
         reads_old = algorithm.kl_in == "reward" or self.estimator.needs_old_logprobs
-        needs_old = several_updates or reads_old or (cut_off and self.reference is not None)
-        of_sampler, share = self.config.old_logprobs_of_sampler, algorithm.top_entropy
-        if of_sampler:
+        if self.config.old_logprobs_of_sampler:
             batch = batch.replace(old_logprobs=present(batch.rollout_logprobs, "rollout_logprobs"))
-        if share is not None or (needs_old and not of_sampler):
-            scores = self.policy.logprobs(batch, entropy=share is not None)
-            if needs_old and not of_sampler:
-                batch = batch.replace(old_logprobs=scores.logprobs_BT)
-            if share is not None:
-                chosen = highest_entropy(present(scores.entropy_BT, "entropy_BT"), batch.loss_mask, share=share)
-                batch = batch.replace(weights=chosen.float())
+        elif several_updates or reads_old or (cut_off and self.reference is not None):
+            batch = batch.replace(old_logprobs=self.policy.logprobs(batch).logprobs_BT)
+        if algorithm.top_entropy is not None:
+            batch = batch.replace(weights=self.entropy_weights(batch, algorithm.top_entropy))
         if self.lessons is not None:
             batch = batch.replace(teacher_logprobs=teacher(), teacher_weights=self.lessons.weights(rows))
         return batch if self.reference is None else batch.replace(ref_logprobs=reference())
+
+    def entropy_weights(self, batch: Batch, share: float) -> Tensor:
+        """(B, T): 1 for this share of the step's trained tokens, those of highest entropy, and 0 for the others."""
+        scores = self.policy.logprobs(batch, entropy=True)
+        return highest_entropy(present(scores.entropy_BT, "entropy_BT"), batch.loss_mask, share=share).float()
 
     def update(self, batch: Batch, step: int, metrics: MetricStore) -> None:
         """epochs x minibatches optimizer steps of policy and critic. Stops after an epoch that moved the policy further
@@ -207,9 +202,8 @@ class RlRun(Training):
                         if unmoved and done.signals.ratio_deviation is not None:
                             metrics.add("policy/first_ratio_deviation", done.signals.ratio_deviation)
                             unmoved = False
-                        metrics.merge(
-                            done.metrics if part is minibatch else with_left_out(done.metrics, part, minibatch)
-                        )
+                        whole = part is minibatch
+                        metrics.merge(done.metrics if whole else with_left_out(done.metrics, part, minibatch))
                         metrics.add("policy/optimizer_steps", total(1))
                         moved = moved.merge(done.signals)
                     if critic_update is not None:

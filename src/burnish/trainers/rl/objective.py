@@ -65,24 +65,14 @@ class PolicyObjective:
             sampled_with = present(batch.rollout_logprobs, "rollout_logprobs")
             per_token = per_token * self.correction(old, sampled_with, mask, turn_index_BT=batch.turn_index)
         if self.off_policy_delta is not None:
-            sampled_with, advantages = present(batch.rollout_logprobs, "rollout_logprobs"), batch.advantages
-            dropped = off_policy_tokens(
-                logprobs, sampled_with, present(advantages, "advantages"), mask, delta=self.off_policy_delta
-            )
-            per_token = per_token * ~dropped
-            metrics["off_policy_fraction"] = _mean(dropped, mask)
+            dropped = _off_policy(logprobs, batch, self.off_policy_delta)
+            per_token, metrics["off_policy_fraction"] = per_token * ~dropped, _mean(dropped, mask)
         if batch.weights is not None:
             per_token = per_token * batch.weights
-        policy_term = self._aggregate(per_token, batch, denominators)
-        loss = policy_term
+        loss = self._aggregate(per_token, batch, denominators)
         if self.kl_coef > 0:
-            penalty = kl_loss(
-                logprobs,
-                present(batch.ref_logprobs, "ref_logprobs"),
-                mask,
-                estimator=self.kl_estimator,
-                old_logprobs_BT=old if self.kl_times_ratio else None,
-            )
+            reference, weighed_by = present(batch.ref_logprobs, "ref_logprobs"), old if self.kl_times_ratio else None
+            penalty = kl_loss(logprobs, reference, mask, estimator=self.kl_estimator, old_logprobs_BT=weighed_by)
             kl_term = self._aggregate(penalty, batch, denominators)
             loss = loss + self.kl_coef * kl_term
             metrics["kl_loss"] = share(kl_term, mask, denominators)
@@ -134,6 +124,11 @@ class LikelihoodObjective:
         nll = -scores.logprobs_BT
         loss = aggregate(nll, batch.loss_mask, "token_mean", num_tokens=denominators.num_tokens)
         return ObjectiveValue(loss, {"train/loss": _mean(nll, batch.loss_mask)})
+
+
+def _off_policy(logprobs_BT: Tensor, batch: Batch, delta: float) -> Tensor:
+    sampled_with, advantages = present(batch.rollout_logprobs, "rollout_logprobs"), batch.advantages
+    return off_policy_tokens(logprobs_BT, sampled_with, present(advantages, "advantages"), batch.loss_mask, delta=delta)
 
 
 @dataclass(frozen=True, slots=True)

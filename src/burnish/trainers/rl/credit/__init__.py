@@ -202,10 +202,7 @@ def _turns(batch: Batch, estimator: Estimator, counted_B: Tensor | None) -> Tens
 
 
 def _estimate(
-    estimator: Estimator,
-    tensors: Mapping[str, Tensor | None],
-    algorithm: AlgorithmConfig,
-    counted_B: Tensor | None,
+    estimator: Estimator, tensors: Mapping[str, Tensor | None], algorithm: AlgorithmConfig, counted_B: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Ask the estimator for advantages and, if it is token-level, returns. It gets the tensors that its parameters name
     and that are there. An advantage of a response is spread over its trained tokens.
@@ -213,12 +210,7 @@ def _estimate(
     ConfigError if a user's estimator fails, or returns something that is not advantages.
     """
     if counted_B is not None and estimator.needs_old_logprobs and not estimator.token_level:
-        raise ConfigError(
-            f"the estimator {estimator.name!r} compares log-probabilities of whole responses, but some conversations "
-            "of this step are several rows",
-            remedy="use another estimator, or a chat template that leaves earlier turns as they are "
-            "(model.chat_template: keep_thinking)",
-        )
+        raise _of_several_rows(estimator)
     whole = tensors if counted_B is None or estimator.token_level else _once(tensors, counted_B)
     given = {name: tensor for name, tensor in whole.items() if tensor is not None}
     numbers = estimator_numbers(estimator, algorithm)
@@ -283,3 +275,12 @@ def credit_rows(
     if not config.whitens_minibatches:
         metrics |= describe_values(batch)
     return batch if domain_credit is None else domain_credit.weighted(batch, rows), metrics
+
+
+def _of_several_rows(estimator: Estimator) -> ConfigError:
+    return ConfigError(
+        f"the estimator {estimator.name!r} compares log-probabilities of whole responses, but some conversations of "
+        "this step are several rows",
+        remedy="use another estimator, or a chat template that leaves earlier turns as they are (model.chat_template: "
+        "keep_thinking)",
+    )

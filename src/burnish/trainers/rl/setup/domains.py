@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config import names
-from burnish.config.domains import DomainSettings, Split, used_domains
+from burnish.config.domains import ALL, DomainSettings, Split, used_domains
 from burnish.config.schema import RlConfig
 from burnish.data.feeds import DomainFeeds, Drawn, Positions, SampledPrompts
 from burnish.data.overlap import Asked
@@ -35,19 +35,14 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """Domains of a run, by key."""
+    """Domains of a run, by key; without a `domains` section one for all prompts."""
 
     by_name: Mapping[str, Domain]
     feeds: DomainFeeds
     rates: PassRates
 
     def of(self, prompt: Prompt) -> Domain:
-        return self.for_all or self.by_name[prompt.domain]
-
-    @property
-    def for_all(self) -> Domain | None:
-        """The domain of all prompts, in a run without a `domains` section."""
-        return next((domain for domain in self.by_name.values() if domain.settings.name is None), None)
+        return self.by_name.get(ALL) or self.by_name[prompt.domain]
 
     def draw(self, counts: Mapping[str, int], positions: Positions, step: int) -> tuple[list[Drawn], Positions]:
         """So many prompts of each domain that are worth sampling, from these positions on, and the positions after."""
