@@ -40,8 +40,8 @@ class _Dumper(yaml.SafeDumper):
     """SafeDumper that quotes any text that `_Loader` would read as something else."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        """Escape Unicode line breaks, which needs double quotes: otherwise they would be read back as spaces."""
-        style = '"' if _UNICODE_BREAK.search(text) else None
+        """Quote Unicode line breaks, which would be read back as spaces, and `<<`, which would be a merge."""
+        style = '"' if _UNICODE_BREAK.search(text) or text == _MERGE else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -175,7 +175,7 @@ def _mapping(node: yaml.MappingNode, parents: tuple[str, ...], parsed: ParsedYam
             parsed.problems.append(Problem(field, message, "keep one of the two"))
             continue
         seen[key] = parsed.lines[field] = line
-        if key == _MERGE:
+        if key == _MERGE and key_node.style is None:  # in quotes it is a key like any other
             merged = _merged(value_node, (*parents, key), parsed)
         else:
             data[key] = _build(value_node, (*parents, key), parsed)

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from burnish.checkpointing.run import dump_config
@@ -205,6 +205,7 @@ plain = st.recursive(
 
 @pytest.mark.slow
 @given(plain)
+@example({"<<": None})
 def test_dumped_text_reads_back(value: object) -> None:
     assert parse_yaml(dump_yaml({"value": value})).data == {"value": value}
 

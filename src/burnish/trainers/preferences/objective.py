@@ -115,12 +115,15 @@ class PreferenceObjective:
 
     def _metrics(self, responses: Responses, batch: Batch) -> dict[str, Metric]:
         rewards, good = self.rewards(responses), responses.preferred
-        metrics: dict[str, Metric] = {}
-        for name, rows in (("chosen", good), ("rejected", ~good)):
-            count = rows.sum()
-            for measure, values in (("reward", rewards), ("logprob", responses.logprobs.detach())):
-                metrics[f"preference/{name}_{measure}"] = mean(values[rows].sum(), count)
-            metrics[f"preference/{name}_tokens"] = mean(responses.tokens[rows].sum(), count)
+        logprobs, bad, tokens = responses.logprobs.detach(), ~good, responses.tokens
+        metrics = {
+            "preference/chosen_reward": mean(rewards[good].sum(), good.sum()),
+            "preference/rejected_reward": mean(rewards[bad].sum(), bad.sum()),
+            "preference/chosen_logprob": mean(logprobs[good].sum(), good.sum()),
+            "preference/rejected_logprob": mean(logprobs[bad].sum(), bad.sum()),
+            "preference/chosen_tokens": mean(tokens[good].sum(), good.sum()),
+            "preference/rejected_tokens": mean(tokens[bad].sum(), bad.sum()),
+        }
         if not self.rates_responses:
             better, worse = (responses.select(rows) for rows in pair_rows(batch))
             margin = self.rewards(better) - self.rewards(worse)
