@@ -58,7 +58,7 @@ def run_burnish(task: dict[str, Any]) -> list[float]:
         },
         quiet=True,
     )
-    return list(run.metrics["time/step_seconds"].values())
+    return [float(seconds) for seconds in run.metrics["time/step_seconds"].values]
 
 
 def run_trl(task: dict[str, Any], *, precompute: bool) -> list[float]:
