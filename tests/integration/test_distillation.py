@@ -57,7 +57,7 @@ def test_the_first_weights_as_teacher_are_at_distance_0(taught: BuildRl) -> None
 
 def test_a_teacher_with_another_vocabulary_is_refused(taught: BuildRl, save_tiny_llama: Callable[..., Path]) -> None:
     other = save_tiny_llama("9876543210+=", hidden_size=32, intermediate_size=64)
-    with pytest.raises(ModelError, match="does not have the vocabulary of the policy"):
+    with pytest.raises(ModelError, match="another vocabulary than the trained model"):
         train(taught(teacher=str(other)))
 
 

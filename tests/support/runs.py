@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -29,6 +31,28 @@ def train(config: RlConfig | SftConfig, *, accept_changes: bool = False) -> tupl
 
 def rows_of(folder: Path | str) -> list[dict[str, float]]:
     return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def untimed_rows(folder: Path | str) -> list[dict[str, float]]:
+    """The rows of a run without what a clock says."""
+    clocks = ("time/", "throughput/")
+    return [{name: value for name, value in row.items() if not name.startswith(clocks)} for row in rows_of(folder)]
+
+
+def write_pairs(path: Path, count: int, seed: int, *, weighted: bool = False) -> None:
+    """Comparisons in which the response with more `a` is better; lengths do not tell."""
+    draw = random.Random(seed)
+    rows: list[dict[str, Any]] = []
+    while len(rows) < count:
+        first, second = ("".join(draw.choices("abcdefgh", k=draw.randint(3, 9))) for _ in range(2))
+        if first.count("a") == second.count("a"):
+            continue
+        better, worse = sorted((first, second), key=lambda text: -text.count("a"))
+        prompt = "".join(draw.choices("bcdefgh", k=4)) + "?"
+        rows.append({"prompt": prompt, "chosen": better, "rejected": worse})
+        if weighted:
+            rows[-1]["weight"] = 1 + draw.random()
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @contextmanager

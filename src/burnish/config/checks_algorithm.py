@@ -220,6 +220,9 @@ def _pairs(config: RlFields) -> Iterator[Problem]:
         if value > 1:
             message = f"is {value}, but the estimator 'online_dpo' is the gradient of DPO in one update of a step only"
             yield Problem(f"optimization.{field}", message, "set it to 1")
+    if config.max_staleness:
+        message = f"is {config.max_staleness}, but 'online_dpo' is the gradient of DPO at the weights that sampled only"
+        yield Problem("max_staleness", message, "set it to 0")
     if config.algorithm.mask_truncated:
         message = "is true, which would leave half of a pair of the estimator 'online_dpo'"
         yield Problem("algorithm.mask_truncated", message, "set it to false")

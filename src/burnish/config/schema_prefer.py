@@ -11,8 +11,7 @@ from burnish.config import names
 from burnish.config.checks import check_training, is_function_name
 from burnish.config.checks_rm import held_out_twice
 from burnish.config.problems import Problem
-from burnish.config.schema_optimization import BatchOptimizationConfig
-from burnish.config.schema_rm import ComparedFields
+from burnish.config.schema_rm import ComparedFields, RmOptimizationConfig
 from burnish.config.section import Count, NamedPlace, Passes, PathText, Section, as_list, refuse, shorthand
 from burnish.words import suggestion
 
@@ -34,13 +33,11 @@ class PairLossConfig(Section):
     run file that several losses share (`beta`)."""
 
 
-class PreferOptimizationConfig(BatchOptimizationConfig):
+class PreferOptimizationConfig(RmOptimizationConfig):
     """Optimizer, learning rate and batches of a policy that learns from preferences."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
     """Peak learning rate. Adapters (`model.lora`) take about ten times as much."""
-    schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """Learning rate after the warm-up; `linear` and `cosine` fall to `final_learning_rate_fraction` of the peak."""
     comparisons_per_batch: Count = 32
     """Rows of the data (comparisons, or rated responses) in one optimizer step."""
     epochs: Passes = 1
@@ -67,13 +64,23 @@ class PreferConfig(ComparedFields):
     """Frozen model that the policy is compared with: `start` (the model that the run begins with), a folder, or a run
     (`runs/sft@best`). Its log-probabilities are computed once, before the first step, and kept in the run's folder."""
     ties: Literal["error", "drop"] = "error"
-    """What happens to rows whose `tie` is true: refused, or left out."""
+    """Treatment of rows whose `tie` is true: refused, or left out."""
     optimization: PreferOptimizationConfig = PreferOptimizationConfig()
 
     @property
     def rates_responses(self) -> bool:
         """True if each response is good or bad by itself (`kto`), instead of better or worse than another one."""
         return any(loss.name == names.RATED_LOSS for loss in self.losses)
+
+    @property
+    def shared_options(self) -> dict[str, float | str | None]:
+        """Options for each loss that has them; None leaves a loss its own default."""
+        return {"beta": self.beta, "label_smoothing": self.label_smoothing, "divergence": self.divergence}
+
+    @property
+    def texts_each(self) -> int:
+        """The best of several candidates makes a pair with each other one, and is read with each."""
+        return 1 if self.rates_responses else 2 * ((self.candidates or 2) - 1)
 
     def missing(self) -> Iterator[Problem]:
         if not self.losses:
@@ -119,8 +126,8 @@ def _used(config: PreferConfig) -> Iterator[Problem]:
     if any(is_function_name(loss.name) for loss in config.losses):
         return  # its parameters are known when it is loaded
     taken = {option for loss in config.losses for option in names.PAIR_LOSSES.get(loss.name, ())}
-    for field in ("beta", "label_smoothing", "divergence"):
-        if config.losses and getattr(config, field) is not None and field not in taken:
+    for field in [field for field, value in config.shared_options.items() if value is not None]:
+        if config.losses and field not in taken:
             message = f"is set, but {' and '.join(loss.name for loss in config.losses)} does not take it"
             yield Problem(field, message, "remove it")
     if config.reference != START and not any(loss.name in names.REFERENCE_LOSSES for loss in config.losses):

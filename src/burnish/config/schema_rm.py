@@ -101,10 +101,10 @@ class ComparedFields(RunConfig):
     candidates: Annotated[int, Field(ge=2)] | None = None
     """Number of responses that each row must have. `null`: as many as the first row."""
     ties: Literal["error", "drop", "half"] = "error"
-    """What happens to rows whose `tie` is true: refused, left out, or trained on as half a win for each (pairs
+    """Treatment of rows whose `tie` is true: refused, left out, or trained on as half a win for each (pairs
     only)."""
     bad_rows: Literal["error", "drop"] = "error"
-    """What happens to rows with equal or empty responses: refused with file and line, or left out and counted."""
+    """Treatment of rows with equal or empty responses: refused with file and line, or left out and counted."""
     append_eos: bool = True
     """End text responses with the end-of-sequence token, as finished rollouts do."""
     label_pad_token_id: NonNegativeInt | None = None

@@ -24,7 +24,7 @@ class TeacherConfig(Section):
     """Weight of what it teaches: of log T - log S in an advantage."""
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
-    """What the teacher reads in place of the last turn of a prompt, or of a prompt that is text: a template with
+    """Text for the teacher in place of the last turn of a prompt, or of a prompt that is text: a template with
     `{prompt}` for that text, `{answer}`, and any column of the row. `null`: what the policy reads."""
 
 

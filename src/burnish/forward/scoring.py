@@ -427,9 +427,8 @@ class ResponseScorer:
     ) -> TokenScores:
         """Score all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
         cut = list(self.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
-        costs = [part.num_tokens for _, part in cut]
         score = partial(self.score, entropy=entropy, correct=correct, compare=compare)
-        scored = lanes.map([part for _, part in cut], costs, score)
+        scored = lanes.map([part for _, part in cut], [part.num_tokens for _, part in cut], score)
         parts = [(rows, scores) for (rows, _), scores in zip(cut, scored, strict=True)]
         shape, device = tuple(batch.response_tokens.shape), batch.device
         whole = TokenScores(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from burnish.errors import ModelError
 from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.divergences import Compared, Divergence, HeadInput, compare_in_chunks, compare_plainly
 from burnish.forward.scoring import ResponsePositions, ResponseScorer
@@ -19,7 +18,7 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.resting import Resting, own_memory, resting_place
 from burnish.models.roles import Objective
-from burnish.models.tokenizers import vocabulary_difference
+from burnish.models.tokenizers import require_same_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,15 +49,8 @@ class Teacher:
 
 def check_same_tokens(theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase, path: str) -> None:
     """Raise ModelError unless each token id means the same to teacher and student: they are compared id by id."""
-    difference = vocabulary_difference(theirs, ours)
-    if difference is None and len(theirs) != len(ours):
-        difference = f"it has {len(theirs):,} tokens, and the student {len(ours):,}"
-    if difference is not None:
-        raise ModelError(
-            f"teacher.path {path!r} has another vocabulary than the student, so their distributions cannot be "
-            f"compared: {difference}",
-            remedy="use a teacher with the student's tokenizer, or train on texts that it has written (burnish sft)",
-        )
+    remedy = "use a teacher with the student's tokenizer, or train on texts that it has written (burnish sft)"
+    require_same_tokens("teacher.path", path, theirs, ours, remedy=remedy, no_more=True)
 
 
 class Student(LocalPolicy):

@@ -150,6 +150,28 @@ def vocabulary_difference(theirs: PreTrainedTokenizerBase, ours: PreTrainedToken
     return None
 
 
+def require_same_tokens(
+    field: str,
+    path: str,
+    theirs: PreTrainedTokenizerBase,
+    ours: PreTrainedTokenizerBase,
+    *,
+    remedy: str,
+    no_more: bool = False,
+) -> None:
+    """Raise ModelError unless every token of ours has the same id for the model at `path`; with `no_more`, also if that
+    model has further ones. Models with other vocabularies cannot be compared token by token."""
+    difference = vocabulary_difference(theirs, ours)
+    if difference is None and no_more and len(theirs) != len(ours):
+        difference = f"it has {len(theirs):,} tokens instead of {len(ours):,}"
+    if difference is not None:
+        raise ModelError(
+            f"{field} {path!r} has another vocabulary than the trained model, so the two cannot be compared token by "
+            f"token: {difference}",
+            remedy=remedy,
+        )
+
+
 def eos_token_ids(
     tokenizer: PreTrainedTokenizerBase, raw_config: dict[str, Any], generation_config: dict[str, Any]
 ) -> tuple[int, ...]:

@@ -33,14 +33,15 @@ class PreferTable(RoleMemory):
 
     @staticmethod
     def pass_tokens(config: RunConfig) -> int:
-        """A comparison is never split, however small the budget."""
+        """A pair is never split, however small the budget."""
         assert isinstance(config, PreferConfig)
-        one, size = config.texts_each * config.max_tokens, config.optimization.comparisons_per_batch
-        return max(min(config.optimization.microbatch_tokens, -(-size * one // config.cluster.num_lanes)), one)
+        pair = min(config.texts_each, 2) * config.max_tokens
+        step = config.optimization.comparisons_per_batch * config.texts_each * config.max_tokens
+        return max(min(config.optimization.microbatch_tokens, -(-step // config.cluster.num_lanes)), pair)
 
 
 class PreferTimes(StepTimes):
-    """An update on comparisons of two responses."""
+    """An update on whole comparisons."""
 
     config: PreferConfig
 

@@ -43,12 +43,16 @@ def responses_of(examples: Sequence[PreferenceExample]) -> list[PairedResponse]:
 
 def mismatched(examples: Sequence[PreferenceExample]) -> list[Text]:
     """One text for each example: its prompt, with the first response of the next example that has another prompt."""
-    found = []
-    for number, example in enumerate(examples):
-        following = (examples[(number + step) % len(examples)] for step in range(1, len(examples)))
-        other = next((one for one in following if one.prompt_tokens != example.prompt_tokens), example)
+    if not examples:
+        return []
+    found: list[Text] = []
+    other = following = examples[0]
+    for example in (*reversed(examples), *reversed(examples)):  # only the second round knows what follows the last one
+        if following.prompt_tokens != example.prompt_tokens:
+            other = following
         found.append((example.prompt_tokens, other.responses_tokens[other.best]))
-    return found
+        following = example
+    return found[len(examples) :][::-1]
 
 
 def build_batch(

@@ -18,19 +18,19 @@ from burnish.data.overlap import find_overlap
 from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet
 from burnish.data.samplers import PromptSampler
-from burnish.errors import ConfigError, DataError
+from burnish.errors import DataError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel
 from burnish.models.roles import Learner, Policy
 from burnish.models.saved import SavedPolicy
-from burnish.models.tokenizers import vocabulary_difference
+from burnish.models.tokenizers import require_same_tokens
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, total
 from burnish.trainers.chaining import with_weights
 from burnish.trainers.outer_loop import Beginning, OpenLearner, Training, beginning, check_warmup, trained_on
 from burnish.trainers.preferences.batches import build_batch, mismatched, plain_batch, responses_of
-from burnish.trainers.preferences.objective import PreferenceObjective, matched, mismatched_kl, objective_of
+from burnish.trainers.preferences.objective import PreferenceObjective, matched, objective_of
 from burnish.trainers.preferences.reference import KeptReference, Text
 from burnish.trainers.preferences.scores import HeldOutPreferences, are_pairs
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
@@ -93,7 +93,7 @@ class PreferRun(Training):
 
     def _mismatched_kl(self, drawn: Sequence[int]) -> float:
         batch = plain_batch([self.others[index] for index in drawn], self.reference, pad_token_id=self.pad_token_id)
-        return mismatched_kl(self.score(batch), batch)
+        return self.objective.mismatched_kl(self.score(batch), batch)
 
     def score(self, batch: Batch) -> Tensor:
         """(B, T) log-probabilities of the responses under the policy."""
@@ -175,15 +175,7 @@ def open_prefer_run(
 
 def preference_objective(config: PreferConfig) -> PreferenceObjective:
     """The objective of the run file. ConfigError for options that its losses do not have."""
-    shared = {
-        name: value
-        for name, value in (
-            ("beta", config.beta),
-            ("label_smoothing", config.label_smoothing),
-            ("divergence", config.divergence),
-        )
-        if value is not None
-    }
+    shared = {name: value for name, value in config.shared_options.items() if value is not None}
     losses = [(loss.name, loss.weight, loss.options) for loss in config.losses]
     return objective_of(losses, shared, length_normalised=config.length_normalised)
 
@@ -226,7 +218,9 @@ def other_reference(
             lanes = Lanes(config.cluster.num_lanes)
             opened = open_learner(config.model_copy(update={"model": model}), begun.paths, begun.console, lanes)
             other = stack.enter_context(opened)
-            check_vocabulary(config.reference, other.loaded, begun.opened.loaded)
+            its, ours = other.loaded.tokenizer, begun.opened.loaded.tokenizer
+            remedy = "name a model with the policy's tokenizer, or set reference: start"
+            require_same_tokens("reference", config.reference, its, ours, remedy=remedy)
             return other.learner(1)
 
         return kept_reference(begun, texts, policy)
@@ -245,14 +239,3 @@ def kept_reference(
     return KeptReference.computed_once(
         texts, Path(config.output), config.reference, score, lambda line: say(begun.console, [line])
     )
-
-
-def check_vocabulary(reference: str, its: LoadedModel, ours: LoadedModel) -> None:
-    """Raise ConfigError if the reference numbers its tokens in another order than the policy."""
-    difference = vocabulary_difference(its.tokenizer, ours.tokenizer)
-    if difference is not None:
-        raise ConfigError(
-            f"reference {reference!r} has another vocabulary than the policy, so their log-probabilities of a token "
-            f"cannot be compared: {difference}",
-            remedy="name a model with the policy's tokenizer, or set reference: start",
-        )

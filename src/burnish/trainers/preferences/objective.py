@@ -86,8 +86,9 @@ class PreferenceObjective:
     def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue:
         responses = Responses.of(scores.logprobs_BT, batch)
         losses, weight = self.losses(responses, batch)
-        metrics = {"train/loss": mean(losses.detach().sum(), len(losses))} | self._metrics(responses, batch)
-        return ObjectiveValue((losses * weight).sum() / self.count, metrics)
+        loss = (losses * weight).sum()
+        metrics = {"train/loss": mean(loss.detach(), len(losses))} | self._metrics(responses, batch)
+        return ObjectiveValue(loss / self.count, metrics)
 
     def losses(self, responses: Responses, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute the loss of each comparison or rated response, and its weight."""
@@ -107,11 +108,15 @@ class PreferenceObjective:
         ratio = responses.logprobs - responses.ref_logprobs
         return ratio / responses.tokens if self.length_normalised else ratio
 
+    def mismatched_kl(self, logprobs_BT: Tensor, batch: Batch) -> float:
+        """Estimate of the policy's KL from the reference, from responses to other prompts (`kto_z`)."""
+        return float(kto_z(self._ratio(Responses.of(logprobs_BT, batch))))
+
     def rewards(self, responses: Responses) -> Tensor:
-        """Rewards that the policy implies, (B,): log-probabilities relative to the reference (mean per token without
-        one), times `beta`."""
+        """Rewards that the policy implies, (B,): log-probabilities relative to the reference, as the losses see them
+        (means over tokens without one), times `beta`."""
         without = responses.logprobs / responses.tokens
-        return self.scale * (responses.logprobs - responses.ref_logprobs if self.has_reference else without).detach()
+        return self.scale * (self._ratio(responses) if self.has_reference else without).detach()
 
     def _metrics(self, responses: Responses, batch: Batch) -> dict[str, Metric]:
         rewards, good = self.rewards(responses), responses.preferred
@@ -157,12 +162,6 @@ def matched(batch: Batch, logprobs_BT: Tensor, loss: PairLoss) -> Batch:
     pairs = present(batch.pairs, "pairs").clone()
     pairs[worse[order]] = pairs[better]
     return batch.replace(pairs=pairs)
-
-
-def mismatched_kl(logprobs_BT: Tensor, batch: Batch) -> float:
-    """Estimate of the policy's KL from the reference, from responses to other prompts (`kto_z`)."""
-    responses = Responses.of(logprobs_BT, batch)
-    return float(kto_z(responses.logprobs - responses.ref_logprobs))
 
 
 def objective_of(

@@ -6,12 +6,13 @@ So no second model is in memory while the policy learns, and no step waits for o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -29,11 +30,11 @@ ScoreTexts = Callable[[Sequence[Text]], Tensor]
 class KeptReference:
     """Log-probabilities of each response's tokens under the reference, by prompt and response."""
 
-    rows: dict[Text, list[float]]
+    rows: Mapping[Text, NDArray[np.float32]]
 
     def of(self, text: Text) -> list[float]:
         """Log-probability of each token of the response."""
-        return self.rows[text]
+        return self.rows[text].tolist()
 
     @staticmethod
     def computed(texts: Iterable[Text], score: ScoreTexts) -> KeptReference:
@@ -62,7 +63,7 @@ class KeptReference:
 def _cut(texts: Sequence[Text], flat: Tensor) -> KeptReference:
     ends = np.cumsum([len(response) for _, response in texts])
     parts = np.split(flat.numpy(), ends[:-1])
-    return KeptReference({text: part.tolist() for text, part in zip(texts, parts, strict=True)})
+    return KeptReference(dict(zip(texts, parts, strict=True)))
 
 
 def _computed(texts: Sequence[Text], score: ScoreTexts) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from burnish.data.preference_tokens import PreferenceExample
 from burnish.forward.batch import Batch
 from burnish.trainers.preferences.batches import build_batch, mismatched, plain_batch, responses_of
-from burnish.trainers.preferences.objective import PreferenceObjective, Responses, mismatched_kl
+from burnish.trainers.preferences.objective import PreferenceObjective, Responses
 from burnish.trainers.preferences.reference import KeptReference, Text
 from burnish.trainers.reward_model.preference_metrics import LengthRule, ScoredComparison, describe
 
@@ -51,7 +51,7 @@ class HeldOutPreferences:
         """Compute the metrics of an evaluation, named `eval/...`."""
         if self.others:
             batch = plain_batch(self.others, reference, pad_token_id=pad_token_id)
-            objective = replace(objective, kl=mismatched_kl(score(batch).cpu(), batch))
+            objective = replace(objective, kl=objective.mismatched_kl(score(batch).cpu(), batch))
         found: dict[str, list[float]] = defaultdict(list)
         for start in range(0, len(self.examples), EVALUATION_ROWS):
             rows = responses_of(self.examples[start : start + EVALUATION_ROWS])

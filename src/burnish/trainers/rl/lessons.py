@@ -53,7 +53,7 @@ class Lesson:
     teacher: int
     weight: float
     prompts: TeacherPrompts | None = None
-    """None if the teacher reads the policy's prompts."""
+    """Its own prompts; None if it reads the policy's."""
 
 
 @dataclass(frozen=True, slots=True)

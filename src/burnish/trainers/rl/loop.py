@@ -18,7 +18,7 @@ from burnish.algorithms.kl import KLController, k1, k3
 from burnish.algorithms.ratios import beyond_limit, highest_entropy, log_ratio
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import DivergenceError
-from burnish.forward.batch import Batch, present
+from burnish.forward.batch import Batch, TokenScores, present
 from burnish.models.accumulation import count_denominators
 from burnish.models.roles import Critic, Learner, Objective, Policy, Reference, Signals, Update, ValueObjective
 from burnish.observability.metrics import MetricStore, mean, total
@@ -149,20 +149,17 @@ class RlRun(Training):
         # A single update needs none: its own log-probabilities are the old ones (`PolicyObjective`), a forward saved.
         several_updates = optimization.epochs * optimization.minibatches > 1
         reads_old = algorithm.kl_in == "reward" or self.estimator.needs_old_logprobs
-        if self.config.old_logprobs_of_sampler:
+        of_sampler, share = self.config.old_logprobs_of_sampler, algorithm.top_entropy
+        if of_sampler:
             batch = batch.replace(old_logprobs=present(batch.rollout_logprobs, "rollout_logprobs"))
-        elif several_updates or reads_old or (cut_off and self.reference is not None):
-            batch = batch.replace(old_logprobs=self.policy.logprobs(batch).logprobs_BT)
-        if algorithm.top_entropy is not None:
-            batch = batch.replace(weights=self.entropy_weights(batch, algorithm.top_entropy))
+        needs_old = not of_sampler and (several_updates or reads_old or (cut_off and self.reference is not None))
+        if needs_old or share is not None:
+            scores = self.policy.logprobs(batch, entropy=share is not None)
+            batch = batch.replace(old_logprobs=scores.logprobs_BT) if needs_old else batch
+            batch = batch if share is None else ranked(batch, scores, share)
         if self.lessons is not None:
             batch = batch.replace(teacher_logprobs=teacher(), teacher_weights=self.lessons.weights(rows))
         return batch if self.reference is None else batch.replace(ref_logprobs=reference())
-
-    def entropy_weights(self, batch: Batch, share: float) -> Tensor:
-        """(B, T): 1 for this share of the step's trained tokens, those of highest entropy, and 0 for the others."""
-        scores = self.policy.logprobs(batch, entropy=True)
-        return highest_entropy(present(scores.entropy_BT, "entropy_BT"), batch.loss_mask, share=share).float()
 
     def update(self, batch: Batch, step: int, metrics: MetricStore) -> None:
         """epochs x minibatches optimizer steps of policy and critic. Stops after an epoch that moved the policy further
@@ -194,9 +191,8 @@ class RlRun(Training):
                         critic_update = self.begin_critic(self.critic, minibatch, planned, warming_up=warming_up)
                     if not warming_up:
                         # Counted before rows without gradient are left out, which must not change the others' weight.
-                        part, denominators = minibatch, count_denominators(minibatch)
-                        if config.algorithm.skip_zero_advantages:
-                            part = with_gradient(minibatch)
+                        denominators = count_denominators(minibatch)
+                        part = with_gradient(minibatch) if config.algorithm.skip_zero_advantages else minibatch
                         done = self.policy.update(part, objective, denominators=denominators, planned_step=planned)
                         # Before any update the ratio should be 1: a deviation is an error of the passes, not learning.
                         if unmoved and done.signals.ratio_deviation is not None:
@@ -254,6 +250,13 @@ class RlRun(Training):
                 store.merge(expected)
         self.journal.record_evaluation(self.progress.step, groups, values)
         return store.row() | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
+
+
+def ranked(batch: Batch, scores: TokenScores, share: float) -> Batch:
+    """The step with weights of 1 for this share of its trained tokens, those of highest entropy, and 0 for the
+    others."""
+    chosen = highest_entropy(present(scores.entropy_BT, "entropy_BT"), batch.loss_mask, share=share)
+    return batch.replace(weights=chosen.float())
 
 
 def with_gradient(minibatch: Batch) -> Batch:

@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from runs import untimed_rows, write_pairs
 from safetensors.torch import load_file
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_prefer import PreferConfig
 from burnish.data.preference_tokens import PreferenceExample
-from burnish.errors import BurnishError, ConfigError, DataError
+from burnish.errors import BurnishError, DataError, ModelError
+from burnish.forward.batch import TokenScores
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
+from burnish.models.roles import Denominators
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.outer_loop import run_loop
 from burnish.trainers.preferences.batches import build_batch, mismatched, responses_of
@@ -37,25 +42,11 @@ def model(save_tiny_llama: Callable[..., Path]) -> Path:
     return save_tiny_llama("abcdefgh?", hidden_size=32, intermediate_size=64)
 
 
-def write_pairs(path: Path, count: int, seed: int) -> None:
-    """The response with more `a` is better; lengths do not tell."""
-    draw = random.Random(seed)
-    rows = []
-    while len(rows) < count:
-        first, second = ("".join(draw.choices("abcdefgh", k=draw.randint(3, 9))) for _ in range(2))
-        if first.count("a") == second.count("a"):
-            continue
-        better, worse = sorted((first, second), key=lambda text: -text.count("a"))
-        prompt = "".join(draw.choices("bcdefgh", k=4)) + "?"
-        rows.append({"prompt": prompt, "chosen": better, "rejected": worse, "weight": 1 + draw.random()})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.fixture
 def prefer_run(model: Path, tmp_path: Path) -> Callable[..., PreferConfig]:
     def build(*overrides: str, pairs: int = 96, **fields: Any) -> PreferConfig:
-        write_pairs(tmp_path / "train.jsonl", pairs, seed=0)
-        write_pairs(tmp_path / "eval.jsonl", 64, seed=1)
+        write_pairs(tmp_path / "train.jsonl", pairs, seed=0, weighted=True)
+        write_pairs(tmp_path / "eval.jsonl", 64, seed=1, weighted=True)
         data = {
             "output": str(tmp_path / "run"),
             "model": {"path": str(model), "device": "cpu"},
@@ -73,14 +64,6 @@ def prefer_run(model: Path, tmp_path: Path) -> Callable[..., PreferConfig]:
     return build
 
 
-def rows_of(config: PreferConfig) -> list[dict[str, float]]:
-    lines = (Path(config.output) / "metrics.jsonl").read_text().splitlines()
-    return [
-        {name: value for name, value in json.loads(line).items() if not name.startswith(("time/", "throughput/"))}
-        for line in lines
-    ]
-
-
 def weights_of(config: PreferConfig, step: int) -> dict[str, torch.Tensor]:
     return load_file(Path(config.output) / f"checkpoints/step-{step:06}/policy/model.safetensors")
 
@@ -90,7 +73,7 @@ def weights_of(config: PreferConfig, step: int) -> dict[str, torch.Tensor]:
 def test_held_out_preferences_are_learned(prefer_run: Callable[..., PreferConfig], loss: str) -> None:
     config = prefer_run(f"losses={loss}", "optimization.epochs=4", "evaluation.every_steps=null", pairs=192)
     train_preferences(config, console=QUIET)
-    first, *_, last = rows_of(config)
+    first, *_, last = untimed_rows(config.output)
     assert last["step"] == 48
     assert last["eval/accuracy"] > max(0.7, first["eval/accuracy"] + 0.1)
     assert last["eval/loss"] < first["eval/loss"]
@@ -102,11 +85,12 @@ def test_held_out_preferences_are_learned(prefer_run: Callable[..., PreferConfig
 
 
 def test_the_first_step_is_log_two(prefer_run: Callable[..., PreferConfig]) -> None:
-    """The policy is its reference: no margin, a loss of log 2 for each pair, and half of the rows are right."""
+    """The policy is its reference: no margin, and a loss of log 2 for each pair, times its weight."""
     config = prefer_run("steps=1", "evaluation.at_start=false", pairs=16)
     train_preferences(config, console=QUIET)
-    (row,) = rows_of(config)
-    assert row["train/loss"] == pytest.approx(0.693147, abs=1e-5)
+    (row,) = untimed_rows(config.output)
+    rows = map(json.loads, Path(config.data.train[0].path).read_text().splitlines())
+    assert row["train/loss"] == pytest.approx(0.693147 * sum(one["weight"] for one in rows) / 16, abs=1e-5)
     assert row["preference/margin"] == pytest.approx(0, abs=1e-5)
     assert row["train/comparisons"] == 16
 
@@ -134,7 +118,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     kept = (tmp_path / "run" / REFERENCE_FILE).stat().st_mtime_ns
     train_preferences(cut, console=QUIET)
     assert (tmp_path / "run" / REFERENCE_FILE).stat().st_mtime_ns == kept
-    assert rows_of(cut) == rows_of(whole)
+    assert untimed_rows(cut.output) == untimed_rows(whole.output)
     ours, theirs = weights_of(cut, 6), weights_of(whole, 6)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
@@ -146,7 +130,7 @@ def test_two_trainers_give_the_bits_of_one(prefer_run: Callable[..., PreferConfi
     two = prefer_run(*shared, f"output={tmp_path / 'two'}", "cluster.trainers=2")
     for config in (one, two):
         train_preferences(config, console=QUIET)
-    assert rows_of(one) == rows_of(two)
+    assert untimed_rows(one.output) == untimed_rows(two.output)
     assert (tmp_path / "one" / REFERENCE_FILE).read_bytes() == (tmp_path / "two" / REFERENCE_FILE).read_bytes()
     ours, theirs = weights_of(one, 3), weights_of(two, 3)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -156,7 +140,7 @@ def test_two_trainers_give_the_bits_of_one(prefer_run: Callable[..., PreferConfi
 def test_adapters_learn_and_their_reference_is_the_base(prefer_run: Callable[..., PreferConfig]) -> None:
     config = prefer_run("model.lora.rank=4", "optimization.epochs=4", "optimization.learning_rate=2e-2")
     train_preferences(config, console=QUIET)
-    rows = rows_of(config)
+    rows = untimed_rows(config.output)
     assert rows[1]["preference/margin"] == pytest.approx(0, abs=1e-5)
     assert rows[-1]["eval/accuracy"] > 0.6
 
@@ -180,12 +164,13 @@ def test_a_reference_may_be_another_model(
     train_preferences(start, console=QUIET)
     same = prefer_run("steps=3", f"output={tmp_path / 'same'}", f"reference={model}")
     train_preferences(same, console=QUIET)
-    assert rows_of(same) == rows_of(start)
+    assert untimed_rows(same.output) == untimed_rows(start.output)
     trained = prefer_run("steps=3", f"output={tmp_path / 'trained'}", f"reference={tmp_path / 'start'}")
     train_preferences(trained, console=QUIET)
-    assert rows_of(trained)[1]["preference/margin"] < 0  # the reference has learned what the policy is to learn
+    first = untimed_rows(trained.output)[1]
+    assert first["preference/margin"] < 0  # the reference has learned what the policy is to learn
     other = save_tiny_llama("abcdefghij?", hidden_size=32, intermediate_size=64)
-    with pytest.raises(ConfigError, match="another vocabulary"):
+    with pytest.raises(ModelError, match="another vocabulary"):
         train_preferences(prefer_run(f"output={tmp_path / 'other'}", f"reference={other}"), console=QUIET)
 
 
@@ -200,16 +185,32 @@ def test_micro_batches_change_nothing(model: Path, loss: str) -> None:
     for tokens in (8, 10_000):
         loaded = load_model(ModelConfig(path=str(model), device="cpu"), seed=0)
         policy = LocalPolicy(loaded, OptimizerSettings(1e-2, 10), tokens_per_microbatch=tokens)
-        reference = KeptReference({one.text: [-1.0 - 0.1 * n] * len(one.text[1]) for n, one in enumerate(rows)})
+        reference = KeptReference(
+            {one.text: np.full(len(one.text[1]), -1 - 0.1 * n, np.float32) for n, one in enumerate(rows)}
+        )
         objective = objective_of([(loss, 1.0, {})], {}, length_normalised=False)
         batch = build_batch(rows, reference, pad_token_id=0, in_pairs=loss != "kto")
         if objective.sorts is not None:
             batch = matched(batch, policy.logprobs(batch).logprobs_BT, objective.sorts)
         parts = [part for _, part in policy._scorer.split(batch, tokens)]
-        assert len(parts) == 1 if tokens > 8 else len(parts) == 11 or loss == "kto"
+        assert len(parts) == 1 if tokens > 8 else len(parts) > 11 if loss == "kto" else len(parts) == 11
         metrics = policy.update(batch, objective).metrics
         found.append((metrics["policy/grad_norm"].result(), metrics["train/loss"].result()))
     assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_a_mean_over_tokens_is_compared_with_a_mean_over_tokens() -> None:
+    """kto, length_normalised: ratios of 4 nats over 2 tokens for the response, and for one to another prompt."""
+    rows = responses_of([PreferenceExample("1", (3,), ((4, 5),), best=0, good=True, weight=3.0)])
+    batch = build_batch(rows, KeptReference({rows[0].text: np.full(2, -5, np.float32)}), pad_token_id=0, in_pairs=False)
+    objective = objective_of([("kto", 1.0, {"beta": 0.5})], {}, length_normalised=True)
+    logprobs = torch.full((1, 2), -3.0)
+    objective = replace(objective, kl=objective.mismatched_kl(logprobs, batch))
+    assert objective.kl == 2.0
+    value = objective(TokenScores(logprobs), batch, Denominators(2, 1))
+    assert value.loss.item() == pytest.approx(3 * 0.5)  # weight 3, 1 - s(0)
+    assert value.metrics["train/loss"].result() == pytest.approx(1.5)
+    assert value.metrics["preference/chosen_reward"].result() == pytest.approx(0.5 * 2)
 
 
 def test_the_best_candidate_makes_a_pair_with_each_other() -> None:
@@ -236,7 +237,7 @@ def test_rated_responses_are_read(prefer_run: Callable[..., PreferConfig], tmp_p
     rated.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = prefer_run("losses=kto", f"data.train={rated}", "data.eval=[]", "evaluation.every_steps=null", "steps=2")
     train_preferences(config, console=QUIET)
-    assert rows_of(config)[-1]["preference/rejected_tokens"] == 3  # with the end of the sequence
+    assert untimed_rows(config.output)[-1]["preference/rejected_tokens"] == 3  # with the end of the sequence
     with pytest.raises(DataError, match="rates a single response, but the losses compare two"):
         train_preferences(prefer_run(f"data.train={rated}", f"output={tmp_path / 'b'}"), console=QUIET)
     rated.write_text(json.dumps(rows[0] | {"label": "good"}) + "\n")

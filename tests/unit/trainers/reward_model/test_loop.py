@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import untimed_rows, write_pairs
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
@@ -35,20 +35,6 @@ def model(save_tiny_llama: Callable[..., Path]) -> Path:
     return save_tiny_llama("abcdefgh?", hidden_size=32, intermediate_size=64)
 
 
-def write_pairs(path: Path, count: int, seed: int) -> None:
-    """The response with more `a` is better; lengths do not tell."""
-    draw = random.Random(seed)
-    rows = []
-    while len(rows) < count:
-        first, second = ("".join(draw.choices("abcdefgh", k=draw.randint(3, 9))) for _ in range(2))
-        if first.count("a") == second.count("a"):
-            continue
-        better, worse = sorted((first, second), key=lambda text: -text.count("a"))
-        prompt = "".join(draw.choices("bcdefgh", k=4)) + "?"
-        rows.append({"prompt": prompt, "chosen": better, "rejected": worse})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.fixture
 def rm_run(model: Path, tmp_path: Path) -> Callable[..., RmConfig]:
     def build(*overrides: str, pairs: int = 96, **fields: Any) -> RmConfig:
@@ -70,19 +56,11 @@ def rm_run(model: Path, tmp_path: Path) -> Callable[..., RmConfig]:
     return build
 
 
-def rows_of(config: RmConfig) -> list[dict[str, float]]:
-    lines = (Path(config.output) / "metrics.jsonl").read_text().splitlines()
-    return [
-        {name: value for name, value in json.loads(line).items() if not name.startswith(("time/", "throughput/"))}
-        for line in lines
-    ]
-
-
 @pytest.mark.slow
 def test_a_run_writes_what_both_libraries_load(rm_run: Callable[..., RmConfig]) -> None:
     config = rm_run()
     result = train_reward_model(config, console=QUIET)
-    rows = rows_of(config)
+    rows = untimed_rows(config.output)
     assert result.step == 6  # 96 / 16
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5, 6]
     assert rows[-1]["rm/learning_rate"] == pytest.approx(1e-2 / 6)  # linear to 0
@@ -122,7 +100,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
         assert run.progress.step == 3
     monkeypatch.setattr(RmRun, "train_step", plain_step)
     again = train_reward_model(config, console=QUIET)
-    assert rows_of(config) == rows_of(undisturbed)
+    assert untimed_rows(config.output) == untimed_rows(undisturbed.output)
     first, second = (load_file(folder / "model.safetensors") for folder in (whole.weights, again.weights))
     assert all(bool((first[name] == second[name]).all()) for name in first)
     saved, resaved = (folder / "burnish_reward_model.json" for folder in (whole.weights, again.weights))
@@ -154,7 +132,7 @@ def test_normalisation_ends_at_mean_0(on: str, rm_run: Callable[..., RmConfig]) 
 def test_a_split_replaces_a_held_out_file(rm_run: Callable[..., RmConfig]) -> None:
     config = rm_run("held_out_fraction=0.25", "data.eval=[]")
     train_reward_model(config, console=QUIET)
-    rows = rows_of(config)
+    rows = untimed_rows(config.output)
     assert 0 < rows[0]["eval/comparisons"] < 96
     assert rows[0]["eval/comparisons"] + sum(row["train/comparisons"] for row in rows[1:]) == 96
 
@@ -168,7 +146,7 @@ def test_candidates_train_with_best_of(rm_run: Callable[..., RmConfig], tmp_path
         rm_run(*words)
     config = rm_run(f"data.train={file}", "data.eval=[]", "evaluation.every_steps=null", "loss=best_of", "steps=8")
     train_reward_model(config, console=QUIET)
-    assert rows_of(config)[-1]["train/accuracy"] == 1.0
+    assert untimed_rows(config.output)[-1]["train/accuracy"] == 1.0
     with pytest.raises(ConfigError, match=r"has 4 candidates.*\n.*loss: best_of"):
         train_reward_model(
             config.model_copy(update={"loss": "bradley_terry", "output": str(tmp_path / "b")}), console=QUIET
@@ -207,7 +185,7 @@ def test_a_known_rule_is_learned(rm_run: Callable[..., RmConfig]) -> None:
         pairs=3000,
     )
     train_reward_model(config, console=QUIET)
-    last = rows_of(config)[-1]
+    last = untimed_rows(config.output)[-1]
     assert last["eval/accuracy"] > 0.95
     assert last["eval/length_rule_accuracy"] < 0.8
 
@@ -236,7 +214,7 @@ def test_an_error_beside_the_updates_loses_no_step_and_normalises_once(
     assert json.loads((saved / "pending.json").read_text())["normalised"] is (stopped_at == 6)
     assert saved.name == f"step-{stopped_at:06d}"
     again = train_reward_model(config, console=QUIET)
-    assert rows_of(config) == rows_of(undisturbed)
+    assert untimed_rows(config.output) == untimed_rows(undisturbed.output)
     first, second = (load_file(folder / "model.safetensors") for folder in (whole.weights, again.weights))
     assert all(bool((first[name] == second[name]).all()) for name in first)
 
@@ -251,7 +229,7 @@ def test_stopped_before_its_first_step_it_goes_on(rm_run: Callable[..., RmConfig
         run_loop(run, stop)
         assert run.progress.step == 0
     train_reward_model(config, console=QUIET)
-    assert rows_of(config) == rows_of(undisturbed)
+    assert untimed_rows(config.output) == untimed_rows(undisturbed.output)
 
 
 @pytest.mark.slow

@@ -11,13 +11,13 @@ from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_teacher import OWN_POLICY, TeacherConfig
 from burnish.data.prompts import PromptSet
 from burnish.data.template import ChatFormat
-from burnish.errors import ConfigError, ModelError
+from burnish.errors import ConfigError
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel, load_model, load_outline
 from burnish.models.reference import FrozenReference
 from burnish.models.roles import Reference
 from burnish.models.teachers import Teachers
-from burnish.models.tokenizers import vocabulary_difference
+from burnish.models.tokenizers import require_same_tokens
 from burnish.trainers.chaining import with_weights
 from burnish.trainers.rl.lessons import Lesson, TeacherPrompts
 from burnish.trainers.rl.setup.feeds import with_template
@@ -112,11 +112,8 @@ def check_teachers(config: RlConfig, loaded: LoadedModel) -> None:
 
 def check_vocabulary(field: str, path: str, theirs: PreTrainedTokenizerBase, ours: PreTrainedTokenizerBase) -> None:
     """Raise ModelError for a teacher that reads other tokens than the policy writes."""
-    difference = vocabulary_difference(theirs, ours)
-    if difference is not None:
-        raise ModelError(
-            f"{field} {path!r} does not have the vocabulary of the policy, token by token of whose responses it is "
-            f"asked: {difference}",
-            remedy="use a teacher of the policy's model family, or train on texts that this teacher writes "
-            "(`burnish sft`), which need no common vocabulary",
-        )
+    remedy = (
+        "use a teacher of the policy's model family, or train on texts that this teacher writes (`burnish sft`), which "
+        "need no common vocabulary"
+    )
+    require_same_tokens(field, path, theirs, ours, remedy=remedy)
