@@ -113,7 +113,25 @@ def test_the_same_is_claimed_only_of_the_same(word: str, says: tuple[str, ...]) 
     assert (SAME in told) == any(SAME in part for part in says)
 
 
-@pytest.mark.parametrize("kind", ["sft", "rm"])
+@pytest.mark.parametrize(
+    ("kind", "word", "says"),
+    [
+        ("prefer", "per_device_train_batch_size=8", "set optimization.comparisons_per_batch"),
+        ("prefer", "loss_type=sigmoid_norm", "sigmoid with length_normalised: true"),
+        ("prefer", "f_divergence_type=js_divergence", "set divergence: js_divergence is js"),
+        ("prefer", "ref_model=runs/sft", "set reference: the folder or run"),
+        ("prefer", "rpo_alpha=1", "name: sft, weight: 1.0"),
+        ("distill", "lmbda=0.5", "set sampled_share"),
+        ("distill", "max_length=512", "set max_tokens"),
+    ],
+)
+def test_words_of_preferences_and_distillation_are_known(kind: str, word: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_run_data({"model": "m", "data": {"train": "a"}}, [word], kind)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["sft", "rm", "prefer", "distill"])
 def test_a_word_may_mean_the_same_in_another_kind_of_run(kind: str) -> None:
     for word, field in (("num_train_epochs=2", "optimization.epochs"), ("max_steps=2", "steps")):
         with pytest.raises(ConfigError, match=rf"did you mean {field}\? \({SAME}\)"):
