@@ -207,7 +207,7 @@ def test_supervised_fine_tuning_may_die_at_every_single_write(
     assert check_deaths_at_fsync(commands, words, tmp_path, trace, count(1, 3)) > 10
 
 
-MANY_KILLS = [("grpo", 0), ("ppo_shared", 0)]
+MANY_KILLS = [("ppo_shared", 0)]
 """The cases that every commit waits for."""
 
 
