@@ -8,6 +8,7 @@ token was sampled by the policy and is trained on. The content of masked slots n
 - `token_mean` and `sequence_mean_...` reduce a loss per token to one number. If the optimizer step is cut into
   micro-batches, give each call the counts of the entire step.
 - `kl_loss` is the KL to a reference per token; `k1`, `k2` and `k3` are its estimators.
+- `dynamic_nll` is the loss of dynamic fine-tuning per token.
 - `clipped_value` is a critic's loss per token.
 - `bradley_terry` and `best_of` are reward-model losses per comparison.
 - `preferences` has the losses of preference optimisation: `preferences.sigmoid(preferences.Pairs(...), beta=0.1)` is
@@ -26,6 +27,7 @@ from burnish.algorithms.aggregation import (
     turn_mean_token_mean,
 )
 from burnish.algorithms.kl import k1, k2, k3, kl_loss
+from burnish.algorithms.likelihood import dynamic_nll
 from burnish.algorithms.pair_losses import formulas as preferences
 from burnish.algorithms.policy_losses import (
     PolicyLoss,
@@ -59,6 +61,7 @@ __all__ = [
     "count_tokens",
     "covariance_selection",
     "dppo",
+    "dynamic_nll",
     "gmpo",
     "gspo",
     "k1",

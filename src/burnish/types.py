@@ -25,7 +25,8 @@ class Message:
 
     `tool_calls` are `{"type": "function", "function": {"name", "arguments"}}`, where `arguments` is a mapping.
     `reasoning_content` is the assistant's thinking before its answer. `extra` holds all other fields of the turn
-    (`name`, `tool_call_id`, ...) and is passed to the template unchanged.
+    (`name`, `tool_call_id`, ...) and is passed to the template unchanged. `trained`: a row of data says that the turn
+    is trained on, or not; templates and records do not see it.
     """
 
     role: str
@@ -33,6 +34,7 @@ class Message:
     tool_calls: tuple[Mapping[str, Json], ...] = field(default=(), hash=False)
     reasoning_content: str | None = None
     extra: Mapping[str, Json] = field(default_factory=dict, hash=False)
+    trained: bool | None = None
 
     def called(self) -> list[str]:
         """Names of the functions that this turn calls."""

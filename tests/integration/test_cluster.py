@@ -160,6 +160,7 @@ LEARNED: dict[str, tuple[str, ...]] = {
     "sft": (),
     "sft lora": ("model.lora.rank=4",),
     "sft bfloat16": ("model.dtype=bfloat16",),
+    "sft noisy": ("neftune_alpha=5",),
     "sft sharded": ("cluster.sharding=optimizer",),
     "rm sharded": ("cluster.sharding=optimizer",),
     "sft checkpointing": ("model.gradient_checkpointing=true",),
@@ -210,7 +211,7 @@ def test_two_trainers_of_a_reward_model_are_one(learn: Callable[..., Path], trac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", most_by_hand(LEARNED, "sft lora"))
+@pytest.mark.parametrize("case", most_by_hand(LEARNED, "sft lora", "sft noisy"))
 def test_no_number_of_trainers_changes_a_bit_of_given_data(
     case: str, learn: Callable[..., Path], trace: Callable[[Path], Any]
 ) -> None:

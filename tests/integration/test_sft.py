@@ -67,6 +67,56 @@ def test_the_held_out_loss_falls_and_the_result_loads(sft_run: Callable[..., Sft
     AutoModelForCausalLM.from_pretrained(result.weights)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("field", [{"loss": "dft"}, {"neftune_alpha": 0.5}])
+def test_it_learns_with_the_losses_and_noise_of_papers(
+    sft_run: Callable[..., SftConfig], field: dict[str, Any]
+) -> None:
+    config = sft_run(steps=100, **field)
+    train_sft(config, console=Console(quiet=True))
+    rows = rows_of(config.output)
+    assert rows[-1]["eval/loss"] < 0.7 * rows[0]["eval/loss"]
+    assert rows[-1]["eval/token_accuracy"] > rows[0]["eval/token_accuracy"] + 0.25
+    assert ("train/cross_entropy" in rows[-1]) is (field == {"loss": "dft"})
+
+
+@pytest.mark.slow
+def test_noise_is_the_same_after_a_resume_and_none_in_evaluation(
+    sft_run: Callable[..., SftConfig], trace: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    def run(name: str, steps: int, **fields: Any) -> Any:
+        optimization = {"learning_rate": 3e-3, "tokens_per_batch": 70, "schedule": "constant"}
+        evaluation = {"every_steps": 2}
+        config = sft_run(
+            output=str(tmp_path / name), steps=steps, optimization=optimization, evaluation=evaluation, **fields
+        )
+        return trace(train_sft(config, console=Console(quiet=True)).folder)
+
+    whole = run("whole", 4, neftune_alpha=5)
+    run("resumed", 2, neftune_alpha=5)
+    assert run("resumed", 4, neftune_alpha=5) == whole
+    plain, other = run("plain", 2), run("other seed", 2, neftune_alpha=5, seed=1)
+    assert plain.metrics[0]["eval/loss"] == whole.metrics[0]["eval/loss"]
+    first = [each.metrics[1]["train/loss"] for each in (plain, whole, other)]
+    assert len(set(first)) == 3
+
+
+def test_weights_reach_the_step(sft_run: Callable[..., SftConfig], tmp_path: Path) -> None:
+    """Rows of weight 0 are not there; equal weights are none."""
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()][:20]
+    losses = {}
+    for name, weights in {"none": [None] * 20, "twos": [2] * 20, "halves": [1, 0] * 10, "half": [None, 0] * 10}.items():
+        kept = [(row, weight) for row, weight in zip(rows, weights, strict=True) if name != "half" or weight is None]
+        given = [row if weight is None else row | {"weight": weight} for row, weight in kept]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+        data = {"train": str(tmp_path / f"{name}.jsonl"), "shuffle": False}
+        config = sft_run(output=str(tmp_path / name), steps=1, evaluation={}, data=data)
+        train_sft(config, console=Console(quiet=True))
+        losses[name] = rows_of(config.output)[-1]["train/loss"]
+    assert losses["none"] == losses["twos"]
+    assert losses["halves"] == losses["half"] != losses["none"]
+
+
 def test_the_saved_policy_stops_where_training_ended_responses(
     sft_run: Callable[..., SftConfig], tiny_model: Path, tmp_path: Path
 ) -> None:

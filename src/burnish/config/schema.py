@@ -7,9 +7,9 @@ before validation (`burnish.config.loading`), so the values seen here are final.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from burnish.config.checks import check_training
 from burnish.config.checks_rl import check_rl
@@ -69,6 +69,14 @@ class SftConfig(RunConfig):
     """Optimizer steps. `null`: `optimization.epochs` passes over the data."""
     max_tokens: PositiveInt = 2048
     """Longest example (prompt and completion), in tokens; see `data.over_long`."""
+    train_on: Literal["all_turns", "last_turn"] = "all_turns"
+    """Assistant's turns of a conversation that are trained on, unless a message says `train: false` (docs/data.md)."""
+    loss: Literal["nll", "dft"] = "nll"
+    """Loss of a token with probability p: -log p, or with `dft` -p log p, where p has no gradient
+    (https://arxiv.org/abs/2508.05629, docs/algorithms.md)."""
+    neftune_alpha: Annotated[float, Field(gt=0)] | None = None
+    """Add noise to the embeddings of the input while training, uniform in ±alpha / sqrt(tokens × width), as NEFTune
+    does (https://arxiv.org/abs/2310.05914: 5, 10 or 15). `null`: none."""
     optimization: SftOptimizationConfig = SftOptimizationConfig()
     cluster: TrainersConfig = TrainersConfig()
 

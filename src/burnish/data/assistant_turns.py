@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -26,9 +26,15 @@ _HEADED = "conversations with a header after a tool that the generation prompt l
 
 
 def encode_with_turns(
-    messages: Sequence[Message], template: Template, *, where: str, first_trained: int = 0
+    messages: Sequence[Message],
+    template: Template,
+    *,
+    where: str,
+    first_trained: int = 0,
+    left_out: Collection[int] = (),
 ) -> tuple[tuple[int, ...], tuple[bool, ...], list[str]]:
-    """Return tokens, loss mask and notes for the user. The mask is True on assistant turns from `first_trained` on.
+    """Return tokens, loss mask and notes for the user. The mask is True on assistant turns from `first_trained` on,
+    except for the messages `left_out`.
 
     A turn includes the token that ends it, but not the white space that the template writes after that. Tool calls and
     reasoning that the template writes into a turn are part of it.
@@ -37,7 +43,8 @@ def encode_with_turns(
     conversation is rendered up to each turn. Raises DataError if such a rendering is not a prefix of the whole, or if
     the mask leaves out a part of a trained turn.
     """
-    turns = [i for i, message in enumerate(messages) if message.role == "assistant" and i >= first_trained]
+    answers = [i for i, message in enumerate(messages) if message.role == "assistant" and i >= first_trained]
+    turns = [i for i in answers if i not in left_out]
     if not turns:
         raise DataError(
             f"{where}: the conversation has no assistant turn to train on",
@@ -49,6 +56,8 @@ def encode_with_turns(
     frame = TurnFrame(template, where)
     if template.has_marks:
         tokens, mask, spans = _by_marks(messages, template, whole, where, first_trained)
+        if turns != answers:
+            mask, spans = _of_turns(turns, parts, template, whole, mask, spans, where)
     else:
         tokens, mask, spans, of_headers = _by_prefixes(messages, turns, parts, frame, whole)
         notes += of_headers
@@ -107,6 +116,31 @@ def _by_marks(
     offsets = template.tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     runs = [list(run) for on, run in groupby(zip(mask, offsets, strict=True), key=itemgetter(0)) if on]
     return tokens, mask, [(run[0][1][0], run[-1][1][1]) for run in runs]
+
+
+def _of_turns(
+    turns: Sequence[int],
+    parts: Sequence[Part],
+    template: Template,
+    whole: str,
+    mask: Sequence[bool],
+    spans: Sequence[Span],
+    where: str,
+) -> tuple[list[bool], list[Span]]:
+    """Keep the marked spans of these turns. DataError where a span is not of a single turn: marks do not say whose."""
+    kept = []
+    for begin, end in spans:
+        within = {part.turn for part in parts if part.at is not None and begin <= part.at < end}
+        if len(within) != 1:
+            raise DataError(
+                f"{where}: the {{% generation %}} marks of the template do not tell the turns of this conversation "
+                "apart, so that none can be left out of training",
+                remedy="train on all turns, or set model.chat_template to one with marks around each turn",
+            )
+        if within <= set(turns):
+            kept.append((begin, end))
+    _, is_kept = _tokens_of_spans(whole, kept, template.tokenizer)
+    return [on and keep for on, keep in zip(mask, is_kept, strict=True)], kept
 
 
 def _by_prefixes(

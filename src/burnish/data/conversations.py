@@ -50,7 +50,11 @@ def checked_messages(value: Any, row: Row, path: str) -> tuple[Message, ...]:
             remedy='a conversation is [{"role": "user", "content": "..."}, ...]',
         )
     return tuple(
-        checked_message(_without_nulls(item) if row.typed else item, f"{row.where}: column {path!r}, message {i}")
+        checked_message(
+            _without_nulls(item) if row.typed else item,
+            f"{row.where}: column {path!r}, message {i}",
+            may_mark=row.may_mark,
+        )
         for i, item in enumerate(value, start=1)
     )
 

@@ -3,7 +3,6 @@ is rated good or bad."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from burnish.data.chat import plain_messages
 from burnish.data.conversations import checked_messages, in_context, prompt_content, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource
-from burnish.data.rows import Row, describe, lookup, value_at
+from burnish.data.rows import Row, describe, lookup, value_at, weight_at
 from burnish.errors import DataError
 from burnish.types import Message
 
@@ -214,7 +213,7 @@ def _row(
     roles = loaded.reading.roles
     margin = _margin(row, roles["margin"]) if "margin" in roles else None
     tie = _tie(row, roles["tie"]) if "tie" in roles else False
-    weight = _weight(row, roles["weight"]) if "weight" in roles else 1.0
+    weight = weight_at(row, roles["weight"], may_be_zero=False) if "weight" in roles else 1.0
     domain, tools = loaded.domain_of(row), tools_at(row, roles)
     return PreferenceRow(row_id, row.where, prompt, responses, best, margin, tie, domain, tools=tools, weight=weight)
 
@@ -236,16 +235,6 @@ def _margin(row: Row, column: str) -> float | None:
         raise DataError(
             f"{row.where}: column {column!r} (margin) holds {describe(value)}",
             remedy="a margin is a number, at least 0: by how much the chosen response is better",
-        )
-    return float(value)
-
-
-def _weight(row: Row, column: str) -> float:
-    value = value_at(row, column, role="weight")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise DataError(
-            f"{row.where}: column {column!r} (weight) holds {describe(value)}",
-            remedy="a weight is a number above 0, the factor of this row's loss; remove rows that should not count",
         )
     return float(value)
 

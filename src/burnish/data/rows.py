@@ -25,13 +25,14 @@ class Row:
     """One row. `number` counts the rows of its source from 0. `where` is `file:line` or `file, row n`, for messages.
 
     `typed`: the row is from Parquet or Arrow. There each column has one type, so keys that this row lacks but other
-    rows have appear as null.
+    rows have appear as null. `may_mark`: messages of the row may say whether they are trained on.
     """
 
     number: int
     where: str
     values: Mapping[str, Any]
     typed: bool = False
+    may_mark: bool = False
 
 
 @contextmanager
@@ -159,6 +160,20 @@ def optional_text_at(row: Row, roles: Mapping[str, str], role: str) -> str | Non
     """The text of the column that plays the role; None if there is no such column, or nothing in it."""
     value = lookup(row.values, roles[role], None) if role in roles else None
     return None if value in (None, "") else text_at(row, roles[role], role=role)
+
+
+def weight_at(row: Row, path: str, *, may_be_zero: bool) -> float:
+    """The weight of the row's loss: a finite number above 0, or 0 with `may_be_zero`; DataError for anything else."""
+    value = value_at(row, path, role="weight")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf or (value == 0 and not may_be_zero):
+        least, leave_out = ("at least", "set it to 0 for") if may_be_zero else ("above", "remove")
+        raise DataError(
+            f"{row.where}: column {path!r} (weight) holds {describe(value)}",
+            remedy=f"a weight is a number {least} 0, the factor of this row's loss; {leave_out} rows that should not "
+            "count; if the column means something else, rename it",
+        )
+    return float(value)
 
 
 def describe(value: Any, width: int = 60) -> str:

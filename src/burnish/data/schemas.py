@@ -92,6 +92,8 @@ def recognise(rows: Sequence[Row], source: DataSource, purpose: Purpose) -> Read
     _check_claims(columns)
     schema = source.schema_name if source.schema_name != "auto" else _detect(columns)
     roles = _SCHEMAS[schema](columns)
+    if purpose == "examples":
+        roles |= columns.pick("weight", ("weight",))
     for role in ("system", "history"):  # many files have these columns and nothing in them
         if role in roles and not any(lookup(row.values, roles[role], None) for row in rows):
             del roles[role]

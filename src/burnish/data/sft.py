@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from burnish.config.schema_data import DataSource
 from burnish.data.assistant_turns import encode_with_turns
@@ -24,7 +24,7 @@ from burnish.data.chat import (
 from burnish.data.conversations import checked_messages, prompt_of, tools_at
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
-from burnish.data.rows import Row, reading_row, text_at, value_at
+from burnish.data.rows import Row, reading_row, text_at, value_at, weight_at
 from burnish.data.template import ChatFormat, Template, notes_on, refuse_unused_options
 from burnish.errors import DataError
 from burnish.types import Message, Prompt
@@ -34,18 +34,20 @@ if TYPE_CHECKING:
 
 Encoded = tuple[tuple[int, ...], tuple[bool, ...]]
 Tools = tuple[Mapping[str, Any], ...]
+TrainOn = Literal["all_turns", "last_turn"]
 
 
 @dataclass(frozen=True, slots=True)
 class SftExample:
     """One example. `loss_mask[t]` is True if token t is trained on; never for token 0, which nothing predicts. whole:
-    the tokens before the example was cut."""
+    the tokens before the example was cut. weight: the factor of its tokens' losses."""
 
     id: str
     tokens: tuple[int, ...]
     loss_mask: tuple[bool, ...]
     domain: str = "default"
     whole: tuple[int, ...] | None = None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +82,20 @@ def load_sft_examples(
     max_tokens: int | None = None,
     over_long: OverLong = "drop",
     chat: ChatFormat = AUTO,
+    train_on: TrainOn = "all_turns",
 ) -> SftSet:
     """Examples of all sources, encoded with their loss masks.
 
-    The loss covers the completion and an EOS in prompt-completion rows, all assistant turns with the tokens that end
-    them in conversations, and everything plus an EOS in plain text.
+    The loss covers the completion and an EOS in prompt-completion rows, assistant turns with the tokens that end them
+    in conversations, and everything plus an EOS in plain text. Of the turns, those are left out that a message marks so
+    (`train: false`, `weight: 0`), and with `train_on` "last_turn" all but the last. Rows of weight 0 are left out and
+    counted.
     max_tokens: limit on examples. Longer ones are dropped, truncated at the end (or dropped if that leaves nothing to
     train on) or an error, depending on `over_long`, and counted.
     """
     templated: Counter[str] = Counter()
     parts = [
-        _source_examples(loaded, tokenizer, max_tokens, over_long, chat, templated)
+        _source_examples(loaded, tokenizer, max_tokens, over_long, chat, train_on, templated)
         for loaded in load_sources(sources, "examples")
     ]
     refuse_unused_options(chat, applied=templated.total())
@@ -108,6 +113,7 @@ def _source_examples(
     max_tokens: int | None,
     over_long: OverLong,
     chat: ChatFormat,
+    train_on: TrainOn,
     templated: Counter[str],
 ) -> tuple[list[SftExample], Understanding]:
     kept: list[SftExample] = []
@@ -115,16 +121,26 @@ def _source_examples(
     changed: Counter[str] = Counter()
     for row_id, row in loaded.rows_with_ids():
         with reading_row(row.where):
-            tokens, mask = _encode(loaded, row, row_id, tokenizer, chat, changed, templated)
+            weight = _weight(loaded, row)
+            if weight == 0:
+                skipped["rows of weight 0"] += 1
+                continue
+            marked = replace(row, may_mark=True)
+            tokens, mask = _encode(loaded, marked, row_id, tokenizer, chat, train_on, changed, templated)
         whole = tokens
         if max_tokens is not None and len(tokens) > max_tokens:
             tokens, mask = _shorten((tokens, mask), max_tokens, over_long, row)
             counter = changed if any(mask) else skipped
             counter[_reason(max_tokens, over_long, left=any(mask))] += 1
         if any(mask):
-            kept.append(SftExample(row_id, tokens, mask, loaded.domain_of(row), whole))
+            kept.append(SftExample(row_id, tokens, mask, loaded.domain_of(row), whole, weight))
     require_rows(kept, loaded, skipped)
     return kept, loaded.understanding(kept=len(kept), skipped=skipped, changed=changed)
+
+
+def _weight(loaded: LoadedSource, row: Row) -> float:
+    roles = loaded.reading.roles
+    return weight_at(row, roles["weight"], may_be_zero=True) if "weight" in roles else 1.0
 
 
 def _reason(max_tokens: int, over_long: OverLong, *, left: bool) -> str:
@@ -151,6 +167,7 @@ def _encode(
     row_id: str,
     tokenizer: PreTrainedTokenizerBase,
     chat: ChatFormat,
+    train_on: TrainOn,
     changed: Counter[str],
     templated: Counter[str],
 ) -> Encoded:
@@ -172,24 +189,54 @@ def _encode(
     if "completion" not in roles:
         turns = _whole_conversation(asked, row, chat)
         templated[source.path] += 1
-        return _encode_turns(turns, template, row, changed, first_trained=0)
+        return _encode_turns(turns, template, row, changed, train_on, first_trained=0)
     prompt = asked_prompt(row_id, asked, template.tools)
     completion = _completion(row, roles["completion"])
     if chat.chat == "never" or (isinstance(completion, str) and not uses_template(prompt, chat)):
+        if not isinstance(completion, str) and _left_out(completion, train_on, row, 0):
+            raise DataError(
+                f"{row.where}: turns of the completion are not to be trained on (their marks, or train_on {train_on}), "
+                "but with data.chat never it is one text",
+                remedy="set data.chat: auto, or put these turns into the prompt",
+            )
         return _encode_plain_pair(prompt, completion, tokenizer, row)
     templated[source.path] += 1
     answer = (Message("assistant", completion),) if isinstance(completion, str) else completion
     question = turns_of(prompt)
-    return _encode_turns((*question, *answer), template, row, changed, first_trained=len(question))
+    return _encode_turns((*question, *answer), template, row, changed, train_on, first_trained=len(question))
 
 
 def _encode_turns(
-    turns: tuple[Message, ...], template: Template, row: Row, changed: Counter[str], *, first_trained: int
+    turns: tuple[Message, ...],
+    template: Template,
+    row: Row,
+    changed: Counter[str],
+    train_on: TrainOn,
+    *,
+    first_trained: int,
 ) -> Encoded:
     """The conversation in token ids, with the assistant's turns from `first_trained` on marked for training."""
-    tokens, mask, notes = encode_with_turns(turns, template, where=row.where, first_trained=first_trained)
+    left_out = _left_out(turns, train_on, row, first_trained)
+    tokens, mask, notes = encode_with_turns(
+        turns, template, where=row.where, first_trained=first_trained, left_out=left_out
+    )
     changed.update(notes + notes_on(turns, template))
     return _without_first(tokens, mask)
+
+
+def _left_out(turns: Sequence[Message], train_on: TrainOn, row: Row, first_trained: int) -> set[int]:
+    """Number the assistant's turns from `first_trained` on that are not trained on. DataError for another message that
+    is marked to be trained on."""
+    answers = [i for i, turn in enumerate(turns) if turn.role == "assistant" and i >= first_trained]
+    wanted = answers[-1:] if train_on == "last_turn" else answers
+    for i, turn in enumerate(turns):
+        if turn.trained and i not in wanted:
+            raise DataError(
+                f"{row.where}: message {i + 1} ({turn.role}) is marked as trained on, but only the assistant's turns "
+                f"behind the prompt can be, and train_on is {train_on}",
+                remedy="remove the mark (train, weight) of this message, or set train_on: all_turns",
+            )
+    return {i for i in answers if i not in wanted or turns[i].trained is False}
 
 
 def _completion(row: Row, column: str) -> str | tuple[Message, ...]:

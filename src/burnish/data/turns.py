@@ -15,20 +15,19 @@ _SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool"}
 _CALLER = "function_call"
 # Names that data sets use for the assistant's thinking.
 _REASONING = ("reasoning_content", "reasoning", "thinking")
-_READ = {"role", "content", "from", "value", "tool_calls", *_REASONING}
-# Fields that other trainers read and Burnish does not. Ignoring them would train on something the user did not ask for.
-_REFUSED = {
-    "function_call": "write it as tool_calls",
-    "weight": "leave turns that are not to be trained on out of the row, or put them into its prompt",
-    "train": "leave turns that are not to be trained on out of the row, or put them into its prompt",
-}
+# Two names of the same: the turn is trained on, or not.
+_MARKS = ("train", "weight")
+_READ = {"role", "content", "from", "value", "tool_calls", *_REASONING, *_MARKS}
+# A field that other trainers read and Burnish does not. Ignoring it would train on something else than was asked for.
+_REFUSED = {"function_call": "write it as tool_calls"}
 
 
-def checked_message(item: Any, where: str) -> Message:
+def checked_message(item: Any, where: str, *, may_mark: bool = False) -> Message:
     """The turn, from `{role, content, tool_calls, reasoning_content, ...}` or `{from, value}`.
 
     The content may be a list of text parts, or null if there are tool calls. The arguments of a call may be JSON text.
-    Other fields are kept for the chat template. Raises DataError, beginning with `where`, for anything unsupported.
+    With `may_mark` the turn may say whether it is trained on: `train: false`, or `weight: 0`. Other fields are kept for
+    the chat template. Raises DataError, beginning with `where`, for anything unsupported.
     """
     if not isinstance(item, Mapping):
         raise DataError(f"{where} is {describe(item)}, not an object", remedy="it needs role and content")
@@ -37,9 +36,18 @@ def checked_message(item: Any, where: str) -> Message:
         raise DataError(f"{where} has no role, only {', '.join(map(str, item))}", remedy="give each message a role")
     where = f"{where} ({role})"
     _check_refused(item, where)
+    marked = _marked(item, where)
+    if marked is False and not may_mark:
+        raise DataError(
+            f"{where} is marked as not to be trained on, which only supervised examples may be",
+            remedy="remove the mark, or leave such turns out of the row or put them into its prompt",
+        )
+    trained = marked if may_mark else None
     extra = {key: value for key, value in item.items() if key not in _READ | set(_REFUSED) and value is not None}
     if role == _CALLER and "from" in item:
-        return Message("assistant", "", tool_calls=_calls([_loads(item.get("value"), where)], where), extra=extra)
+        return Message(
+            "assistant", "", tool_calls=_calls([_loads(item.get("value"), where)], where), extra=extra, trained=trained
+        )
     calls = _calls(item.get("tool_calls"), where)
     return Message(
         _SPEAKERS.get(role, role),
@@ -47,13 +55,25 @@ def checked_message(item: Any, where: str) -> Message:
         tool_calls=calls,
         reasoning_content=_reasoning(item, where),
         extra=extra,
+        trained=trained,
     )
 
 
 def _check_refused(item: Mapping[str, Any], where: str) -> None:
     for key, remedy in _REFUSED.items():
-        if item.get(key) not in (None, 1, True):  # weight 1 and train: true are the default, so they change nothing
+        if item.get(key) is not None:
             raise DataError(f"{where} has {key} {describe(item[key])}, which Burnish does not read", remedy=remedy)
+
+
+def _marked(item: Mapping[str, Any], where: str) -> bool | None:
+    """Return whether the turn is marked as trained on; None if it says nothing."""
+    marks = {name: item[name] for name in _MARKS if item.get(name) is not None}
+    if any(value not in (0, 1) for value in marks.values()) or len(set(marks.values())) > 1:
+        raise DataError(
+            f"{where} has {', '.join(f'{name} {describe(value, 30)}' for name, value in marks.items())}",
+            remedy="mark a turn with train: true or false, or weight: 1 or 0; a row's own weight has a column",
+        )
+    return bool(*marks.values()) if marks else None
 
 
 def _content(value: Any, where: str, *, may_be_absent: bool) -> str:

@@ -83,6 +83,8 @@ class HostRows:
             numbers.setdefault(row[:length].tobytes(), len(numbers))
             for row, length in zip(tokens, lengths.tolist(), strict=True)
         ]
+        if batch.noise_keys is not None:  # equal prompts have different noise
+            prompts = list(range(len(prompts)))
         loss_mask: Bools = batch.loss_mask.cpu().numpy()
         turns = np.asarray(loss_mask.any(axis=1), dtype=np.int64)  # without turns, a row is one
         if batch.turn_index is not None:
@@ -129,6 +131,8 @@ class Batch:
     """(B,) int64: rows with equal numbers are compared with each other, and no micro-batch cuts them apart."""
     preferred: Tensor | None = None
     """(B,) bool, True for the response that should become more likely, False for the one that should not."""
+    noise_keys: Tensor | None = None
+    """(B,) int64: seeds of the noise on each row's embeddings (`burnish.forward.embedding_noise`); None adds none."""
 
     def __len__(self) -> int:
         return self.response_tokens.shape[0]
@@ -199,7 +203,7 @@ class Batch:
         return self
 
 
-_ON_HOST = frozenset({"prompt_tokens", "prompt_lengths", "response_lengths", "loss_mask", "turn_index"})
+_ON_HOST = frozenset({"prompt_tokens", "prompt_lengths", "response_lengths", "loss_mask", "turn_index", "noise_keys"})
 """Fields that HostRows is made of."""
 
 

@@ -277,7 +277,8 @@ class ResponseScorer:
     Models whose head is not `Linear` with a known transform are scored from their own full logits; `is_chunked` tells.
     `plain`: all logits of the response tokens at once, gradients by PyTorch alone. `router_loss`: passes with a
     gradient also give the router's load-balancing loss; ModelError for models that have none. `vocabulary`: logits from
-    this id on have no part in the distribution, as in sampling; None if all have.
+    this id on have no part in the distribution, as in sampling; None if all have. `runner`: has the arguments of
+    `TrunkRunner`.
     """
 
     def __init__(
@@ -288,6 +289,7 @@ class ResponseScorer:
         plain: bool = False,
         router_loss: bool = False,
         vocabulary: int | None = None,
+        runner: Callable[..., TrunkRunner] = TrunkRunner,
     ) -> None:
         self.model = model
         self._vocabulary = vocabulary
@@ -297,9 +299,9 @@ class ResponseScorer:
         self._router = RouterLoss(model) if router_loss else None
         # On a CPU small micro-batches cost little, and logits that are not kept are computed twice.
         most = kept_tokens(model) if self.is_chunked and model.device.type == "cpu" and not plain else None
-        self._trunk = TrunkRunner(model.base_model, plain=plain, router=self._router, shared_responses=most)
+        self._trunk = runner(model.base_model, plain=plain, router=self._router, shared_responses=most)
         self._logits_buffer = LogitsBuffer()
-        self._below_head = self._trunk if self.is_chunked else TrunkRunner(model, plain=plain, router=self._router)
+        self._below_head = self._trunk if self.is_chunked else runner(model, plain=plain, router=self._router)
         self._root: Root = operator.call
 
     def run_in(self, root: Root) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from burnish.errors import RolloutError
 from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.recomputing import recomputing
-from burnish.forward.scoring import ResponseScorer
+from burnish.forward.scoring import ResponseScorer, TrunkRunner
 from burnish.models.critic import SharedCritic
 from burnish.models.cut import Cut, CutModel, save_model
 from burnish.models.learner import LearnerByParts
@@ -46,7 +46,7 @@ class LocalPolicy(LearnerByParts[Objective]):
 
     `temperature` divides the logits in every pass, as in sampling. With `lora` only adapters train. With
     `loaded.router_aux_coef`, each micro-batch adds its router load-balancing loss to the objective's loss, weighted by
-    its share of the trained tokens.
+    its share of the trained tokens. `runner`: as in `ResponseScorer`.
     """
 
     _scorer: ResponseScorer
@@ -62,6 +62,7 @@ class LocalPolicy(LearnerByParts[Objective]):
         seed: int = 0,
         lanes: Lanes = ONE_LANE,
         publishes_adapter: bool = False,
+        runner: Callable[..., TrunkRunner] = TrunkRunner,
     ) -> None:
         self.loaded = loaded
         self._publishes_adapter = publishes_adapter
@@ -72,6 +73,7 @@ class LocalPolicy(LearnerByParts[Objective]):
             plain=loaded.plain,
             router_loss=loaded.router_aux_coef > 0,
             vocabulary=loaded.vocabulary,
+            runner=runner,
         )
         self._adapter = None if lora is None else Adapter(loaded.model, lora, seed=seed)
         optimizer = RoleOptimizer(POLICY, self.trainable_parameters(), settings, lanes)

@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from burnish.config.schema import RunConfig, SftConfig
 from burnish.data.overlap import find_overlap
@@ -20,6 +22,7 @@ from burnish.data.sft import SftExample, SftSet, load_sft_examples
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.forward.batch import Batch, TokenScores
+from burnish.forward.embedding_noise import NoisyTrunkRunner
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.forward.matmul_choice import fast_float32
@@ -31,6 +34,7 @@ from burnish.models.roles import Learner, Objective, Policy
 from burnish.models.saved import SavedPolicy
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, mean
+from burnish.rollouts.noise import sample_key
 from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.outer_loop import OpenedModel, OpenLearner, Training, beginning, check_warmup, trained_on
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
@@ -86,7 +90,7 @@ class SftRun(Training):
     loaded: LoadedModel
     last_position: int | None
     """Draws after which the run ends (a number of passes); None if it ends after a number of steps."""
-    objective: LikelihoodObjective = field(default_factory=LikelihoodObjective)
+    objective: LikelihoodObjective
 
     def learners(self) -> dict[str, Learner]:
         return {WEIGHTS_FOLDER: self.policy}
@@ -107,7 +111,12 @@ class SftRun(Training):
         self, examples: Sequence[SftExample], metrics: MetricStore, stopwatch: Stopwatch
     ) -> tuple[Batch, Objective]:
         """The batch of a step and the objective on it; metrics and times of making it are added to the step's."""
-        return build_sft_batch(examples, pad_token_id=self.loaded.pad_token_id), self.objective
+        batch = build_sft_batch(examples, pad_token_id=self.loaded.pad_token_id)
+        if self.config.neftune_alpha is not None:
+            seed, step = self.config.seed, self.progress.step + 1
+            keys = [sample_key(seed, step, "embedding noise", row) for row in range(len(batch))]
+            batch = batch.replace(noise_keys=torch.tensor(keys))
+        return batch, self.objective
 
     def score(self, batch: Batch) -> TokenScores:
         """Score held-out examples."""
@@ -122,6 +131,16 @@ class SftRun(Training):
         with stopwatch.phase("evaluate"):
             row = held_out_loss(self.score, examples, pad_token_id=self.loaded.pad_token_id)
         return row | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
+
+
+@contextmanager
+def open_tuned(config: SftConfig, paths: FastPaths, console: Console, lanes: Lanes) -> Iterator[OpenedModel[Policy]]:
+    """The model of a supervised run, in this process: a policy, with noise on its embeddings if the run file asks."""
+    build: Callable[..., LocalPolicy] = LocalPolicy
+    if config.neftune_alpha is not None:
+        build = partial(LocalPolicy, runner=partial(NoisyTrunkRunner, alpha=config.neftune_alpha))
+    with open_policy(config, paths, console, lanes, build) as opened:
+        yield opened
 
 
 @contextmanager
@@ -157,16 +176,14 @@ def train_sft(config: SftConfig, *, console: Console, accept_changes: bool = Fal
     from burnish.distributed.handles import RemotePolicy
     from burnish.trainers.learning_cluster import train_on_data  # which no plan needs
 
-    return train_on_data(
-        config, open_sft_run, open_policy, RemotePolicy, console=console, accept_changes=accept_changes
-    )
+    return train_on_data(config, open_sft_run, open_tuned, RemotePolicy, console=console, accept_changes=accept_changes)
 
 
 def held_out_loss(
     score: Callable[[Batch], TokenScores], examples: Sequence[SftExample], *, pad_token_id: int
 ) -> dict[str, float]:
     """Compute the loss in nats per trained token, its exponential (perplexity), and the fraction of these tokens that
-    are the model's most likely ones; also by domain, if there are several.
+    are the model's most likely ones; also by domain, if there are several. Tokens count by the weights of their rows.
 
     `score` gives the log-probabilities of a batch's response tokens, and whether each is the most likely one. If it
     compares with a teacher, the mean divergence and the fraction of equal most likely tokens are there, too.
@@ -192,7 +209,7 @@ def held_out_loss(
         for row, (example, count) in enumerate(zip(part, batch.loss_mask.sum(dim=1).tolist(), strict=True)):
             for prefix in ("eval", *([f"eval/domain/{example.domain}"] if len(domains) > 1 else [])):
                 for name, sum_B in sums.items():
-                    metrics.add(f"{prefix}/{name}", mean(sum_B[row], count))
+                    metrics.add(f"{prefix}/{name}", mean(sum_B[row] * example.weight, count * example.weight))
     row_of = metrics.row()
     return row_of | {
         f"{name.removesuffix('loss')}perplexity": math.exp(loss)
@@ -210,7 +227,7 @@ def heldout_examples(heldout: SftSet, limit: int | None, *, seed: int) -> list[S
 
 def build_sft_batch(examples: Sequence[SftExample], *, pad_token_id: int) -> Batch:
     """Make rows of examples: the prompt ends before the first trained token, and the response goes from there to the
-    last one. The loss mask picks the trained tokens of the response."""
+    last one. The loss mask picks the trained tokens of the response. Without weights other than 1, no row has one."""
     spans = [_trained_span(example) for example in examples]
     prompts = [example.tokens[:first] for example, (first, _) in zip(examples, spans, strict=True)]
     responses = [example.tokens[first:end] for example, (first, end) in zip(examples, spans, strict=True)]
@@ -222,7 +239,18 @@ def build_sft_batch(examples: Sequence[SftExample], *, pad_token_id: int) -> Bat
         response_lengths=torch.tensor([len(row) for row in responses]),
         loss_mask=padded(masks, False, torch.bool),
         group_ids=torch.arange(len(examples)),
+        weights=token_weights([example.weight for example in examples], padded(masks, False, torch.bool)),
     )
+
+
+def token_weights(weights: Sequence[float], mask_BT: Tensor) -> Tensor | None:
+    """(B, T): the weight of each row at its tokens, scaled so that the trained ones have mean 1; None if all are 1."""
+    if all(weight == 1 for weight in weights):
+        return None
+    weights_B = torch.tensor(weights, dtype=torch.float64)
+    trained_B = mask_BT.sum(dim=1)
+    scaled_B = weights_B * (trained_B.sum() / (weights_B * trained_B).sum())
+    return scaled_B.float()[:, None].expand(mask_BT.shape)
 
 
 @contextmanager
@@ -231,7 +259,7 @@ def open_sft_run(
     console: Console,
     *,
     accept_changes: bool = False,
-    open_learner: OpenLearner[Any, Policy] = open_policy,
+    open_learner: OpenLearner[Any, Policy] = open_tuned,
     run_of: type[SftRun] = SftRun,
 ) -> Iterator[SftRun]:
     """Open everything that the loop uses."""
@@ -263,6 +291,7 @@ def open_sft_run(
             journal=begun.journal(total_steps),
             store=begun.workplace.store,
             last_position=None if config.steps else config.optimization.epochs * len(train),
+            objective=LikelihoodObjective(dynamic=config.loss == "dft"),
             saved=SavedPolicy(config.model, loaded, policy, response_ends(train.examples, loaded.tokenizer)),
         )
         yield begun.restored(run)
@@ -296,6 +325,7 @@ def load_examples(
         max_tokens=min(limit for limit in limits if limit is not None),
         over_long=config.data.over_long,
         chat=ChatFormat.of(config.data),
+        train_on=config.train_on,
     )
 
 

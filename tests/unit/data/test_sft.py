@@ -69,18 +69,89 @@ def test_chat_trains_every_assistant_turn_and_its_end(load, chat_tokenizer) -> N
     assert pieces(example, chat_tokenizer) == EXPECTED
 
 
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m['content'] }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
 def test_generation_marks_say_the_same(load, new_tokenizer) -> None:
-    template = (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
-        "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|im_end|>{% endgeneration %}"
-        "{% else %}{{ m['content'] }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    tokenizer = new_tokenizer(template=template)
+    tokenizer = new_tokenizer(template=MARKED)
     (example,) = load(CONVERSATION, tokenizer=tokenizer).examples
     assert pieces(example, tokenizer) == EXPECTED
     (example,) = load({"prompt": [USER, A1, USER], "completion": [A2]}, tokenizer=tokenizer).examples
     assert trained_pieces(example, tokenizer) == ["two<|im_end|>"]
+
+
+@pytest.mark.parametrize("marks_in_template", [False, True])
+@pytest.mark.parametrize(
+    ("messages", "train_on", "trained"),
+    [
+        ([USER, A1 | {"train": False}, USER, A2], "all_turns", ["two<|im_end|>"]),
+        ([USER, A1 | {"train": True}, USER, A2 | {"train": False}], "all_turns", ["one<|im_end|>"]),
+        ([USER, A1 | {"weight": 1}, USER, A2 | {"weight": 0}, USER, A1], "all_turns", ["one<|im_end|>"] * 2),
+        ([USER, A1, USER, A2], "last_turn", ["two<|im_end|>"]),
+        ([USER, A2], "last_turn", ["two<|im_end|>"]),
+    ],
+)
+def test_chosen_turns_are_trained_on(
+    load, new_tokenizer, chatml, messages, train_on, trained, marks_in_template
+) -> None:
+    tokenizer = new_tokenizer(template=MARKED if marks_in_template else chatml)
+    options = {"train_on": train_on}
+    (example,) = load({"messages": messages}, tokenizer=tokenizer, options=options).examples
+    assert trained_pieces(example, tokenizer) == trained
+    bare = [{name: turn[name] for name in ("role", "content")} for turn in messages]
+    (whole,) = load({"messages": bare}, tokenizer=tokenizer).examples
+    assert example.tokens == whole.tokens
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "words"),
+    [
+        ({"messages": [USER, A1 | {"train": False}]}, {}, "no assistant turn to train on"),
+        ({"messages": [USER | {"train": True}, A1]}, {}, "message 1 (user) is marked as trained on"),
+        (
+            {"messages": [USER, A1 | {"weight": 1}, USER, A2]},
+            {"train_on": "last_turn"},
+            "message 2 (assistant) is marked",
+        ),
+        ({"prompt": [USER, A1 | {"train": True}, USER], "completion": [A2]}, {}, "behind the prompt"),
+        (
+            {"prompt": [USER], "completion": [A1 | {"train": False}, A2]},
+            {"chat": ChatFormat(chat="never")},
+            "with data.chat never it is one text",
+        ),
+    ],
+)
+def test_turns_that_cannot_be_chosen_are_refused(load, row: dict, options: dict, words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        load(row, options=options)
+    assert words in str(caught.value)
+
+
+def test_marks_around_several_turns_leave_none_out(load, new_tokenizer) -> None:
+    template = "{% generation %}{% for m in messages %}{{ m['content'] }}{% endfor %}{% endgeneration %}"
+    with pytest.raises(DataError, match="do not tell the turns of this conversation apart"):
+        load(CONVERSATION, tokenizer=new_tokenizer(template=template), options={"train_on": "last_turn"})
+
+
+def test_rows_have_weights(load, plain_tokenizer) -> None:
+    rows = [{"prompt": "Q", "completion": "A", "weight": weight} for weight in (2, 0, 0.5)]
+    loaded = load(*rows, tokenizer=plain_tokenizer)
+    assert [example.weight for example in loaded.examples] == [2.0, 0.5]
+    assert "  left out: 1 rows of weight 0" in loaded.lines()
+    named = [{"text": "abc", "quality": 3}]
+    assert load(*named, tokenizer=plain_tokenizer, columns={"weight": "quality"}).examples[0].weight == 3.0
+    assert load({"text": "abc"}, tokenizer=plain_tokenizer).examples[0].weight == 1.0
+
+
+@pytest.mark.parametrize("weight", [-1, None, "1", True])
+def test_a_weight_that_is_none_is_refused(load, plain_tokenizer, weight: object) -> None:
+    with pytest.raises(DataError, match=r"'weight' \(weight\) holds .*\n.*a weight is a number at least 0"):
+        load({"prompt": "Q", "completion": "A", "weight": weight}, tokenizer=plain_tokenizer)
 
 
 class LetterTokenizer(PreTrainedTokenizer):

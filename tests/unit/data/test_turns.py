@@ -60,7 +60,12 @@ def test_turns(turn: dict, message: Message) -> None:
             "of f: str '{a' is not JSON",
         ),
         ({"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": "[1]"}]}, "as arguments list"),
-        ({"role": "assistant", "content": "x", "weight": 0}, "has weight int 0, which Burnish does not read"),
+        ({"role": "assistant", "content": "x", "weight": 0}, "which only supervised examples may be"),
+        (
+            {"role": "assistant", "content": "x", "weight": 0.5},
+            "mark a turn with train: true or false, or weight: 1 or 0",
+        ),
+        ({"role": "assistant", "content": "x", "train": True, "weight": 0}, "has train bool True, weight int 0"),
         ({"role": "assistant", "content": "x", "function_call": {"name": "f"}}, "write it as tool_calls"),
         ({"role": "assistant", "content": "x", "thinking": "a", "reasoning_content": "b"}, "give the reasoning once"),
         ({"role": "assistant", "content": "x", "reasoning_content": ["a"]}, "reasoning_content list"),
@@ -70,6 +75,16 @@ def test_what_cannot_be_carried_is_refused_where_it_stands(turn: dict, words: st
     with pytest.raises(DataError, match=r"f:1, message 1") as caught:
         checked_message(turn, "f:1, message 1")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("marks", "trained"),
+    [({}, None), ({"train": None}, None), ({"train": False}, False), ({"weight": 0}, False), ({"weight": 1}, True)],
+)
+def test_a_supervised_turn_may_say_whether_it_is_trained_on(marks: dict, trained: bool | None) -> None:
+    turn = checked_message({"role": "assistant", "content": "x", **marks}, "f:1, message 1", may_mark=True)
+    assert turn == Message("assistant", "x", trained=trained)
+    assert turn.to_dict() == {"role": "assistant", "content": "x"}  # no template sees the mark
 
 
 def test_a_message_is_written_out_as_it_was_read() -> None:

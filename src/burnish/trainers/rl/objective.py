@@ -11,6 +11,7 @@ from torch import Tensor
 
 from burnish.algorithms.aggregation import aggregate
 from burnish.algorithms.kl import kl_loss
+from burnish.algorithms.likelihood import dynamic_nll
 from burnish.algorithms.masking import fill_masked
 from burnish.algorithms.mismatch import mismatch_metrics, off_policy_tokens, ratio_deviation
 from burnish.algorithms.policy_losses import PolicyLoss
@@ -116,14 +117,33 @@ def aggregate_step(per_token_BT: Tensor, batch: Batch, mode: str, length: int, d
 
 @dataclass(frozen=True, slots=True)
 class LikelihoodObjective:
-    """Supervised fine-tuning: mean negative log-likelihood of the optimizer step's trained tokens."""
+    """Supervised fine-tuning: mean loss of the optimizer step's trained tokens, each times its weight.
 
+    The loss of a token is its negative log-likelihood, with `dynamic` times its probability (`dynamic_nll`). Weights
+    have mean 1 over the step (`burnish.trainers.sft.token_weights`), so the number of tokens is the denominator.
+    """
+
+    dynamic: bool = False
     needs_entropy: bool = False
 
     def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue:
-        nll = -scores.logprobs_BT
-        loss = aggregate(nll, batch.loss_mask, "token_mean", num_tokens=denominators.num_tokens)
-        return ObjectiveValue(loss, {"train/loss": _mean(nll, batch.loss_mask)})
+        mask, losses = batch.loss_mask, {"loss": -scores.logprobs_BT}
+        if self.dynamic:
+            losses = {"loss": dynamic_nll(scores.logprobs_BT, mask), "cross_entropy": -scores.logprobs_BT}
+        loss = aggregate(weighted(losses["loss"], batch), mask, "token_mean", num_tokens=denominators.num_tokens)
+        return ObjectiveValue(loss, {f"train/{name}": _weighted_mean(each, batch) for name, each in losses.items()})
+
+
+def weighted(per_token_BT: Tensor, batch: Batch) -> Tensor:
+    """Multiply the losses of tokens by the weights of a batch that has some."""
+    return per_token_BT if batch.weights is None else per_token_BT * batch.weights
+
+
+def _weighted_mean(values_BT: Tensor, batch: Batch) -> Metric:
+    if batch.weights is None:
+        return _mean(values_BT, batch.loss_mask)
+    total, weight = (fill_masked(each, batch.loss_mask).sum() for each in (values_BT * batch.weights, batch.weights))
+    return Metric(Reduction.MEAN, total.detach(), weight)
 
 
 def _off_policy(logprobs_BT: Tensor, batch: Batch, delta: float) -> Tensor:
@@ -144,11 +164,11 @@ class DistillObjective:
         mask, weight = batch.loss_mask, 0.0 if self.own_texts else self.hard_weight
         divergence, nll = present(scores.divergence_BT, "divergence"), -scores.logprobs_BT
         per_token = (1 - weight) * divergence + weight * nll if weight else divergence
-        loss = aggregate(per_token, mask, "token_mean", num_tokens=denominators.num_tokens)
+        loss = aggregate(weighted(per_token, batch), mask, "token_mean", num_tokens=denominators.num_tokens)
         measured = {"loss": per_token, "divergence": divergence}
         measured |= {"agreement": present(scores.agrees_BT, "agreement")}
         measured |= {} if self.own_texts else {"cross_entropy": nll}
-        return ObjectiveValue(loss, {f"train/{name}": _mean(values, mask) for name, values in measured.items()})
+        return ObjectiveValue(loss, {f"train/{name}": _weighted_mean(each, batch) for name, each in measured.items()})
 
 
 def _mean(values_BT: Tensor, mask_BT: Tensor) -> Metric:
