@@ -410,9 +410,9 @@ class _Answers:
                     raise GarbledError("more than was asked")
                 self._take(line, message)
         except GarbledError as error:
-            if line.key in self._waiting:
+            if line.process is process and line.key in self._waiting:
                 self._give_up(line, why=f"its process sent {error}")
-            elif line.process is process:
+            elif line.process is process:  # else its opening has failed before, and is tried in another process
                 self._lose(line, f"{line.doing}: its process sent {error}")
             process.close()
             return

@@ -18,7 +18,7 @@ from watching import runs, wait_for
 
 from burnish.agents.conversation import Answer, Closed, Opened
 from burnish.agents.environments.host import ConversationHost
-from burnish.agents.environments.warm_parent import Wanted
+from burnish.agents.environments.warm_parent import ConversationProcess, Wanted
 from burnish.agents.observations import ObservationFormat
 from burnish.agents.partner import PartnerLimits, ToolsAndEnvironment
 from burnish.agents.tool_calls import CallLimits
@@ -762,6 +762,23 @@ def test_an_opening_that_fails_is_tried_again(game: ConversationHost, tmp_path: 
         assert "ConnectionError: still starting" in never.failed
         numbers = talker.numbers()
         assert (numbers["environment/opened"], numbers["environment/failed_fraction"]) == (3, 1 / 3)
+
+
+def test_a_failure_to_open_that_is_sent_twice_counts_once(
+    game: ConversationHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = ConversationProcess.receive
+
+    def receive_twice(process: ConversationProcess) -> Iterator[dict[str, Any]]:
+        for message in receive(process):
+            yield from [message] * (1 + ("failed" in message))
+
+    monkeypatch.setattr(ConversationProcess, "receive", receive_twice)
+    with Talker(partner_of(game)) as talker:
+        third, never = talker.open(*({"tries": n, "log": str(tmp_path / f"{n}")} for n in (3, 4)))
+        assert third.failed == ""
+        assert "ConnectionError: still starting" in never.failed
+        assert talker.numbers()["environment/failed_fraction"] == 1 / 2
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,89 @@ def test_wrong_answers(math: MathAnswer, response: str, answer: Any) -> None:
     assert math(response, answer) == 0.0
 
 
+# fmt: off
+RELATIVES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
+    "a ratio is a fraction": (
+        [("3:4", "3/4"), ("\\boxed{3:4}", "\\frac{3}{4}"), ("\\boxed{3 : 4}", "\\dfrac34"), ("$3:4$", "3/4"),
+         ("so the ratio of boys to girls is 3:5.", "3/5"), ("The answer is 1:200.", "1/200"), ("2/3", "2:3"),
+         ("2:3:5", "2:3:5"), ("17:00", "5 PM"), ("The ratio is 2:3.", "\\frac{2}{3}")],
+        [("3:4", "4/3"), ("2:3:5", "2/3"), ("3:4:5", "3/4"), ("3:4", "0.75"), ("6:8", "3/4"), ("3:4", "3"),
+         ("4:1", "4"), ("The ratio is 3:4, not 4:3.", "4/3"),
+         ("It leaves at 5:30.", "1/6"), ("12:30", "2/5"), ("3:07", "3/7")],
+    ),
+    "a sign in words": (
+        [("The answer is negative four.", "-4"), ("minus four", "-4"), ("Negative 4", "-4"), ("minus fünf", "-5"),
+         ("\\boxed{\\text{negative four}}", "-4"), ("So the result is minus seven.", "-7"), ("menos cuatro", "-4"),
+         ("answer: minus ten dollars", "-10"), ("The answer is negative two thirds.", "-2/3"), ("-4", "minus four")],
+        [("minus four", "4"), ("The answer is negative.", "-4"), ("ten minus four", "-4"), ("four", "-4"),
+         ("The answer is not negative four.", "-4"), ("minus four or five", "-4"), ("al menos cuatro", "-4"),
+         ("The answer is ten minus four.", "-4"), ("au moins quatre", "-4"), ("minus forty", "-4")],
+    ),
+    "numbers in words": (
+        [("The answer is eighty-one.", "81"), ("Eighty-one.", "81"), ("So she has eighty-one apples.", "81"),
+         ("The answer is **eighty-one**.", "81"), ("The answer is eighty-one because nine nines are.", "81"),
+         ("Hence there are eighty-one of them", "81"), ("The answer is eighty-one apples left over.", "81"),
+         ("They sold five thousand tickets in all.", "5000"), ("three quarters of the cake is left", "3/4"),
+         ("The answer is seven of hearts.", "seven of hearts")],
+        [("eighty-one", "1"), ("The answer is eighty to eighty-one.", "81"), ("The answer is eighty-two.", "81"),
+         ("There are at least eighty-one of them.", "81"), ("Is it eighty-one?", "81"), ("It is not eighty-one.", "81"),
+         ("The answer is eighty-one or eighty-two.", "81"), ("No one knows.", "1"), ("It is one or two.", "2"),
+         ("One must be careful.", "1")],
+    ),
+    "points between thousands": (
+        [("1.250 Euro", "1250"), ("Es kostet 1.250 Euro.", "1250"), ("La respuesta es 1.250 euros.", "1250"),
+         ("1.250 EUR", "1250"), ("Antwort: 1.250.000 Euro", "1250000"), ("\\boxed{1.250 Euro}", "1250"),
+         ("1.250 €", "1250"), ("Es kostet 1.250,50 Euro.", "1250.5"), ("Es sind 1.250.000.", "1250000"),
+         ("1250", "1.250 Euro")],
+        [("1.250 kg", "1250"), ("The answer is 1.250.", "1250"), ("1.250", "1250"), ("1.250 dollars", "1250"),
+         ("1.25 Euro", "125"), ("0.250 Euro", "250"), ("1.2500 Euro", "12500"), ("1.250 Euro", "1.25"),
+         ("Die Antwort ist 0.250.", "250"), ("Die Antwort ist 3.14159.", "314159")],
+    ),
+    "what somebody has in the end": (
+        [("She has $18 left after buying 3 books.", "18"), ("He has $40 remaining after spending 60 dollars.", "40"),
+         ("So he earns $990 by working 18 hours.", "990"), ("Tom pays $64 for buying 16 glasses.", "64"),
+         ("She has 18 apples left after giving away 3.", "18"), ("They have 45 left after losing 5 of them.", "45"),
+         ("First 3 * 6 = 18. She has $18 left after paying for 3 books.", "18"),
+         ("He is 12 after waiting 3 years.", "12"),
+         ("All 5 workers finish after working 8 hours.", "8"), ("She has 18, and after buying 3 she has 21.", "21")],
+        [("She has $18 left after buying 3 books.", "3"), ("She bought 3 books and has $18.", "3"),
+         ("She has $18 or $19 left after buying 3 books.", "19"), ("She has at least $18 left after buying 3.", "18"),
+         ("He starts with 20 and by adding 5 reaches 25.", "5"), ("After buying 3 books she has $18.", "3"),
+         ("She has 18 apples and after buying 3 she has 21.", "18"), ("Has she $18 left after buying 3 books?", "18"),
+         ("She has 2 boxes and 18 pens left after buying 3.", "2"),
+         ("She started with $18, after buying 3 books.", "18")],
+    ),
+    "numbers in other languages": (
+        [("La respuesta es veinticinco.", "25"), ("vingt-cinq", "25"), ("Die Antwort ist fünfundzwanzig.", "25"),
+         ("treinta y uno", "31"), ("La réponse est quatre-vingt-onze.", "91"), ("soixante et onze", "71"),
+         ("cien", "100"),
+         ("veintidós", "22"), ("Die Antwort ist achtzehn Euro.", "18"), ("quatre-vingts", "80")],
+        [("veinticinco", "26"), ("La respuesta es veinticinco o veintiséis.", "25"), ("dos mil", "2"),
+         ("dos tercios", "2"),
+         ("Die Antwort ist nicht fünfundzwanzig.", "25"), ("Die Antwort ist mindestens zwölf.", "12"),
+         ("La réponse est vingt ou vingt-cinq.", "25"), ("trois cents", "3"), ("zweihundert", "2"),
+         ("drei Viertel", "3")],
+    ),
+    "which of two is left open": (
+        [("The answer is 6, and I can't say more.", "6"), ("The answer is 6, one of the solutions.", "6"),
+         ("The answer is 6. Not sure which rule applies, but done.", "6"), ("The answer is 6/7.", "6/7")],
+        [("The answer is 6/7, I can't tell which of the two.", "6/7"), ("The answer is 6, I can't tell.", "6"),
+         ("The answer is 6/7, I am not sure which.", "6/7"), ("The answer is 6 - I cannot say which.", "6"),
+         ("The answer is 6/7; I cannot decide which.", "6/7"), ("So 6/7, I can't tell which.", "6/7"),
+         ("The answer is 6/7, whichever it is.", "6/7"), ("The answer is 6/7, one of the two.", "6/7"),
+         ("The answer is 6/7. I don't know which one.", "6/7"), ("The answer is $6/7$ (unsure which).", "6/7")],
+    ),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_relatives_of_a_mistake(math: MathAnswer, name: str) -> None:
+    right, wrong = RELATIVES[name]
+    assert [row for row in right if math(*row) != 1.0] == []
+    assert [row for row in wrong if math(*row) != 0.0] == []
+
+
 @pytest.mark.parametrize("answer", [None, "", "  ", []])
 def test_no_gold_answer_is_missing(math: MathAnswer, answer: Any) -> None:
     assert math("7", answer) is None

@@ -91,6 +91,14 @@ OPEN_BEHIND = re.compile(
     r"|unless|except|otherwise)\b|≈|\?|\.\s+Or\s|['’]?[dt][ae]n\s(?:büyük|küçük|fazla|az)|से\s(?:अधिक|कम)|[^\W\d_]{0,2}(?:以上|以下|より|보다|之间|未満|이상|이하|미만|초과))",
     re.IGNORECASE,
 )
+_WHICH = r"\s(?:(?:of|about)\s)?which(?=\s*(?:$|[.,;!)])|\s(?:of|one|it|is|to)\b)"
+UNDECIDED = re.compile(
+    r"[,;:.]?\s*[-–—(]?\s*(?:(?:but|and|though|although)\s)?(?:(?:I|we)(?:\sam|\sare|['’]m|['’]re)?\s)?"
+    r"(?:(?:(?:can|could|do)(?:n['’]?t|['’]t|\s?not)|unable\sto)\s(?:tell|say|decide|know|determine)"
+    rf"(?:\s*[.!)]*\s*$|{_WHICH})|(?:not|un)\s?(?:sure|certain|clear|decided){_WHICH}"
+    r"|whichever\b|(?:one|either)\sof\s(?:the\stwo|them|these|those)\b)",
+    re.IGNORECASE,
+)
 AND_WORDS = any_of(
     "and, or, и, или, y, o, e(?= (?:não|non)), et, und, oder, ou, أو, 和, 或者?, または, もしくは, 또는, 혹은"
 )

@@ -6,6 +6,7 @@ only to the same spelling.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -462,6 +463,8 @@ def _same(gold: Value, answer: Value) -> bool:
             return _same_equation(gold, answer)
         case (Words(), Words()) | (Clock(), Clock()) | (Ratio(), Ratio()):
             return gold == answer
+        case (Quantity() as fraction, Ratio() as ratio) | (Ratio() as ratio, Quantity() as fraction):
+            return _same_ratio(fraction, ratio)
         case Clock(), Ratio():
             return gold == answer.as_clock()
         case Quantity(), Quantity():
@@ -514,6 +517,16 @@ def _same_rows(gold: tuple[Value, ...], answer: tuple[Value, ...]) -> bool:
 
 def _all_same(gold: Sequence[_T], answer: Sequence[_T], alike: Callable[[_T, _T], bool]) -> bool:
     return len(gold) == len(answer) and all(map(alike, gold, answer))
+
+
+def _same_ratio(fraction: Quantity, ratio: Ratio) -> bool:
+    """Return whether a fraction is a ratio in lowest terms, which may not be a time of the day."""
+    if len(ratio.parts) != 2 or ratio.as_clock() is not None or fraction.unit or fraction.expression.rounded:
+        return False
+    top, bottom = map(int, ratio.parts)
+    if bottom < 2 or math.gcd(top, bottom) > 1 or fraction.expression.names:
+        return False
+    return bool(fraction.expression.constant() == Fraction(top, bottom))
 
 
 def _same_unordered(gold: Sequence[Value], answer: Sequence[Value]) -> bool:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from burnish.rewards.builtins import answer_words as words
 from burnish.rewards.builtins.expressions import MATH_WORDS
+from burnish.rewards.builtins.number_words import in_digits, leading_number
 from burnish.rewards.builtins.reading_rows import after_thoughts
+from burnish.rewards.builtins.typography import without_points
 from burnish.rewards.builtins.units import SCALES, UNITS
 
 
@@ -51,9 +53,10 @@ _GOES_ON = re.compile(r"(?<![\\$])\$(?![\s$])([^$\n]+?)(?<![\s\\])\$(?=\s*[=+*/^
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 # Three digits behind a comma would be thousands elsewhere: they are left as they stand.
 _DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d,])")
+_EUROS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3})+(?=\s?euros?\b)", re.IGNORECASE)
 _LIST_LETTER = re.compile(r"(?<=[\d$}]) [yoeи] (?=[-\d$\\])")
 _NUMBER_IN_TEXT = re.compile(
-    rf"(?<![A-Za-z0-9_.:\\])(?P<sign>(?<![\w)\]}}])[-−–]\s?|(?<![\d)]\s)\b(?:{words.MINUS})\s)?"
+    rf"(?<![A-Za-z0-9_.:\\])(?P<sign>(?<![\w)\]}}])[-−–]\s?|(?<![\d)]\s)\b(?i:{words.MINUS})\s)?"
     rf"(?P<money>\\?[$€£¥₹])?(?P<body>\\[dt]?frac\{{-?\d+\}}\{{\d+\}}|\d+(?::\d+)+|(?:{DECIMAL})(?:\s*/\s*\d+(?![\d/]))?)(?P<percent>\s?\\?%)?"
 )
 _PROSE = re.compile(
@@ -77,7 +80,7 @@ _LEAD = re.compile(
 )
 _LIST_SIGN = re.compile(rf"\s*(?:{words.AND})\s*", re.IGNORECASE)
 _MINUS = re.compile(rf"(?:{words.MINUS})\s*(?=[\d.$\\(])", re.IGNORECASE)
-_CONTRAST = re.compile(rf"(?:,\s*(?:and\s)?not|{words.CONTRAST})\s[$\\(]*[-−]?\d[\d.,]*\b[$\\)]*", re.IGNORECASE)
+_CONTRAST = re.compile(rf"(?:,\s*(?:and\s)?not|{words.CONTRAST})\s[$\\(]*[-−]?\d[\d.,:/]*\b[$\\)]*", re.IGNORECASE)
 _RANGE = re.compile(r"\s*\d[\d.,]*\s?–\s?\d[\d.,]*\s*\D*")
 _POINT = re.compile(r"(?<![A-Za-z\d])([(\[{](?=[^()\[\]{}]*,)[-−\d\s.,/]*[)\]}])")
 _SAYS = re.compile(r"(?:\b(?:is|are|equals?|get|obtain|have)|:)\s*$")
@@ -94,7 +97,7 @@ _TOKEN = re.compile(
     | \\(?:text|mbox|mathrm|textbf)\s*\{{[^{{}}]*\}} | \\[A-Za-z]+ | \\[%${{}},;!: \\]
     | (?:{"|".join(sorted(MATH_WORDS))})(?![A-Za-z])
     | [-+*/^_=!%()\[\]{{}}|<>≤≥±×÷·√π∞°⁻²³⁰¹⁴⁵⁶⁷⁸⁹−–&∈∛] | (?<!\d)' | [$€£¥₹](?=\s*[-\d.(\\])
-    | [x](?=\s*\d) | [A-Za-zα-ω](?![A-Za-z])
+    | [x](?=\s*\d) | [A-Za-zα-ω](?![^\W\d_])
     )""",
     re.VERBOSE | re.DOTALL,
 )
@@ -111,6 +114,14 @@ _OF_UNITS = ("square", "cubic")
 _ASKED = re.compile(r"[^.!\n]{0,60}[?？]\s*")
 _NAME = re.compile(r"[^\W\d_]+(?:[ -][^\W\d_]+){0,2}\.?")
 _EQUALS = re.compile(r".*(?:(?:which|that)\s+(?:is|equals)\s|=)(.*)")
+_REASON = re.compile(
+    r",?\s+(?:because|since|as|in\s(?:all|total)|altogether|overall|left|remaining|of\s(?:them|those))\b", re.IGNORECASE
+)
+_HAS = re.compile(
+    r"\b(?:has|have|is|are|makes?|earns?|gets?|pays?|spends?|saves?|needs?|costs?|keeps?)\s(?:(?:still|now|only|exactly)\s)?$"
+)
+_AFTERWARDS = re.compile(r"[^\n.!?,;:=]*\s(?:after|by|for)\s[a-z]+ing\b(?:\s[a-z]+){0,2}\s")
+_THINGS = re.compile(r"(?:\s(?!(?:he|she|it|they|we|you|I|is|are|has|have|was|were|and|or)\b)\w+){0,4}[.!*\s]*")
 _SMALLER_UNIT = re.compile(r"\s+\d+(?:\.\d+)?(?=\s*[A-Za-z])")
 _CLOCK_WORD = re.compile(r"\s*[ap]\.?\s?m\b\.?", re.IGNORECASE)
 
@@ -185,6 +196,7 @@ def phrased(text: str) -> Statement | None:
             continue
         if match.lastgroup in words.WITH_DECIMAL_COMMA:
             rest = _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", rest)
+            rest = _EUROS.sub(lambda found: found[0].replace(".", ""), rest)
             rest = _LIST_LETTER.sub(" and ", rest)
         before = _CLAUSE_END.split(text[max(0, match.start() - 120) : match.start()])[-1]
         told = _told(before, match[0], rest)
@@ -220,7 +232,7 @@ def in_sentence(rest: str) -> Statement | None:
     if words.DENIED_BEHIND.match(behind):
         return None
     second = None if _SEVERAL.search(answers) else _SECOND_VALUE.match(rest[end : len(sentence)])
-    is_open = words.OPEN_BEHIND.match(behind) or _RANGE.fullmatch(answers) or second
+    is_open = words.OPEN_BEHIND.match(behind) or words.UNDECIDED.match(rest, end) or _RANGE.fullmatch(answers) or second
     return Statement(None if is_open else answers)
 
 
@@ -317,7 +329,8 @@ def _in_words(sentence: str) -> Statement | None:
     """Read a sentence that begins with words: its formula or number, or the words if it has none."""
     first = next(iter([*_FORMULA.finditer(sentence), *_NUMBER_IN_TEXT.finditer(sentence)]), None)
     if first is None:
-        return Statement(None if words.OPEN.match(sentence) else sentence.strip(" .*_\"'`"))
+        said = _REASON.split(sentence)[0] if leading_number(sentence) is not None else sentence
+        return Statement(None if words.OPEN.match(sentence) else said.strip(" .*_\"'`"))
     before = re.split("[,;:，；：]", sentence[: first.start()])[-1]
     if words.DENIED.search(before):
         return None
@@ -330,7 +343,7 @@ def _in_words(sentence: str) -> Statement | None:
     which = _EQUALS.match(sentence, end)
     if which is not None:
         return in_sentence(which[1])
-    is_open = words.OPEN_BEHIND.match(sentence, end) or _SECOND_VALUE.match(sentence, end)
+    is_open = any(sign.match(sentence, end) for sign in (words.OPEN_BEHIND, words.UNDECIDED, _SECOND_VALUE))
     return Statement(None if is_open else answer)
 
 
@@ -352,15 +365,18 @@ def last(text: str) -> Statement | None:
     formulas = list(_FORMULA.finditer(text))
     if formulas and not text[formulas[-1].end() :].strip(" .*") and _SAYS.search(text, 0, formulas[-1].start()):
         return Statement(_content(formulas[-1]))
-    final = next(reversed(list(_NUMBER_IN_TEXT.finditer(text))), None)
+    final = _telling(text)
     if final is None:
-        return None
+        sentence = next(filter(str.strip, reversed(_SENTENCE_END.split(text))), "")
+        spelt = in_digits(sentence)
+        return None if spelt == sentence or text.rstrip(" *_").endswith("?") else last(spelt)
     before = _SENTENCE_END.split(text[max(0, final.start() - 60) : final.start()])[-1]
     behind = text[final.end() : final.end() + 60].lstrip("$\\)]*_}")
     if (
         _NOT_LAST.search(before)
         or words.DENIED_BEHIND.match(behind)
         or words.OPEN_BEHIND.match(behind)
+        or words.UNDECIDED.match(behind)
         or _ASKED.fullmatch(text, final.end())
     ):
         return Statement(None)
@@ -372,11 +388,23 @@ def last(text: str) -> Statement | None:
     return Statement(", ".join([*map(_number, others), _number(final) + unit]))
 
 
+def _telling(text: str) -> re.Match[str] | None:
+    """Find the number that a text ends with, or what somebody has in front of it: `has $18 left after buying 3 books`.
+    None without any number."""
+    numbers = list(_NUMBER_IN_TEXT.finditer(text))
+    if len(numbers) < 2:
+        return numbers[0] if numbers else None
+    had, final = numbers[-2:]
+    clause = _SENTENCE_END.split(text[max(0, had.start() - 120) : had.start()])[-1]
+    is_aside = _HAS.search(clause) and _AFTERWARDS.fullmatch(text, had.end(), final.start())
+    return had if is_aside and _THINGS.fullmatch(text, final.end()) else final
+
+
 def said(response: str) -> str:
     """Return the part of a response after its thoughts, and after the last thing that it takes back: the content of its
     last `<answer>` tags, or all of it."""
     text = words.TAKEN_BACK.split(after_thoughts(response).translate(_PLAIN))[-1]
-    text = _EMPHASIS.sub(r"\2", text)
+    text = without_points(_EMPHASIS.sub(r"\2", text))
     before, closed, _ = text.rpartition("</answer>")
     _, tag, tagged = before.rpartition("<answer>")
     return tagged.strip() if closed and tag else text

@@ -1,9 +1,12 @@
-"""Numbers in words: `twenty-three`, `two dozen`, `a hundred and five`, `three quarters`, and in Chinese `三十二`."""
+"""Numbers in words: `twenty-three`, `two dozen`, `minus four`, `a hundred and five`, `three quarters`, `三十二`."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
+
+from burnish.rewards.builtins.answer_words import MINUS
+from burnish.rewards.builtins.foreign_numbers import foreign_number
 
 _UNDER_TWENTY = """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
@@ -30,10 +33,42 @@ _IN_ENGLISH = re.compile(
 _DIGITS = {**{sign: value for value, sign in enumerate("零一二三四五六七八九")}, "两": 2, "〇": 0}
 _POWERS = {"十": 10, "百": 100, "千": 1000}
 _IN_CHINESE = re.compile(rf"[{''.join([*_DIGITS, *_POWERS])}万]+")
+_SIGN = re.compile(rf"(?:{MINUS})\s", re.IGNORECASE)
+_SPELT = re.compile(rf"\b(?=[a-z]){_IN_ENGLISH.pattern}", re.IGNORECASE)
+# `one` is no number in `no one`, `the one`, `one must`.
+_PRONOUN = re.compile(
+    r"\b(?:(?:no|the|this|that|any|every|each|which|another|some)\sone|one\s(?:of|another|by|way|day|can|could|may|must"
+    r"|should|would|who|that|has|needs|gets|finds))\b",
+    re.IGNORECASE,
+)
+_MONEY = re.compile(r"\s(euros?|dollars?|dólares)$", re.IGNORECASE)
 
 
 def leading_number(text: str) -> tuple[Fraction, str] | None:
     """Read the number in words at the beginning of a text; returns it and the rest, or None if there is none."""
+    sign = _SIGN.match(text)
+    found = _positive(text if sign is None else text[sign.end() :])
+    return found if found is None or sign is None else (-found[0], found[1])
+
+
+def in_digits(text: str) -> str:
+    """Return an English text with digits for its numbers in words."""
+    return _SPELT.sub(lambda found: _digits(text, found), text)
+
+
+def _digits(text: str, found: re.Match[str]) -> str:
+    number = _english(found[0])
+    if number is None or (number[0] == 1 and _PRONOUN.search(text, max(0, found.start() - 8), found.end() + 8)):
+        return found[0]
+    return f"{number[0]}{' ' if found[0].endswith(' ') else ''}"
+
+
+def _positive(text: str) -> tuple[Fraction, str] | None:
+    """Read a number without a sign. In German, Spanish and French nothing but money may follow."""
+    money = _MONEY.search(text)
+    foreign = foreign_number(text if money is None else text[: money.start()])
+    if foreign is not None:
+        return Fraction(foreign), "" if money is None else money[1]
     half = _HALF_OF.match(text)
     if half is not None:  # `half a million`, `half a cup`
         number, unit = _english(text[half.end() :]) or (1, re.sub(r"^an? ", "", text[half.end() :]))

@@ -47,6 +47,11 @@ _WORDS = re.compile(
 )
 _SPACES = re.compile(r"\\\\|\\[,;: ]|~|\\q?quad\b|\\[hv]space\*?\{[^{}]*\}|\\phantom\{[^{}]*\}")
 _THOUSANDS = re.compile(r"(?<=\d)\s*(?:\{,\}|,?\s*\\[!,;]\s*,?|['’_])\s*(?=\d{3}(?!\d))")
+# `1.250.000`, and `1.250,50 Euro`: in English the sign comes first, and prices have two decimals.
+_POINTS = re.compile(
+    r'(?<![\d.,])([1-9]\d{0,2}(?:\.\d{3}){2,}(?![.,]?\d)|[1-9]\d{0,2}(?:\.\d{3})+(?=(?:,\d\d)?\s?"?\s?(?:Euro\b|EUR\b|€)))'
+    r"(?:,(\d\d)(?!\d))?"
+)
 _UNDER = re.compile(r"(?:\{|^)([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)(?:\}|$)")
 _UNIT_FRACTION = re.compile(r'\\frac\s*\{\s*("[^"]*")\s*\}\s*\{\s*("[^"]*")\s*\}')
 _COUNTED = re.compile(r"(\\?\$?[-+]?\d[\d.,]*%?)\s+(\D+)")
@@ -61,7 +66,7 @@ def tidy(text: str) -> str:
     text = _from_unicode(without_delimiters(text))
     if len(re.findall(r"(?<!\\)\$", text)) % 2 == 0:  # formulas inside of a text; a single one is money
         text = re.sub(r"(?<!\\)\$", " ", text)
-    text = _THOUSANDS.sub("", text)
+    text = without_points(_THOUSANDS.sub("", text))
     text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text)  # how LaTeX sets a decimal comma
     text = re.sub(r"\\!", "", text)
     text = _UNDER.sub(lambda found: rf"\{'frac' if found[2] == 'over' else 'binom'}{{{found[1]}}}{{{found[3]}}}", text)
@@ -83,6 +88,11 @@ def tidy(text: str) -> str:
     text = re.sub(r"\s+", " ", text).strip().lstrip("=").rstrip(". \\")
     choice = _CHOICE.fullmatch(text)
     return _SPELT.get(text.replace('"', "").strip().casefold(), text) if choice is None else choice[1]
+
+
+def without_points(text: str) -> str:
+    """Without the points between thousands, where they can be nothing else."""
+    return _POINTS.sub(lambda found: f"{found[1].replace('.', '')}{f'.{found[2]}' if found[2] else ''}", text)
 
 
 def without_delimiters(text: str) -> str:
