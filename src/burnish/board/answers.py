@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, get_args
@@ -14,10 +14,10 @@ from burnish.board.curves import Axis, charts_of, points
 from burnish.board.exports import Form, rows_of_step
 from burnish.board.index import Kind
 from burnish.board.notes import add_note, read_notes
-from burnish.board.rollouts import Filter, group_page, sightings, step_page
-from burnish.board.runs import Run, Runs, RunSummary
+from burnish.board.rollouts import ResponseFilter, group_page, sightings, step_page
+from burnish.board.runs import Runs, RunSummary, WatchedRun
 from burnish.errors import DataError
-from burnish.observability.control import REQUESTS, ask, withdraw
+from burnish.observability.control import REQUESTS, Request, ask, take
 from burnish.outside.listening import RefusedError, wrong
 from burnish.report.configuration import configuration_table, masked_text
 from burnish.types import Json
@@ -68,7 +68,7 @@ class Query:
 
 @dataclass(slots=True)
 class Board:
-    """What the server answers from. `control`: whether requests may be passed on to runs."""
+    """Runs, and the answers about them. `control`: requests may be passed on to them."""
 
     runs: Runs
     control: bool = False
@@ -174,17 +174,17 @@ class Board:
         run = self._find(body.get("run"))
         for request in REQUESTS:
             if request == body.get("request"):
-                _pass_on(run.folder, withdraw if body.get("on") is False else ask, request)
+                _pass_on(run.folder, request, on=body.get("on") is not False)
                 return {"ok": True}
         raise wrong("request", f"request has to be one of {', '.join(REQUESTS)}")
 
-    def _named(self, query: Query) -> list[Run]:
+    def _named(self, query: Query) -> list[WatchedRun]:
         return [self._find(name) for name in query.many("run")]
 
-    def _one(self, query: Query) -> Run:
+    def _one(self, query: Query) -> WatchedRun:
         return self._find(query.text("run"))
 
-    def _find(self, name: object) -> Run:
+    def _find(self, name: object) -> WatchedRun:
         """Find a run by its name. Names are compared with those of runs that were found, and never opened."""
         run = self.runs.by_name.get(name) if isinstance(name, str) else None
         if run is None:
@@ -195,15 +195,17 @@ class Board:
         return query.choice("kind", get_args(Kind)), max(0, query.whole("step", 0))
 
 
-def _filter(query: Query) -> Filter:
+def _filter(query: Query) -> ResponseFilter:
     texts = {name: query.text(name) for name in ("status", "why", "domain", "text")}
-    return Filter(query.number("low"), query.number("high"), **texts)
+    return ResponseFilter(query.number("low"), query.number("high"), **texts)
 
 
-def _pass_on(folder: Path, act: Callable[..., None], request: str) -> None:
+def _pass_on(folder: Path, request: Request, *, on: bool) -> None:
     try:
-        act(folder, request)
+        if on:
+            ask(folder, request)
+        else:
+            take(folder, request)
     except OSError as error:
-        raise DataError(
-            f"cannot write below {folder}: {error.strerror}", remedy="start the board as its owner"
-        ) from error
+        remedy = "start the board as the owner of that folder"
+        raise DataError(f"cannot write below {folder}: {error.strerror}", remedy=remedy) from error

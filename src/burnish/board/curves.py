@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypedDict
 
-from burnish.board.tables import Column, Table
+from burnish.board.tables import Column, MetricTable
 from burnish.observability.metric_names import explain
 from burnish.report.charts import CHARTS, FAMILIES, peaks
 
@@ -45,7 +45,7 @@ class Flat(TypedDict):
 
 
 class Charts(TypedDict):
-    """All charts of some runs, and the metrics that are not worth one."""
+    """Charts of some runs, and the metrics that are not worth one."""
 
     charts: list[BoardChart]
     flat: list[Flat]
@@ -59,7 +59,7 @@ class Points(TypedDict):
     y: list[float]
 
 
-def charts_of(tables: Sequence[Table]) -> Charts:
+def charts_of(tables: Sequence[MetricTable]) -> Charts:
     """Return the charts that these runs have data for: six of what matters first, then the rest.
 
     A metric is in one chart only. One that is flat in all runs is in none, and of metrics with the same values
@@ -79,7 +79,7 @@ def charts_of(tables: Sequence[Table]) -> Charts:
 
 
 def points(
-    table: Table,
+    table: MetricTable,
     name: str,
     axis: Axis = "step",
     *,
@@ -106,14 +106,14 @@ def _short(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def _is_flat(name: str, tables: Sequence[Table]) -> bool:
+def _is_flat(name: str, tables: Sequence[MetricTable]) -> bool:
     columns = [table.columns[name] for table in tables if name in table.columns]
     return len({column.values[0] for column in columns}) == 1 and all(
         len(column.values) > 1 and column.is_flat() for column in columns
     )
 
 
-def _twins(names: Iterable[str], tables: Sequence[Table]) -> Mapping[str, str]:
+def _twins(names: Iterable[str], tables: Sequence[MetricTable]) -> Mapping[str, str]:
     """The first metric with the same values in all runs, for each metric."""
     first: dict[tuple[str, ...], str] = {}
     return {

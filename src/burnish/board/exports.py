@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from burnish.board.index import Entry, RolloutIndex
+from burnish.board.index import IndexEntry, RolloutIndex
 from burnish.errors import DataError
 from burnish.observability.scored_pairs import PairRule, pairs_of_run
 from burnish.types import Json
 
-Form = Literal["sft", "prefer"]
+Form = Literal["best", "pairs"]
 
 
 def rows_of_step(index: RolloutIndex, step: int, form: Form, least: float | None = None) -> list[dict[str, Json]]:
     """Make rows of a training step: of each group its best response, if its reward is at least `least`, or its best
     and its worst one. DataError if there are none."""
-    if form == "prefer":
+    if form == "pairs":
         rows = pairs_of_run(index.run_dir, PairRule(), range(step, step + 1)).rows
     else:
         rows = [_demonstration(index, entry) for entry in _best(index.entries("step", step), least)]
@@ -24,9 +24,9 @@ def rows_of_step(index: RolloutIndex, step: int, form: Form, least: float | None
     return rows
 
 
-def _best(entries: list[Entry], least: float | None) -> list[Entry]:
+def _best(entries: list[IndexEntry], least: float | None) -> list[IndexEntry]:
     """The best response of each group; of equal ones the first."""
-    best: dict[int, Entry] = {}
+    best: dict[int, IndexEntry] = {}
     for entry in entries:
         if entry.greedy or entry.reward is None or (least is not None and entry.reward < least):
             continue
@@ -36,7 +36,7 @@ def _best(entries: list[Entry], least: float | None) -> list[Entry]:
     return list(best.values())
 
 
-def _demonstration(index: RolloutIndex, entry: Entry) -> dict[str, Json]:
+def _demonstration(index: RolloutIndex, entry: IndexEntry) -> dict[str, Json]:
     """A row with prompt and response; with `messages` where either is a conversation."""
     (line,) = index.lines([entry])
     named = {"id": f"{line['step']}:{line['prompt_id']}", "reward": line["reward"]}

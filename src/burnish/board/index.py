@@ -28,7 +28,7 @@ _ASKED_CHARACTERS = 240
 Kind = Literal["step", "eval"]
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """A recorded response, and its line: `length` bytes from `offset` on. `asked` is the end of its prompt."""
 
     kind: Kind
@@ -49,7 +49,7 @@ class Entry(NamedTuple):
     tokens: int
 
 
-_COLUMNS = ", ".join(Entry._fields)
+_COLUMNS = ", ".join(IndexEntry._fields)
 _SCHEMA = f"""
 CREATE TABLE files (kind TEXT, step INTEGER, size INTEGER, changed INTEGER, PRIMARY KEY (kind, step));
 CREATE TABLE responses ({_COLUMNS});
@@ -74,7 +74,7 @@ class RolloutIndex:
         """Return the files with rollouts of training, or of evaluation, by step and in order."""
         return recorded_files(self.run_dir / "rollouts", evaluation=kind == "eval")
 
-    def entries(self, kind: Kind, step: int) -> list[Entry]:
+    def entries(self, kind: Kind, step: int) -> list[IndexEntry]:
         """Return all responses of a step, in the order of the file; none without a file. DataError if it is
         damaged."""
         path = self._path(kind, step)
@@ -82,7 +82,7 @@ class RolloutIndex:
             self._update(kind, step, path)
             return self._select("kind = ? AND step = ? ORDER BY offset", kind, step)
 
-    def of_prompt(self, prompt_id: str, kind: Kind) -> list[Entry]:
+    def of_prompt(self, prompt_id: str, kind: Kind) -> list[IndexEntry]:
         """Return the responses to a prompt in all files that are indexed so far, by step."""
         with self._lock:
             return self._select("prompt_id = ? AND kind = ? ORDER BY step, offset", prompt_id, kind)
@@ -98,7 +98,7 @@ class RolloutIndex:
         with self._lock:
             self._update(kind, step, self._path(kind, step))
 
-    def lines(self, entries: Sequence[Entry]) -> list[RecordedLine]:
+    def lines(self, entries: Sequence[IndexEntry]) -> list[RecordedLine]:
         """Read the lines of these responses, which are all of one file. DataError if it has changed meanwhile."""
         if not entries:
             return []
@@ -116,9 +116,9 @@ class RolloutIndex:
     def _path(self, kind: Kind, step: int) -> Path:
         return self.run_dir / "rollouts" / f"{kind}-{step:06d}.jsonl"
 
-    def _select(self, condition: str, *values: str | int) -> list[Entry]:
+    def _select(self, condition: str, *values: str | int) -> list[IndexEntry]:
         rows = self._open().execute(f"SELECT {_COLUMNS} FROM responses WHERE {condition}", values)
-        return [Entry(*row) for row in rows]
+        return [IndexEntry(*row) for row in rows]
 
     def _update(self, kind: Kind, step: int, path: Path) -> None:
         """Index the file unless it is as it was when it was indexed before."""
@@ -183,13 +183,13 @@ def _made(database: sqlite3.Connection) -> sqlite3.Connection:
     return database
 
 
-def _insert(database: sqlite3.Connection, entries: Iterable[Entry]) -> None:
-    places = ", ".join("?" * len(Entry._fields))
+def _insert(database: sqlite3.Connection, entries: Iterable[IndexEntry]) -> None:
+    places = ", ".join("?" * len(IndexEntry._fields))
     with closing(database.cursor()) as cursor:
         cursor.executemany(f"INSERT INTO responses VALUES ({places})", entries)
 
 
-def _entries(kind: Kind, step: int, path: Path) -> Iterator[Entry]:
+def _entries(kind: Kind, step: int, path: Path) -> Iterator[IndexEntry]:
     """Yield the responses in a file of rollouts. DataError, with the file, if it is damaged."""
     offset = 0
     with reading_recorded(path), path.open("rb") as file:
@@ -198,9 +198,9 @@ def _entries(kind: Kind, step: int, path: Path) -> Iterator[Entry]:
             offset += len(line)
 
 
-def _entry(kind: Kind, step: int, offset: int, length: int, line: RecordedLine) -> Entry:
+def _entry(kind: Kind, step: int, offset: int, length: int, line: RecordedLine) -> IndexEntry:
     reward = line["reward"]
-    return Entry(
+    return IndexEntry(
         kind=kind,
         step=step,
         offset=offset,
@@ -225,6 +225,6 @@ def _asked(prompt: str | list[RecordedLine]) -> str:
     return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
 
 
-def _line_at(descriptor: int, entry: Entry) -> RecordedLine:
+def _line_at(descriptor: int, entry: IndexEntry) -> RecordedLine:
     line: RecordedLine = json.loads(os.pread(descriptor, entry.length, entry.offset))
     return line

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NotRequired, TypedDict
 
-from burnish.board.index import Entry, Kind, RolloutIndex
+from burnish.board.index import IndexEntry, Kind, RolloutIndex
 from burnish.observability.recorder import RecordedLine, sampled_mask
 from burnish.report.samples import Group, Numbers, grouped
 
@@ -18,7 +18,7 @@ PAGE = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class ResponseFilter:
     """A choice of responses. Empty texts and None choose all.
 
     status: of the reward. why: the reason for leaving a response out; `kept`: those that were trained on. text: is in
@@ -32,7 +32,7 @@ class Filter:
     domain: str = ""
     text: str = ""
 
-    def admits(self, entry: Entry) -> bool:
+    def admits(self, entry: IndexEntry) -> bool:
         """Return whether a response may be shown, as far as the index knows."""
         if self.low is not None or self.high is not None:
             low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
@@ -98,7 +98,7 @@ class Sighting(TypedDict):
     responses: int
 
 
-def step_page(index: RolloutIndex, kind: Kind, step: int, wanted: Filter) -> StepPage:
+def step_page(index: RolloutIndex, kind: Kind, step: int, wanted: ResponseFilter) -> StepPage:
     """Return the groups of a step that have a response to show. DataError if its file is damaged."""
     entries = index.entries(kind, step)
     admitted = _with_text(index, [entry for entry in entries if wanted.admits(entry)], wanted.text)
@@ -116,7 +116,7 @@ def step_page(index: RolloutIndex, kind: Kind, step: int, wanted: Filter) -> Ste
 
 
 def group_page(
-    index: RolloutIndex, kind: Kind, step: int, group: int, wanted: Filter, first: int = 0
+    index: RolloutIndex, kind: Kind, step: int, group: int, wanted: ResponseFilter, first: int = 0
 ) -> GroupPage | None:
     """Return a part of a group's responses, from the place `first` on; None if none passes the filter."""
     members = [entry for entry in index.entries(kind, step) if entry.group_id == group and wanted.admits(entry)]
@@ -130,13 +130,13 @@ def group_page(
 
 def sightings(index: RolloutIndex, kind: Kind, prompt_id: str) -> list[Sighting]:
     """Return the steps in which the prompt was sampled, as far as they are indexed, by step."""
-    steps: dict[tuple[int, int], list[Entry]] = defaultdict(list)
+    steps: dict[tuple[int, int], list[IndexEntry]] = defaultdict(list)
     for entry in index.of_prompt(prompt_id, kind):
         steps[entry.step, entry.group_id].append(entry)
     return [_sighting(members) for members in steps.values()]
 
 
-def _with_text(index: RolloutIndex, entries: list[Entry], text: str) -> list[Entry]:
+def _with_text(index: RolloutIndex, entries: list[IndexEntry], text: str) -> list[IndexEntry]:
     """The responses that have the text in themselves or in their prompt; this alone reads their lines."""
     if not text:
         return entries
@@ -152,14 +152,14 @@ def _all_text(line: RecordedLine) -> str:
     return f"{asked}\n{''.join(texts)}"
 
 
-def _by_group(entries: Iterable[Entry]) -> dict[int, list[Entry]]:
-    groups: dict[int, list[Entry]] = defaultdict(list)
+def _by_group(entries: Iterable[IndexEntry]) -> dict[int, list[IndexEntry]]:
+    groups: dict[int, list[IndexEntry]] = defaultdict(list)
     for entry in entries:
         groups[entry.group_id].append(entry)
     return groups
 
 
-def _summary(members: Sequence[Entry]) -> GroupSummary:
+def _summary(members: Sequence[IndexEntry]) -> GroupSummary:
     rewards = [entry.reward for entry in members if entry.reward is not None]
     one = members[0]
     return {
@@ -175,7 +175,7 @@ def _summary(members: Sequence[Entry]) -> GroupSummary:
     }
 
 
-def _sighting(members: Sequence[Entry]) -> Sighting:
+def _sighting(members: Sequence[IndexEntry]) -> Sighting:
     rewards = [entry.reward for entry in members if entry.reward is not None]
     return {
         "step": members[0].step,

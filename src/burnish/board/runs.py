@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from burnish.board.index import RolloutIndex
-from burnish.board.tables import Table
+from burnish.board.tables import MetricTable
 from burnish.config.kinds import USUAL
 from burnish.config.loading import kind_of_data
 from burnish.errors import ConfigError, DataError
@@ -69,20 +69,20 @@ class RunHead(TypedDict):
 
 
 @dataclass(slots=True)
-class Run:
+class WatchedRun:
     """A run's folder, with what was read of it so far."""
 
     name: str
     folder: Path
-    table: Table
+    table: MetricTable
     index: RolloutIndex
     _configuration: tuple[int, Configuration] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @staticmethod
-    def at(name: str, folder: Path) -> Run:
+    def at(name: str, folder: Path) -> WatchedRun:
         """Make the run of this folder, with nothing read yet."""
-        return Run(name, folder, Table(folder / METRICS_FILE), RolloutIndex(folder))
+        return WatchedRun(name, folder, MetricTable(folder / METRICS_FILE), RolloutIndex(folder))
 
     def refresh(self) -> bool:
         """Read new rows of metrics, and return whether there were any."""
@@ -179,10 +179,10 @@ class Run:
 
 @dataclass(slots=True)
 class Runs:
-    """All runs below some folders, found anew whenever `scan` is called."""
+    """Runs below some folders, found anew whenever `scan` is called."""
 
     roots: tuple[Path, ...]
-    by_name: dict[str, Run] = field(default_factory=dict)
+    by_name: dict[str, WatchedRun] = field(default_factory=dict)
 
     @staticmethod
     def below(folders: Sequence[str]) -> Runs:
@@ -200,9 +200,9 @@ class Runs:
         """Find new runs, and forget those whose folder is gone."""
         found = {folder: name for name, folder in self._named()}
         known = {run.folder: run for run in self.by_name.values()}
-        self.by_name = {name: known.get(folder) or Run.at(name, folder) for folder, name in found.items()}
+        self.by_name = {name: known.get(folder) or WatchedRun.at(name, folder) for folder, name in found.items()}
 
-    def refresh(self) -> list[Run]:
+    def refresh(self) -> list[WatchedRun]:
         """Read what is new of every run, and return those that have changed."""
         return [run for run in self.by_name.values() if run.refresh()]
 
@@ -241,7 +241,7 @@ def _names_training_data(path: str) -> bool:
 
 
 def _holder(lock_file: Path) -> dict[str, Json]:
-    """What the lock says of the process that holds it; empty if none does. The lock itself is not touched: even a
+    """Facts in the lock about the process that holds it; empty if none does. The lock itself is not touched: even a
     shared one could keep a run from starting."""
     try:
         content = read_json(lock_file)

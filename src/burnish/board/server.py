@@ -150,7 +150,7 @@ def _export(board: Board) -> Endpoint:
 
         query = _query(request)
         rows = await asyncio.to_thread(board.export, query)
-        name = f"{query.text('form') or 'sft'}-step-{query.whole('step', 0)}.jsonl"
+        name = f"{query.text('form') or 'best'}-step-{query.whole('step', 0)}.jsonl"
         headers = {**_HEADERS, "Content-Disposition": f'attachment; filename="{name}"'}
         return Response("".join(json.dumps(row) + "\n" for row in rows), 200, headers, "application/x-ndjson")
 

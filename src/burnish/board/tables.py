@@ -36,7 +36,7 @@ class Column:
 
 
 @dataclass(slots=True)
-class Table:
+class MetricTable:
     """Rows of `metrics.jsonl` as columns. A row has a step, and all tokens and seconds up to its end.
 
     `generation` rises when a resumed run has written the file anew, so that rows read before may be gone.

@@ -1,6 +1,6 @@
 """Requests to a run that trains, as files in its folder: whoever may write there may ask.
 
-The loop looks at them between steps (`burnish.trainers.control`); `burnish board --control` writes them.
+The loop heeds them between steps (`burnish.trainers.control`); `burnish board --control` writes them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,21 @@ def ask(run_dir: Path, request: Request) -> None:
     write_text_atomically(run_dir / FOLDER / request, time.strftime("%Y-%m-%dT%H:%M:%S%z\n"))
 
 
-def withdraw(run_dir: Path, request: Request) -> None:
-    """Take the request back; nothing changes if there is none. OSError if the folder cannot be written to."""
-    (run_dir / FOLDER / request).unlink(missing_ok=True)
+def is_asked(run_dir: Path, request: Request) -> bool:
+    """Return whether there is such a request."""
+    return (run_dir / FOLDER / request).is_file()
+
+
+def take(run_dir: Path, request: Request) -> bool:
+    """Withdraw a request, and return whether there was one. One that cannot be removed counts as none: else it would be
+    heeded for ever, and an error of its folder must not end a run."""
+    try:
+        (run_dir / FOLDER / request).unlink()
+    except OSError:
+        return False
+    return True
 
 
 def asked(run_dir: Path) -> list[Request]:
     """Return the present requests."""
-    return [request for request in REQUESTS if (run_dir / FOLDER / request).exists()]
+    return [request for request in REQUESTS if is_asked(run_dir, request)]

@@ -149,7 +149,7 @@ function drawRuns() {
   const listed = [...runs.values()].filter((run) => run.name.toLowerCase().includes(state.find)).sort((a, b) => b.changed - a.changed || a.name.localeCompare(b.name));
   if (!section.querySelector("tbody")) {
     const find = make("div", { class: "find" }, make("input", { type: "search", placeholder: "find a run", "aria-label": "Find a run", oninput: (event) => { state.find = event.target.value.toLowerCase(); drawRuns(); } }));
-    const head = ["", "run", "state", "step", "last step", "", "", "", ""].map((text, i) => make("th", { class: i === 8 ? "wide" : null }, text));
+    const head = ["", "run", "state", "step", "last step", "", "", "", ""].map((text, i) => make("th", { class: i === 8 ? "wide" : i === 4 ? "number" : null }, text));
     section.replaceChildren(find, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {})));
   }
   section.querySelector(".find").hidden = runs.size < 9;
@@ -376,7 +376,7 @@ function drawWhere(detail) {
       make("button", { type: "button", "aria-label": "Later", onclick: () => move(1) }, "›"), slider, make("span", { class: "quiet" }, make("kbd", {}, "←"), " ", make("kbd", {}, "→"), " steps  ", make("kbd", {}, "↑"), " ", make("kbd", {}, "↓"), " groups  ", make("kbd", {}, "esc"), " curves")),
     filterRow(),
     make("div", { class: "controls" }, make("label", {}, "tint", segmented(tints, view.tint, tint)), others.length ? make("label", {}, "beside", beside) : null,
-      make("label", {}, "keep this step", make("button", { type: "button", onclick: () => keepRows("sft") }, "SFT rows"), make("button", { type: "button", onclick: () => keepRows("prefer") }, "preference rows"))),
+      make("label", {}, "keep this step", make("button", { type: "button", onclick: () => keepRows("best") }, "SFT rows"), make("button", { type: "button", onclick: () => keepRows("pairs") }, "preference rows"))),
     make("div", { class: "panes" }, make("div", { class: "prompts", role: "list" }), make("div", { class: "sides" })));
 }
 
@@ -402,7 +402,7 @@ async function reload() {
 
 async function keepRows(form) {
   try {
-    const response = await call("export", { run: place.run, step: place.step, form, least: form === "sft" ? wanted.low : "" });
+    const response = await call("export", { run: place.run, step: place.step, form, least: form === "best" ? wanted.low : "" });
     download(`${form}-step-${place.step}.jsonl`, await response.blob());
   } catch (error) { failed(error); }
 }

@@ -171,7 +171,7 @@ class CurveChart {
       return line.x[i] === x ? (line.raw ?? u.data[line.at])[line.raw ? i : index] : null;
     };
     const head = index === null || index === undefined || !u ? (this.only ? [make("span", {}, this.only)] : []) : [make("span", {}, AXES[drawing.axis], make("b", {}, number(Number(u.data[0][index].toPrecision(6)))))];
-    const lines = this.lines.length > 1 || this.runs.length > 1 || head.length ? this.lines : [];
+    const lines = this.lines.length > 1 || this.runs.length > 1 || head.length || this.lines[0]?.label.includes(" = ") ? this.lines : [];
     this.legend.replaceChildren(...head, ...lines.map((line) => {
       const value = at(line), key = make("i", {});
       key.style.background = line.dash.length ? `repeating-linear-gradient(90deg, ${paint(line.colour)} 0 3px, transparent 3px 5px)` : paint(line.colour);
