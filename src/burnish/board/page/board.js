@@ -134,7 +134,7 @@ function runRow(run) {
     make("td", {}, make("span", { class: `state ${run.state}` }, run.state)),
     make("td", {}, run.total ? progress : null, run.total ? `${run.step.toLocaleString("en")} / ${run.total.toLocaleString("en")}` : run.step.toLocaleString("en")),
     make("td", { class: "number" }, run.changed ? `${ago(state.now - run.changed)} ago` : ""),
-    make("td", { class: "number" }, run.left === null ? "" : `${ago(run.left)} left`),
+    make("td", { class: "number" }, run.left === null ? "" : ago(run.left)),
     make("td", {}, scoreOf(run)),
     make("td", {}, run.problem ? chip(run.problem, "bad") : run.alarms ? chip(`${run.alarms} ${run.alarms === 1 ? "alarm" : "alarms"}`, "warn") : ""),
     make("td", { class: "wide" }, run.head?.algorithm || run.head?.kind || ""));
@@ -149,7 +149,7 @@ function drawRuns() {
   const listed = [...runs.values()].filter((run) => run.name.toLowerCase().includes(state.find)).sort((a, b) => b.changed - a.changed || a.name.localeCompare(b.name));
   if (!section.querySelector("tbody")) {
     const find = make("div", { class: "find" }, make("input", { type: "search", placeholder: "find a run", "aria-label": "Find a run", oninput: (event) => { state.find = event.target.value.toLowerCase(); drawRuns(); } }));
-    const head = ["", "run", "state", "step", "last step", "", "", "", ""].map((text, i) => make("th", { class: i === 8 ? "wide" : i === 4 ? "number" : null }, text));
+    const head = ["", "run", "state", "step", "last step", "left", "score", "", "kind"].map((text, i) => make("th", { class: i === 8 ? "wide" : i === 4 || i === 5 ? "number" : null }, text));
     section.replaceChildren(find, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {})));
   }
   section.querySelector(".find").hidden = runs.size < 9;
@@ -433,6 +433,9 @@ async function drawGroup() {
   const found = await ask("group", { run: asked.run, kind: asked.kind, step: asked.step, group: asked.group, ...wanted });
   if (asked.group !== place.group || asked.step !== place.step || asked.run !== place.run) return;
   place.prompt = found.group.id;
+  const held = found.group.responses.map((response, i) => ({ ...response, ...found.extras[i] }));
+  for (const [text, field] of [["log-prob", "logprobs"], ["mismatch", "mismatch"], ["value", "values"]])  // what the record holds
+    for (const button of document.querySelectorAll("#drill .segmented button")) if (button.textContent === text) button.disabled = !held.some((response) => response[field]);
   sides.classList.toggle("two", Boolean(asked.beside));
   sides.replaceChildren(sideOf(asked.run, asked, found));
   if (asked.beside && runs.has(asked.beside)) sides.append(await besideOf(asked, found.group.id));

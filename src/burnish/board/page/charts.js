@@ -135,7 +135,7 @@ class CurveChart {
       width: this.plot.clientWidth || 400, height: this.plot.clientHeight || 210, series: series.map((one) => ({ spanGaps: true, ...one })), bands, padding: [8, hasRight ? 4 : 14, 0, 0],
       legend: { show: false }, scales: { x: { time: false, range: (u, low, high) => drawing.zoom || (low === high ? [low - 1, high + 1] : [low, high]) }, y: scale, right: { range: flatRange } },
       axes: [{ ...axis, grid: { show: false }, size: 28 }, { ...axis, size: 54 }, ...(hasRight ? [{ ...axis, scale: "right", side: 1, grid: { show: false }, size: 50 }] : [])],
-      cursor: { sync: { key: `burnish ${drawing.axis}`, scales: ["x", null] }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
+      cursor: { y: false, sync: { key: `burnish ${drawing.axis}`, scales: ["x", null] }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
       hooks: { setCursor: [(u) => this.tell(u.cursor.idx)], setSelect: [(u) => this.zoomTo(u)] },
     }, data, this.plot);
     this.u.over.addEventListener("dblclick", () => { drawing.zoom = null; this.onZoom(); });
@@ -170,12 +170,12 @@ class CurveChart {
       const x = u.data[0][index], i = closest(line.x, x);
       return line.x[i] === x ? (line.raw ?? u.data[line.at])[line.raw ? i : index] : null;
     };
-    const head = index === null || index === undefined || !u ? (this.only ? [make("span", {}, this.only)] : []) : [make("span", {}, AXES[drawing.axis], make("b", {}, number(Number(u.data[0][index].toPrecision(6)))))];
-    const lines = this.lines.length > 1 || this.runs.length > 1 || head.length || this.lines[0]?.label.includes(" = ") ? this.lines : [];
-    this.legend.replaceChildren(...head, ...lines.map((line) => {
+    const x = index === null || index === undefined || !u ? "" : number(Number(u.data[0][index].toPrecision(6)));
+    const named = this.lines.length > 1 || this.runs.length > 1 || this.lines[0]?.label.includes(" = ");
+    this.legend.replaceChildren(make("span", {}, this.only && !x ? this.only : AXES[drawing.axis], make("b", {}, x)), ...this.lines.map((line) => {
       const value = at(line), key = make("i", {});
       key.style.background = line.dash.length ? `repeating-linear-gradient(90deg, ${paint(line.colour)} 0 3px, transparent 3px 5px)` : paint(line.colour);
-      return make("span", {}, key, line.label, value === null || value === undefined ? null : make("b", {}, number(value)));
+      return make("span", {}, ...(named ? [key, line.label] : []), make("b", {}, value === null || value === undefined ? "" : number(value)));
     }));
   }
 
