@@ -1,4 +1,5 @@
-"""Who may ask a server that has no key: raw bytes against the servers of models and of programs."""
+"""Who may ask a server that has no key: raw bytes against the servers of models, of programs and of the
+board."""
 
 from __future__ import annotations
 
@@ -15,6 +16,9 @@ from burnish.agents.endpoint.request_queue import Desk
 from burnish.agents.endpoint.requests import Terms
 from burnish.agents.endpoint.server import Service as ModelService
 from burnish.agents.endpoint.server import application as models
+from burnish.board.answers import Board
+from burnish.board.runs import Runs
+from burnish.board.server import application as board
 from burnish.errors import ConfigError
 from burnish.outside.listening import UVICORN, listening, url_of
 from burnish.rollouts.engine import Sampling
@@ -26,12 +30,14 @@ pytest.importorskip("starlette", reason="needs burnish[serve]")
 uvicorn = pytest.importorskip("uvicorn", reason="needs burnish[serve]")
 
 
-@pytest.fixture(scope="module", params=["models", "programs"])
+@pytest.fixture(scope="module", params=["models", "programs", "board"])
 def server(request: Any) -> Iterator[tuple[int, str]]:
     """The port of a server without a key, and a path that answers GET."""
     if request.param == "models":
         terms = Terms(Sampling(8), "tiny", 64)
         app, path = models(Desk(lambda name: terms), ModelService()), "/v1/models"
+    elif request.param == "board":
+        app, path = board(Board(Runs(()))), "/api/runs"
     else:
         app, path = programs(Mock(limits=Limits()), ProgramService()), "/judge"
     with listening("127.0.0.1", 0) as listener:
@@ -133,6 +139,6 @@ def test_an_address_is_named_as_clients_write_it_and_one_of_no_machine_is_refuse
 def test_a_form_of_a_page_is_not_read(server: tuple[int, str], kind: str) -> None:
     """Such requests need no preflight."""
     port, path = server
-    path = "/reward" if path == "/v1/models" else "/run_code"
+    path = {"/v1/models": "/reward", "/judge": "/run_code", "/api/runs": "/api/note"}[path]
     headers = [f"Host: localhost:{port}", f"Content-Type: {kind}", "Content-Length: 0"]
     assert status(port, [f"POST {path} HTTP/1.1".encode(), *(line.encode() for line in headers)]) == 415

@@ -17,6 +17,7 @@ COMMANDS = (
     ("algorithms", "show_algorithms", "Look before you run"),
     ("sandbox", "commands", "Look before you run"),
     ("doctor", "examine_machine", "Look before you run"),
+    ("board", "show_board", "Look after a run"),
     ("report", "write_report", "Look after a run"),
     ("replay", "replay", "Look after a run"),
     ("pairs", "write_pairs", "Look after a run"),

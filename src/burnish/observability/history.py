@@ -44,7 +44,7 @@ def read_rows(path: Path) -> list[dict[str, float]]:
             )
         rows.append(row)
     # A kill may have cut off only the newline, or an editor may have removed it. Then the last piece is a complete row.
-    last = _problem_or_row(torn)
+    last = problem_or_row(torn)
     if not isinstance(last, str) and (not rows or last["step"] > rows[-1]["step"]):
         rows.append(last)
     return rows
@@ -69,14 +69,14 @@ def read_history(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, float]:
-    row = _problem_or_row(line)
+    row = problem_or_row(line)
     if isinstance(row, str):
         raise DataError(f"{path}:{number} is not a row of metrics: {row}", remedy=_REMEDY)
     return row
 
 
-def _problem_or_row(line: bytes) -> dict[str, float] | str:
-    """Parse a row, or say why the line is not one."""
+def problem_or_row(line: bytes) -> dict[str, float] | str:
+    """Parse a line of `metrics.jsonl`, or say why it is not a row."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:

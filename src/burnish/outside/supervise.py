@@ -248,6 +248,17 @@ def activity(pid: int) -> int:
     return sum(int(fields[index]) for index in _COUNTED)
 
 
+def is_alive(pid: int) -> bool:
+    """Return whether a process of this machine exists, whoever owns it."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def adopt_orphans() -> None:
     """From now on this process is the parent of whatever its descendants leave behind."""
     _set_option(_PR_SET_CHILD_SUBREAPER, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,23 +114,28 @@ def sample_rollouts(folder: Path, limits: PageLimits) -> Samples:
 
 def _read_groups(path: Path) -> list[Group]:
     """Read the lines of a file by group, in the order of the file."""
-    groups: dict[int, Group] = {}
     with reading_recorded(path):
-        for line in each_rollout(path):
-            fresh: Group = {
-                "id": line["prompt_id"],
-                "prompt": line["prompt"],
-                "answer": None if line["answer"] is None else str(line["answer"]),
-                "domain": line["domain"],
-                "left_out": 0,
-                "responses": [],
-            }
-            group = groups.setdefault(line["group_id"], fresh)
-            group["responses"].append(_compact(line))
-            if "prompt_text" in line:
-                seen = shortened(line["prompt_text"])
-                if group.setdefault("seen", seen) != seen:
-                    group["responses"][-1]["seen"] = seen
+        return grouped(each_rollout(path))
+
+
+def grouped(lines: Iterable[RecordedLine]) -> list[Group]:
+    """Gather recorded responses by group, in their order."""
+    groups: dict[int, Group] = {}
+    for line in lines:
+        fresh: Group = {
+            "id": line["prompt_id"],
+            "prompt": line["prompt"],
+            "answer": None if line["answer"] is None else str(line["answer"]),
+            "domain": line["domain"],
+            "left_out": 0,
+            "responses": [],
+        }
+        group = groups.setdefault(line["group_id"], fresh)
+        group["responses"].append(_compact(line))
+        if "prompt_text" in line:
+            seen = shortened(line["prompt_text"])
+            if group.setdefault("seen", seen) != seen:
+                group["responses"][-1]["seen"] = seen
     return list(groups.values())
 
 

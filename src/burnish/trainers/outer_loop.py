@@ -31,6 +31,7 @@ from burnish.observability.metrics import MetricStore
 from burnish.outside.plugins import describe_failure
 from burnish.outside.shortage import naming_shortages
 from burnish.trainers.chaining import pinned
+from burnish.trainers.control import forget_requests, heed_requests
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
@@ -132,21 +133,27 @@ def train_to_end(opened: AbstractContextManager[Training], console: Console) -> 
 
 def run_loop(training: Training, stop: StopRequest) -> None:
     """Train from where `progress` is to the last step, or until asked to stop. Always leaves a checkpoint."""
+    config, progress = training.config, training.progress
+    folder, note = Path(config.output), training.journal.display.note
+
+    def save_now() -> None:
+        if progress.saved_step != progress.step:
+            save_and_try(training)
+
     with saving_finished_steps(training):
-        config, progress = training.config, training.progress
         if progress.saved_step is None:
             # Once any checkpoint exists, even of step 0, this has been done and its evaluation written.
             training.before_first_step()
             if config.evaluation.begins and (row := training.evaluate()):
                 training.journal.write(0, row)
         close_step(training)  # an error may have stopped the run between the last step's updates and its metrics
-        while progress.step < training.total_steps and not stop:
+        forget_requests(folder)
+        while progress.step < training.total_steps and not heed_requests(folder, stop, save_now, note):
             # Versions go up before weights change, so comparing them tells `_keep` whether this step has moved any.
             progress.versions = _versions(training)
             training.train_step()
             close_step(training)
-        if progress.saved_step != progress.step:
-            save_and_try(training)
+        save_now()
 
 
 def close_step(training: Training) -> None:

@@ -1,0 +1,211 @@
+"""Answers to the requests of the board's page, as data that JSON can hold."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar, get_args
+
+from burnish.board.curves import Axis, charts_of, points
+from burnish.board.exports import Form, rows_of_step
+from burnish.board.index import Kind
+from burnish.board.notes import add_note, read_notes
+from burnish.board.rollouts import ResponseFilter, group_page, sightings, step_page
+from burnish.board.runs import Runs, RunSummary, WatchedRun
+from burnish.errors import DataError
+from burnish.observability.control import REQUESTS, Request, ask, take
+from burnish.outside.listening import RefusedError, wrong
+from burnish.report.configuration import configuration_table, masked_text
+from burnish.types import Json
+
+T = TypeVar("T", bound=str)
+_SCAN_SECONDS, _REFRESH_SECONDS = 5.0, 0.5
+INDEXING_SECONDS = 0.5
+"""Longest time for which one request indexes files; the page asks again until none is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The parameters of a request, by name. RefusedError, which names the parameter, for a value that cannot be."""
+
+    values: Mapping[str, Sequence[str]]
+
+    def text(self, name: str) -> str:
+        return self.values[name][-1] if name in self.values else ""
+
+    def many(self, name: str) -> Sequence[str]:
+        return self.values.get(name, ())
+
+    def number(self, name: str) -> float | None:
+        """Return the number; None if it is not given."""
+        text = self.text(name)
+        try:
+            value = float(text) if text else None
+        except ValueError as error:
+            raise wrong(name, f"{name} has to be a number") from error
+        if value is not None and not math.isfinite(value):
+            raise wrong(name, f"{name} has to be finite")
+        return value
+
+    def whole(self, name: str, default: int) -> int:
+        """Return the whole number; `default` if it is not given."""
+        text = self.text(name)
+        if text and not (text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 16):
+            raise wrong(name, f"{name} has to be a whole number")
+        return int(text) if text else default
+
+    def choice(self, name: str, known: tuple[T, ...]) -> T:
+        """Return one of these words; the first one if none is given."""
+        for word in known:
+            if word == (self.text(name) or known[0]):
+                return word
+        raise wrong(name, f"{name} has to be one of {', '.join(known)}")
+
+
+@dataclass(slots=True)
+class Board:
+    """Runs, and the answers about them. `control`: requests may be passed on to them."""
+
+    runs: Runs
+    control: bool = False
+    _scanned: float = -math.inf
+    _refreshed: float = -math.inf
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def summaries(self) -> list[RunSummary]:
+        """Return the rows of the list of runs, after reading what is new."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._scanned > _SCAN_SECONDS:
+                self.runs.scan()
+                self._scanned = now
+            if now - self._refreshed > _REFRESH_SECONDS:
+                self.runs.refresh()
+                self._refreshed = time.monotonic()
+            return [run.summary(time.time()) for run in self.runs.by_name.values()]
+
+    def overview(self, query: Query) -> object:
+        """Return all runs with their heads."""
+        summaries = self.summaries()
+        heads = {run.name: run.head() for run in self.runs.by_name.values()}
+        roots = [str(root) for root in self.runs.roots]
+        return {"roots": roots, "control": self.control, "runs": summaries, "heads": heads, "now": time.time()}
+
+    def charts(self, query: Query) -> object:
+        """Return the charts of the named runs."""
+        return charts_of([run.table for run in self._named(query)])
+
+    def points(self, query: Query) -> object:
+        """Return the points of the named metrics, by run and metric."""
+        axis: Axis = query.choice("axis", get_args(Axis))
+        first, last = query.number("from"), query.number("to")
+        bounds = {"first": -math.inf if first is None else first, "last": math.inf if last is None else last}
+        after = query.whole("after", -1)
+        return {
+            run.name: {name: points(run.table, name, axis, after=after, **bounds) for name in query.many("metric")}
+            for run in self._named(query)
+        }
+
+    def run(self, query: Query) -> object:
+        """Return what does not change with every step: alarms, notes, environment and recorded steps."""
+        run = self._one(query)
+        alarms = [
+            {"name": alarm.name, "message": alarm.message, "knob": alarm.knob, "step": alarm.step}
+            for alarm in run.table.alarms
+        ]
+        return {
+            "alarms": alarms,
+            "notes": read_notes(run.folder),
+            "environment": masked_text(run.folder / "environment.json") or "",
+            "steps": list(run.index.files("step")),
+            "evals": list(run.index.files("eval")),
+        }
+
+    def configurations(self, query: Query) -> object:
+        """Return the fields in which the named runs differ from the defaults or from each other, and their files."""
+        found = [run.configuration() for run in self._named(query)]
+        texts = {one.name: one.text or "" for one in found}
+        return {"rows": configuration_table(found), "texts": texts}
+
+    def groups(self, query: Query) -> object:
+        """Return the groups of a step."""
+        kind, step = self._place(query)
+        return step_page(self._one(query).index, kind, step, _filter(query))
+
+    def group(self, query: Query) -> object:
+        """Return responses of a group."""
+        kind, step = self._place(query)
+        group, first = query.whole("group", 0), max(0, query.whole("first", 0))
+        found = group_page(self._one(query).index, kind, step, group, _filter(query), first)
+        if found is None:
+            raise RefusedError(404, f"step {step} has no such group, or none of its responses passes the filter")
+        return found
+
+    def prompt(self, query: Query) -> object:
+        """Return one prompt in all steps that are indexed, and how many are not yet."""
+        kind: Kind = query.choice("kind", get_args(Kind))
+        index, until = self._one(query).index, time.monotonic() + INDEXING_SECONDS
+        missing = index.missing(kind)
+        while missing and time.monotonic() < until:
+            index.add(kind, missing.pop())
+        return {"sightings": sightings(index, kind, query.text("prompt")), "missing": len(missing)}
+
+    def export(self, query: Query) -> list[dict[str, Json]]:
+        """Return rows for training, from one step."""
+        form: Form = query.choice("form", get_args(Form))
+        return rows_of_step(self._one(query).index, query.whole("step", 0), form, query.number("least"))
+
+    def note(self, body: Mapping[str, Json]) -> object:
+        """Keep a note in the run's folder."""
+        run, group = self._find(body.get("run")), body.get("group")
+        text, step, kind = body.get("text"), body.get("step"), body.get("kind", "step")
+        if not isinstance(text, str) or type(step) is not int or kind not in get_args(Kind):
+            raise wrong("text", "a note has a text, a step, and kind step or eval")
+        return add_note(run.folder, text, str(kind), step, group if type(group) is int else None)
+
+    def request(self, body: Mapping[str, Json]) -> object:
+        """Ask a run for something, or take it back (`on: false`)."""
+        if not self.control:
+            raise RefusedError(403, "this board only looks; start it with --control to ask runs for something")
+        run = self._find(body.get("run"))
+        for request in REQUESTS:
+            if request == body.get("request"):
+                _pass_on(run.folder, request, on=body.get("on") is not False)
+                return {"ok": True}
+        raise wrong("request", f"request has to be one of {', '.join(REQUESTS)}")
+
+    def _named(self, query: Query) -> list[WatchedRun]:
+        return [self._find(name) for name in query.many("run")]
+
+    def _one(self, query: Query) -> WatchedRun:
+        return self._find(query.text("run"))
+
+    def _find(self, name: object) -> WatchedRun:
+        """Find a run by its name. Names are compared with those of runs that were found, and never opened."""
+        run = self.runs.by_name.get(name) if isinstance(name, str) else None
+        if run is None:
+            raise RefusedError(404, f"there is no run {name!r:.120} here")
+        return run
+
+    def _place(self, query: Query) -> tuple[Kind, int]:
+        return query.choice("kind", get_args(Kind)), max(0, query.whole("step", 0))
+
+
+def _filter(query: Query) -> ResponseFilter:
+    texts = {name: query.text(name) for name in ("status", "why", "domain", "text")}
+    return ResponseFilter(query.number("low"), query.number("high"), **texts)
+
+
+def _pass_on(folder: Path, request: Request, *, on: bool) -> None:
+    try:
+        if on:
+            ask(folder, request)
+        else:
+            take(folder, request)
+    except OSError as error:
+        remedy = "start the board as the owner of that folder"
+        raise DataError(f"cannot write below {folder}: {error.strerror}", remedy=remedy) from error

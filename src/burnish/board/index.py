@@ -1,0 +1,230 @@
+"""An index of a run's recorded responses, kept beside its files: finding one of millions reads one line.
+
+A file is indexed when it is first looked at, and again when it has changed. The index holds only what can be read again
+from the files, so whoever removes it loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from burnish.observability.atomic import PRIVATE
+from burnish.observability.recorder import RecordedLine, num_sampled, recorded_files
+from burnish.report.samples import reading_recorded
+
+FOLDER = "board"
+_FILE = "index.sqlite"
+_FORMAT = 1
+"""Raise it whenever the columns change: indexes of other versions are made anew."""
+_ASKED_CHARACTERS = 240
+Kind = Literal["step", "eval"]
+
+
+class IndexEntry(NamedTuple):
+    """A recorded response, and its line: `length` bytes from `offset` on. `asked` is the end of its prompt."""
+
+    kind: Kind
+    step: int
+    offset: int
+    length: int
+    group_id: int
+    prompt_id: str
+    asked: str
+    sample: int
+    greedy: bool
+    reward: float | None
+    status: str
+    finish: str
+    kept: bool | None
+    why: str
+    domain: str
+    tokens: int
+
+
+_COLUMNS = ", ".join(IndexEntry._fields)
+_SCHEMA = f"""
+CREATE TABLE files (kind TEXT, step INTEGER, size INTEGER, changed INTEGER, PRIMARY KEY (kind, step));
+CREATE TABLE responses ({_COLUMNS});
+CREATE INDEX of_step ON responses (kind, step, group_id);
+CREATE INDEX of_prompt ON responses (prompt_id, kind, step);
+PRAGMA user_version = {_FORMAT};
+"""
+
+
+@dataclass(slots=True)
+class RolloutIndex:
+    """The index of the rollouts of one run. Methods may be called by several threads.
+
+    It is held in memory where the run's folder cannot be written to.
+    """
+
+    run_dir: Path
+    _database: sqlite3.Connection | None = None
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def files(self, kind: Kind = "step") -> dict[int, Path]:
+        """Return the files with rollouts of training, or of evaluation, by step and in order."""
+        return recorded_files(self.run_dir / "rollouts", evaluation=kind == "eval")
+
+    def entries(self, kind: Kind, step: int) -> list[IndexEntry]:
+        """Return all responses of a step, in the order of the file; none without a file. DataError if it is
+        damaged."""
+        path = self._path(kind, step)
+        with self._lock:
+            self._update(kind, step, path)
+            return self._select("kind = ? AND step = ? ORDER BY offset", kind, step)
+
+    def of_prompt(self, prompt_id: str, kind: Kind) -> list[IndexEntry]:
+        """Return the responses to a prompt in all files that are indexed so far, by step."""
+        with self._lock:
+            return self._select("prompt_id = ? AND kind = ? ORDER BY step, offset", prompt_id, kind)
+
+    def missing(self, kind: Kind) -> list[int]:
+        """Return the steps whose files are not indexed yet."""
+        with self._lock:
+            known = {step for (step,) in self._open().execute("SELECT step FROM files WHERE kind = ?", (kind,))}
+        return [step for step in self.files(kind) if step not in known]
+
+    def add(self, kind: Kind, step: int) -> None:
+        """Index the file of a step. DataError if it is damaged."""
+        with self._lock:
+            self._update(kind, step, self._path(kind, step))
+
+    def lines(self, entries: Sequence[IndexEntry]) -> list[RecordedLine]:
+        """Read the lines of these responses, which are all of one file. DataError if it has changed meanwhile."""
+        if not entries:
+            return []
+        path = self._path(entries[0].kind, entries[0].step)
+        with reading_recorded(path), path.open("rb") as file:
+            return [_line_at(file.fileno(), entry) for entry in entries]
+
+    def close(self) -> None:
+        """Close the file of the index."""
+        with self._lock:
+            if self._database is not None:
+                self._database.close()
+                self._database = None
+
+    def _path(self, kind: Kind, step: int) -> Path:
+        return self.run_dir / "rollouts" / f"{kind}-{step:06d}.jsonl"
+
+    def _select(self, condition: str, *values: str | int) -> list[IndexEntry]:
+        rows = self._open().execute(f"SELECT {_COLUMNS} FROM responses WHERE {condition}", values)
+        return [IndexEntry(*row) for row in rows]
+
+    def _update(self, kind: Kind, step: int, path: Path) -> None:
+        """Index the file unless it is as it was when it was indexed before."""
+        database, now = self._open(), _size_and_time(path, self.run_dir)
+        found = database.execute("SELECT size, changed FROM files WHERE kind = ? AND step = ?", (kind, step))
+        if found.fetchone() == now:
+            return
+        entries = list(_entries(kind, step, path)) if now is not None else []
+        with database:
+            for table in ("files", "responses"):
+                database.execute(f"DELETE FROM {table} WHERE kind = ? AND step = ?", (kind, step))
+            if now is not None:
+                database.execute("INSERT INTO files VALUES (?, ?, ?, ?)", (kind, step, *now))
+                _insert(database, entries)
+
+    def _open(self) -> sqlite3.Connection:
+        if self._database is None:
+            self._database = _opened(self.run_dir / FOLDER / _FILE)
+        return self._database
+
+
+def _size_and_time(path: Path, run_dir: Path) -> tuple[int, int] | None:
+    """Size and time of the last change; None without a file, or for a link that leads out of the run's folder."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return (status.st_size, status.st_mtime_ns) if path.resolve().is_relative_to(run_dir) else None
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """Open the index at this path, made anew if it is damaged or of another version; else in memory."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
+        database = _connected(str(path))
+        if database is None:
+            path.unlink()
+            database = _connected(str(path))
+    except (OSError, sqlite3.Error):  # such as a folder of somebody else
+        database = None
+    return database or _made(sqlite3.connect(":memory:", check_same_thread=False))
+
+
+def _connected(place: str) -> sqlite3.Connection | None:
+    """Connect to an index, and make its tables in an empty file; None if the file is damaged or of another version."""
+    database = sqlite3.connect(place, check_same_thread=False)
+    try:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError:
+        database.close()
+        return None
+    if tables and version != _FORMAT:
+        database.close()
+        return None
+    return database if tables else _made(database)
+
+
+def _made(database: sqlite3.Connection) -> sqlite3.Connection:
+    database.executescript(_SCHEMA)
+    return database
+
+
+def _insert(database: sqlite3.Connection, entries: Iterable[IndexEntry]) -> None:
+    places = ", ".join("?" * len(IndexEntry._fields))
+    with closing(database.cursor()) as cursor:
+        cursor.executemany(f"INSERT INTO responses VALUES ({places})", entries)
+
+
+def _entries(kind: Kind, step: int, path: Path) -> Iterator[IndexEntry]:
+    """Yield the responses in a file of rollouts. DataError, with the file, if it is damaged."""
+    offset = 0
+    with reading_recorded(path), path.open("rb") as file:
+        for line in file:
+            yield _entry(kind, step, offset, len(line), json.loads(line))
+            offset += len(line)
+
+
+def _entry(kind: Kind, step: int, offset: int, length: int, line: RecordedLine) -> IndexEntry:
+    reward = line["reward"]
+    return IndexEntry(
+        kind=kind,
+        step=step,
+        offset=offset,
+        length=length,
+        group_id=line["group_id"],
+        prompt_id=line["prompt_id"],
+        asked=_asked(line["prompt"])[-_ASKED_CHARACTERS:],
+        sample=line["sample_index"],
+        greedy=line["greedy"],
+        reward=float(reward) if isinstance(reward, (int, float)) else None,
+        status=line["status"],
+        finish=line["finish_reason"],
+        kept=line.get("kept"),
+        why=line.get("dropped_because", ""),
+        domain=line["domain"],
+        tokens=num_sampled(line),
+    )
+
+
+def _asked(prompt: str | list[RecordedLine]) -> str:
+    """The text of a prompt, or of the last message of a conversation."""
+    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+
+
+def _line_at(descriptor: int, entry: IndexEntry) -> RecordedLine:
+    line: RecordedLine = json.loads(os.pread(descriptor, entry.length, entry.offset))
+    return line

@@ -1,0 +1,203 @@
+"""Recorded responses as the page shows them: groups of a step, one group, one prompt over training."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import NotRequired, TypedDict
+
+from burnish.board.index import IndexEntry, Kind, RolloutIndex
+from burnish.observability.recorder import RecordedLine, sampled_mask
+from burnish.report.samples import Group, Numbers, grouped
+
+PAGE = 48
+"""Most responses of a group that are sent at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFilter:
+    """A choice of responses. Empty texts and None choose all.
+
+    status: of the reward. why: the reason for leaving a response out; `kept`: those that were trained on. text: is in
+    the prompt or in the response, whatever the case of its letters.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    status: str = ""
+    why: str = ""
+    domain: str = ""
+    text: str = ""
+
+    def admits(self, entry: IndexEntry) -> bool:
+        """Return whether a response may be shown, as far as the index knows."""
+        if self.low is not None or self.high is not None:
+            low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
+            if entry.reward is None or not low <= entry.reward <= high:
+                return False
+        reason = "kept" if entry.kept else entry.why
+        wanted = ((self.status, entry.status), (self.why, reason), (self.domain, entry.domain))
+        return all(value in ("", own) for value, own in wanted)
+
+
+class GroupSummary(TypedDict):
+    """A group in a list; `spread` is the difference of its highest and its lowest reward."""
+
+    group: int
+    prompt: str
+    asked: str
+    domain: str
+    rewards: list[float | None]
+    mean: float | None
+    spread: float
+    tokens: float
+    kept: int
+
+
+class StepPage(TypedDict):
+    """Groups of a step, those of the largest spread first, and the values that its responses can be filtered by."""
+
+    kind: Kind
+    step: int
+    groups: list[GroupSummary]
+    left_out: int
+    statuses: list[str]
+    reasons: list[str]
+    domains: list[str]
+
+
+class Extra(TypedDict):
+    """Facts about a response that only the board shows. mismatch: log-probability of the trainer less the sampler's, by
+    token, where it was recorded; versions: (first token, version of the weights)."""
+
+    mismatch: NotRequired[Numbers]
+    versions: list[list[int]]
+
+
+class GroupPage(TypedDict):
+    """A group with a part of its responses and their extras. first: the place of the first one; total: of how many."""
+
+    group: Group
+    extras: list[Extra]
+    first: int
+    total: int
+
+
+class Sighting(TypedDict):
+    """One prompt in one step."""
+
+    step: int
+    group: int
+    mean: float | None
+    low: float | None
+    high: float | None
+    tokens: float
+    responses: int
+
+
+def step_page(index: RolloutIndex, kind: Kind, step: int, wanted: ResponseFilter) -> StepPage:
+    """Return the groups of a step that have a response to show. DataError if its file is damaged."""
+    entries = index.entries(kind, step)
+    admitted = _with_text(index, [entry for entry in entries if wanted.admits(entry)], wanted.text)
+    groups = [_summary(members) for members in _by_group(admitted).values()]
+    groups.sort(key=lambda group: (-group["spread"], group["group"]))
+    return {
+        "kind": kind,
+        "step": step,
+        "groups": groups,
+        "left_out": len(entries) - len(admitted),
+        "statuses": sorted({entry.status for entry in entries}),
+        "reasons": sorted({"kept" if entry.kept else entry.why for entry in entries} - {""}),
+        "domains": sorted({entry.domain for entry in entries}),
+    }
+
+
+def group_page(
+    index: RolloutIndex, kind: Kind, step: int, group: int, wanted: ResponseFilter, first: int = 0
+) -> GroupPage | None:
+    """Return a part of a group's responses, from the place `first` on; None if none passes the filter."""
+    members = [entry for entry in index.entries(kind, step) if entry.group_id == group and wanted.admits(entry)]
+    members = _with_text(index, members, wanted.text)
+    lines = index.lines(members[first : first + PAGE])
+    if not lines:
+        return None
+    extras = [_extra(line) for line in lines]
+    return {"group": grouped(lines)[0], "extras": extras, "first": first, "total": len(members)}
+
+
+def sightings(index: RolloutIndex, kind: Kind, prompt_id: str) -> list[Sighting]:
+    """Return the steps in which the prompt was sampled, as far as they are indexed, by step."""
+    steps: dict[tuple[int, int], list[IndexEntry]] = defaultdict(list)
+    for entry in index.of_prompt(prompt_id, kind):
+        steps[entry.step, entry.group_id].append(entry)
+    return [_sighting(members) for members in steps.values()]
+
+
+def _with_text(index: RolloutIndex, entries: list[IndexEntry], text: str) -> list[IndexEntry]:
+    """The responses that have the text in themselves or in their prompt; this alone reads their lines."""
+    if not text:
+        return entries
+    wanted = text.casefold()
+    lines = zip(entries, index.lines(entries), strict=True)
+    return [entry for entry, line in lines if wanted in _all_text(line).casefold()]
+
+
+def _all_text(line: RecordedLine) -> str:
+    texts = line.get("token_texts") or [line["response"]]
+    prompt = line["prompt"]
+    asked = prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
+    return f"{asked}\n{''.join(texts)}"
+
+
+def _by_group(entries: Iterable[IndexEntry]) -> dict[int, list[IndexEntry]]:
+    groups: dict[int, list[IndexEntry]] = defaultdict(list)
+    for entry in entries:
+        groups[entry.group_id].append(entry)
+    return groups
+
+
+def _summary(members: Sequence[IndexEntry]) -> GroupSummary:
+    rewards = [entry.reward for entry in members if entry.reward is not None]
+    one = members[0]
+    return {
+        "group": one.group_id,
+        "prompt": one.prompt_id,
+        "asked": one.asked,
+        "domain": one.domain,
+        "rewards": [entry.reward for entry in members],
+        "mean": fmean(rewards) if rewards else None,
+        "spread": max(rewards) - min(rewards) if rewards else 0.0,
+        "tokens": fmean(entry.tokens for entry in members),
+        "kept": sum(bool(entry.kept) for entry in members),
+    }
+
+
+def _sighting(members: Sequence[IndexEntry]) -> Sighting:
+    rewards = [entry.reward for entry in members if entry.reward is not None]
+    return {
+        "step": members[0].step,
+        "group": members[0].group_id,
+        "mean": fmean(rewards) if rewards else None,
+        "low": min(rewards, default=None),
+        "high": max(rewards, default=None),
+        "tokens": fmean(entry.tokens for entry in members),
+        "responses": len(members),
+    }
+
+
+def _extra(line: RecordedLine) -> Extra:
+    extra: Extra = {"versions": line.get("versions") or [[0, line["policy_version"]]]}
+    if "token_texts" in line and "old_logprobs" in line:
+        pairs = zip(line["old_logprobs"], line["rollout_logprobs"], sampled_mask(line), strict=True)
+        extra["mismatch"] = [_gap(old, sampled) if own else None for old, sampled, own in pairs]
+    return extra
+
+
+def _gap(old: float | str, sampled: float | str) -> float | None:
+    """The trainer's log-probability less the sampler's; None if one of them was not finite, and recorded as text."""
+    if isinstance(old, str) or isinstance(sampled, str):
+        return None
+    return float(f"{old - sampled:.3g}")

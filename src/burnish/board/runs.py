@@ -1,0 +1,257 @@
+"""The runs in the given folders, and the state of each, from their files alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from burnish.board.index import RolloutIndex
+from burnish.board.tables import MetricTable
+from burnish.config.kinds import USUAL
+from burnish.config.loading import kind_of_data
+from burnish.errors import ConfigError, DataError
+from burnish.observability.control import Request, asked
+from burnish.observability.sinks import METRICS_FILE
+from burnish.outside.reading import UnreadableError, file_problem, read_json
+from burnish.outside.supervise import is_alive
+from burnish.report.configuration import Configuration, read_configuration
+from burnish.types import Json
+
+State = Literal["running", "paused", "silent", "crashed", "stopped", "finished"]
+"""`silent`: says that it runs on another machine, and has not written for long. `crashed`: its process is gone, but has
+not released the folder."""
+_CONFIG_FILE, _LOCK_FILE, _ENVIRONMENT_FILE = "config.yaml", "run.lock", "environment.json"
+_READ = (METRICS_FILE, _CONFIG_FILE, _LOCK_FILE, _ENVIRONMENT_FILE)
+_DEPTH = 4
+_PASSED_OVER = {"checkpoints", "rollouts", "tensorboard", "board", "control", "data", "model"}
+_SILENT_STEPS, _SILENT_SECONDS = 20, 600.0
+_RECENT = 20
+"""Steps whose mean time estimates the time left."""
+_SAME_FAMILY = ("seed", "output", "logging.", "evaluation.", "checkpoint.", "cluster.", "debug.")
+"""Fields in which runs of one family may differ: they are one experiment with several seeds."""
+_HEADLINES = ("reward/mean", "eval/accuracy", "eval/reward_mean", "train/loss", "eval/loss")
+
+
+class RunSummary(TypedDict):
+    """A run in a list. Times are seconds since 1970, `age` and `left` seconds; None where nothing is known."""
+
+    name: str
+    state: State
+    step: int
+    total: int | None
+    rows: int
+    generation: int
+    changed: float
+    left: float | None
+    alarms: int
+    problem: str
+    asked: list[Request]
+    values: dict[str, float]
+
+
+class RunHead(TypedDict):
+    """Facts about a run that do not change while it trains."""
+
+    folder: str
+    kind: str
+    algorithm: str
+    model: str
+    data: str
+    began: str
+    family: str
+
+
+@dataclass(slots=True)
+class WatchedRun:
+    """A run's folder, with what was read of it so far."""
+
+    name: str
+    folder: Path
+    table: MetricTable
+    index: RolloutIndex
+    _configuration: tuple[int, Configuration] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @staticmethod
+    def at(name: str, folder: Path) -> WatchedRun:
+        """Make the run of this folder, with nothing read yet."""
+        return WatchedRun(name, folder, MetricTable(folder / METRICS_FILE), RolloutIndex(folder))
+
+    def refresh(self) -> bool:
+        """Read new rows of metrics, and return whether there were any."""
+        with self._lock:
+            try:
+                return self.table.refresh()
+            except OSError as error:
+                self.table.problem = f"{METRICS_FILE} cannot be read: {error.strerror}"
+                return False
+
+    def configuration(self) -> Configuration:
+        """Return the configuration, read anew if its file has changed. DataError if it cannot be read."""
+        try:
+            changed = (self.folder / _CONFIG_FILE).stat().st_mtime_ns
+        except OSError:
+            changed = 0
+        if self._configuration is None or self._configuration[0] != changed:
+            self._configuration = changed, read_configuration(self.folder, self.name)
+        return self._configuration[1]
+
+    def summary(self, now: float) -> RunSummary:
+        """Return the run's row in the list. `now`: seconds since 1970."""
+        table, total = self.table, self.total_steps()
+        step = table.steps[-1] if table.steps else 0
+        requests = asked(self.folder)
+        state = self._state(step, total, now, paused="pause" in requests)
+        return {
+            "name": self.name,
+            "state": state,
+            "step": step,
+            "total": total,
+            "rows": len(table.steps),
+            "generation": table.generation,
+            "changed": table.changed,
+            "left": self._left(step, total) if state in ("running", "paused") else None,
+            "alarms": len(table.alarms),
+            "problem": table.problem,
+            "asked": requests,
+            "values": {name: value for name in _HEADLINES if (value := table.last(name)) is not None},
+        }
+
+    def head(self) -> RunHead:
+        """Return what the page's head says. Empty texts where a file is missing or damaged."""
+        try:
+            configuration = self.configuration()
+        except DataError:
+            return self._head({}, {}, "")
+        alike = {path: value for path, value in configuration.values.items() if not path.startswith(_SAME_FAMILY)}
+        family = hashlib.sha1(json.dumps(alike, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
+        return self._head(configuration.data, configuration.values, family if alike else "")
+
+    def total_steps(self) -> int | None:
+        """Return `steps` of the run file; None if the run's length follows from its data."""
+        try:
+            steps = self.configuration().values.get("steps")
+        except DataError:
+            return None
+        return steps if type(steps) is int else None
+
+    def _head(self, data: Mapping[str, Json], values: Mapping[str, Json], family: str) -> RunHead:
+        estimator, loss = values.get("algorithm.estimator"), values.get("algorithm.policy_loss")
+        named = values.get("algorithm.preset") or " · ".join(str(part) for part in (estimator, loss) if part)
+        train = [str(value) for path, value in values.items() if _names_training_data(path) and value]
+        return {
+            "folder": str(self.folder),
+            "kind": kind_of_data(dict(data)) if data else USUAL if self.index.files() else "",
+            "algorithm": str(named),
+            "model": str(values.get("model.path") or ""),
+            "data": ", ".join(dict.fromkeys(train)),
+            "began": _began(self.folder / _ENVIRONMENT_FILE),
+            "family": family,
+        }
+
+    def _state(self, step: int, total: int | None, now: float, *, paused: bool) -> State:
+        holder = _holder(self.folder / _LOCK_FILE)
+        if not holder:
+            return "finished" if total is not None and step >= total else "stopped"
+        pid, table = holder.get("pid"), self.table
+        if holder.get("host") == socket.gethostname():
+            alive = type(pid) is int and is_alive(pid)
+            return ("paused" if paused else "running") if alive else "crashed"
+        patience = max(_SILENT_SECONDS, _SILENT_STEPS * (self._step_seconds() or 0.0))
+        return "silent" if now - table.changed > patience else "paused" if paused else "running"
+
+    def _step_seconds(self) -> float | None:
+        seconds, steps = self.table.seconds[-_RECENT - 1 :], self.table.steps[-_RECENT - 1 :]
+        made = steps[-1] - steps[0] if steps else 0
+        return (seconds[-1] - seconds[0]) / made if made else None
+
+    def _left(self, step: int, total: int | None) -> float | None:
+        seconds = self._step_seconds()
+        return None if total is None or seconds is None else max(0, total - step) * seconds
+
+
+@dataclass(slots=True)
+class Runs:
+    """Runs below some folders, found anew whenever `scan` is called."""
+
+    roots: tuple[Path, ...]
+    by_name: dict[str, WatchedRun] = field(default_factory=dict)
+
+    @staticmethod
+    def below(folders: Sequence[str]) -> Runs:
+        """Find the runs below these folders. ConfigError if one of them is no folder."""
+        for folder in folders:
+            problem = file_problem(Path(folder))
+            if problem != "is a folder, not a file":
+                found = "is a file, not a folder" if problem is None else problem
+                raise ConfigError(f"{folder!r} {found}", remedy="name folders of runs, or folders that hold some")
+        runs = Runs(tuple(dict.fromkeys(Path(folder).resolve() for folder in folders)))
+        runs.scan()
+        return runs
+
+    def scan(self) -> None:
+        """Find new runs, and forget those whose folder is gone."""
+        found = {folder: name for name, folder in self._named()}
+        known = {run.folder: run for run in self.by_name.values()}
+        self.by_name = {name: known.get(folder) or WatchedRun.at(name, folder) for folder, name in found.items()}
+
+    def refresh(self) -> list[WatchedRun]:
+        """Read what is new of every run, and return those that have changed."""
+        return [run for run in self.by_name.values() if run.refresh()]
+
+    def _named(self) -> Iterator[tuple[str, Path]]:
+        """Each run's folder with a name of its own: the path below its root, after the root's name if there are
+        several roots."""
+        taken: set[str] = set()
+        for root in self.roots:
+            for folder in _run_folders(root, _DEPTH):
+                below = folder.relative_to(root).parts
+                name = "/".join((root.name, *below) if len(self.roots) > 1 or not below else below)
+                name = str(folder) if name in taken else name
+                taken.add(name)
+                yield name, folder
+
+
+def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the folders of runs below this one, by name. Links are not followed: they may lead anywhere."""
+    if any((folder / name).is_file() for name in (METRICS_FILE, _CONFIG_FILE)):
+        if not any((folder / name).is_symlink() for name in _READ):
+            yield folder
+        return
+    if depth == 0:
+        return
+    try:
+        inner = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
+    except OSError:  # a folder that may not be read holds no runs for us
+        return
+    for name in inner:
+        if not name.startswith(".") and name not in _PASSED_OVER:
+            yield from _run_folders(folder / name, depth - 1)
+
+
+def _names_training_data(path: str) -> bool:
+    return path.startswith(("data.train", "domains.")) and path.rpartition(".")[2] in ("path", "reasoning_gym", "train")
+
+
+def _holder(lock_file: Path) -> dict[str, Json]:
+    """Facts in the lock about the process that holds it; empty if none does. The lock itself is not touched: even a
+    shared one could keep a run from starting."""
+    try:
+        content = read_json(lock_file)
+    except UnreadableError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _began(environment_file: Path) -> str:
+    try:
+        return str(read_json(environment_file)["starts"][0]["started"])
+    except (UnreadableError, KeyError, IndexError, TypeError):
+        return ""

@@ -1,0 +1,201 @@
+"""The board over HTTP. The only file of this room that imports starlette and uvicorn.
+
+Pages of other sites cannot ask: requests pass `Admission`, and what changes something has to be JSON. The page itself
+holds no data, so it needs no key. No text of a run becomes markup, and the page may load nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from burnish.board.answers import Board, Query
+from burnish.errors import BurnishError, ConfigError
+from burnish.outside.listening import LOOPBACK, UVICORN, Admission, RefusedError, read_body
+from burnish.types import Json
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; connect-src 'self'; "
+        "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+_PAGES: Mapping[str, tuple[str, str, str]] = {
+    "/": ("burnish.board", "page/board.html", "text/html"),
+    "/page.css": ("burnish.report", "page/page.css", "text/css"),
+    "/board.css": ("burnish.board", "page/board.css", "text/css"),
+    "/uplot.css": ("burnish.board", "page/uplot/uPlot.min.css", "text/css"),
+    "/uplot.js": ("burnish.board", "page/uplot/uPlot.iife.min.js", "text/javascript"),
+    "/shared.js": ("burnish.report", "page/shared.js", "text/javascript"),
+    "/charts.js": ("burnish.board", "page/charts.js", "text/javascript"),
+    "/board.js": ("burnish.board", "page/board.js", "text/javascript"),
+}
+"""Path -> package, file in it, type. There are no other files to be had."""
+_UPDATE_SECONDS, _SIGN_OF_LIFE_SECONDS = 1.0, 15.0
+_BODY_BYTES, _BODY_SECONDS = 1 << 16, 10.0
+
+Answer = Callable[[Query], object]
+Endpoint = Callable[["Request"], Awaitable["Response"]]
+
+
+def check_address(host: str, key: str | None) -> None:
+    """Raise ConfigError for an address that other machines can reach without a key."""
+    if host not in LOOPBACK and key is None:
+        raise ConfigError(
+            f"a board on {host} would show these runs to everyone who can reach this machine",
+            remedy="put a secret into an environment variable and name it with --key-variable, or leave out --host",
+        )
+
+
+def application(board: Board, key: str | None = None) -> Starlette:
+    """Make the board's ASGI application. ConfigError if starlette is not installed."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
+        from starlette.middleware import Middleware
+        from starlette.routing import Route
+    except ImportError as error:
+        raise _missing() from error
+    gets: dict[str, Answer] = {
+        "runs": board.overview,
+        "charts": board.charts,
+        "points": board.points,
+        "run": board.run,
+        "configurations": board.configurations,
+        "groups": board.groups,
+        "group": board.group,
+        "prompt": board.prompt,
+    }
+    posts = {"note": board.note, "request": board.request}
+    routes = [Route(path, _file(*place), methods=["GET"]) for path, place in _PAGES.items()]
+    routes += [Route(f"/api/{name}", _get(answer), methods=["GET"]) for name, answer in gets.items()]
+    routes += [Route(f"/api/{name}", _post(act), methods=["POST"]) for name, act in posts.items()]
+    routes += [Route("/api/export", _export(board), methods=["GET"]), Route("/api/events", _events(board))]
+
+    def refuse(error: RefusedError) -> Response:
+        return _json({"error": str(error)}, error.status, error.headers)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        return refuse(error if isinstance(error, RefusedError) else RefusedError(422, str(error)))
+
+    async def astray(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return refuse(RefusedError(error.status_code, "there is no such page here", headers=error.headers))
+
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Admission, secret=key, refuse=refuse, open_paths=set(_PAGES))],
+        exception_handlers={RefusedError: refused, BurnishError: refused, HTTPException: astray},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def serve(board: Board, listener: socket.socket, key: str | None = None) -> None:
+    """Answer until Ctrl-C. ConfigError if uvicorn is not installed."""
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise _missing() from error
+    config = uvicorn.Config(application(board, key), lifespan="off", **{**UVICORN, "timeout_graceful_shutdown": 1})
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _file(package: str, name: str, kind: str) -> Endpoint:
+    content = files(package).joinpath(name).read_bytes()
+
+    async def endpoint(request: Request) -> Response:
+        from starlette.responses import Response
+
+        return Response(content, headers=_HEADERS, media_type=kind)
+
+    return endpoint
+
+
+def _get(answer: Answer) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        return _json(await asyncio.to_thread(answer, _query(request)))
+
+    return endpoint
+
+
+def _post(act: Callable[[Mapping[str, Json]], object]) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        body = await read_body(request, most=_BODY_BYTES, seconds=_BODY_SECONDS)
+        return _json(await asyncio.to_thread(act, body))
+
+    return endpoint
+
+
+def _export(board: Board) -> Endpoint:
+    """Rows of JSON, as a file to keep."""
+
+    async def endpoint(request: Request) -> Response:
+        from starlette.responses import Response
+
+        query = _query(request)
+        rows = await asyncio.to_thread(board.export, query)
+        name = f"{query.text('form') or 'best'}-step-{query.whole('step', 0)}.jsonl"
+        headers = {**_HEADERS, "Content-Disposition": f'attachment; filename="{name}"'}
+        return Response("".join(json.dumps(row) + "\n" for row in rows), 200, headers, "application/x-ndjson")
+
+    return endpoint
+
+
+def _events(board: Board) -> Endpoint:
+    """Server-sent events: the rows of runs that have changed since the last event."""
+
+    async def endpoint(request: Request) -> Response:
+        from starlette.responses import StreamingResponse
+
+        return StreamingResponse(_changes(board), headers=_HEADERS, media_type="text/event-stream")
+
+    return endpoint
+
+
+async def _changes(board: Board) -> AsyncIterator[str]:
+    known: dict[str, object] = {}
+    said = time.monotonic()
+    while True:
+        now = {summary["name"]: summary for summary in await asyncio.to_thread(board.summaries)}
+        changed = [summary for name, summary in now.items() if known.get(name) != summary]
+        gone = [name for name in known if name not in now]
+        if changed or gone:
+            yield f"data: {json.dumps({'runs': changed, 'gone': gone, 'now': time.time()})}\n\n"
+            said = time.monotonic()
+        elif time.monotonic() - said > _SIGN_OF_LIFE_SECONDS:
+            yield ": still here\n\n"
+            said = time.monotonic()
+        known = dict(now)
+        await asyncio.sleep(_UPDATE_SECONDS)
+
+
+def _query(request: Request) -> Query:
+    return Query({name: request.query_params.getlist(name) for name in request.query_params})
+
+
+def _json(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Make a response in ASCII, because recorded text may hold half a character."""
+    from starlette.responses import Response
+
+    text = json.dumps(body, separators=(",", ":"))
+    return Response(text, status, {**_HEADERS, **(headers or {})}, "application/json")
+
+
+def _missing() -> ConfigError:
+    return ConfigError("the board needs starlette and uvicorn", remedy="pip install 'burnish[serve]'")

@@ -1,0 +1,49 @@
+"""`burnish board [FOLDER ...]`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from burnish.cli.arguments import secret_in
+
+Folders = Annotated[list[str] | None, typer.Argument(metavar="[FOLDER]...", help="Folders that hold runs, or are one.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a key.")]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65_535)]
+KeyVariable = Annotated[
+    str | None, typer.Option(help="Environment variable that holds the key, of 16 characters or more.")
+]
+Control = Annotated[bool, typer.Option("--control", help="Let the page pause runs, save now, and stop after a step.")]
+
+
+def show_board(
+    folders: Folders = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8265,
+    key_variable: KeyVariable = None,
+    control: Control = False,
+) -> None:
+    """Watch runs in a browser: curves, groups, responses, while they train and after.
+
+    It only reads files, so a run that has ended looks the same, and nothing that
+    happens here can end one. Without --host nobody else can see it.
+
+    [bold]Examples[/bold]
+    burnish board
+    burnish board runs/first runs/second
+    """
+
+    from burnish.board.answers import Board
+    from burnish.board.runs import Runs
+    from burnish.board.server import check_address, serve
+    from burnish.outside.listening import listening, url_of
+
+    key = secret_in(key_variable)
+    check_address(host, key)
+    board = Board(Runs.below(folders or ["runs"]), control)
+    with listening(host, port) as listener, suppress(KeyboardInterrupt):
+        Console().print(f"board  {url_of(listener, host)}", markup=False, highlight=False, soft_wrap=True)
+        serve(board, listener, key)

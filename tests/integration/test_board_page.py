@@ -1,0 +1,143 @@
+"""The board in a real browser: three clicks to a response, keys, and text that tries to become a program.
+
+Needs Playwright's Python package and a Chromium: `pip install playwright`, `apt-get install chromium`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from board_runs import line, write_rows, write_step
+from watching import wait_for
+
+from burnish.board.answers import Board
+from burnish.board.notes import add_note
+from burnish.board.runs import Runs
+from burnish.board.server import application
+from burnish.outside.listening import UVICORN, listening, url_of
+
+uvicorn = pytest.importorskip("uvicorn", reason="needs burnish[serve]")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright (pip install playwright)")
+CHROMIUM = os.environ.get("BURNISH_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium (apt-get install chromium, or BURNISH_CHROMIUM)"),
+]
+EVIL = "<img src=x onerror=evil()><script>evil()</script>'\"`${evil()}"
+MARKED = EVIL.replace("/", "")
+"""The same as the name of a folder."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for seed, name in enumerate(("first", "second")):
+        rows = [
+            {"step": s, "reward/mean": s / 9 + seed, f"reward/part/{EVIL}": s / 8, EVIL: s % 3} for s in range(1, 10)
+        ]
+        write_rows(folder / name, *rows)
+        (folder / name / "config.yaml").write_text(f"seed: {seed}\nsteps: 20\nmodel: {{path: {json.dumps(EVIL)}}}\n")
+        for step in (1, 5, 9):
+            groups = [line(g, k, float(k * g), prompt_id="p0" if g else EVIL) for g in (0, 1) for k in (0, 1)]
+            write_step(folder / name, step, groups)
+    evil = folder / MARKED
+    write_rows(evil, {"step": 1, "reward/mean": 1.0}, {"step": 2, "reward/mean": 2.0})
+    turn = {"author": "policy", "start": 0, "stop": 1, "messages": [{"role": "assistant", "content": EVIL}]}
+    fields = {
+        **{"prompt": EVIL, "prompt_id": EVIL, "answer": EVIL, "domain": EVIL, "token_texts": [EVIL], "status": EVIL},
+        **{"status_detail": EVIL, "dropped_because": EVIL, "finish_reason": EVIL, "reward_parts": {EVIL: 1.0}},
+        **{"turns": [turn], "prompt_text": EVIL, "response": EVIL},
+    }
+    write_step(evil, 2, [line(0, 0, 1.0, **{**fields, "kept": False}), line(0, 1, 0.0, domain="other")])
+    add_note(evil, EVIL, "step", 2, 0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(runs: Path) -> Iterator[str]:
+    app = application(Board(Runs.below([str(runs)]), control=True))
+    with listening("127.0.0.1", 0) as listener:
+        config = uvicorn.Config(app, lifespan="off", **{**UVICORN, "timeout_graceful_shutdown": 1})
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        wait_for(lambda: server.started)
+        yield url_of(listener, "127.0.0.1")
+        server.should_exit = True
+        thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page whose errors, also refusals by its content security policy, fail the test."""
+    opened = browser.new_page(viewport={"width": 1400, "height": 900})
+    opened.set_default_timeout(60_000)
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+    opened.add_init_script("window.hacked = 0; window.evil = () => { window.hacked += 1; };")
+    yield opened
+    hacked = opened.evaluate("window.hacked")
+    opened.close()
+    assert (problems, hacked) == ([], 0)
+
+
+def test_from_a_curve_to_a_response_in_three_clicks_and_on_by_keys(page: Any, url: str) -> None:
+    page.goto(f"{url}/#run=first")
+    page.wait_for_selector(".chart canvas")
+    page.locator(".chart .u-over").first.click(position={"x": 150, "y": 60})
+    page.wait_for_selector("#drill .response .token")
+    # Group 1 has the rewards 0 and 1, group 0 twice 0: the larger spread is open.
+    assert "group=" not in page.url
+    assert page.locator(".prompts [aria-current] .spread").inner_text() == "0.5 ±1"
+    page.locator(".prompts button").nth(1).click()
+    page.wait_for_url("**group=0**")
+    before = page.input_value('[aria-label="Step"]')
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("old => document.querySelector('[aria-label=\"Step\"]').value !== old", arg=before)
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#overview .chart canvas")
+
+
+def test_two_seeds_become_a_band_and_one_prompt_is_seen_in_both(page: Any, url: str) -> None:
+    page.goto(f"{url}/#run=first&run=second")
+    page.wait_for_selector("text=bands by seed")
+    assert page.locator(".chart .legend").first.inner_text().startswith("first and 1 more seeds")
+    page.goto(f"{url}/#run=first&run=second&kind=step&step=5&group=1&beside=second")
+    page.wait_for_selector(".side + .side .token")
+    assert page.locator(".side h3").all_inner_texts() == ["first, step 5", "second, step 5"]
+    page.locator("text=over training").first.click()
+    page.wait_for_selector(".over button:has-text('9: 0.5')")
+
+
+def test_no_text_of_a_run_becomes_markup(page: Any, url: str) -> None:
+    page.goto(url)
+    page.wait_for_selector("#runs tbody tr")
+    page.locator("#runs tbody tr", has_text="onerror").locator("th button").click()
+    page.wait_for_selector("#notes p")
+    page.locator('[aria-label="Find a metric"]').fill("/")
+    for name in ("first", "second"):
+        page.locator(f'[aria-label="Overlay {name}"]').click()
+    page.wait_for_selector("#configuration td:has-text('onerror')")
+    page.locator("#notes button").first.click()
+    page.wait_for_selector("#drill .response")
+    for tint in ("log-prob", "mismatch", "weights"):
+        page.locator("button", has_text=tint).first.click()
+    page.locator(".token").first.hover()
+    page.wait_for_selector("#drill .prompt:has-text('onerror')")
+    assert page.locator("main img, main script").count() == 0

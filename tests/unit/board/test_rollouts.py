@@ -1,0 +1,152 @@
+"""Groups, responses, prompts over training, rows for training, and the index that finds them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from board_runs import line, write_step
+
+from burnish.board.exports import rows_of_step
+from burnish.board.index import FOLDER, RolloutIndex
+from burnish.board.notes import add_note, read_notes
+from burnish.board.rollouts import ResponseFilter, group_page, sightings, step_page
+from burnish.errors import DataError
+
+LINES = [
+    *(line(7, k, reward, token_texts=["x", str(k)]) for k, reward in enumerate((0.25, 0.5))),
+    *(line(2, k, reward, domain="math") for k, reward in enumerate((0.0, 1.0, None))),
+]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> RolloutIndex:
+    write_step(tmp_path, 3, LINES)
+    return RolloutIndex(tmp_path)
+
+
+def shown(index: RolloutIndex, wanted: ResponseFilter) -> dict[int, int]:
+    return {group["group"]: len(group["rewards"]) for group in step_page(index, "step", 3, wanted)["groups"]}
+
+
+def test_the_group_of_the_largest_spread_comes_first(index: RolloutIndex) -> None:
+    page = step_page(index, "step", 3, ResponseFilter())
+    assert [(g["group"], g["mean"], g["spread"], g["kept"]) for g in page["groups"]] == [
+        (2, 0.5, 1.0, 2),
+        (7, 0.375, 0.25, 2),
+    ]
+    assert page["groups"][0]["rewards"] == [0.0, 1.0, None]
+    assert page["statuses"] == ["error", "ok"]
+    assert page["reasons"] == ["kept", "reward error"]
+    assert page["domains"] == ["default", "math"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "groups"),
+    [
+        (ResponseFilter(low=0.5), {2: 1, 7: 1}),
+        (ResponseFilter(high=0.25), {2: 1, 7: 1}),
+        (ResponseFilter(low=0.0, high=1.0, domain="math"), {2: 2}),
+        (ResponseFilter(status="error"), {2: 1}),
+        (ResponseFilter(why="kept"), {2: 2, 7: 2}),
+        (ResponseFilter(why="reward error"), {2: 1}),
+        (ResponseFilter(text="QUESTION 7"), {7: 2}),
+        (ResponseFilter(text="x1"), {7: 1}),
+        (ResponseFilter(text="nowhere"), {}),
+    ],
+)
+def test_filters(index: RolloutIndex, wanted: ResponseFilter, groups: dict[int, int]) -> None:
+    assert shown(index, wanted) == groups
+    assert step_page(index, "step", 3, wanted)["left_out"] == len(LINES) - sum(groups.values())
+
+
+def test_a_group_is_read_line_by_line_with_what_only_the_board_shows(tmp_path: Path) -> None:
+    one = line(0, 0, 1.0, old_logprobs=[-1.5, "-inf", -1.0], versions=[[0, 3], [2, 4]])
+    write_step(tmp_path, 1, [line(1, 0, 0.0), one])
+    page = group_page(RolloutIndex(tmp_path), "step", 1, 0, ResponseFilter())
+    assert page is not None
+    assert (page["group"]["id"], page["total"]) == ("p0", 1)
+    assert page["extras"] == [{"versions": [[0, 3], [2, 4]], "mismatch": [-0.5, None, 0.0]}]
+    assert group_page(RolloutIndex(tmp_path), "step", 1, 5, ResponseFilter()) is None
+
+
+def test_a_prompt_over_training(index: RolloutIndex) -> None:
+    write_step(index.run_dir, 9, [line(4, 0, 1.0, prompt_id="p2")])
+    assert sightings(index, "step", "p2") == []
+    assert index.missing("step") == [3, 9]
+    for step in index.missing("step"):
+        index.add("step", step)
+    assert [(s["step"], s["group"], s["mean"], s["low"], s["high"]) for s in sightings(index, "step", "p2")] == [
+        (3, 2, 0.5, 0.0, 1.0),
+        (9, 4, 1.0, 1.0, 1.0),
+    ]
+    assert index.missing("step") == []
+
+
+def test_a_file_that_changes_is_indexed_again_and_one_that_is_gone_forgotten(index: RolloutIndex) -> None:
+    assert len(index.entries("step", 3)) == 5
+    path = write_step(index.run_dir, 3, LINES[:2])
+    assert len(index.entries("step", 3)) == 2
+    path.unlink()
+    assert index.entries("step", 3) == []
+
+
+def test_the_index_is_kept_beside_the_files_and_made_anew_if_it_is_damaged(index: RolloutIndex) -> None:
+    index.add("step", 3)
+    index.close()
+    kept = RolloutIndex(index.run_dir)
+    assert kept.missing("step") == []
+    kept.close()
+    (index.run_dir / FOLDER / "index.sqlite").write_bytes(b"no database" * 100)
+    assert len(RolloutIndex(index.run_dir).entries("step", 3)) == 5
+
+
+def test_a_run_whose_folder_cannot_be_written_to_is_indexed_in_memory(index: RolloutIndex) -> None:
+    (index.run_dir / FOLDER).write_text("in the place of the folder")
+    assert len(index.entries("step", 3)) == 5
+
+
+def test_links_out_of_the_run_are_not_followed(tmp_path: Path) -> None:
+    outside = write_step(tmp_path / "other", 1, LINES)
+    (tmp_path / "run" / "rollouts").mkdir(parents=True)
+    (tmp_path / "run" / "rollouts" / "step-000001.jsonl").symlink_to(outside)
+    assert RolloutIndex(tmp_path / "run").entries("step", 1) == []
+
+
+def test_a_damaged_file_is_named(index: RolloutIndex) -> None:
+    (index.run_dir / "rollouts" / "step-000003.jsonl").write_text('{"step": 3}\n')
+    with pytest.raises(DataError, match="step-000003"):
+        index.entries("step", 3)
+
+
+def test_rows_for_training(index: RolloutIndex) -> None:
+    demonstrations = rows_of_step(index, 3, "best")
+    assert [(row["prompt"], row["completion"], row["reward"]) for row in demonstrations] == [
+        ("question 7", "x1", 0.5),
+        ("question 2", "abc", 1.0),
+    ]
+    assert [row["reward"] for row in rows_of_step(index, 3, "best", least=0.75)] == [1.0]
+    assert [row["margin"] for row in rows_of_step(index, 3, "pairs")] == [0.25, 1.0]
+    with pytest.raises(DataError, match="no such rows"):
+        rows_of_step(index, 3, "best", least=2.0)
+
+
+def test_a_conversation_becomes_messages(tmp_path: Path) -> None:
+    said = {"role": "assistant", "content": "4"}
+    turn = {"author": "policy", "start": 0, "stop": 3, "messages": [said]}
+    asked = [{"role": "user", "content": "2+2"}]
+    write_step(tmp_path, 1, [line(0, 0, 1.0, prompt=asked, turns=[turn])])
+    (row,) = rows_of_step(RolloutIndex(tmp_path), 1, "best")
+    assert row["messages"] == [*asked, said]
+
+
+def test_notes_are_kept_in_the_folder_of_the_run(tmp_path: Path) -> None:
+    add_note(tmp_path, " odd\nanswer ", "step", 3, 7)
+    add_note(tmp_path, "later", "eval", 4, None)
+    found = [(note["text"], note["kind"], note["step"], note["group"]) for note in read_notes(tmp_path)]
+    assert found == [("odd\nanswer", "step", 3, 7), ("later", "eval", 4, None)]
+    assert json.loads((tmp_path / FOLDER / "notes.jsonl").read_text().splitlines()[0])["written"]
+    for text in ("  ", "x" * 4_001):
+        with pytest.raises(DataError, match="a note has"):
+            add_note(tmp_path, text, "step", 1, None)

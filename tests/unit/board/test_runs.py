@@ -1,0 +1,100 @@
+"""Which folders are runs, and what their files say about each."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from board_runs import write_rows
+
+from burnish.board.runs import Runs, WatchedRun
+from burnish.errors import ConfigError
+
+GONE = 2**22 + 1
+"""No process has such a number."""
+
+
+def names(*folders: Path) -> list[str]:
+    return list(Runs.below([str(folder) for folder in folders]).by_name)
+
+
+def test_runs_are_found_below_the_given_folders_and_nowhere_else(tmp_path: Path) -> None:
+    write_rows(tmp_path / "runs" / "a", {"step": 1})
+    write_rows(tmp_path / "runs" / "deep" / "b", {"step": 1})
+    write_rows(tmp_path / "runs" / ".hidden" / "c", {"step": 1})
+    write_rows(tmp_path / "elsewhere", {"step": 1})
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "runs" / "sly").mkdir()
+    (tmp_path / "runs" / "sly" / "metrics.jsonl").symlink_to(tmp_path / "elsewhere" / "metrics.jsonl")
+    assert names(tmp_path / "runs") == ["a", "deep/b"]
+    assert names(tmp_path / "runs" / "a") == ["a"]
+    assert names(tmp_path / "runs", tmp_path / "elsewhere") == ["runs/a", "runs/deep/b", "elsewhere"]
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        Runs.below([str(tmp_path / "none")])
+
+
+def test_runs_come_and_go(tmp_path: Path) -> None:
+    runs = Runs.below([str(tmp_path)])
+    write_rows(tmp_path / "a", {"step": 1})
+    runs.scan()
+    kept = runs.by_name["a"]
+    write_rows(tmp_path / "b", {"step": 1})
+    runs.scan()
+    assert (list(runs.by_name), runs.by_name["a"] is kept) == (["a", "b"], True)
+
+
+@pytest.mark.parametrize(
+    ("lock", "steps", "later", "state"),
+    [
+        ({"pid": os.getpid(), "host": socket.gethostname()}, 10, 0, "running"),
+        ({"pid": GONE, "host": socket.gethostname()}, 10, 0, "crashed"),
+        ({"pid": 1, "host": "another"}, 10, 599, "running"),
+        ({"pid": 1, "host": "another"}, 10, 601, "silent"),
+        (None, 10, 0, "stopped"),
+        (None, 3, 0, "finished"),
+    ],
+)
+def test_state(tmp_path: Path, lock: dict[str, Any] | None, steps: int, later: float, state: str) -> None:
+    write_rows(tmp_path, *({"step": step, "time/step_seconds": 2.0} for step in (1, 2, 3)))
+    (tmp_path / "config.yaml").write_text(f"steps: {steps}\n")
+    (tmp_path / "run.lock").write_text("" if lock is None else json.dumps(lock))
+    run = WatchedRun.at("a", tmp_path)
+    run.refresh()
+    found = run.summary(run.table.changed + later)
+    assert (found["state"], found["step"], found["total"]) == (state, 3, steps)
+    # Seven steps of two seconds are left.
+    assert found["left"] == (14.0 if state == "running" else None)
+
+
+def test_a_pause_that_is_asked_for_is_seen(tmp_path: Path) -> None:
+    write_rows(tmp_path, {"step": 1})
+    (tmp_path / "run.lock").write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+    (tmp_path / "control").mkdir()
+    (tmp_path / "control" / "pause").touch()
+    found = WatchedRun.at("a", tmp_path).summary(0)
+    assert (found["state"], found["asked"]) == ("paused", ["pause"])
+
+
+def test_runs_that_differ_in_their_seed_only_are_a_family(tmp_path: Path) -> None:
+    heads = []
+    for name, text in (("a", "seed: 1\nsteps: 5\n"), ("b", "seed: 2\nsteps: 5\n"), ("c", "seed: 1\nsteps: 6\n")):
+        write_rows(tmp_path / name, {"step": 1})
+        (tmp_path / name / "config.yaml").write_text(text)
+        heads.append(WatchedRun.at(name, tmp_path / name).head())
+    assert heads[0]["family"] == heads[1]["family"] != heads[2]["family"]
+
+
+def test_a_run_without_its_files_still_has_a_row(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("steps: [\n")
+    (tmp_path / "run.lock").write_text("{torn")
+    run = WatchedRun.at("a", tmp_path)
+    run.refresh()
+    assert run.summary(0)["state"] == "stopped"
+    assert run.head()["family"] == ""
