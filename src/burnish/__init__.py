@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from burnish.api.run import Run, load_run
     from burnish.api.training import distill, prefer, reward_model, sft, train
     from burnish.errors import BurnishError
+    from burnish.experiments.table import table
     from burnish.types import Message, Rollout, Score
 
 __version__ = "0.4.0"
@@ -50,6 +51,7 @@ __all__ = [
     "reward_model",
     "rewards",
     "sft",
+    "table",
     "train",
 ]
 
@@ -72,6 +74,7 @@ _HOMES = {
     "prefer": "api.training",
     "reward_model": "api.training",
     "sft": "api.training",
+    "table": "experiments.table",
     "train": "api.training",
 }
 """Where the public names live: modules are imported when a name of theirs is first used."""

@@ -18,6 +18,7 @@ COMMANDS = (
     ("sandbox", "commands", "Look before you run"),
     ("doctor", "examine_machine", "Look before you run"),
     ("report", "write_report", "Look after a run"),
+    ("table", "show_table", "Look after a run"),
     ("replay", "replay", "Look after a run"),
     ("pairs", "write_pairs", "Look after a run"),
     ("chat", "chat", "Look after a run"),

@@ -36,6 +36,7 @@ NAMES = [
     "reward_model",
     "rewards",
     "sft",
+    "table",
     "train",
 ]
 
@@ -49,6 +50,7 @@ SIGNATURES = {
     "evaluate": "(target, data=None, rewards=None, *, quiet=False, **fields)",
     "plan": "(config, **fields)",
     "load_run": "(folder)",
+    "table": "(runs, metric=None, *, by=(), threshold=None, step=None, baseline=None)",
     "Run.report": "(self, *, open=False)",
     "Run.rollouts": "(self, step=None, *, evaluation=False)",
     "Run.stop": "(self)",

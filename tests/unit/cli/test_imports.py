@@ -34,6 +34,7 @@ FORBIDDEN = {
     "check --list": LIGHT,
     "check run.yaml": LIGHT,
     "report run": {*LIGHT, "numpy"},
+    "table run": {*LIGHT, "numpy", "matplotlib"},
     "plan run.yaml": HEAVY,  # torch knows how many threads and GPUs a run has, and transformers the tokenizer
     "plan run.yaml --on 8xH100-80GB": HEAVY,
     "plan run.yaml --simulate --numbers numbers.yaml --devices 1": LIGHT,
@@ -53,7 +54,9 @@ def folder(tmp_path: Path) -> Path:
     tokenizer = character_tokenizer("0123456789+=", eos="<eos>", pad="<pad>", context_length=64)
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward/mean": 0.5}) + "\n")
+    row = {"step": 1, "reward/mean": 0.5, "eval/accuracy": 0.5}
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "run" / "config.yaml").write_text(RUN)
     return tmp_path
 
 
