@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from burnish.api.run import Run, load_run
     from burnish.api.training import distill, prefer, reward_model, sft, train
     from burnish.errors import BurnishError
+    from burnish.experiments.sweep import sweep
     from burnish.experiments.table import table
     from burnish.types import Message, Rollout, Score
 
@@ -51,6 +52,7 @@ __all__ = [
     "reward_model",
     "rewards",
     "sft",
+    "sweep",
     "table",
     "train",
 ]
@@ -74,6 +76,7 @@ _HOMES = {
     "prefer": "api.training",
     "reward_model": "api.training",
     "sft": "api.training",
+    "sweep": "experiments.sweep",
     "table": "experiments.table",
     "train": "api.training",
 }

@@ -12,6 +12,7 @@ from burnish.config.kinds import all_kinds, load
 COMMANDS = (
     ("demo", "demo", "Start here"),
     ("eval", "evaluate", "Train"),
+    ("sweep", "run_sweep", "Train"),
     ("plan", "show_plan", "Look before you run"),
     ("check", "check_rewards", "Look before you run"),
     ("algorithms", "show_algorithms", "Look before you run"),

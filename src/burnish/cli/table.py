@@ -49,14 +49,14 @@ def show_table(
     burnish table runs/* --metric eval/accuracy --by algorithm
     burnish table runs/* --format latex --figure curves.svg
     """
-    from burnish.experiments.formats import FORMATS
+    from burnish.experiments.formats import CSV, FORMATS
     from burnish.experiments.table import table
 
-    if form not in FORMATS:
-        raise ConfigError(f"--format is {form!r}", remedy=f"choose from {', '.join(FORMATS)}")
+    if form not in (*FORMATS, CSV):
+        raise ConfigError(f"--format is {form!r}", remedy=f"choose from {', '.join((*FORMATS, CSV))}")
     found = table(runs, metric, by=by or (), threshold=threshold, step=step, baseline=baseline)
     if figure is not None:
         found.figure(figure)
-    typer.echo(FORMATS[form](found))
+    typer.echo(found.written(form))
     if figure is not None:
         typer.echo(f"figure  {figure}", err=form != "text")

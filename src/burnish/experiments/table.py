@@ -7,63 +7,33 @@ order of the prompts and the noise of sampling, so their difference varies less 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnish.checkpointing.chaining import is_best_when_lowest
-from burnish.checkpointing.run import RunDirectory
 from burnish.config.kinds import find_kind
-from burnish.config.loading import kind_of_data
 from burnish.errors import DataError
+from burnish.experiments.figure import Curve, draw
+from burnish.experiments.formats import CSV, FORMATS, Block, as_csv, decimals_of, in_words, short_number
+from burnish.experiments.runs import (
+    SEED,
+    RecordedRun,
+    Values,
+    differing_fields,
+    follows,
+    read_runs,
+    short_name,
+    split_by,
+    without_repetition,
+)
 from burnish.experiments.statistics import Interval, mean_interval, paired_difference, unpaired_difference
-from burnish.observability.history import columns, read_rows
-from burnish.report.report import departures, leaves, run_names
-from burnish.report.turns import as_text
 from burnish.types import Json
 from burnish.words import suggestion
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-SEED = "seed"
-TOKENS = ("rollout/response_tokens_sum", "train/tokens")
-"""Tokens of a step: the sampled ones of `rl`, else those that were read."""
-_SAME_RESULT = ("output", "logging", "checkpoint")
-"""Fields that change nothing that is measured."""
-
-Values = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedRun:
-    """A run as its folder tells it: the fields of its configuration by dotted path, those that neither the defaults nor
-    its preset set, and its metrics as (steps, values)."""
-
-    name: str
-    folder: Path
-    kind: str
-    fields: Mapping[str, Json]
-    departures: tuple[str, ...]
-    metrics: Mapping[str, tuple[list[int], list[float]]]
-
-    def value(self, field: str) -> str:
-        """The value of a field as text; empty if the run has no such field."""
-        return as_text(self.fields[field]) if field in self.fields else ""
-
-    def measured(self, metric: str, step: int | None) -> float:
-        """The last value of a metric, or that at a step."""
-        steps, values = self.metrics[metric]
-        return values[-1 if step is None else steps.index(step)]
-
-    def tokens_until(self, step: int) -> float | None:
-        """Tokens of all steps up to this one. None if the run does not count any."""
-        for name in TOKENS:
-            if name in self.metrics:
-                return sum(value for at, value in zip(*self.metrics[name], strict=True) if at <= step)
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +48,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RunGroup:
     """Runs with the same values of the fields that are compared, and the metric of each."""
 
     settings: Mapping[str, str]
@@ -89,15 +59,25 @@ class Group:
 
     @property
     def label(self) -> str:
-        return group_label(self.settings)
+        """The values of the fields: `grpo`, or `algorithm=grpo, group_size=8` if several differ."""
+        if len(self.settings) < 2:
+            return next(iter(self.settings.values()), "all runs")
+        return ", ".join(f"{short_name(field, self.settings)}={value}" for field, value in self.settings.items())
+
+    def curve(self, metric: str) -> dict[int, Interval]:
+        """The mean of the runs with its interval, at the steps at which all of them have measured a metric: over fewer,
+        a curve would jump where a run ends."""
+        series = [dict(zip(*run.metrics[metric], strict=True)) for run in self.runs]
+        shared = [step for step in series[0] if all(step in other for other in series)]
+        return {step: mean_interval([one[step] for one in series]) for step in shared}
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class GroupDifference:
     """The metric of a group less that of the baseline: over the runs that have a partner there (None without any), and
     as if the two groups had nothing in common."""
 
-    group: Group
+    group: RunGroup
     paired: Interval | None
     unpaired: Interval
 
@@ -116,8 +96,8 @@ class ResultsTable:
 
     metric: str
     threshold: float | None
-    groups: tuple[Group, ...]
-    differences: tuple[Difference, ...]
+    groups: tuple[RunGroup, ...]
+    differences: tuple[GroupDifference, ...]
     notes: tuple[str, ...]
 
     @property
@@ -140,14 +120,15 @@ class ResultsTable:
     def figure(self, path: str | Path) -> Path:
         """Draw the mean of each group over the steps, with its interval as a band, and return the path. ConfigError
         without matplotlib."""
-        from burnish.experiments.figure import draw
+        curves = [Curve(f"{group.label} ({len(group.runs)})", group.curve(self.metric)) for group in self.groups]
+        return draw(curves, Path(path), metric=self.metric, threshold=self.threshold)
 
-        return draw(self, Path(path))
+    def written(self, form: str = "text") -> str:
+        """The table as `text`, `markdown`, `latex` or `csv`."""
+        return as_csv(self.rows) if form == CSV else FORMATS[form](blocks(self), self.notes)
 
     def __str__(self) -> str:
-        from burnish.experiments.formats import as_plain_text
-
-        return as_plain_text(self)
+        return self.written()
 
     __repr__ = __str__
 
@@ -176,14 +157,14 @@ def table(
     found = _with_metric(found, metric, step, notes)
     fields = differing_fields(found)
     compared = _compared(found, fields, [by] if isinstance(by, str) else by)
-    shown, hidden = _without_repetition(found, compared)
+    shown, hidden = without_repetition(found, compared)
     others = [name for name in fields if name not in compared]
-    rest = [name for name in others if name == SEED or not _follows(found, name, shown)]
+    rest = [name for name in others if name == SEED or not follows(found, name, shown)]
     also = [*hidden, *(name for name in others if name not in rest)]
     if also:
         notes.append(f"these differ along with {', '.join(shown) or 'the runs'}: {', '.join(also)}")
-    groups = [_group(some, shown, metric, step, threshold) for some in _split(found, shown).values()]
-    mixed = [name for name in rest if name != SEED and any(len(_split(g.runs, [name])) > 1 for g in groups)]
+    groups = [_group(some, shown, metric, step, threshold) for some in split_by(found, shown).values()]
+    mixed = [name for name in rest if name != SEED and any(len(split_by(g.runs, [name])) > 1 for g in groups)]
     if mixed:
         notes.append(f"runs of one group differ in {', '.join(mixed)}: their spread is not that of seeds alone")
     first = _baseline(groups, baseline)
@@ -191,29 +172,6 @@ def table(
     partners = _by_rest(first, rest)
     differences = [_difference(group, first, _by_rest(group, rest), partners) for group in ordered[1:]]
     return ResultsTable(metric, threshold, tuple(ordered), tuple(differences), tuple(notes))
-
-
-def read_runs(folders: Sequence[Path], notes: list[str]) -> list[RecordedRun]:
-    """Read the runs in these folders, and those in folders that hold some. Anything else is left out with a note."""
-    chosen: list[Path] = []
-    for folder in folders:
-        inner = sorted(config.parent for config in folder.glob("*/config.yaml"))
-        if RunDirectory(folder).begun():
-            chosen.append(folder)
-        elif inner:
-            chosen += [place for place in inner if ".old-" not in place.name]
-        else:
-            notes.append(f"{folder} is left out: it is not a run")
-    if not chosen:
-        raise DataError("none of these is the folder of a run", remedy="give folders with a config.yaml: runs/*")
-    return [_read(folder, name) for folder, name in zip(chosen, run_names(chosen), strict=True)]
-
-
-def _read(folder: Path, name: str) -> RecordedRun:
-    resolved = RunDirectory(folder).read_config()
-    own = tuple(departure.path for departure in departures(resolved))
-    metrics = columns(read_rows(folder / "metrics.jsonl"))
-    return RecordedRun(name, folder, kind_of_data(resolved), leaves(resolved), own, metrics)
 
 
 def _usual_metric(runs: Sequence[RecordedRun]) -> str:
@@ -236,18 +194,12 @@ def _with_metric(runs: Sequence[RecordedRun], metric: str, step: int | None, not
         remedy = f"it was measured at steps {', '.join(map(str, steps))}" if steps else suggestion(metric, known)
         raise DataError(f"no run has measured {metric}{at}", remedy=remedy)
     notes += [f"{run.name} is left out: it has not measured {metric}{at}" for run in runs if run not in measured]
+    notes += [f"{run.name} is not finished" for run in measured if step is None and not run.may_be_finished()]
     last = {run.name: run.metrics[metric][0][-1] for run in measured} if step is None else {}
     if len(set(last.values())) > 1:
         several = ", ".join(f"{name} {at}" for name, at in last.items())
         notes.append(f"the last values are of different steps (--step compares one step): {several}")
     return measured
-
-
-def differing_fields(runs: Sequence[RecordedRun]) -> list[str]:
-    """Fields, set by more than a preset, in which the runs differ and that may affect what is measured."""
-    own = dict.fromkeys(field for run in runs for field in run.departures)
-    named = [field for field in own if not field.startswith(tuple(f"{name}." for name in _SAME_RESULT))]
-    return [field for field in named if field not in _SAME_RESULT and len(_split(runs, [field])) > 1]
 
 
 def _compared(runs: Sequence[RecordedRun], fields: Sequence[str], by: Sequence[str]) -> list[str]:
@@ -263,33 +215,14 @@ def _compared(runs: Sequence[RecordedRun], fields: Sequence[str], by: Sequence[s
     return list(dict.fromkeys(field for word in named for field in found[word]))
 
 
-def _without_repetition(runs: Sequence[RecordedRun], fields: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The fields that tell the groups apart, and those that only follow the ones before them."""
-    shown: list[str] = []
-    for field in sorted(fields, key=lambda field: not field.endswith("preset")):
-        if not _follows(runs, field, shown):
-            shown.append(field)
-    return shown, [field for field in fields if field not in shown]
-
-
-def _follows(runs: Sequence[RecordedRun], field: str, fields: Sequence[str]) -> bool:
-    """Return whether the values of `fields` determine that of `field`."""
-    return len(_split(runs, [*fields, field])) == len(_split(runs, fields))
-
-
-def _split(runs: Sequence[RecordedRun], fields: Sequence[str]) -> dict[Values, list[RecordedRun]]:
-    found: dict[Values, list[RecordedRun]] = {}
-    for run in runs:
-        found.setdefault(tuple(run.value(field) for field in fields), []).append(run)
-    return found
-
-
 def _group(
     runs: Sequence[RecordedRun], shown: Sequence[str], metric: str, step: int | None, threshold: float | None
-) -> Group:
+) -> RunGroup:
     values = tuple(run.measured(metric, step) for run in runs)
     reached = None if threshold is None else _reached(runs, metric, threshold)
-    return Group({field: runs[0].value(field) for field in shown}, tuple(runs), values, mean_interval(values), reached)
+    return RunGroup(
+        {field: runs[0].value(field) for field in shown}, tuple(runs), values, mean_interval(values), reached
+    )
 
 
 def _reached(runs: Sequence[RecordedRun], metric: str, threshold: float) -> Reached:
@@ -307,7 +240,7 @@ def _reached(runs: Sequence[RecordedRun], metric: str, threshold: float) -> Reac
     return Reached(len(runs), len(runs), mean_interval([at for _, at in found.values()]), each)
 
 
-def _baseline(groups: Sequence[Group], label: str | None) -> Group:
+def _baseline(groups: Sequence[RunGroup], label: str | None) -> RunGroup:
     if label is None:
         return groups[0]
     for group in groups:
@@ -318,15 +251,15 @@ def _baseline(groups: Sequence[Group], label: str | None) -> Group:
 
 
 def _difference(
-    group: Group, baseline: Group, ours: Mapping[Values, float], theirs: Mapping[Values, float]
-) -> Difference:
+    group: RunGroup, baseline: RunGroup, ours: Mapping[Values, float], theirs: Mapping[Values, float]
+) -> GroupDifference:
     shared = [key for key in theirs if key in ours]
     pairs = [theirs[key] for key in shared], [ours[key] for key in shared]
     paired = paired_difference(*pairs) if shared else None
-    return Difference(group, paired, unpaired_difference(baseline.values, group.values))
+    return GroupDifference(group, paired, unpaired_difference(baseline.values, group.values))
 
 
-def _by_rest(group: Group, rest: Sequence[str]) -> dict[Values, float]:
+def _by_rest(group: RunGroup, rest: Sequence[str]) -> dict[Values, float]:
     """The metric by the values of the other fields. DataError for two runs that agree in all of them."""
     found: dict[Values, RecordedRun] = {}
     for run in group.runs:
@@ -339,22 +272,7 @@ def _by_rest(group: Group, rest: Sequence[str]) -> dict[Values, float]:
     return dict(zip(found, group.values, strict=True))
 
 
-def group_label(settings: Mapping[str, str]) -> str:
-    """Name a group by its values: `grpo`, or `algorithm=grpo, group_size=8` if several fields differ."""
-    if len(settings) < 2:
-        return next(iter(settings.values()), "all runs")
-    return ", ".join(f"{short_name(field, settings)}={value}" for field, value in settings.items())
-
-
-def short_name(field: str, fields: Collection[str]) -> str:
-    """The last part of a dotted path, or as many as no other path ends in. A preset has the name of its section."""
-    parts = [part for part in field.split(".") if part != "preset"] or [field]
-    others = [other.removesuffix(".preset") for other in fields if other != field]
-    ends = accumulate(reversed(parts), lambda tail, part: f"{part}.{tail}")
-    return next((end for end in ends if not any(f".{other}".endswith(f".{end}") for other in others)), field)
-
-
-def _row(group: Group, difference: Difference | None, metric: str) -> dict[str, Json]:
+def _row(group: RunGroup, difference: GroupDifference | None, metric: str) -> dict[str, Json]:
     row: dict[str, Json] = {**group.settings, "metric": metric, "runs": len(group.runs), **_plain("", group.mean)}
     if group.reached is not None:
         row |= {"reached": group.reached.runs, **_plain("steps", group.reached.steps)}
@@ -370,3 +288,48 @@ def _plain(name: str, interval: Interval | None) -> dict[str, Json]:
     if interval is None:
         return {first: None, f"{prefix}low": None, f"{prefix}high": None}
     return {first: interval.mean, f"{prefix}low": interval.low, f"{prefix}high": interval.high}
+
+
+def blocks(table: ResultsTable) -> list[Block]:
+    """The groups, and below them their differences from the first one, if there are several."""
+    settings = table.groups[0].settings
+    heading = short_name(next(iter(settings)), settings) if len(settings) == 1 else "runs that differ"
+    headings = [heading, "runs", "mean", "95 % interval"]
+    if table.threshold is not None:
+        sign = "<=" if table.lower_is_better else ">="
+        headings += [f"steps to {sign} {table.threshold:g}", "tokens"]
+    decimals = decimals_of([group.mean for group in table.groups])
+    lines = [tuple(headings), *(_group_line(group, decimals) for group in table.groups)]
+    count = sum(len(group.runs) for group in table.groups)
+    found = [Block(f"{table.metric} of {count} run{'s' * (count > 1)}", tuple(lines))]
+    if table.differences:
+        caption = (
+            f"{table.metric} less that of {table.groups[0].label}, run by run. Runs that agree in all else share "
+            "prompts and noise; unpaired, the interval would be so many times as wide."
+        )
+        headings = [heading, "pairs", "difference", "95 % interval", "unpaired"]
+        decimals = decimals_of([one.paired or one.unpaired for one in table.differences])
+        lines = [tuple(headings), *(_difference_line(one, decimals) for one in table.differences)]
+        found.append(Block(caption, tuple(lines)))
+    return found
+
+
+def _group_line(group: RunGroup, decimals: int) -> tuple[str, ...]:
+    mean = group.mean
+    cells = [group.label, str(mean.count), f"{mean.mean:.{decimals}f}", in_words(mean, f".{decimals}f")]
+    return (*cells, *(_reached_cells(group.reached) if group.reached is not None else ()))
+
+
+def _reached_cells(reached: Reached) -> tuple[str, str]:
+    if reached.steps is None:
+        return f"{reached.runs} of {reached.of} reach it", ""
+    tokens = "" if reached.tokens is None else short_number(reached.tokens.mean)
+    spread = reached.steps.half_width
+    return f"{reached.steps.mean:.0f}" + ("" if spread is None else f" ± {spread:.0f}"), tokens
+
+
+def _difference_line(one: GroupDifference, decimals: int) -> tuple[str, ...]:
+    shown = one.paired or one.unpaired
+    pairs = "none" if one.paired is None else str(one.paired.count)
+    ratio = "" if one.narrowing is None else f"{one.narrowing:.1f} x"
+    return one.group.label, pairs, f"{shown.mean:+.{decimals}f}", in_words(shown, f"+.{decimals}f"), ratio

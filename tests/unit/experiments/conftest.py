@@ -21,7 +21,8 @@ def recorded(tmp_path: Path) -> Callable[..., Path]:
     def write(name: str, curve: Mapping[int, float], *overrides: str, **fields: Any) -> Path:
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
-        data = {"model": "m", "data": {"train": "t", "eval": "e"}, "rewards": "exact", "output": str(folder), **fields}
+        data = {"model": "m", "data": {"train": "t", "eval": "e"}, "rewards": "exact", "output": str(folder)}
+        data |= {"steps": max(curve), **fields}
         (folder / "config.yaml").write_text(dump_config(load_run_data(data, overrides, "rl").config))
         rows = [
             {"step": step} | ({"rollout/response_tokens_sum": 100} if step else {}) for step in range(max(curve) + 1)

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 import burnish
 from burnish.cli.app import build_app
 from burnish.errors import ConfigError, DataError
-from burnish.experiments.formats import FORMATS
-from burnish.experiments.table import short_name, table
+from burnish.experiments.runs import short_name
+from burnish.experiments.table import table
 
 Recorded = Callable[..., Path]
 RATE = "optimization.learning_rate"
@@ -117,9 +117,11 @@ def test_steps_and_tokens_to_a_threshold(two_by_three: list[Path]) -> None:
 
 def test_values_at_a_step_and_runs_without_the_metric(recorded: Recorded, two_by_three: list[Path]) -> None:
     assert table(two_by_three, step=0).groups[0].mean.mean == pytest.approx(0.1)
-    late = recorded("late", {4: 0.5}, algorithm={"preset": "grpo", "kl_in": "none"}, seed=3)
+    late = recorded("late", {4: 0.5}, algorithm={"preset": "grpo", "kl_in": "none"}, seed=3, steps=10)
     assert "late is left out: it has not measured eval/accuracy at step 5" in table([*two_by_three, late], step=5).notes
-    assert "different steps (--step compares one step)" in table([*two_by_three, late]).notes[0]
+    notes = table([*two_by_three, late]).notes
+    assert notes[0] == "late is not finished"
+    assert "different steps (--step compares one step)" in notes[1]
     with pytest.raises(DataError, match=r"no run has measured eval/acuracy\n.*did you mean 'eval/accuracy'"):
         table(two_by_three, "eval/acuracy")
     with pytest.raises(DataError, match=r"at step 7\n.*at steps 0, 5, 10"):
@@ -162,12 +164,12 @@ rloo           3      +0.030  +0.005 to +0.055     9.6 x
 
 def test_the_formats(two_by_three: list[Path]) -> None:
     found = table(two_by_three, threshold=0.6)
-    assert FORMATS["text"](found) + "\n" == TEXT
-    assert "| grpo | 3 | 0.80 | 0.55 to 1.05 | 7 ± 7 | 667 |" in FORMATS["markdown"](found).splitlines()
-    latex = FORMATS["latex"](found)
+    assert found.written("text") + "\n" == TEXT
+    assert "| grpo | 3 | 0.80 | 0.55 to 1.05 | 7 ± 7 | 667 |" in found.written("markdown").splitlines()
+    latex = found.written("latex")
     assert r"grpo & 3 & 0.80 & 0.55 to 1.05 & 7 $\pm$ 7 & 667 \\" in latex.splitlines()
     assert r"95 \% interval & steps to $\geq$ 0.6" in latex
-    rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](found))))
+    rows = list(csv.DictReader(io.StringIO(found.written("csv"))))
     assert [row["algorithm.preset"] for row in rows] == ["grpo", "rloo"]
     assert float(rows[1]["difference"]) == pytest.approx(0.03)
 
