@@ -25,11 +25,12 @@ from burnish.checkpointing.sources import check_output
 from burnish.config.loading import LoadedConfig, load_run_file
 from burnish.config.schema import RunConfig
 from burnish.config.yaml_text import dump_yaml
-from burnish.errors import BurnishError, ConfigError
+from burnish.errors import BurnishError, CheckpointError, ConfigError
 from burnish.experiments.settings import OUTPUT, Setting, settings_of
 from burnish.observability.atomic import disk_remedy
 from burnish.observability.console import duration
 from burnish.outside.supervise import Child, end_with_parent, start
+from burnish.trainers.chaining import pinned
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 
 LOG_FILE = "console.log"
@@ -60,13 +61,18 @@ class SweptRun:
         return self.folder / LOG_FILE
 
     def is_finished(self) -> bool:
-        """Return whether its folder holds this run, trained to its end."""
+        """Return whether its folder holds this run, trained to its end. If a run that it takes a model from is gone,
+        its command has to say so."""
         directory = RunDirectory(self.folder)
         if not directory.begun() or directory.finished() is None:
             return False
-        before, now = directory.read_config(), self.config.model_dump(mode="json")
+        try:
+            config, _ = pinned(self.config)
+        except CheckpointError:
+            return False
+        before, now = directory.read_config(), config.model_dump(mode="json")
         same_end = all(before.get(name) == now.get(name) for name in ("steps", "stop_when"))
-        return same_end and not refused_differences(before, self.config)
+        return same_end and not refused_differences(before, config)
 
 
 def sweep(
