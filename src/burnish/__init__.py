@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from burnish.api.run import Run, load_run
     from burnish.api.training import distill, prefer, reward_model, sft, train
     from burnish.errors import BurnishError
+    from burnish.experiments.sweep import sweep
+    from burnish.experiments.table import table
     from burnish.types import Message, Rollout, Score
 
 __version__ = "0.4.0"
@@ -50,6 +52,8 @@ __all__ = [
     "reward_model",
     "rewards",
     "sft",
+    "sweep",
+    "table",
     "train",
 ]
 
@@ -72,6 +76,8 @@ _HOMES = {
     "prefer": "api.training",
     "reward_model": "api.training",
     "sft": "api.training",
+    "sweep": "experiments.sweep",
+    "table": "experiments.table",
     "train": "api.training",
 }
 """Where the public names live: modules are imported when a name of theirs is first used."""

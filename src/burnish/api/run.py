@@ -87,7 +87,10 @@ class Run:
 
     @property
     def stopped(self) -> bool | None:
-        """True if the run ended before its last step; None if the configuration gives passes instead of steps."""
+        """True if the run ended before its last step, unless `stop_when` ended it; None if that is not known yet,
+        because the configuration gives passes instead of steps."""
+        if RunDirectory(self.output).finished() is not None:
+            return False
         steps = run_config(self.output).config.model_dump(include={"steps"})["steps"]
         return None if steps is None else self.step < steps
 

@@ -118,7 +118,7 @@ def _best(folder: Path, store: CheckpointStore, metric: str | None, field: str) 
             remedy="make evaluation.every_steps and checkpoint.every_steps coincide, raise checkpoint.keep, or choose "
             "a step",
         )
-    lower = _is_best_when_lowest(name)
+    lower = is_best_when_lowest(name)
     best_of_all = _argbest(history[name], lower)
     step = _argbest({at: value for at, value in history[name].items() if at in kept}, lower)
     reason = f"{'lowest' if lower else 'highest'} {name} of those kept, {history[name][step]:.4g}"
@@ -127,7 +127,7 @@ def _best(folder: Path, store: CheckpointStore, metric: str | None, field: str) 
     return _of_step(folder, store, step, field, reason)
 
 
-def _is_best_when_lowest(name: str) -> bool:
+def is_best_when_lowest(name: str) -> bool:
     """Decide by the table of metrics. The names of domains and rewards say nothing about the direction."""
     last = name.rpartition("/")[2]
     known = find_metric(f"eval/{last}" if name.startswith("eval/domain/") else name)

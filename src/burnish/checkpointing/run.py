@@ -31,6 +31,7 @@ from burnish.types import Json
 
 CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
+FINISHED_FILE = "finished.json"
 RUN_SIGNS = (CONFIG_FILE, LOCK_FILE, "checkpoints", "metrics.jsonl")
 """Any of these names in a folder shows that it is a run's folder."""
 
@@ -38,6 +39,7 @@ MAY_DIFFER = (
     "output",
     "logging",
     "evaluation",
+    "stop_when",
     "checkpoint",
     "data.eval",
     "model.device",
@@ -107,6 +109,14 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a run: its last step, and why it is the last."""
+
+    step: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunDirectory:
     """The folder of a run, and the paths in it."""
 
@@ -127,6 +137,29 @@ class RunDirectory:
     def begun(self) -> bool:
         """Return whether a run was started in this folder before."""
         return os.path.lexists(self.config_file)
+
+    def finished(self) -> Finished | None:
+        """Read how the run in this folder has ended; None if it has steps left to make. CheckpointError for a damaged
+        file."""
+        file = self.path / FINISHED_FILE
+        if not os.path.lexists(file):
+            return None
+        try:
+            content = read_json(file)
+            return Finished(int(content["step"]), str(content["because"]))
+        except (UnreadableError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"cannot read {file}, which says that the run is finished: {error}",
+                remedy="remove it and start the run again: if nothing is left to do, it writes it anew",
+            ) from error
+
+    def finish(self, end: Finished) -> None:
+        """Write that the run has ended, and why. CheckpointError if the folder cannot be written."""
+        text = json.dumps({"step": end.step, "because": end.because}, indent=2) + "\n"
+        try:
+            write_text_atomically(self.path / FINISHED_FILE, text)
+        except OSError as error:
+            raise self._write_error(error) from error
 
     def admit(self, config: RunConfig) -> bool:
         """Return whether this configuration continues an earlier run in the folder. Changes nothing.
@@ -154,6 +187,7 @@ class RunDirectory:
             if config.logging.keeps_rollouts:
                 self.rollouts.mkdir(parents=True, exist_ok=True)
             self._remove_torn_files()
+            (self.path / FINISHED_FILE).unlink(missing_ok=True)
             self._add_environment(accepted)
             write_text_atomically(self.config_file, dump_config(config))
         except OSError as error:

@@ -12,6 +12,7 @@ from burnish.config.kinds import all_kinds, load
 COMMANDS = (
     ("demo", "demo", "Start here"),
     ("eval", "evaluate", "Train"),
+    ("sweep", "run_sweep", "Train"),
     ("plan", "show_plan", "Look before you run"),
     ("check", "check_rewards", "Look before you run"),
     ("algorithms", "show_algorithms", "Look before you run"),
@@ -19,6 +20,7 @@ COMMANDS = (
     ("doctor", "examine_machine", "Look before you run"),
     ("board", "show_board", "Look after a run"),
     ("report", "write_report", "Look after a run"),
+    ("table", "show_table", "Look after a run"),
     ("replay", "replay", "Look after a run"),
     ("pairs", "write_pairs", "Look after a run"),
     ("chat", "chat", "Look after a run"),

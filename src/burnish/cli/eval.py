@@ -20,11 +20,12 @@ Step = Annotated[int | None, typer.Option(help="Evaluate the checkpoint of this 
 def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> None:
     """Measure a model on the held-out data, overall and by domain.
 
-    For `rl`: rewards and accuracy of greedy responses, and with
-    evaluation.samples also pass@k and maj@k. For `sft`: loss and
-    perplexity. For `rm`: accuracy with its confidence interval. Give a run
-    file to measure the model that it names, or a run folder to measure its
-    newest checkpoint. Each evaluation gets a new folder RUN/eval/NNN.
+    For `rl`: rewards and accuracy of greedy responses, with its 95 % interval
+    over the prompts, and with evaluation.samples also pass@k and maj@k. For
+    `sft`: loss and perplexity. For `rm`: accuracy with its interval over the
+    comparisons. Give a run file to measure the model that it names, or a run
+    folder to measure its newest checkpoint. Each evaluation gets a new folder
+    RUN/eval/NNN.
 
     [bold]Examples[/bold]
     burnish eval run.yaml evaluation.samples=8
@@ -66,7 +67,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
 
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:
-    """One row per metric, with a column for all prompts and one for each domain."""
+    """One row per metric, with its 95 % interval if it has one, and a column for all prompts and for each domain."""
 
     columns: dict[str, dict[str, float]] = {"all": {}}
     for name, value in metrics.items():
@@ -76,10 +77,15 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
             domain, _, word = word.removeprefix("domain/").rpartition("/")
         columns.setdefault(domain, {})[word] = value
     table = Table("metric", *columns, title="held-out evaluation")
-    for word in dict.fromkeys(word for column in columns.values() for word in column):
-        table.add_row(word, *(_number(column.get(word)) for column in columns.values()))
+    words = dict.fromkeys(word for column in columns.values() for word in column)
+    ends = {f"{word}{end}" for word in words for end in ("_low", "_high")}
+    for word in (word for word in words if word not in ends):
+        table.add_row(word, *(_number(column, word) for column in columns.values()))
     return table
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+def _number(column: Mapping[str, float], word: str) -> str:
+    value, low, high = (column.get(f"{word}{end}") for end in ("", "_low", "_high"))
+    if value is None:
+        return ""
+    return f"{value:.4g}" if low is None or high is None else f"{value:.4g} ({low:.4g} to {high:.4g})"

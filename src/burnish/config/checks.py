@@ -34,6 +34,8 @@ def check_any(config: RunConfig) -> Iterator[Problem]:
         _on_mps,
         _never_falls,
         _known_sinks,
+        _late_evaluation,
+        _early_end,
     ):
         yield from check(config)
 
@@ -46,6 +48,9 @@ def check_complete(config: RunConfig, kind: str) -> list[Problem]:
         remedy = "add it, for example `data: {train: train.jsonl}`"
         problems.append(Problem("data.train", f"is empty, and {kind} needs training data", remedy))
     problems += config.missing()
+    if config.stop_when is not None and config.stop_when.metric.startswith("eval/") and not config.holds_out:
+        message = f"is {config.stop_when.metric!r}, but data.eval is empty, so it is never measured"
+        problems.append(Problem("stop_when.metric", message, "set data.eval, or name a metric of the steps"))
     if not config.holds_out and "every_steps" in config.evaluation.model_fields_set:
         every = config.evaluation.every_steps
         if every is not None and every != type(config.evaluation)().every_steps:
@@ -53,6 +58,29 @@ def check_complete(config: RunConfig, kind: str) -> list[Problem]:
             remedy = "set data.eval to held-out data, or remove evaluation.every_steps"
             problems.append(Problem("evaluation.every_steps", message, remedy))
     return problems
+
+
+def _late_evaluation(config: RunConfig) -> Iterator[Problem]:
+    """Refuse a first evaluation that is both at the start and later, or that comes after the last step."""
+    evaluation, steps = config.evaluation, config.steps
+    if evaluation.at_start and evaluation.start_step:
+        message = f"is {evaluation.start_step}, but evaluation.at_start asks for an evaluation before the first step"
+        yield Problem("evaluation.start_step", message, "remove one of the two")
+    if steps is not None and evaluation.start_step > steps:
+        message = f"is {evaluation.start_step}, but the run has {steps} steps"
+        yield Problem("evaluation.start_step", message, f"set it to at most {steps}")
+
+
+def _early_end(config: RunConfig) -> Iterator[Problem]:
+    """Refuse an early end without a condition, or by a metric that the run never measures."""
+    rule = config.stop_when
+    if rule is None:
+        return
+    if rule.above is None and rule.below is None and rule.no_better_for is None:
+        yield Problem("stop_when", "has no condition", "set above, below or no_better_for")
+    if rule.metric.startswith("eval/") and config.evaluation.every_steps is None:
+        message = f"is {rule.metric!r}, but evaluation.every_steps is null, so it is never measured"
+        yield Problem("stop_when.metric", message, "set evaluation.every_steps, or name a metric of the steps")
 
 
 def _on_mps(config: RunConfig) -> Iterator[Problem]:

@@ -110,7 +110,7 @@ TURN_ESTIMATORS = ("turn_grpo", "gigpo")
 """Estimators that compare turns."""
 CLIP_LOW_LOSSES, CLIP_HIGH_LOSSES = _with("clip_low", _LOSSES), _with("clip_high", _LOSSES)
 
-SINK_NAMES = ("tensorboard", "wandb", "mlflow")
+SINK_NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
 """Built-in sinks other than metrics.jsonl."""
 
 MODEL_REWARD = "model:"

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from burnish.config.section import PositiveInt, Section, Temperature
+from burnish.config.section import NonNegativeInt, PositiveInt, Section, Temperature
 
 
 class EvaluationConfig(Section):
@@ -20,14 +20,17 @@ class EvaluationConfig(Section):
     every_steps: PositiveInt | None = 10
     """Steps between two evaluations. The last step is always evaluated. `null`: never evaluate."""
     at_start: bool | None = None
-    """Evaluate the untrained model first, so that the curve has a starting point. `null`: if `every_steps` is set."""
+    """Evaluate the untrained model first, so that the curve has a starting point. `null`: if `every_steps` is set and
+    `start_step` is 0."""
+    start_step: NonNegativeInt = 0
+    """No evaluation before this step. The last step is evaluated all the same."""
     max_prompts: PositiveInt | None = 256
     """Evaluate at most this many prompts, always the same ones. `null`: all."""
 
     @property
     def begins(self) -> bool:
         """True if the untrained model is evaluated."""
-        return self.every_steps is not None if self.at_start is None else self.at_start
+        return self.every_steps is not None and not self.start_step if self.at_start is None else self.at_start
 
     @property
     def happens(self) -> bool:
@@ -36,7 +39,9 @@ class EvaluationConfig(Section):
 
     def due(self, step: int, *, last: bool) -> bool:
         """Return whether to evaluate after this step; `last`: it is the run's last."""
-        return self.every_steps is not None and (last or step % self.every_steps == 0)
+        if self.every_steps is None:
+            return False
+        return last or (step >= self.start_step and step % self.every_steps == 0)
 
 
 class RlEvaluationConfig(EvaluationConfig):
@@ -53,3 +58,16 @@ class RlEvaluationConfig(EvaluationConfig):
     success_score: float | None = None
     """Score of that reward, before its weight, from which a response counts as solved. `null`: its best score, which
     built-in rewards declare (`burnish check --list`) and is 1 for your own. It must be set for a reward model."""
+
+
+class StopConfig(Section):
+    """An early end of the run, which one metric decides. If several conditions are set, any of them ends it."""
+
+    metric: str
+    """Metric that decides, as metrics.jsonl names it: `eval/accuracy`, `eval/loss`, `reward/mean`."""
+    above: float | None = None
+    """End the run once the metric is this or more."""
+    below: float | None = None
+    """End the run once the metric is this or less."""
+    no_better_for: PositiveInt | None = None
+    """End the run after so many measurements in a row (evaluations, for a metric of them) without a new best."""

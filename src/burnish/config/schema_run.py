@@ -13,7 +13,7 @@ from burnish.config.presets import Preset
 from burnish.config.problems import Problem
 from burnish.config.schema_cluster import Offloaded, TrainersConfig
 from burnish.config.schema_data import DataConfig, DataSource, ModelConfig, places_of_sources
-from burnish.config.schema_evaluation import EvaluationConfig
+from burnish.config.schema_evaluation import EvaluationConfig, StopConfig
 from burnish.config.schema_optimization import OptimizationConfig
 from burnish.config.schema_reward import RewardConfig
 from burnish.config.section import (
@@ -48,10 +48,10 @@ class LoggingConfig(Section):
     not_here: ClassVar[Mapping[str, str]] = {"record_rollouts": "only `burnish rl` has rollouts"}
 
     sinks: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ("tensorboard",)
-    """Sinks for the metrics in addition to metrics.jsonl: `tensorboard`, `wandb`, `mlflow`, `package.module:Class` or
-    `path/to/file.py:Class`."""
+    """Sinks for the metrics in addition to metrics.jsonl: `tensorboard`, `wandb`, `mlflow`, `trackio`,
+    `package.module:Class` or `path/to/file.py:Class`."""
     project: str = "burnish"
-    """Project name for wandb and mlflow."""
+    """Project name for wandb, mlflow and trackio."""
 
     @property
     def keeps_rollouts(self) -> bool:
@@ -98,6 +98,8 @@ class RunConfig(Section):
     model: Annotated[ModelConfig, shorthand("path")]
     data: DataConfig = DataConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    stop_when: StopConfig | None = None
+    """End the run before its last step. `null`: it makes all steps."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     debug: DebugConfig = DebugConfig()

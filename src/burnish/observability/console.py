@@ -237,9 +237,17 @@ def _by_number(name: str) -> tuple[int, str]:
 
 def plain_line(step: int, total_steps: int, row: Mapping[str, float], seconds_left: float | None) -> str:
     """Format one line with all columns of a row of the table."""
-    cells = [f"{heading} {format(row[name], spec)}" for heading, name, spec in columns_of(row)]
+    cells = [
+        f"{heading} {format(row[name], spec)}{_interval(row, name, spec)}" for heading, name, spec in columns_of(row)
+    ]
     left = "" if seconds_left is None else f"{duration(seconds_left)} left"
     return "  ".join(piece for piece in (f"step {step}/{total_steps}", *cells, speed_text(row), left) if piece)
+
+
+def _interval(row: Mapping[str, float], name: str, spec: str) -> str:
+    """The 95 % interval of a metric, for which a table has no room; empty if it has none."""
+    ends = [row[end] for end in (f"{name}_low", f"{name}_high") if end in row]
+    return f" ({' to '.join(format(end, spec) for end in ends)})" if ends else ""
 
 
 def speed_text(row: Mapping[str, float]) -> str:

@@ -205,6 +205,9 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
     "Held-out data": (
         MetricName("eval/reward_mean", "score", "mean", "higher", "Mean score of the greedy responses to the held-out prompts."),
         MetricName("eval/accuracy", "fraction", "mean", "higher", "Share of held-out prompts whose greedy response is solved; `rm`: share of comparisons in which the better response scores highest."),
+        MetricName("eval/accuracy_low", "fraction", "last", "higher", "Lower end of the 95 % interval of that share over prompts or comparisons (Wilson)."),
+        MetricName("eval/accuracy_high", "fraction", "last", "higher", "Upper end of that interval."),
+        MetricName("eval/prompts", "prompts", "sum", "", "Held-out prompts."),
         MetricName("eval/part/{label}", "score", "mean", "", "Mean of one reward, by its label, over the greedy responses."),
         MetricName("eval/response_tokens_mean", "tokens", "mean", "", "Mean length of the greedy responses, in sampled tokens."),
         MetricName("eval/truncated_fraction", "fraction", "mean", "lower", "Share of greedy responses cut at the length limit."),
@@ -250,8 +253,6 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("rm/gain", "factor", "last", "", "Gain of the scores, where it is trained."),
         MetricName("rm/bias", "score", "last", "", "Bias of the scores, where it is trained."),
         MetricName("eval/comparisons", "comparisons", "derived", "", "Held-out comparisons."),
-        MetricName("eval/accuracy_low", "fraction", "derived", "higher", "Lower end of the 95 % interval of the held-out accuracy."),
-        MetricName("eval/accuracy_high", "fraction", "derived", "higher", "Upper end of that interval."),
         MetricName("eval/calibration_error", "fraction", "derived", "lower", "Expected calibration error: mean distance of confidence and accuracy."),
         MetricName("eval/score_mean", "score", "derived", "", "Mean score of the held-out responses."),
         MetricName("eval/score_std", "score", "derived", "", "Standard deviation of these scores."),

@@ -1,5 +1,5 @@
-"""Sinks of metrics: always metrics.jsonl, TensorBoard by default, and optionally Weights & Biases, MLflow and the
-user's own classes."""
+"""Sinks of metrics: always metrics.jsonl, TensorBoard by default, and optionally Weights & Biases, MLflow, Trackio and
+the user's own classes."""
 
 from __future__ import annotations
 
@@ -197,6 +197,25 @@ class MlflowSink:
         return run_id
 
 
+class TrackioSink:
+    """Trackio, which keeps its data on this machine unless its own settings say otherwise. A resumed run continues the
+    same page: its name, which tells it from others of the project, is kept in `trackio_run_name.txt`."""
+
+    def __init__(self, run_dir: Path, *, project: str, config: Mapping[str, Json]) -> None:
+        try:
+            import trackio
+        except ImportError as error:
+            raise _missing_package("trackio") from error
+        name = _kept_identity(run_dir / "trackio_run_name.txt", lambda: f"{run_dir.name}-{secrets.token_hex(3)}")
+        self._run = trackio.init(project=project, name=name, config=dict(config), resume="allow", embed=False)
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        self._run.log(dict(row), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
 def mlflow_name(name: str) -> str:
     """Convert a metric's name for MLflow, which refuses most symbols: `eval/pass@1` becomes `eval/pass_at_1`."""
     return re.sub(r"[^\w./ -]", "_", name.replace("@", "_at_"))
@@ -267,7 +286,7 @@ def build_sinks(
     config: Mapping[str, Json] | None = None,
     resume_step: int | None = None,
 ) -> Sinks:
-    """Build metrics.jsonl and the named sinks (tensorboard, wandb, mlflow, `package.module:Class`).
+    """Build metrics.jsonl and the named sinks (tensorboard, wandb, mlflow, trackio, `package.module:Class`).
 
     `resume_step` is the step of the checkpoint that the run resumes from (None starts new files). `config` is the
     resolved run file as plain values, shown by the services. Raises ConfigError if a package is not installed, or a
@@ -279,6 +298,7 @@ def build_sinks(
         "tensorboard": lambda: TensorBoardSink(run_dir / "tensorboard", resume_step=resume_step),
         "wandb": lambda: WandbSink(run_dir, project=project, config=values),
         "mlflow": lambda: MlflowSink(run_dir, project=project, config=values),
+        "trackio": lambda: TrackioSink(run_dir, project=project, config=values),
     }
 
     def outside(name: str) -> MetricSink:

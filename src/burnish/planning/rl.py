@@ -56,8 +56,7 @@ def num_evaluations(config: RlConfig) -> int:
     """Number of evaluations in the whole run: at the start, every `every_steps` steps, and after the last step."""
     if not config.named_sources("eval"):
         return 0
-    every = config.evaluation.every_steps
-    after = set() if every is None else {*range(every, config.steps + 1, every), config.steps}
+    after = [step for step in range(1, config.steps + 1) if config.evaluation.due(step, last=step == config.steps)]
     return len(after) + int(config.evaluation.begins)
 
 
@@ -213,7 +212,8 @@ def _when_evaluated(config: RlConfig) -> str:
         return "data.eval is empty"
     every = config.evaluation.every_steps
     times = ["before the first step"] if config.evaluation.begins else []
-    times += [] if every is None else [f"every {every} steps and after the last"]
+    since = f" from step {config.evaluation.start_step} on" if config.evaluation.start_step else ""
+    times += [] if every is None else [f"every {every} steps{since} and after the last"]
     return ", ".join(times) or "evaluation.every_steps is null"
 
 

@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rich.console import Console
 
 from burnish.checkpointing.encoding import read_state, restoring, write_state
+from burnish.checkpointing.run import Finished, RunDirectory
 from burnish.checkpointing.store import Checkpoint, CheckpointStore, Pending, read_pending, write_pending
 from burnish.config.schema import RunConfig
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DivergenceError
@@ -32,6 +33,7 @@ from burnish.outside.plugins import describe_failure
 from burnish.outside.shortage import naming_shortages
 from burnish.trainers.chaining import pinned
 from burnish.trainers.control import forget_requests, heed_requests
+from burnish.trainers.early_stop import EarlyStop
 from burnish.trainers.interrupt import StopRequest, graceful_stop
 from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
@@ -58,6 +60,8 @@ class Progress:
     """Work left to do for `step`: its updates are done, but its evaluation and its line of metrics are not."""
     versions: tuple[int, ...] = ()
     """Optimizer steps of each learner when the current step began; empty between steps."""
+    early_stop: EarlyStop = field(default_factory=EarlyStop)
+    """Measurements of the metric that `stop_when` names."""
 
     def advance(self, position: int | Mapping[str, int], row: dict[str, float]) -> None:
         """Record that the updates of a step are done: whatever ends the run after this, its metrics are saved too.
@@ -115,8 +119,10 @@ class Training(ABC):
     def before_first_step(self) -> None:  # noqa: B027  most kinds do nothing here
         """Do the work of a new run that precedes its first evaluation and step, once."""
 
-    def after_last_step(self, pending: Pending) -> None:  # noqa: B027
-        """Do the work of a run that follows its last update, once; record in `pending` that it is done."""
+    def after_last_step(self, pending: Pending) -> bool:
+        """Do the work of a run that follows its last update, once; record in `pending` that it is done. Returns whether
+        an earlier evaluation of this step is no longer that of the model."""
+        return False
 
 
 def train_to_end(opened: AbstractContextManager[Training], console: Console) -> RunResult:
@@ -127,8 +133,21 @@ def train_to_end(opened: AbstractContextManager[Training], console: Console) -> 
         opened as training,
     ):
         run_loop(training, stop)
-        step = training.progress.step
-        return RunResult.of(Path(training.config.output), step, stopped=step < training.total_steps)
+        folder, step, because = Path(training.config.output), training.progress.step, end_of(training)
+        if because:
+            training.journal.check_place()
+            RunDirectory(folder).finish(Finished(step, because))
+        if because and step < training.total_steps:
+            training.journal.display.note(f"ended before step {training.total_steps}: {because}")
+        return RunResult.of(folder, step, stopped=not because)
+
+
+def end_of(training: Training) -> str:
+    """Say why the run has no steps left to make; empty if it has some."""
+    if training.progress.step == training.total_steps:
+        return "all steps are made"
+    rule = training.config.stop_when
+    return "" if rule is None else training.progress.early_stop.reason(rule)
 
 
 def run_loop(training: Training, stop: StopRequest) -> None:
@@ -146,9 +165,11 @@ def run_loop(training: Training, stop: StopRequest) -> None:
             training.before_first_step()
             if config.evaluation.begins and (row := training.evaluate()):
                 training.journal.write(0, row)
+                if config.stop_when is not None:
+                    progress.early_stop.observe(0, row, config.stop_when)
         close_step(training)  # an error may have stopped the run between the last step's updates and its metrics
         forget_requests(folder)
-        while progress.step < training.total_steps and not heed_requests(folder, stop, save_now, note):
+        while not end_of(training) and not heed_requests(folder, stop, save_now, note):
             # Versions go up before weights change, so comparing them tells `_keep` whether this step has moved any.
             progress.versions = _versions(training)
             training.train_step()
@@ -164,10 +185,19 @@ def close_step(training: Training) -> None:
     row, last = pending.row, progress.step == training.total_steps
     if last:
         training.after_last_step(pending)
-    if config.evaluation.due(progress.step, last=last):
+    evaluated = config.evaluation.due(progress.step, last=last)
+    if evaluated:
         row = row | training.evaluate()
+    if config.stop_when is not None:
+        progress.early_stop.observe(progress.step, row, config.stop_when)
+        if not last and end_of(training):
+            last = True
+            if training.after_last_step(pending) or (config.evaluation.due(progress.step, last=True) and not evaluated):
+                row = pending.row | training.evaluate()
     training.journal.write(progress.step, row)
     progress.pending = None  # before saving: a resume from this checkpoint must not write the line a second time
+    if config.stop_when is not None:
+        progress.early_stop.check_measured(row, config.stop_when)
     lacking = training.journal.lacks_checkpoint(progress.saved_step)  # asked at every step, because it also says so
     if lacking or config.checkpoint.due(progress.step, last=last):
         save_and_try(training)
@@ -195,6 +225,8 @@ def save(training: Training) -> Checkpoint:
             "positions": dict(progress.positions),
             "alarms": journal.alarms.state(),
         }
+        if training.config.stop_when is not None:
+            state["early_stop"] = progress.early_stop.state_dict()
         for name, learner in training.learners().items():
             learner.save_weights(folder / name)
             state[name] = learner.training_state()
@@ -225,6 +257,8 @@ def restore(training: Training, checkpoint: Checkpoint) -> None:
         for name, controller in training.controllers().items():
             controller.load_state_dict(state[name])
         training.journal.alarms.load_state(state["alarms"])
+        if training.config.stop_when is not None:
+            progress.early_stop.load_state_dict(state.get("early_stop", {}), training.config.stop_when)
         progress.pending = read_pending(checkpoint.folder)
 
 

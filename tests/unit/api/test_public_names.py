@@ -36,6 +36,8 @@ NAMES = [
     "reward_model",
     "rewards",
     "sft",
+    "sweep",
+    "table",
     "train",
 ]
 
@@ -49,6 +51,8 @@ SIGNATURES = {
     "evaluate": "(target, data=None, rewards=None, *, quiet=False, **fields)",
     "plan": "(config, **fields)",
     "load_run": "(folder)",
+    "sweep": "(config, settings, *, jobs=1, quiet=False, **fields)",
+    "table": "(runs, metric=None, *, by=(), threshold=None, step=None, baseline=None)",
     "Run.report": "(self, *, open=False)",
     "Run.rollouts": "(self, step=None, *, evaluation=False)",
     "Run.stop": "(self)",

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from burnish.checkpointing.run import Finished, RunDirectory
+from burnish.config.loading import load_run_file
 from burnish.models.characters import character_tokenizer
 
 RUN = """\
+output: sweep
 model: {path: model, from_scratch: true}
 data: {train: train.jsonl}
 rewards: exact
@@ -34,6 +37,8 @@ FORBIDDEN = {
     "check --list": LIGHT,
     "check run.yaml": LIGHT,
     "report run": {*LIGHT, "numpy"},
+    "table run": {*LIGHT, "numpy", "matplotlib"},
+    "sweep run.yaml seed=0,1": LIGHT,
     "plan run.yaml": HEAVY,  # torch knows how many threads and GPUs a run has, and transformers the tokenizer
     "plan run.yaml --on 8xH100-80GB": HEAVY,
     "plan run.yaml --simulate --numbers numbers.yaml --devices 1": LIGHT,
@@ -53,7 +58,13 @@ def folder(tmp_path: Path) -> Path:
     tokenizer = character_tokenizer("0123456789+=", eos="<eos>", pad="<pad>", context_length=64)
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward/mean": 0.5}) + "\n")
+    for seed in (0, 1):  # finished runs of a sweep
+        run = load_run_file(tmp_path / "run.yaml", (f"seed={seed}", f"output=sweep/seed={seed}")).config
+        RunDirectory(tmp_path / run.output).begin(run)
+        RunDirectory(tmp_path / run.output).finish(Finished(4, "all steps are made"))
+    row = {"step": 1, "reward/mean": 0.5, "eval/accuracy": 0.5}
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "run" / "config.yaml").write_text(RUN)
     return tmp_path
 
 

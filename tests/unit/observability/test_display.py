@@ -133,3 +133,8 @@ def test_parts_of_the_reward_and_pass_at_k_have_columns() -> None:
     line = plain_line(3, 9, row, None)
     assert line == "step 3/9  reward 0.500  brief 0.100  right 0.400  pass@2 50.0%  pass@16 75.0%"
     assert "right" not in plain_line(3, 9, {"reward/mean": 0.5, "reward/part/right": 0.5}, None)  # the sum itself
+
+
+def test_a_line_has_room_for_the_interval_of_the_accuracy() -> None:
+    row = {"eval/accuracy": 0.5, "eval/accuracy_low": 0.25, "eval/accuracy_high": 0.75}
+    assert plain_line(3, 9, row, None) == "step 3/9  accuracy 50.0% (25.0% to 75.0%)"

@@ -88,7 +88,7 @@ def test_a_full_disk_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
         sink.write(0, {"a": 1.0})
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
 def test_a_missing_service_names_the_command_and_touches_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -106,7 +106,7 @@ def test_a_missing_service_names_the_command_and_touches_nothing(
 
 
 def test_an_unknown_sink_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'tensorbord'(.|\n)*tensorboard, wandb, mlflow and package"):
+    with pytest.raises(ConfigError, match=r"'tensorbord'(.|\n)*tensorboard, wandb, mlflow, trackio and package"):
         build_sinks(["tensorbord"], tmp_path)
 
 
@@ -300,3 +300,23 @@ def test_mlflow_gets_a_step_at_once_and_how_the_run_ended(
         ("log_batch", "r", [("a", 2.0, 1), ("eval/pass_at_1", 0.5, 1)]),
         ("set_terminated", "r", status),
     ]
+
+
+def test_a_resumed_run_goes_on_under_its_name_in_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, asked = Mock(), Mock()
+    asked.return_value = run
+    module = SimpleNamespace(init=asked, __spec__=ModuleSpec("trackio", None))
+    monkeypatch.setitem(sys.modules, "trackio", module)  # type: ignore[arg-type]
+    for step in (1, 2):
+        sinks = build_sinks(["trackio"], tmp_path, project="p", config={"seed": 3}, resume_step=step - 1)
+        sinks.write(step, {"reward/mean": 0.5})
+        assert sinks.close() == []
+    first, second = (call.kwargs for call in asked.call_args_list)
+    assert first == second
+    assert (first["project"], first["config"], first["resume"]) == ("p", {"seed": 3}, "allow")
+    assert first["name"].startswith(f"{tmp_path.name}-")
+    assert [(*call.args, call.kwargs["step"]) for call in run.log.call_args_list] == [
+        ({"reward/mean": 0.5}, 1),
+        ({"reward/mean": 0.5}, 2),
+    ]
+    assert run.finish.call_count == 2

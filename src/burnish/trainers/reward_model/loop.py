@@ -132,12 +132,14 @@ class RmRun(Training):
         metrics.add("train/comparisons", Metric(Reduction.SUM, count))
         return trained_on(tokens, progress, progress.position + count, metrics, stopwatch)
 
-    def after_last_step(self, pending: Pending) -> None:
-        """Normalise the scores of the trained model, once."""
+    def after_last_step(self, pending: Pending) -> bool:
+        """Normalise the scores of the trained model, once. Returns whether it has done so now."""
         # A resume after an error passes here again. The weights then already hold the shift, so the flag is saved.
-        if self.measure is not None and self.measure.settings.after and not pending.normalised:
+        due = self.measure is not None and self.measure.settings.after and not pending.normalised
+        if self.measure is not None and due:
             self.normalise(self.measure)
         pending.normalised = True
+        return due
 
     def normalise(self, measure: Measure) -> None:
         """Shift (and with `gain_bias` scale) the scores by the scores of the pairs that the run file names."""

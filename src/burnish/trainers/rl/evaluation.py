@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console
 
-from burnish.algorithms.statistics import explained_variance, pass_at_k
+from burnish.algorithms.statistics import explained_variance, pass_at_k, wilson_interval
 from burnish.config.domains import DomainSettings, domain_settings
 from burnish.config.schema import RewardConfig, RlConfig
 from burnish.data.feeds import EncodedPrompt, evaluation_prompts
@@ -23,7 +23,7 @@ from burnish.data.prompts import PromptSet
 from burnish.models.loading import LoadedModel
 from burnish.models.roles import Critic
 from burnish.observability.console import say
-from burnish.observability.metrics import MetricStore, mean_of
+from burnish.observability.metrics import MetricStore, mean_of, total
 from burnish.observability.recorder import TokenValues
 from burnish.rewards.protocol import RewardScorer
 from burnish.rewards.scorer import ProcessRewardScorer
@@ -147,17 +147,21 @@ class Evaluator:
             "response_tokens_mean": mean_of([r.num_sampled() for r in greedy]),
             "truncated_fraction": mean_of([r.finish_reason is FinishReason.LENGTH for r in greedy]),
             "failed_fraction": mean_of([r.reward is None for r in greedy]),
+            "prompts": total(len(groups)),
             **self._of_samples(groups),
         }
         return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
 
     def _accuracy(self, groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
-        """Accuracy over the responses that can be judged."""
+        """Accuracy over the responses that can be judged, with its interval over prompts."""
         pairs = [(self.part_of(group).success, group.greedy) for group in groups]
         judged = [success.solved(greedy) for success, greedy in pairs if success is not None and greedy is not None]
-        if not any(success is not None for success, _ in pairs):
+        found = [solved for solved in judged if solved is not None]
+        if not found:
             return {}
-        return {"accuracy": mean_of([solved for solved in judged if solved is not None])}
+        low, high = wilson_interval(sum(found) / len(found), len(found))
+        ends = {"accuracy_low": low, "accuracy_high": high}
+        return {"accuracy": mean_of(found)} | {name: Metric(Reduction.LAST, end) for name, end in ends.items()}
 
     def _of_samples(self, groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
         """Metrics over the samples (pass@k, maj@k). Empty unless all prompts have the same number of them, above 0."""

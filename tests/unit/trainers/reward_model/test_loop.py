@@ -220,6 +220,20 @@ def test_an_error_beside_the_updates_loses_no_step_and_normalises_once(
 
 
 @pytest.mark.slow
+def test_a_run_that_ends_early_is_normalised_and_measured_after_that(rm_run: Callable[..., RmConfig]) -> None:
+    rule = "stop_when={metric: eval/accuracy, above: 0}"
+    config = rm_run(*NORMALISES, rule, "evaluation.at_start=false")
+    result = train_reward_model(config, console=QUIET)
+    rows = untimed_rows(config.output)
+    assert (result.step, result.stopped, rows[-1]["step"]) == (3, False, 3)
+    with open_rm_run(config, QUIET) as run:
+        assert run.measure is not None
+        scores = run.learner.score(run.measure.pairs())
+        assert sum(scores) / len(scores) == pytest.approx(0, abs=1e-5)
+        assert run.evaluate()["eval/score_mean"] == pytest.approx(rows[-1]["eval/score_mean"], abs=1e-6)
+
+
+@pytest.mark.slow
 def test_stopped_before_its_first_step_it_goes_on(rm_run: Callable[..., RmConfig], tmp_path: Path) -> None:
     undisturbed = rm_run(f"output={tmp_path / 'whole'}")
     train_reward_model(undisturbed, console=QUIET)

@@ -79,6 +79,8 @@ def test_greedy_statistics_leave_failures_out_of_the_mean_and_count_them() -> No
     row = described(groups)
     assert row["eval/reward_mean"] == 0.75
     assert row["eval/accuracy"] == 0.5
+    assert (row["eval/accuracy_low"], row["eval/accuracy_high"]) == pytest.approx((0.0945, 0.9055), abs=1e-4)  # 1 of 2
+    assert row["eval/prompts"] == 3
     assert row["eval/response_tokens_mean"] == 3.0
     assert row["eval/truncated_fraction"] == pytest.approx(1 / 3)
     assert row["eval/failed_fraction"] == pytest.approx(1 / 3)
@@ -114,6 +116,7 @@ def test_domains_are_measured_apart_when_there_are_two() -> None:
     assert row["eval/accuracy"] == 0.5
     assert row["eval/domain/a/accuracy"] == 1.0
     assert row["eval/domain/b/accuracy"] == 0.0
+    assert (row["eval/domain/a/prompts"], row["eval/domain/b/accuracy_low"]) == (1, 0.0)
 
 
 def weighed(reward: float, **parts: float) -> Rollout:

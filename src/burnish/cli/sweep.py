@@ -1,0 +1,121 @@
+"""`burnish sweep FILE key=a,b ...`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from burnish.cli.arguments import RunFile
+
+if TYPE_CHECKING:
+    from burnish.experiments.sweep import SweptRun
+
+EXIT_FAILED = 1
+
+Choices = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="key.path=a,b,c", help="Values to combine (seed=0..4), and overrides of all runs.", show_default=False
+    ),
+]
+Jobs = Annotated[int, typer.Option(help="Runs that train at a time.", min=1)]
+Together = Annotated[bool, typer.Option("--together", help="Take the n-th value of each field, not all combinations.")]
+Listed = Annotated[
+    Path | None, typer.Option("--runs", help="File with a YAML list of the fields of each run.", show_default=False)
+]
+PlanOnly = Annotated[bool, typer.Option("--plan", help="Show all runs with their memory and time, and start none.")]
+
+
+def run_sweep(
+    file: RunFile,
+    choices: Choices = None,
+    jobs: Jobs = 1,
+    together: Together = False,
+    listed: Listed = None,
+    plan: PlanOnly = False,
+) -> None:
+    """Train a run for each combination of settings, of any kind of run.
+
+    The folder `output` gets one folder for each run, named after its settings.
+    All are checked before the first starts, and one that fails does not end
+    the others. Ctrl-C finishes the steps under way and saves. The same command
+    skips what is finished and continues the rest.
+
+    [bold]Values[/bold]
+    [bold]seed=0..4[/bold]: 0, 1, 2, 3 and 4.
+    [bold]algorithm=grpo,rloo[/bold]: at commas outside of quotes and brackets.
+    [bold]steps=50[/bold]: a single value is for all runs.
+
+    [bold]Examples[/bold]
+    burnish sweep run.yaml algorithm=grpo,rloo,dr_grpo seed=0..4 output=runs/sweep
+    burnish sweep sft.yaml optimization.learning_rate=1e-3,1e-4 --plan
+    burnish sweep run.yaml seed=0..4 cluster.threads=1 --jobs 2
+    """
+    from burnish.cli.run_files import load_any_run_file
+    from burnish.experiments.settings import OUTPUT, read_listed, settings_of
+    from burnish.experiments.sweep import checked_runs, train_all
+    from burnish.observability.console import say
+
+    words = choices or []
+    chosen = settings_of(words, [] if listed is None else read_listed(listed), together=together)
+    output = [word for word in words if word.partition("=")[0] == OUTPUT]
+    runs = checked_runs(lambda overrides: load_any_run_file(file, overrides), chosen, output)
+    console = Console()
+    if plan:
+        _show_plan(file, runs, jobs, console)
+        return
+    train_all(runs, file, jobs=jobs, say=lambda text: say(console, [text]))
+    say(console, _conclusion(runs))
+    if any(run.state == "failed" for run in runs):
+        raise typer.Exit(EXIT_FAILED)
+    if any(run.state in ("stopped", "waiting") for run in runs):
+        from burnish.cli import EXIT_INTERRUPTED
+
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _conclusion(runs: Sequence[SweptRun]) -> list[str]:
+    """Summarise the runs, with all errors at the end, where they are read."""
+    done = [run for run in runs if run.state in ("finished", "skipped")]
+    failed = [run for run in runs if run.state == "failed"]
+    lines = [f"{len(done)} of {len(runs)} runs are finished" + (f", {len(failed)} failed" if failed else "")]
+    for run in failed:
+        lines += [f"  {run.name}: {run.error}", f"    {run.log}"]
+    if len(done) < len(runs):
+        lines.append("  to go on with the rest, run the same command again")
+    if done:
+        lines.append(f"  next     burnish table {runs[0].folder.parent}")
+    return lines
+
+
+def _show_plan(file: str, runs: Sequence[SweptRun], jobs: int, console: Console) -> None:
+    """A line for each run, and the hours and memory of all."""
+    from burnish.api.planning import plan_of
+    from burnish.cli.run_files import load_any_run_file
+    from burnish.observability.console import duration, rich_table, say
+    from burnish.planning.memory import bytes_in_words
+
+    lines, notes = [["run", "state", "steps", "memory", "time"]], dict[str, None]()
+    seconds, most = 0.0, 0
+    for run in runs:
+        said: list[str] = []
+        plan = plan_of(load_any_run_file(file, [*run.overrides, f"output={run.folder}"]), said)
+        notes |= dict.fromkeys([*plan.warnings, *said])
+        time = None if plan.time is None else plan.time.run_seconds
+        memory = bytes_in_words(plan.memory_bytes) if plan.memory else "unknown"
+        cells = [str(plan.steps or "unknown"), memory, "unknown" if time is None else duration(time)]
+        lines.append([run.name, "finished" if run.state == "skipped" else "to do", *cells])
+        if run.state != "skipped":
+            seconds, most = seconds + (time or 0.0), max(most, plan.memory_bytes)
+    table = rich_table(lines)
+    table.columns[0].justify = "left"
+    console.print(table)
+    shared = f" at a time, with up to {bytes_in_words(jobs * most)} of memory together" if jobs > 1 else ""
+    say(console, [f"{len(runs)} runs, {jobs}{shared}" if jobs > 1 else f"{len(runs)} runs, one after the other"])
+    if seconds:
+        say(console, [f"about {duration(seconds / jobs)} in all (estimate)"])
+    say(console, [f"note {note}" for note in notes])

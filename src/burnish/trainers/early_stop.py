@@ -1,0 +1,84 @@
+"""The early end of a run (`stop_when`): its metric as measured so far, which checkpoints hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from burnish.checkpointing.chaining import is_best_when_lowest
+from burnish.config.schema_evaluation import StopConfig
+from burnish.errors import ConfigError
+from burnish.words import suggestion
+
+_LINES_TO_COME = 10
+"""Steps within which a metric of the steps has to come. Some are not measured in every step; a metric of evaluations
+has to be in the first."""
+
+
+@dataclass(slots=True)
+class EarlyStop:
+    """Measurements of one metric: the latest and the best one, and how many have come since the best.
+
+    The same step is observed once, also if an error interrupts it and it is completed after a resume.
+    """
+
+    metric: str = ""
+    step: int = -1
+    latest: float | None = None
+    best: float | None = None
+    since_best: int = 0
+    lines_without: int = 0
+    """Lines before the first measurement that could have had the metric."""
+
+    def observe(self, step: int, row: Mapping[str, float], rule: StopConfig) -> None:
+        """Take note of a step's metrics."""
+        self.metric = rule.metric
+        if step <= self.step:
+            return
+        self.step = step
+        if rule.metric not in row:
+            self.lines_without += self.latest is None and _could_have(row, rule.metric)
+            return
+        self.latest = value = row[rule.metric]
+        sign = -1 if is_best_when_lowest(rule.metric) else 1
+        if self.best is None or sign * value > sign * self.best:
+            self.best, self.since_best = value, 0
+        else:
+            self.since_best += 1
+
+    def reason(self, rule: StopConfig) -> str:
+        """Say why the run ends here; empty if it goes on."""
+        if self.latest is None:
+            return ""
+        if rule.above is not None and self.latest >= rule.above:
+            return f"{rule.metric} is {self.latest:.4g}, which is {rule.above:g} or more"
+        if rule.below is not None and self.latest <= rule.below:
+            return f"{rule.metric} is {self.latest:.4g}, which is {rule.below:g} or less"
+        if rule.no_better_for is not None and self.since_best >= rule.no_better_for:
+            return f"{rule.metric} was best at {self.best:.4g}, {self.since_best} measurements ago"
+        return ""
+
+    def check_measured(self, row: Mapping[str, float], rule: StopConfig) -> None:
+        """Raise ConfigError if the metric should have come by now. `row`: what was measured last."""
+        allowed = 0 if rule.metric.startswith("eval/") else _LINES_TO_COME - 1
+        if self.lines_without > allowed:
+            alike = [name for name in row if name.startswith("eval/") == rule.metric.startswith("eval/")]
+            raise ConfigError(
+                f"stop_when.metric is {rule.metric!r}, which this run has not measured until step {self.step}",
+                remedy=f"{suggestion(rule.metric, alike)}; start again with another one, and the run goes on",
+            )
+
+    def state_dict(self) -> Mapping[str, object]:
+        return asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any], rule: StopConfig) -> None:
+        """Restore the measurements, unless they are of another metric than the one that decides now."""
+        if state.get("metric") == rule.metric:
+            for field in fields(self):
+                setattr(self, field.name, state[field.name])
+
+
+def _could_have(row: Mapping[str, float], metric: str) -> bool:
+    """Return whether the line is one of an evaluation, if the metric is."""
+    return not metric.startswith("eval/") or any(name.startswith("eval/") for name in row)
