@@ -131,7 +131,7 @@ function runRow(run) {
   return make("tr", { class: chosen ? "chosen" : null, onclick: () => go({ runs: [run.name] }) },
     make("td", {}, make("input", { type: "checkbox", checked: chosen, "aria-label": `Overlay ${run.name}`, onclick: toggle })),
     make("th", { scope: "row" }, colour, make("button", { type: "button", title: run.head?.folder }, run.name)),
-    make("td", {}, make("span", { class: `state ${run.state}` }, run.state)),
+    make("td", {}, make("span", { class: `state ${run.state}` }, run.read < 0.99 ? `reading ${Math.round(100 * run.read)} %` : run.state)),
     make("td", {}, run.total ? progress : null, run.total ? `${run.step.toLocaleString("en")} / ${run.total.toLocaleString("en")}` : run.step.toLocaleString("en")),
     make("td", { class: "number" }, run.changed ? `${ago(state.now - run.changed)} ago` : ""),
     make("td", { class: "number" }, run.left === null ? "" : ago(run.left)),
@@ -274,7 +274,7 @@ async function refreshCurves(moved) {
   if (updating || $("overview").hidden || drawing.zoom) return;
   updating = true;
   try {
-    if (updates++ % 10 === 0) setCharts(await ask("charts", { run: state.chosen }));
+    if (updates++ % 10 === 0 || moved.some((name) => runs.get(name).rows < 50)) setCharts(await ask("charts", { run: state.chosen }));
     for (const name of moved) {
       const run = runs.get(name), known = [...state.loaded.keys()].filter((entry) => entry.startsWith(`${name}\n`)).map((entry) => entry.slice(name.length + 1));
       if (!known.length) continue;
