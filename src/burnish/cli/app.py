@@ -18,6 +18,7 @@ COMMANDS = (
     ("sandbox", "commands", "Look before you run"),
     ("doctor", "examine_machine", "Look before you run"),
     ("board", "show_board", "Look after a run"),
+    ("watch", "watch_runs", "Look after a run"),
     ("report", "write_report", "Look after a run"),
     ("replay", "replay", "Look after a run"),
     ("pairs", "write_pairs", "Look after a run"),
