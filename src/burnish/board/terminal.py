@@ -28,6 +28,9 @@ from burnish.report.samples import ShownResponse
 _UPDATE_SECONDS = 1.0
 _SPARK_COLUMNS = 48
 _BARS = "▁▂▃▄▅▆▇█"
+_SHOWN_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
+_SHOWN_CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+"""Control characters -> pictures of them: what a policy writes must not control the terminal."""
 
 
 def sparkline(values: Sequence[float], columns: int) -> str:
@@ -132,7 +135,7 @@ class RunCurves(Level):
             for line in chart["lines"]:
                 values = self.run.table.columns[line["metric"]].values
                 cells = (chart["title"], line["label"], f"{values[-1]:.4g}", sparkline(values, _SPARK_COLUMNS))
-                rows.append((line["metric"], [Text(cell) for cell in cells]))
+                rows.append((line["metric"], [_text(cell) for cell in cells]))
         self.show(rows)
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
@@ -197,11 +200,19 @@ class Responses(Screen[None]):
             if self.page is not None:
                 group = self.page["group"]
                 asked = group["prompt"] if isinstance(group["prompt"], str) else group.get("seen", "")
-                yield Static(Text(asked, style="bold"))
-                yield Static(Text(f"{group['id']}  answer {group['answer']}\n", style="dim"))
+                yield Static(_text(asked, "bold"))
+                yield Static(_text(f"{group['id']}  answer {group['answer']}\n", "dim"))
                 for response in group["responses"]:
                     yield Static(_response(response))
         yield Footer()
+
+
+def _plain(text: str) -> str:
+    return text.translate(_SHOWN_CONTROLS)
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(_plain(text), style)
 
 
 def _cells(run: WatchedRun, now: float) -> list[str | Text]:
@@ -211,7 +222,7 @@ def _cells(run: WatchedRun, now: float) -> list[str | Text]:
     age = duration(now - found["changed"]) if found["changed"] else ""
     left = "" if found["left"] is None else duration(found["left"])
     cells = [found["name"], found["state"], step, age, left, score, str(found["alarms"] or "")]
-    return [Text(cell) for cell in cells]
+    return [_text(cell) for cell in cells]
 
 
 def _group_cells(group: GroupSummary) -> list[str | Text]:
@@ -219,7 +230,7 @@ def _group_cells(group: GroupSummary) -> list[str | Text]:
     rewards = sparkline([0.0 if reward is None else reward for reward in group["rewards"]], 16)
     asked = " ".join(group["asked"].split())[-80:]
     cells = (group["prompt"], mean, f"{group['spread']:.4g}", str(group["kept"]), rewards, asked)
-    return [Text(cell) for cell in cells]
+    return [_text(cell) for cell in cells]
 
 
 def _response(response: ShownResponse) -> Lines:
@@ -229,5 +240,5 @@ def _response(response: ShownResponse) -> Lines:
     text = Text()
     for token, advantage in zip(response["tokens"], advantages, strict=True):
         better = isinstance(advantage, float) and advantage > 0
-        text.append(token, style="" if not isinstance(advantage, float) else "green" if better else "red")
-    return Lines(Text("  ".join(facts), style="bold reverse"), text, Text(""))
+        text.append(_plain(token), style="" if not isinstance(advantage, float) else "green" if better else "red")
+    return Lines(_text("  ".join(facts), "bold reverse"), text, Text(""))

@@ -13,6 +13,8 @@ from burnish.board.runs import Runs
 pytest.importorskip("textual", reason="needs burnish[watch]")
 from burnish.board.terminal import Responses, RunCurves, RunList, StepGroups, WatchApp, sparkline
 
+MARKED = "[red]\x1b]0;evil\x07"
+
 
 def test_a_sparkline_shows_means_of_stretches_between_lowest_and_highest() -> None:
     assert sparkline([0, 7], 10) == "▁█"
@@ -26,9 +28,8 @@ def test_from_the_list_to_a_response_and_back(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_rows(tmp_path / name, {"step": 1, "reward/mean": 0.25}, {"step": 2, "reward/mean": 0.5})
         for step in (1, 2):
-            write_step(
-                tmp_path / name, step, [line(0, 0, 0.0), line(1, 0, 1.0, token_texts=["[red]"]), line(1, 1, 0.0)]
-            )
+            marked = line(1, 0, 1.0, token_texts=[MARKED])
+            write_step(tmp_path / name, step, [line(0, 0, 0.0), marked, line(1, 1, 0.0)])
     app = WatchApp(Runs.below([str(tmp_path)]))
 
     async def walk() -> None:
@@ -49,7 +50,10 @@ def test_from_the_list_to_a_response_and_back(tmp_path: Path) -> None:
             assert isinstance(app.screen, Responses)
             assert app.screen.page is not None
             # The group of the largest spread comes first, and its text is text.
-            assert app.screen.page["group"]["responses"][0]["tokens"] == ["[red]"]
+            assert app.screen.page["group"]["responses"][0]["tokens"] == [MARKED]
+            shown = app.export_screenshot()
+            assert "[red]␛]0;evil␇" in shown.replace("&#160;", " ")
+            assert "\x1b" not in shown
             for _ in range(5):
                 await pilot.press("escape")
             await pilot.pause()
