@@ -107,10 +107,13 @@ class Board:
         first, last = query.number("from"), query.number("to")
         bounds = {"first": -math.inf if first is None else first, "last": math.inf if last is None else last}
         after = query.whole("after", -1)
-        return {
-            run.name: {name: points(run.table, name, axis, after=after, **bounds) for name in query.many("metric")}
-            for run in self._named(query)
-        }
+        found = {}
+        for run in self._named(query):
+            rows = len(run.table.steps)  # another request may be reading more
+            found[run.name] = {
+                name: points(run.table, name, axis, after=after, rows=rows, **bounds) for name in query.many("metric")
+            }
+        return found
 
     def run(self, query: Query) -> object:
         """Return what does not change with every step: alarms, notes, environment and recorded steps."""

@@ -55,9 +55,11 @@ function update({ runs: changed, gone, now }) {
   for (const name of gone) runs.delete(name);
   if (gone.length) state.chosen = state.chosen.filter((name) => runs.has(name));
   const moved = [];
+  let alarmed = false;
   for (const summary of changed) {
     const before = runs.get(summary.name);
     if (!before?.head) fresh = true;
+    if (before && before.alarms !== summary.alarms && state.chosen.includes(summary.name)) alarmed = true;
     if (before && before.rows !== summary.rows && state.chosen.includes(summary.name)) moved.push(summary.name);
     runs.set(summary.name, { ...before, ...summary });
   }
@@ -65,6 +67,7 @@ function update({ runs: changed, gone, now }) {
   drawRuns();
   drawHead();
   if (moved.length) refreshCurves(moved);
+  if (alarmed && !$("overview").hidden) drawDetails().catch(failed);
 }
 
 async function start() {
@@ -191,7 +194,7 @@ async function loadRuns(show) {
     const charts = await ask("charts", { run: names });
     if (names !== state.chosen) return;
     setCharts(charts);
-    if (show) drawDetails();
+    if (show) await drawDetails();
   } catch (error) { failed(error); }
 }
 
@@ -376,7 +379,7 @@ function drawWhere(detail) {
       make("button", { type: "button", "aria-label": "Later", onclick: () => move(1) }, "›"), slider, make("span", { class: "quiet" }, make("kbd", {}, "←"), " ", make("kbd", {}, "→"), " steps  ", make("kbd", {}, "↑"), " ", make("kbd", {}, "↓"), " groups  ", make("kbd", {}, "esc"), " curves")),
     filterRow(),
     make("div", { class: "controls" }, make("label", {}, "tint", segmented(tints, view.tint, tint)), others.length ? make("label", {}, "beside", beside) : null,
-      make("label", {}, "keep this step", make("button", { type: "button", onclick: () => keepRows("best") }, "SFT rows"), make("button", { type: "button", onclick: () => keepRows("pairs") }, "preference rows"))),
+      place.kind === "eval" ? null : make("label", {}, "keep this step", make("button", { type: "button", onclick: () => keepRows("best") }, "SFT rows"), make("button", { type: "button", onclick: () => keepRows("pairs") }, "preference rows"))),
     make("div", { class: "panes" }, make("div", { class: "prompts", role: "list" }), make("div", { class: "sides" })));
 }
 
