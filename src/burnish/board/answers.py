@@ -23,7 +23,9 @@ from burnish.report.configuration import configuration_table, masked_text
 from burnish.types import Json
 
 T = TypeVar("T", bound=str)
-_SCAN_SECONDS, _REFRESH_SECONDS = 5.0, 0.5
+_SCAN_SECONDS, _REFRESH_SECONDS = 5.0, 0.1
+READING_SECONDS = 0.4
+"""Longest time for which one request reads metrics; with the next one it goes on."""
 INDEXING_SECONDS = 0.5
 """Longest time for which one request indexes files; the page asks again until none is left."""
 
@@ -84,7 +86,7 @@ class Board:
                 self.runs.scan()
                 self._scanned = now
             if now - self._refreshed > _REFRESH_SECONDS:
-                self.runs.refresh()
+                self.runs.refresh(READING_SECONDS)
                 self._refreshed = time.monotonic()
             return [run.summary(time.time()) for run in self.runs.by_name.values()]
 
@@ -105,10 +107,13 @@ class Board:
         first, last = query.number("from"), query.number("to")
         bounds = {"first": -math.inf if first is None else first, "last": math.inf if last is None else last}
         after = query.whole("after", -1)
-        return {
-            run.name: {name: points(run.table, name, axis, after=after, **bounds) for name in query.many("metric")}
-            for run in self._named(query)
-        }
+        found = {}
+        for run in self._named(query):
+            rows = len(run.table.steps)  # another request may be reading more
+            found[run.name] = {
+                name: points(run.table, name, axis, after=after, rows=rows, **bounds) for name in query.many("metric")
+            }
+        return found
 
     def run(self, query: Query) -> object:
         """Return what does not change with every step: alarms, notes, environment and recorded steps."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,13 +42,15 @@ _HEADLINES = ("reward/mean", "eval/accuracy", "eval/reward_mean", "train/loss", 
 
 
 class RunSummary(TypedDict):
-    """A run in a list. Times are seconds since 1970, `age` and `left` seconds; None where nothing is known."""
+    """A run in a list. Times are seconds since 1970, `age` and `left` seconds; None where nothing is known.
+    read: the share of its metrics that was read so far, since a long file takes seconds at first."""
 
     name: str
     state: State
     step: int
     total: int | None
     rows: int
+    read: float
     generation: int
     changed: float
     left: float | None
@@ -84,11 +88,11 @@ class WatchedRun:
         """Make the run of this folder, with nothing read yet."""
         return WatchedRun(name, folder, MetricTable(folder / METRICS_FILE), RolloutIndex(folder))
 
-    def refresh(self) -> bool:
-        """Read new rows of metrics, and return whether there were any."""
+    def refresh(self, until: float = math.inf) -> bool:
+        """Read new rows of metrics (see `MetricTable.refresh`), and return whether there were any."""
         with self._lock:
             try:
-                return self.table.refresh()
+                return self.table.refresh(until)
             except OSError as error:
                 self.table.problem = f"{METRICS_FILE} cannot be read: {error.strerror}"
                 return False
@@ -115,6 +119,7 @@ class WatchedRun:
             "step": step,
             "total": total,
             "rows": len(table.steps),
+            "read": round(table.share_read(), 2),
             "generation": table.generation,
             "changed": table.changed,
             "left": self._left(step, total) if state in ("running", "paused") else None,
@@ -202,9 +207,12 @@ class Runs:
         known = {run.folder: run for run in self.by_name.values()}
         self.by_name = {name: known.get(folder) or WatchedRun.at(name, folder) for folder, name in found.items()}
 
-    def refresh(self) -> list[WatchedRun]:
-        """Read what is new of every run, and return those that have changed."""
-        return [run for run in self.by_name.values() if run.refresh()]
+    def refresh(self, seconds: float = math.inf) -> list[WatchedRun]:
+        """Read what is new of every run, the one that was written last first, for about so long; return those that have
+        changed."""
+        until = time.monotonic() + seconds
+        newest = sorted(self.by_name.values(), key=lambda run: -_written(run.folder / METRICS_FILE))
+        return [run for run in newest if run.refresh(until)]
 
     def _named(self) -> Iterator[tuple[str, Path]]:
         """Each run's folder with a name of its own: the path below its root, after the root's name if there are
@@ -234,6 +242,13 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
     for name in inner:
         if not name.startswith(".") and name not in _PASSED_OVER:
             yield from _run_folders(folder / name, depth - 1)
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _names_training_data(path: str) -> bool:

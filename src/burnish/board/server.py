@@ -47,6 +47,8 @@ _PAGES: Mapping[str, tuple[str, str, str]] = {
 }
 """Path -> package, file in it, type. There are no other files to be had."""
 _UPDATE_SECONDS, _SIGN_OF_LIFE_SECONDS = 1.0, 15.0
+_READING_SECONDS, _ALL_READ = 0.15, 0.99
+"""Time between updates until so much of every file was read; the rest may be a line that is being written."""
 _BODY_BYTES, _BODY_SECONDS = 1 << 16, 10.0
 
 Answer = Callable[[Query], object]
@@ -182,7 +184,8 @@ async def _changes(board: Board) -> AsyncIterator[str]:
             yield ": still here\n\n"
             said = time.monotonic()
         known = dict(now)
-        await asyncio.sleep(_UPDATE_SECONDS)
+        reading = any(summary["read"] < _ALL_READ for summary in now.values())
+        await asyncio.sleep(_READING_SECONDS if reading else _UPDATE_SECONDS)
 
 
 def _query(request: Request) -> Query:

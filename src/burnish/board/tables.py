@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import time
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from pathlib import Path
 from burnish.observability.alarms import Alarm, AlarmBell
 from burnish.observability.history import problem_or_row
 
-_PIECE_BYTES = 1 << 22
+_PIECE_BYTES = 1 << 18
 _TOKENS = ("rollout/response_tokens_sum", "train/tokens")
 """Tokens of a step: those that were sampled, or else those that were read."""
 _SECONDS = ("time/step_seconds", "time/evaluate_seconds")
@@ -55,12 +57,14 @@ class MetricTable:
     problem: str = ""
     _bell: AlarmBell = field(default_factory=AlarmBell)
     _offset: int = 0
+    _size: int = 0
     _inode: int = 0
     _lines: int = 0
 
-    def refresh(self) -> bool:
+    def refresh(self, until: float = math.inf) -> bool:
         """Read the lines that were added since the last call, and return whether there were any. A line without its
-        end is left for the next call. OSError if the file cannot be read."""
+        end is left for the next call, and so are most of the others once the clock (`time.monotonic`) says `until`.
+        OSError if the file cannot be read."""
         try:
             status = os.stat(self.path)
         except FileNotFoundError:
@@ -68,14 +72,18 @@ class MetricTable:
         changed = status.st_ino != self._inode or status.st_size < self._offset
         if changed:
             self._forget(status.st_ino)
-        self.changed = status.st_mtime
+        self.changed, self._size = status.st_mtime, status.st_size
         if status.st_size == self._offset or self.problem:
             return changed
         with self.path.open("rb") as file:
             file.seek(self._offset)
-            while self._take(file.readlines(_PIECE_BYTES)):
+            while time.monotonic() < until and self._take(file.readlines(_PIECE_BYTES)):
                 changed = True
         return changed
+
+    def share_read(self) -> float:
+        """Return the share of the file that was read so far, which is 1 after a whole reading."""
+        return self._offset / self._size if self._size and not self.problem else 1.0
 
     def last(self, name: str) -> float | None:
         """Return the latest value of a metric; None if it was never measured."""
@@ -114,8 +122,11 @@ class MetricTable:
         for sums, names in ((self.tokens, _TOKENS[:1] if _TOKENS[0] in row else _TOKENS), (self.seconds, _SECONDS)):
             sums.append((sums[-1] if sums else 0.0) + sum(row.get(name, 0.0) for name in names))
         for name, value in row.items():
-            if name != "step":
-                column = self.columns.setdefault(name, Column())
-                column.rows.append(place)
-                column.values.append(value)
+            if name == "step":
+                continue
+            if name not in self.columns:
+                self.columns[name] = Column()
+            column = self.columns[name]
+            column.rows.append(place)
+            column.values.append(value)
         self.alarms += self._bell.check(step, row)

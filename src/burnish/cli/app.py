@@ -19,6 +19,7 @@ COMMANDS = (
     ("sandbox", "commands", "Look before you run"),
     ("doctor", "examine_machine", "Look before you run"),
     ("board", "show_board", "Look after a run"),
+    ("watch", "watch_runs", "Look after a run"),
     ("report", "write_report", "Look after a run"),
     ("table", "show_table", "Look after a run"),
     ("replay", "replay", "Look after a run"),
@@ -43,6 +44,7 @@ To start: [bold]burnish demo[/bold]. Then with your own run file:
 [bold]burnish check run.yaml[/bold]   do the gold answers get the top reward?
 [bold]burnish plan run.yaml[/bold]    what will happen, and how much memory will it take?
 [bold]burnish rl run.yaml[/bold]      train; Ctrl-C saves, the same command continues
+[bold]burnish board[/bold]            watch it train, in a browser
 [bold]burnish report runs/NAME[/bold] the curves and the rollouts on one page
 """
 

@@ -44,6 +44,7 @@ def show_board(
     key = secret_in(key_variable)
     check_address(host, key)
     board = Board(Runs.below(folders or ["runs"]), control)
+    board.summaries()  # what takes long at first is done before anyone looks
     with listening(host, port) as listener, suppress(KeyboardInterrupt):
         Console().print(f"board  {url_of(listener, host)}", markup=False, highlight=False, soft_wrap=True)
         serve(board, listener, key)

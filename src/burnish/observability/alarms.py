@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 Row = Mapping[str, float]
@@ -357,11 +358,16 @@ def _limits(row: Row) -> Iterator[str]:
 
 def _words(metric: str, row: Row) -> list[str]:
     """Texts in the place of `{word}` in the row's names of this form."""
+    return _words_among(metric, tuple(row))
+
+
+@lru_cache(maxsize=1_000)  # the rows of a run have few different sets of names
+def _words_among(metric: str, names: tuple[str, ...]) -> list[str]:
     before, _, after = metric.partition("{word}")
     whole = len(before) + len(after)
     return [
         name[len(before) : len(name) - len(after)]
-        for name in row
+        for name in names
         if name.startswith(before) and name.endswith(after) and len(name) > whole
     ]
 

@@ -74,3 +74,21 @@ def test_what_a_command_does_not_import(command: str, forbidden: set[str], folde
     words = [sys.executable, "-c", PROGRAM, *command.split()]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
     assert forbidden.intersection(done.stderr.split()) == set()
+
+
+WATCHING = """
+import sys
+from burnish.board.answers import Board, Query
+from burnish.board.runs import Runs
+from burnish.board.server import application
+board = Board(Runs.below(["run"]))
+application(board)
+assert board.overview(Query({}))["runs"][0]["step"] == 1
+print(*sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_the_board_imports_nothing_that_trains(folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", WATCHING], cwd=folder, capture_output=True, text=True, check=True)
+    assert {*LIGHT, "numpy"}.intersection(done.stdout.split()) == set()

@@ -55,9 +55,11 @@ function update({ runs: changed, gone, now }) {
   for (const name of gone) runs.delete(name);
   if (gone.length) state.chosen = state.chosen.filter((name) => runs.has(name));
   const moved = [];
+  let alarmed = false;
   for (const summary of changed) {
     const before = runs.get(summary.name);
     if (!before?.head) fresh = true;
+    if (before && before.alarms !== summary.alarms && state.chosen.includes(summary.name)) alarmed = true;
     if (before && before.rows !== summary.rows && state.chosen.includes(summary.name)) moved.push(summary.name);
     runs.set(summary.name, { ...before, ...summary });
   }
@@ -65,6 +67,7 @@ function update({ runs: changed, gone, now }) {
   drawRuns();
   drawHead();
   if (moved.length) refreshCurves(moved);
+  if (alarmed && !$("overview").hidden) drawDetails().catch(failed);
 }
 
 async function start() {
@@ -131,7 +134,7 @@ function runRow(run) {
   return make("tr", { class: chosen ? "chosen" : null, onclick: () => go({ runs: [run.name] }) },
     make("td", {}, make("input", { type: "checkbox", checked: chosen, "aria-label": `Overlay ${run.name}`, onclick: toggle })),
     make("th", { scope: "row" }, colour, make("button", { type: "button", title: run.head?.folder }, run.name)),
-    make("td", {}, make("span", { class: `state ${run.state}` }, run.state)),
+    make("td", {}, make("span", { class: `state ${run.state}` }, run.read < 0.99 ? `reading ${Math.round(100 * run.read)} %` : run.state)),
     make("td", {}, run.total ? progress : null, run.total ? `${run.step.toLocaleString("en")} / ${run.total.toLocaleString("en")}` : run.step.toLocaleString("en")),
     make("td", { class: "number" }, run.changed ? `${ago(state.now - run.changed)} ago` : ""),
     make("td", { class: "number" }, run.left === null ? "" : ago(run.left)),
@@ -191,7 +194,7 @@ async function loadRuns(show) {
     const charts = await ask("charts", { run: names });
     if (names !== state.chosen) return;
     setCharts(charts);
-    if (show) drawDetails();
+    if (show) await drawDetails();
   } catch (error) { failed(error); }
 }
 
@@ -274,7 +277,7 @@ async function refreshCurves(moved) {
   if (updating || $("overview").hidden || drawing.zoom) return;
   updating = true;
   try {
-    if (updates++ % 10 === 0) setCharts(await ask("charts", { run: state.chosen }));
+    if (updates++ % 10 === 0 || moved.some((name) => runs.get(name).rows < 50)) setCharts(await ask("charts", { run: state.chosen }));
     for (const name of moved) {
       const run = runs.get(name), known = [...state.loaded.keys()].filter((entry) => entry.startsWith(`${name}\n`)).map((entry) => entry.slice(name.length + 1));
       if (!known.length) continue;
@@ -376,7 +379,7 @@ function drawWhere(detail) {
       make("button", { type: "button", "aria-label": "Later", onclick: () => move(1) }, "›"), slider, make("span", { class: "quiet" }, make("kbd", {}, "←"), " ", make("kbd", {}, "→"), " steps  ", make("kbd", {}, "↑"), " ", make("kbd", {}, "↓"), " groups  ", make("kbd", {}, "esc"), " curves")),
     filterRow(),
     make("div", { class: "controls" }, make("label", {}, "tint", segmented(tints, view.tint, tint)), others.length ? make("label", {}, "beside", beside) : null,
-      make("label", {}, "keep this step", make("button", { type: "button", onclick: () => keepRows("best") }, "SFT rows"), make("button", { type: "button", onclick: () => keepRows("pairs") }, "preference rows"))),
+      place.kind === "eval" ? null : make("label", {}, "keep this step", make("button", { type: "button", onclick: () => keepRows("best") }, "SFT rows"), make("button", { type: "button", onclick: () => keepRows("pairs") }, "preference rows"))),
     make("div", { class: "panes" }, make("div", { class: "prompts", role: "list" }), make("div", { class: "sides" })));
 }
 

@@ -1,0 +1,29 @@
+"""A run that is asked for something while it trains, by files in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from burnish.observability.control import ask, asked
+from burnish.trainers.interrupt import Watch, watching
+from burnish.trainers.rl.run import train_rl
+
+
+@pytest.mark.slow
+def test_a_run_saves_and_stops_when_it_is_asked_to(tiny_run: Callable[..., Any], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ask(folder, "stop")  # of an earlier start: forgotten
+
+    def on_step(step: int, row: Mapping[str, float]) -> None:
+        ask(folder, "save" if step == 1 else "stop")
+
+    with watching(Watch((on_step,))):
+        result = train_rl(tiny_run("steps=9"), console=Console(quiet=True))
+    assert (result.step, result.stopped) == (2, True)
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["step-000001", "step-000002"]
+    assert asked(folder) == []
