@@ -169,6 +169,7 @@ def main() -> None:
             for system in SYSTEMS if given.trl else SYSTEMS[:2]:
                 interpreter = given.trl if system.startswith("trl") else sys.executable
                 found.setdefault(system, []).append(measured(system, task, interpreter))
+                print(json.dumps({"measured": system, **found[system][-1]}), flush=True)
     medians = {system: statistics.median(one["seconds"] for one in rounds) for system, rounds in found.items()}
     for system, rounds in found.items():
         row = {"system": system, "seconds": medians[system], "tokens_per_second": sum(LENGTHS) / medians[system]}

@@ -80,8 +80,8 @@ class DataSource(Section):
     subset: str | None = None
     """Configuration name of a hub data set."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """The column of each role. Roles: prompt, messages, input, system, history, completion, text, answer, domain,
-    id, tools; for supervised examples and comparisons also weight, for comparisons chosen, rejected, responses, best,
+    """The column of each role. Roles: prompt, messages, input, system, history, completion, text, answer, domain, id,
+    tools; for supervised examples and comparisons also weight, for comparisons chosen, rejected, responses, best,
     margin, tie, label. Roles not listed are recognised from the column names. Dots reach into nested values
     (`reward_model.ground_truth`)."""
     schema_name: Literal[

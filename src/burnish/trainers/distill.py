@@ -82,7 +82,12 @@ class DistillRun(SftRun):
         rollouts = engine.generate(requests, sampling, seed=self.config.seed, step=step)
         responses = [rollout.response_tokens for rollout in rollouts]
         return [
-            SftExample(example.id, (*prompt, *response), (False,) * len(prompt) + (True,) * len(response))
+            SftExample(
+                example.id,
+                (*prompt, *response),
+                (False,) * len(prompt) + (True,) * len(response),
+                weight=example.weight,
+            )
             for example, prompt, response in zip(examples, prompts, responses, strict=True)
         ]
 
