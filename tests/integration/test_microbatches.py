@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ import torch
 from batches import joined
 from real_steps import sampled_step, with_algorithm
 from rich.console import Console
+from runs import untimed_rows
 from torch import Tensor
 
 from burnish.algorithms.aggregation import AGGREGATIONS
@@ -25,6 +27,7 @@ from burnish.forward.microbatches import microbatches_by_groups
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective, ObjectiveValue
 from burnish.observability.metrics import MetricStore
+from burnish.trainers import microbatch
 from burnish.trainers.rl.batching import build_batch, build_rewards, scored
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.credit import assign_advantages
@@ -311,3 +314,23 @@ def test_supervised_curves_do_not_depend_on_the_cut(
         rows.append(trace(train_sft(config, console=Console(quiet=True)).folder).metrics)
     curves_agree(rows[0], rows[1])
     curves_agree(rows[0], rows[2])
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_the_tokens_that_auto_found(
+    tiny_run: Callable[..., RlConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that has room for less when the run goes on changes no bit: the run's folder has the number."""
+    auto = ("optimization.tokens_per_microbatch=auto", "checkpoint.every_steps=1", "cluster.threads=1")
+
+    def go_on(name: str, steps: int, room: int) -> Path:
+        monkeypatch.setattr(microbatch, "_tokens", lambda config, loaded: room)
+        train_rl(tiny_run(*auto, f"output={tmp_path / name}", steps=steps), console=Console(quiet=True))
+        return tmp_path / name
+
+    whole, cut = go_on("whole", 4, 48), go_on("cut", 2, 48)
+    go_on("cut", 4, 16)
+    assert json.loads((cut / "paths.json").read_text()) == json.loads((whole / "paths.json").read_text())
+    assert untimed_rows(cut) == untimed_rows(whole)
+    weights = "checkpoints/step-000004/policy/model.safetensors"
+    assert (cut / weights).read_bytes() == (whole / weights).read_bytes()

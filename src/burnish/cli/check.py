@@ -23,14 +23,19 @@ if TYPE_CHECKING:
     from burnish.planning.plan import Preview
     from burnish.rewards import GoldReport, ProcessRewardScorer
     from burnish.rewards.gold import Encode
+    from burnish.rewards.pair_agreement import ScoredPair
     from burnish.rewards.success import Success
     from burnish.rewards.weak_tests import WeakTests
-    from burnish.types import Prompt
+    from burnish.types import Json, Prompt
 
 File = Annotated[str | None, typer.Argument(metavar="FILE", help="Run file (YAML).", show_default=False)]
 ListRewards = Annotated[bool, typer.Option("--list", help="List the built-in rewards and their options.")]
 TopScore = Annotated[
     float | None, typer.Option(help="Total score that a gold answer must reach (default: each reward's top score).")
+]
+PairReward = Annotated[
+    str | None,
+    typer.Option("--reward", help="Reward, written as in a run file, to compare preference pairs with."),
 ]
 Show = Annotated[int, typer.Option(help="Number of failing rows to show.", min=0)]
 
@@ -43,6 +48,7 @@ def check_rewards(
     list_rewards: ListRewards = False,
     top_score: TopScore = None,
     show: Show = 10,
+    reward: PairReward = None,
 ) -> None:
     """Score the gold answers of the data before training.
 
@@ -57,10 +63,14 @@ def check_rewards(
     Run files of other kinds have no gold answers: their data are read, and
     refused if training would refuse them. Comparisons of [bold]burnish prefer[/bold] are
     searched for repeats, contradictions and lengths that give the answer away.
+    With --reward all responses are scored: how often does the better one score
+    higher, and where not? It takes what [bold]rewards[/bold] takes in a run file: a built-in,
+    a function, a reward model, a judge.
 
     [bold]Examples[/bold]
     burnish check run.yaml
     burnish check run.yaml data.train.0.limit=200 --show 3
+    burnish check prefer.yaml --reward model:runs/rm@best
     burnish check --list
     """
 
@@ -79,6 +89,8 @@ def check_rewards(
 
     config, chained = pinned(load_any_run_file(file, overrides or ()).config)
     say(console, chained)
+    if reward is not None:
+        _check_pairs(config, reward, show, console)
     if load(find_kind(config.kind).check)(config, top_score, show, console):
         raise typer.Exit(EXIT_FOUND_SOMETHING)
     return None
@@ -94,6 +106,48 @@ def check_data(config: RunConfig, top_score: float | None, show: int, console: C
     console.print(f"data.train can be used: {found.rows or 'an unknown number of'} rows", highlight=False)
     say(console, found.notes)
     return 0
+
+
+def _check_pairs(config: RunConfig, reward: str, show: int, console: Console) -> None:
+    """Print how the pairs of a run agree with a reward, and the largest disagreements."""
+    from burnish.config.loading import load_run_data
+    from burnish.config.schema import RlConfig
+    from burnish.config.schema_rm import ComparedFields
+    from burnish.data.preferences import load_preferences
+    from burnish.data.prompts import read_prompts
+    from burnish.models.tokenizers import load_tokenizer
+    from burnish.observability.console import say
+    from burnish.rewards import ProcessRewardScorer
+    from burnish.rewards.pair_agreement import pair_agreement
+    from burnish.rollouts.answering import open_model
+    from burnish.trainers.chaining import pinned
+
+    if not isinstance(config, ComparedFields):
+        raise ConfigError(f"--reward is for pairs, and a run of `{config.kind}` has none", remedy="leave it out")
+    needed: dict[str, Json] = {"output": config.output, "model": config.model.path, "data": {"train": "pairs"}}
+    rewarded = pinned(load_run_data(needed, [f"rewards={reward}"], RlConfig.kind).of(RlConfig))[0]
+    tokenizer = load_tokenizer(config.model)
+    sources = [*config.data.train, *config.data.eval]
+    found = load_preferences(sources, config, tokenizer=tokenizer, max_tokens=config.max_tokens)
+    # Comparisons have no role for an answer, but may have the column.
+    prompts = [replace(one, answer=one.columns.get("answer", one.answer)) for one in read_prompts(sources)[0]]
+    scoring = rewarded.scoring.model_copy(update={"max_failure_fraction": 1.0})
+    with ProcessRewardScorer(rewarded.rewards, scoring, sandbox=rewarded.sandbox, open_model=open_model) as scorer:
+        scorer.check_prompts(prompts)
+        say(console, scorer.attach_policy(tokenizer))
+        agreement = pair_agreement(found.examples, {prompt.id: prompt for prompt in prompts}, tokenizer, scorer)
+    say(console, [f"{', '.join(scorer.labels)}: {line}" for line in agreement.lines()])
+    _show_disagreements(agreement.disagreements()[:show], console)
+
+
+def _show_disagreements(pairs: Sequence[ScoredPair], console: Console) -> None:
+    table = Table("row", "score", "the better response", "score", "the worse response")
+    table.columns[0].overflow = "fold"
+    for pair in pairs:
+        scores = [f"{one.reward:.4g}" for one in (pair.better, pair.worse)]
+        table.add_row(pair.row, scores[0], _short(pair.better.response), scores[1], _short(pair.worse.response))
+    if pairs:
+        console.print(table)
 
 
 def check_gold_answers(config: RlConfig, top_score: float | None, show: int, console: Console) -> int:

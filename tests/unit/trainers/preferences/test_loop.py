@@ -96,6 +96,23 @@ def test_the_first_step_is_log_two(prefer_run: Callable[..., PreferConfig]) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "model_fields",
+    [["model.dtype=bfloat16"], *(["model.lora.rank=8", f"model.quantization={kind}"] for kind in ("int8", "nf4"))],
+    ids=["bfloat16", "int8", "nf4"],
+)
+def test_small_number_types_begin_at_the_reference_and_learn(
+    prefer_run: Callable[..., PreferConfig], model_fields: list[str]
+) -> None:
+    config = prefer_run(*model_fields, "optimization.learning_rate=1e-2", "evaluation.every_steps=null")
+    train_preferences(config, console=QUIET)
+    first, second, *_, last = untimed_rows(config.output)
+    assert first["eval/loss"] == pytest.approx(0.693147, abs=0.01)
+    assert second["preference/margin"] == pytest.approx(0, abs=0.01)
+    assert last["eval/loss"] < first["eval/loss"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["sigmoid", "kto"])
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     prefer_run: Callable[..., PreferConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
