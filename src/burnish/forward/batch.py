@@ -83,8 +83,6 @@ class HostRows:
             numbers.setdefault(row[:length].tobytes(), len(numbers))
             for row, length in zip(tokens, lengths.tolist(), strict=True)
         ]
-        if batch.noise_keys is not None:  # equal prompts have different noise
-            prompts = list(range(len(prompts)))
         loss_mask: Bools = batch.loss_mask.cpu().numpy()
         turns = np.asarray(loss_mask.any(axis=1), dtype=np.int64)  # without turns, a row is one
         if batch.turn_index is not None:
@@ -163,6 +161,11 @@ class Batch:
         replaced = dataclasses.replace(self, **fields)  # type: ignore[arg-type]
         return replaced if fields.keys() & _ON_HOST else replaced._with_host(self.host)
 
+    def with_noise(self, keys_B: Tensor) -> Batch:
+        """A batch whose rows have noise of their own, so that no two of them share a prompt."""
+        own = dataclasses.replace(self.host, prompts=np.arange(len(self)))
+        return dataclasses.replace(self, noise_keys=keys_B)._with_host(own)
+
     def select(self, rows: Tensor | Sequence[int] | Ints) -> Batch:
         """The rows in this order, without the padding columns that none of them needs."""
         chosen: Ints = np.asarray(rows.cpu() if isinstance(rows, Tensor) else rows, dtype=np.int64)
@@ -203,7 +206,7 @@ class Batch:
         return self
 
 
-_ON_HOST = frozenset({"prompt_tokens", "prompt_lengths", "response_lengths", "loss_mask", "turn_index", "noise_keys"})
+_ON_HOST = frozenset({"prompt_tokens", "prompt_lengths", "response_lengths", "loss_mask", "turn_index"})
 """Fields that HostRows is made of."""
 
 

@@ -115,7 +115,7 @@ class SftRun(Training):
         if self.config.neftune_alpha is not None:
             seed, step = self.config.seed, self.progress.step + 1
             keys = [sample_key(seed, step, "embedding noise", row) for row in range(len(batch))]
-            batch = batch.replace(noise_keys=torch.tensor(keys))
+            batch = batch.with_noise(torch.tensor(keys))
         return batch, self.objective
 
     def score(self, batch: Batch) -> TokenScores:

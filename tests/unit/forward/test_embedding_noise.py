@@ -20,7 +20,7 @@ ALPHA = 5.0
 
 
 def keyed(batch: Batch) -> Batch:
-    return batch.replace(noise_keys=torch.arange(len(batch)) - 3)
+    return batch.with_noise(torch.arange(len(batch)) - 3)
 
 
 def gradients(model, batch: Batch, **how) -> tuple[torch.Tensor, torch.Tensor]:
