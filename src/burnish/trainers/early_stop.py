@@ -30,6 +30,8 @@ class EarlyStop:
     since_best: int = 0
     lines_without: int = 0
     """Lines before the first measurement that could have had the metric."""
+    ended: bool = False
+    """The last step was made the run's last. If only another rule says so, one more step is made, which then is."""
 
     def observe(self, step: int, row: Mapping[str, float], rule: StopConfig) -> None:
         """Take note of a step's metrics."""

@@ -144,10 +144,10 @@ def train_to_end(opened: AbstractContextManager[Training], console: Console) -> 
 
 def end_of(training: Training) -> str:
     """Say why the run has no steps left to make; empty if it has some."""
-    if training.progress.step == training.total_steps:
+    progress, rule = training.progress, training.config.stop_when
+    if progress.step >= training.total_steps:
         return "all steps are made"
-    rule = training.config.stop_when
-    return "" if rule is None else training.progress.early_stop.reason(rule)
+    return progress.early_stop.reason(rule) if rule is not None and progress.early_stop.ended else ""
 
 
 def run_loop(training: Training, stop: StopRequest) -> None:
@@ -190,7 +190,8 @@ def close_step(training: Training) -> None:
         row = row | training.evaluate()
     if config.stop_when is not None:
         progress.early_stop.observe(progress.step, row, config.stop_when)
-        if not last and end_of(training):
+        progress.early_stop.ended = bool(progress.early_stop.reason(config.stop_when))
+        if not last and progress.early_stop.ended:
             last = True
             if training.after_last_step(pending) or (config.evaluation.due(progress.step, last=True) and not evaluated):
                 row = pending.row | training.evaluate()
