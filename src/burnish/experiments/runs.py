@@ -11,7 +11,8 @@ from burnish.checkpointing.run import RunDirectory
 from burnish.config.loading import kind_of_data
 from burnish.errors import DataError
 from burnish.observability.history import columns, read_rows
-from burnish.report.configuration import departures, leaves, run_names
+from burnish.report.configuration import departures, leaves
+from burnish.report.report import run_names
 from burnish.report.turns import as_text
 from burnish.types import Json
 
