@@ -62,10 +62,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(runs: Path) -> Iterator[str]:
-    app = application(Board(Runs.below([str(runs)]), control=True))
+    app = application(Board(Runs.below([str(runs)]), control=True), ended=lambda: server.should_exit)
     with listening("127.0.0.1", 0) as listener:
-        config = uvicorn.Config(app, lifespan="off", **{**UVICORN, "timeout_graceful_shutdown": 1})
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", **UVICORN))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         wait_for(lambda: server.started)
