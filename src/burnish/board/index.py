@@ -175,6 +175,7 @@ def _connected(place: str) -> sqlite3.Connection | None:
     """Connect to an index, and make its tables in an empty file; None if the file is damaged or of another version."""
     database = sqlite3.connect(place, check_same_thread=False)
     try:
+        database.execute("PRAGMA synchronous = OFF")  # what a power failure takes can be read again
         (version,) = database.execute("PRAGMA user_version").fetchone()
         (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError:
