@@ -80,7 +80,7 @@ class Board:
 
     def summaries(self) -> list[RunSummary]:
         """Return the rows of the list of runs, after reading what is new."""
-        with self._lock:
+        with self._lock:  # of all that reads tables, which grow here
             now = time.monotonic()
             if now - self._scanned > _SCAN_SECONDS:
                 self.runs.scan()
@@ -99,7 +99,8 @@ class Board:
 
     def charts(self, query: Query) -> object:
         """Return the charts of the named runs."""
-        return charts_of([run.table for run in self._named(query)])
+        with self._lock:
+            return charts_of([run.table for run in self._named(query)])
 
     def points(self, query: Query) -> object:
         """Return the points of the named metrics, by run and metric."""
@@ -107,13 +108,11 @@ class Board:
         first, last = query.number("from"), query.number("to")
         bounds = {"first": -math.inf if first is None else first, "last": math.inf if last is None else last}
         after = query.whole("after", -1)
-        found = {}
-        for run in self._named(query):
-            rows = len(run.table.steps)  # another request may be reading more
-            found[run.name] = {
-                name: points(run.table, name, axis, after=after, rows=rows, **bounds) for name in query.many("metric")
+        with self._lock:
+            return {
+                run.name: {name: points(run.table, name, axis, after=after, **bounds) for name in query.many("metric")}
+                for run in self._named(query)
             }
-        return found
 
     def run(self, query: Query) -> object:
         """Return what does not change with every step: alarms, notes, environment and recorded steps."""

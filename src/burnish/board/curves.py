@@ -84,25 +84,20 @@ def points(
     axis: Axis = "step",
     *,
     after: int = -1,
-    rows: int | None = None,
     first: float = float("-inf"),
     last: float = float("inf"),
 ) -> Points:
-    """Return the points of a metric after a step, and from `first` to `last` on the x axis; at most `MOST_POINTS`.
-
-    rows: of the table, from its beginning; None: all. Lines that are read while the table grows end together.
-    """
+    """Return the points of a metric after a step, and from `first` to `last` on the x axis; at most `MOST_POINTS`."""
     column = table.columns.get(name, Column())
     by_axis: dict[Axis, Sequence[float]] = {"step": table.steps, "tokens": table.tokens, "time": table.seconds}
     places = by_axis[axis]
     low = max(bisect_left(places, first), bisect_right(table.steps, after))
-    high = min(bisect_right(places, last), len(table.steps) if rows is None else rows)
-    start, stop = bisect_left(column.rows, low), bisect_left(column.rows, high)
+    start, stop = bisect_left(column.rows, low), bisect_left(column.rows, bisect_right(places, last))
     picked = [start + i for i in peaks(column.values[start:stop], MOST_POINTS)]
-    shown = [column.rows[i] for i in picked]
+    rows = [column.rows[i] for i in picked]
     return {
-        "steps": [table.steps[row] for row in shown],
-        "x": [_short(places[row]) for row in shown],
+        "steps": [table.steps[row] for row in rows],
+        "x": [_short(places[row]) for row in rows],
         "y": [_short(column.values[i]) for i in picked],
     }
 

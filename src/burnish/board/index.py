@@ -6,6 +6,7 @@ from the files, so whoever removes it loses nothing.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -149,10 +150,17 @@ def _size_and_time(path: Path, run_dir: Path) -> tuple[int, int] | None:
     return (status.st_size, status.st_mtime_ns) if path.resolve().is_relative_to(run_dir) else None
 
 
+def own_folder(folder: Path) -> None:
+    """Make the board's folder in that of a run. OSError if it cannot be made, or is a link to another place."""
+    folder.mkdir(exist_ok=True)
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "the folder of the board is a link", str(folder))
+
+
 def _opened(path: Path) -> sqlite3.Connection:
     """Open the index at this path, made anew if it is damaged or of another version; else in memory."""
     try:
-        path.parent.mkdir(exist_ok=True)
+        own_folder(path.parent)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
         database = _connected(str(path))
         if database is None:
@@ -167,6 +175,7 @@ def _connected(place: str) -> sqlite3.Connection | None:
     """Connect to an index, and make its tables in an empty file; None if the file is damaged or of another version."""
     database = sqlite3.connect(place, check_same_thread=False)
     try:
+        database.execute("PRAGMA synchronous = OFF")  # what a power failure takes can be read again
         (version,) = database.execute("PRAGMA user_version").fetchone()
         (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TypedDict
 
-from burnish.board.index import FOLDER
+from burnish.board.index import FOLDER, own_folder
 from burnish.errors import DataError
 from burnish.observability.atomic import PRIVATE, disk_remedy
 
@@ -29,7 +29,7 @@ class Note(TypedDict):
 def read_notes(run_dir: Path) -> list[Note]:
     """Read the notes on a run, oldest first. DataError if a line is damaged."""
     path = run_dir / FOLDER / FILE
-    if path.is_symlink() or not path.exists():
+    if path.is_symlink() or path.parent.is_symlink() or not path.exists():
         return []
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -46,7 +46,7 @@ def add_note(run_dir: Path, text: str, kind: str, step: int, group: int | None) 
     note: Note = {"text": text.strip(), "kind": kind, "step": step, "group": group, "written": _now()}
     path = run_dir / FOLDER / FILE
     try:
-        path.parent.mkdir(exist_ok=True)
+        own_folder(path.parent)
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(json.dumps(note) + "\n")

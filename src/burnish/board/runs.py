@@ -7,7 +7,6 @@ import json
 import math
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +17,10 @@ from burnish.board.index import RolloutIndex
 from burnish.board.tables import MetricTable
 from burnish.config.kinds import USUAL
 from burnish.config.loading import kind_of_data
-from burnish.errors import ConfigError, DataError
+from burnish.errors import BurnishError, ConfigError
 from burnish.observability.control import Request, asked
 from burnish.observability.sinks import METRICS_FILE
-from burnish.outside.reading import UnreadableError, file_problem, read_json
+from burnish.outside.reading import UnreadableError, file_problem, read_json, reading
 from burnish.outside.supervise import is_alive
 from burnish.report.configuration import Configuration, read_configuration
 from burnish.types import Json
@@ -81,7 +80,6 @@ class WatchedRun:
     table: MetricTable
     index: RolloutIndex
     _configuration: tuple[int, Configuration] | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @staticmethod
     def at(name: str, folder: Path) -> WatchedRun:
@@ -90,21 +88,21 @@ class WatchedRun:
 
     def refresh(self, until: float = math.inf) -> bool:
         """Read new rows of metrics (see `MetricTable.refresh`), and return whether there were any."""
-        with self._lock:
-            try:
-                return self.table.refresh(until)
-            except OSError as error:
-                self.table.problem = f"{METRICS_FILE} cannot be read: {error.strerror}"
-                return False
+        try:
+            return self.table.refresh(until)
+        except OSError as error:
+            self.table.problem = f"{METRICS_FILE} cannot be read: {error.strerror}"
+            return False
 
     def configuration(self) -> Configuration:
-        """Return the configuration, read anew if its file has changed. DataError if it cannot be read."""
+        """Return the configuration, read anew if its file has changed. BurnishError if it cannot be read."""
         try:
             changed = (self.folder / _CONFIG_FILE).stat().st_mtime_ns
         except OSError:
             changed = 0
         if self._configuration is None or self._configuration[0] != changed:
-            self._configuration = changed, read_configuration(self.folder, self.name)
+            with reading(f"{self.folder / _CONFIG_FILE}: reading the configuration"):
+                self._configuration = changed, read_configuration(self.folder, self.name)
         return self._configuration[1]
 
     def summary(self, now: float) -> RunSummary:
@@ -133,7 +131,7 @@ class WatchedRun:
         """Return what the page's head says. Empty texts where a file is missing or damaged."""
         try:
             configuration = self.configuration()
-        except DataError:
+        except BurnishError:
             return self._head({}, {}, "")
         alike = {path: value for path, value in configuration.values.items() if not path.startswith(_SAME_FAMILY)}
         family = hashlib.sha1(json.dumps(alike, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
@@ -143,7 +141,7 @@ class WatchedRun:
         """Return `steps` of the run file; None if the run's length follows from its data."""
         try:
             steps = self.configuration().values.get("steps")
-        except DataError:
+        except BurnishError:
             return None
         return steps if type(steps) is int else None
 

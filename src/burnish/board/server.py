@@ -64,8 +64,9 @@ def check_address(host: str, key: str | None) -> None:
         )
 
 
-def application(board: Board, key: str | None = None) -> Starlette:
-    """Make the board's ASGI application. ConfigError if starlette is not installed."""
+def application(board: Board, key: str | None = None, ended: Callable[[], bool] = lambda: False) -> Starlette:
+    """Make the board's ASGI application. `ended`: the server is to stop, so streams of events end. ConfigError if
+    starlette is not installed."""
     try:
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
@@ -87,7 +88,7 @@ def application(board: Board, key: str | None = None) -> Starlette:
     routes = [Route(path, _file(*place), methods=["GET"]) for path, place in _PAGES.items()]
     routes += [Route(f"/api/{name}", _get(answer), methods=["GET"]) for name, answer in gets.items()]
     routes += [Route(f"/api/{name}", _post(act), methods=["POST"]) for name, act in posts.items()]
-    routes += [Route("/api/export", _export(board), methods=["GET"]), Route("/api/events", _events(board))]
+    routes += [Route("/api/export", _export(board), methods=["GET"]), Route("/api/events", _events(board, ended))]
 
     def refuse(error: RefusedError) -> Response:
         return _json({"error": str(error)}, error.status, error.headers)
@@ -114,8 +115,9 @@ def serve(board: Board, listener: socket.socket, key: str | None = None) -> None
         import uvicorn
     except ImportError as error:
         raise _missing() from error
-    config = uvicorn.Config(application(board, key), lifespan="off", **{**UVICORN, "timeout_graceful_shutdown": 1})
-    uvicorn.Server(config).run(sockets=[listener])
+    app = application(board, key, lambda: server.should_exit)
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", **UVICORN))
+    server.run(sockets=[listener])
 
 
 def _file(package: str, name: str, kind: str) -> Endpoint:
@@ -159,21 +161,21 @@ def _export(board: Board) -> Endpoint:
     return endpoint
 
 
-def _events(board: Board) -> Endpoint:
+def _events(board: Board, ended: Callable[[], bool]) -> Endpoint:
     """Server-sent events: the rows of runs that have changed since the last event."""
 
     async def endpoint(request: Request) -> Response:
         from starlette.responses import StreamingResponse
 
-        return StreamingResponse(_changes(board), headers=_HEADERS, media_type="text/event-stream")
+        return StreamingResponse(_changes(board, ended), headers=_HEADERS, media_type="text/event-stream")
 
     return endpoint
 
 
-async def _changes(board: Board) -> AsyncIterator[str]:
+async def _changes(board: Board, ended: Callable[[], bool]) -> AsyncIterator[str]:
     known: dict[str, object] = {}
     said = time.monotonic()
-    while True:
+    while not ended():
         now = {summary["name"]: summary for summary in await asyncio.to_thread(board.summaries)}
         changed = [summary for name, summary in now.items() if known.get(name) != summary]
         gone = [name for name in known if name not in now]

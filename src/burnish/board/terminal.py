@@ -181,10 +181,10 @@ class StepGroups(Level):
             self.update()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        self.app.push_screen(Responses(self.run, self.kind, self.step, int(str(event.row_key.value))))
+        self.app.push_screen(GroupResponses(self.run, self.kind, self.step, int(str(event.row_key.value))))
 
 
-class Responses(Screen[None]):
+class GroupResponses(Screen[None]):
     """The responses of a group, tokens coloured by advantage."""
 
     BINDINGS: ClassVar = [Binding("escape", "app.pop_screen", "back")]

@@ -111,7 +111,11 @@ def test_links_out_of_the_run_are_not_followed(tmp_path: Path) -> None:
     outside = write_step(tmp_path / "other", 1, LINES)
     (tmp_path / "run" / "rollouts").mkdir(parents=True)
     (tmp_path / "run" / "rollouts" / "step-000001.jsonl").symlink_to(outside)
+    (tmp_path / "run" / FOLDER).symlink_to(tmp_path / "other")
     assert RolloutIndex(tmp_path / "run").entries("step", 1) == []
+    with pytest.raises(DataError, match="is a link"):
+        add_note(tmp_path / "run", "x", "step", 1, None)
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["rollouts"]
 
 
 def test_a_damaged_file_is_named(index: RolloutIndex) -> None:

@@ -91,10 +91,11 @@ def test_runs_that_differ_in_their_seed_only_are_a_family(tmp_path: Path) -> Non
     assert heads[0]["family"] == heads[1]["family"] != heads[2]["family"]
 
 
-def test_a_run_without_its_files_still_has_a_row(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("steps: [\n")
+@pytest.mark.parametrize("damaged", [b"steps: [\n", b"\xff\x00", b"algorithm: {preset: 3}\nsteps: ten\n"])
+def test_a_run_whose_files_are_damaged_still_has_a_row(tmp_path: Path, damaged: bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(damaged)
     (tmp_path / "run.lock").write_text("{torn")
     run = WatchedRun.at("a", tmp_path)
     run.refresh()
     assert run.summary(0)["state"] == "stopped"
-    assert run.head()["family"] == ""
+    assert run.head()["model"] == ""

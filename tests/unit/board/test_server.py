@@ -44,8 +44,8 @@ def serve(run: Path) -> Iterator[Callable[..., Ask]]:
     def start(*, key: str | None = None, control: bool = False) -> Ask:
         opened = listening("127.0.0.1", 0)
         listener = opened.__enter__()
-        app = application(Board(Runs.below([str(run.parent)]), control), key)
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", **{**UVICORN, "timeout_graceful_shutdown": 1}))
+        app = application(Board(Runs.below([str(run.parent)]), control), key, lambda: server.should_exit)
+        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", **UVICORN))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         wait_for(lambda: server.started)

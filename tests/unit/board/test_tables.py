@@ -98,7 +98,6 @@ def test_points_by_step_tokens_and_time(tmp_path: Path) -> None:
     assert points(table, "reward/mean", "time")["x"] == [2, 5, 10]
     assert points(table, "reward/mean", after=1)["steps"] == [2, 4]
     assert points(table, "reward/mean", "time", first=3, last=6)["steps"] == [2]
-    assert points(table, "reward/mean", after=1, rows=2)["steps"] == [2]
     assert points(table, "no/such") == {"steps": [], "x": [], "y": []}
 
 

@@ -11,7 +11,7 @@ from board_runs import line, write_rows, write_step
 from burnish.board.runs import Runs
 
 pytest.importorskip("textual", reason="needs burnish[watch]")
-from burnish.board.terminal import Responses, RunCurves, RunList, StepGroups, WatchApp, sparkline
+from burnish.board.terminal import GroupResponses, RunCurves, RunList, StepGroups, WatchApp, sparkline
 
 MARKED = "[red]\x1b]0;evil\x07"
 
@@ -47,7 +47,7 @@ def test_from_the_list_to_a_response_and_back(tmp_path: Path) -> None:
             assert app.screen.step == 1
             await pilot.press("enter")
             await pilot.pause()
-            assert isinstance(app.screen, Responses)
+            assert isinstance(app.screen, GroupResponses)
             assert app.screen.page is not None
             # The group of the largest spread comes first, and its text is text.
             assert app.screen.page["group"]["responses"][0]["tokens"] == [MARKED]

@@ -206,7 +206,7 @@ function setCharts({ charts, flat }) {
 }
 
 function drawTools() {
-  const redraw = () => { for (const chart of state.drawn.values()) if (chart.runs) chart.show(chosenRuns(), merged(chart)); };
+  const redraw = () => { for (const chart of state.drawn.values()) if (chart.drawnFor) chart.show(chosenRuns(), merged(chart)); };
   const axis = (value) => { drawing.axis = value; drawing.zoom = null; state.loaded.clear(); drawTools(); showVisible(); };
   const amount = make("span", {}, String(drawing.smoothing));
   const families = new Set(chosenRuns().map((run) => run.family));
@@ -220,11 +220,12 @@ function drawTools() {
 }
 
 function chartOf(spec) {
-  if (!state.drawn.has(spec.title)) {
+  const name = `${spec.section}: ${spec.title}`;
+  if (!state.drawn.has(name)) {
     const chart = new CurveChart(spec, (run, step) => openNearest(run, step), () => { state.loaded.clear(); showVisible(); });
-    state.drawn.set(spec.title, chart);
+    state.drawn.set(name, chart);
   }
-  return state.drawn.get(spec.title);
+  return state.drawn.get(name);
 }
 
 const mainCharts = () => state.charts.filter((chart) => chart.main).slice(0, 6);
@@ -268,7 +269,7 @@ async function showVisible() {
     } catch (error) { failed(error); return; }
   }
   const fresh = new Set(lacking);
-  for (const chart of charts) if (!chart.runs || chart.drawnFor !== names || chart.spec.lines.some((line) => fresh.has(line.metric))) { chart.show(chosenRuns(), merged(chart)); chart.drawnFor = names; }
+  for (const chart of charts) if (chart.drawnFor !== names || chart.spec.lines.some((line) => fresh.has(line.metric))) { chart.show(chosenRuns(), merged(chart)); chart.drawnFor = names; }
 }
 
 let updates = 0, updating = false;
@@ -506,11 +507,9 @@ async function overTraining(at, run, where, prompt) {
     const { sightings } = await allSightings(run, where.kind, prompt, ({ missing, sightings: some }) => { said.textContent = missing ? `${missing.toLocaleString("en")} files to index…` : `${some.length} ${some.length === 1 ? "step has" : "steps have"} this prompt`; });
     const own = sightings.filter((one) => one.mean !== null), x = own.map((one) => one.step);
     if (own.length > 1) {
-      const chart = new CurveChart(spec, (_, step) => { const one = own[closest(x, step)]; go({ kind: where.kind, step: one.step, group: one.group, beside: place.beside }); }, () => chart.draw());
+      const chart = new CurveChart(spec, (_, step) => { const one = own[closest(x, step)]; go({ kind: where.kind, step: one.step, group: one.group, beside: place.beside }); });
       box.append(chart.plot);
-      chart.runs = [];
       chart.lines = [{ label: "reward", metric: "reward", run, right: false, colour: 0, dash: [], x, steps: x, y: own.map((one) => one.mean), low: own.map((one) => one.low), high: own.map((one) => one.high) }];
-      drawing.axis = "step"; drawing.zoom = null;
       chart.draw();
     }
     box.append(make("div", { class: "controls", style: "margin: 8px 0 0" }, ...sightings.slice(-40).map((one) => make("button", { type: "button", disabled: one.step === where.step,

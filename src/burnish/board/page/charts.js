@@ -81,8 +81,9 @@ function layersOf(lines) {
 
 class CurveChart {
   // One chart of the page. `onStep(run, step)` is called with the point that was clicked.
-  constructor(spec, onStep, onZoom) {
-    this.spec = spec; this.onStep = onStep; this.onZoom = onZoom; this.lines = [];
+  // Without `onZoom` it stands alone: by step, whatever the others show.
+  constructor(spec, onStep, onZoom = null) {
+    this.spec = spec; this.onStep = onStep; this.onZoom = onZoom; this.lines = []; this.runs = [];
     this.legend = make("div", { class: "legend" });
     this.plot = make("div", { class: "plot" });
     const keep = [["CSV", () => this.asCsv()], ["SVG", () => this.asSvg()], ["PNG", () => this.asPng()]];
@@ -133,18 +134,18 @@ class CurveChart {
     const scale = drawing.log && positive && !this.spec.stack ? { distr: 3 } : { range: flatRange };
     this.u = new uPlot({
       width: this.plot.clientWidth || 400, height: this.plot.clientHeight || 210, series: series.map((one) => ({ spanGaps: true, ...one })), bands, padding: [8, hasRight ? 4 : 14, 0, 0],
-      legend: { show: false }, scales: { x: { time: false, range: (u, low, high) => drawing.zoom || (low === high ? [low - 1, high + 1] : [low, high]) }, y: scale, right: { range: flatRange } },
+      legend: { show: false }, scales: { x: { time: false, range: (u, low, high) => (this.onZoom && drawing.zoom) || (low === high ? [low - 1, high + 1] : [low, high]) }, y: scale, right: { range: flatRange } },
       axes: [{ ...axis, grid: { show: false }, size: 28 }, { ...axis, size: 54 }, ...(hasRight ? [{ ...axis, scale: "right", side: 1, grid: { show: false }, size: 50 }] : [])],
-      cursor: { y: false, sync: { key: `burnish ${drawing.axis}`, scales: ["x", null] }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
+      cursor: { y: false, sync: { key: `burnish ${this.onZoom ? drawing.axis : "alone"}`, scales: ["x", null] }, drag: { x: this.onZoom !== null, y: false, setScale: false }, points: { size: 6 } },
       hooks: { setCursor: [(u) => this.tell(u.cursor.idx)], setSelect: [(u) => this.zoomTo(u)] },
     }, data, this.plot);
-    this.u.over.addEventListener("dblclick", () => { drawing.zoom = null; this.onZoom(); });
+    if (this.onZoom) this.u.over.addEventListener("dblclick", () => { drawing.zoom = null; this.onZoom(); });
     this.u.over.addEventListener("click", () => this.follow());
     this.tell(null);
   }
 
   zoomTo(u) {
-    if (u.select.width < 6) return;
+    if (u.select.width < 6 || !this.onZoom) return;
     drawing.zoom = [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")];
     this.dragged = Date.now();
     this.onZoom();
