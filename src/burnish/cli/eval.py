@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from burnish.cli.arguments import Overrides
+from burnish.cli.tables import show_table
 from burnish.errors import CheckpointError
+from burnish.observability.console import number_text
 
 Target = Annotated[str, typer.Argument(metavar="FILE|RUN", help="Run file, or folder of a run.", show_default=False)]
 Step = Annotated[int | None, typer.Option(help="Evaluate the checkpoint of this step (default: the newest).")]
@@ -59,15 +60,15 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
         config = load_any_run_file(target, overrides or ()).config
     silence_transformers()
     report = measured(config, console, weights)
-    console.print(metrics_table(report.metrics))
+    headings, *rows = metrics_table(report.metrics)
+    show_table(console, headings, rows, title="held-out evaluation")
     console.print(f"metrics    {report.metrics_file}", markup=False, soft_wrap=True)
     if report.rollouts_file is not None:
         console.print(f"responses  {report.rollouts_file}", markup=False, soft_wrap=True)
 
 
-def metrics_table(metrics: Mapping[str, float]) -> Table:
-    """One row per metric, with a column for all prompts and one for each domain."""
-
+def metrics_table(metrics: Mapping[str, float]) -> list[tuple[str, ...]]:
+    """Headings, and a row for each metric with a column for all prompts and one for each domain."""
     columns: dict[str, dict[str, float]] = {"all": {}}
     for name, value in metrics.items():
         word = name.removeprefix("eval/")
@@ -75,11 +76,8 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
         if word.startswith("domain/"):
             domain, _, word = word.removeprefix("domain/").rpartition("/")
         columns.setdefault(domain, {})[word] = value
-    table = Table("metric", *columns, title="held-out evaluation")
+    table = [("metric", *columns)]
     for word in dict.fromkeys(word for column in columns.values() for word in column):
-        table.add_row(word, *(_number(column.get(word)) for column in columns.values()))
+        cells = (number_text(column[word], ".4g") if word in column else "" for column in columns.values())
+        table.append((word, *cells))
     return table
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
