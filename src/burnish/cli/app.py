@@ -11,6 +11,7 @@ from burnish.config.kinds import all_kinds, load
 
 COMMANDS = (
     ("demo", "demo", "Start here"),
+    ("init", "init", "Start here"),
     ("eval", "evaluate", "Train"),
     ("plan", "show_plan", "Look before you run"),
     ("check", "check_rewards", "Look before you run"),
