@@ -50,6 +50,8 @@ rollout:
   max_response_tokens: 256
 optimization:
   learning_rate: 1e-6
+checkpoint:
+  every_steps: 10          # when held-out data are measured, too
 """
 
 _COMPARING = '''\
