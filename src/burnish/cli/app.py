@@ -22,6 +22,7 @@ COMMANDS = (
     ("replay", "replay", "Look after a run"),
     ("pairs", "write_pairs", "Look after a run"),
     ("chat", "chat", "Look after a run"),
+    ("push", "push", "Look after a run"),
     ("serve", "serve", "Look after a run"),
 )
 """Name of the command, its function (or its group of commands) in `burnish.cli.NAME`, and its panel in the help. Those

@@ -106,7 +106,7 @@ def init(
 
     [bold]Examples[/bold]
     burnish init
-    burnish init first --data questions.csv --column prompt=Question
+    burnish init first --data questions.csv --column=prompt=Question
     burnish init first --data openai/gsm8k --reward math --model models/qwen
     """
     from burnish.config.loading import load_run_data
@@ -123,7 +123,7 @@ def init(
     try:
         prompts, understandings = read_prompts([source])
     except DataError as error:
-        raise DataError(error.message, remedy=f"{error.remedy}; here: --column prompt=COLUMN") from error
+        raise DataError(error.message, remedy=f"{error.remedy}; here: --column=prompt=COLUMN") from error
     say(console, [line for one in understandings for line in one.lines()])
     chosen = _asked(reward, "--reward", f"Reward ({OWN}: a function in reward.py, or a built-in)", OWN)
     if ":" not in chosen and chosen not in (OWN, *BUILT_INS):
