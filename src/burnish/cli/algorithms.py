@@ -110,5 +110,5 @@ def _row(kind: str, row: Formula, console: Console) -> None:
     if row.options or row.required_options:
         options = [f"{name}={default}" for name, default in row.options.items() if name != "allow_single"]
         lines.append("  numbers: " + ", ".join([*row.required_options, *options]))
-    for line in ("", *lines):
+    for line in (*lines, ""):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -25,7 +25,7 @@ def show_table(console: Console, headings: Cells, rows: Sequence[Cells], *, titl
     widths = [max(len(cells[index]) for cells in (headings, *rows)) for index in range(len(headings))]
     if console.is_terminal and console.width >= max(WIDE, sum(widths[:-1]) + 3 * len(widths) + _LEAST_OF_LAST):
         say(console, [title] if title else [])
-        console.print(_boxed(headings, rows))
+        console.print(_boxed(headings, rows), end="\n\n")
         return
     most = console.width if console.is_terminal else None
     lines = [line for cells in (headings, *rows) for line in _line(cells, widths, most)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
+from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
@@ -64,6 +65,8 @@ OVERALL_SPEEDS = ("throughput/response_tokens_per_second", "throughput/tokens_pe
 ROUNDING = 1e-6
 """Smaller values are shown as 0: they are the noise of float32."""
 _VISIBLE_ROWS = 8
+_GAP = 2
+"""Columns between two columns of the live table."""
 _PICTURE_SECONDS = 0.25
 """Least time between two pictures in a notebook: each is sent to the browser and kept in the file until the next."""
 _PICTURE_COLUMNS = 140
@@ -201,7 +204,8 @@ class Display:
         return Text(" · ".join(piece for piece in pieces if piece), style="bold")
 
     def _table(self) -> Table:
-        return rich_table(table_of(self._rows, self._known, verbose=self._verbose), header_style="cyan")
+        lines = table_of(self._rows, self._known, verbose=self._verbose)
+        return rich_table(fitting(lines, self._console.width), header_style="cyan")
 
 
 def say(console: Console, lines: Iterable[str]) -> None:
@@ -234,6 +238,13 @@ def table_of(
     headings = ["step", *(heading for heading, _, _ in shown)]
     cells = ([number_text(row[name], spec) if name in row else "" for _, name, spec in shown] for row in rows)
     return [headings, *([str(row["step"]), *texts] for row, texts in zip(rows, cells, strict=True))]
+
+
+def fitting(lines: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:
+    """Leave out the last columns if the width has no room for them: no name and no number is shortened."""
+    ends = accumulate(max(map(len, column)) + _GAP for column in zip(*lines, strict=True))
+    count = sum(end - _GAP <= width for end in ends)
+    return [cells[: max(count, 1)] for cells in lines]
 
 
 def rich_table(lines: Sequence[Sequence[str]], *, header_style: str = "table.header") -> Table:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from burnish.cli.demo_result import plot_curve
 from burnish.observability.alarms import Alarm
-from burnish.observability.console import COLUMNS, Display, duration, number_text, plain_line
+from burnish.observability.console import COLUMNS, Display, duration, fitting, number_text, plain_line
 
 
 class Clock:
@@ -87,6 +87,13 @@ def test_a_terminal_gets_a_table_with_the_phase() -> None:
     text = output(console)
     for piece in ("grpo · step 0/10 · generate", "reward", "0.250", "KL", "0.125", "step 1/10"):
         assert piece in text
+
+
+def test_a_narrow_terminal_gets_the_first_columns_whole() -> None:
+    rows = [["step", "reward", "in mathematics"], ["1", "0.250", "0.500"]]
+    assert fitting(rows, 28) == rows  # 4 + 2 + 6 + 2 + 14
+    assert fitting(rows, 27) == [["step", "reward"], ["1", "0.250"]]
+    assert fitting(rows, 3) == [["step"], ["1"]]
 
 
 def test_a_terminal_shows_what_other_processes_do() -> None:
