@@ -44,8 +44,8 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def results(cell: Any) -> tuple[list[str], list[str]]:
-    """The forms in which a cell shows something, and the words of its value: numbers, and what a plan says of memory and
-    time, depend on the machine."""
+    """The forms in which a cell shows something, and the words of its value. Numbers depend on the machine, and so does
+    what a plan says of memory and time."""
     forms = {form for output in cell["outputs"] for form in output.get("data", {})}
     values = [output["data"]["text/plain"] for output in cell["outputs"] if output["output_type"] == "execute_result"]
     text = "".join("".join(value) for value in values).partition("memory of")[0]
