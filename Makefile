@@ -73,6 +73,7 @@ format: $(FOR_CHECKS)  ## put the style right
 docs: $(FOR_CHECKS)  ## regenerate the pages that are made from code
 	$(BIN)/python -m burnish.config.reference docs/configuration.md
 	$(BIN)/python -m burnish.observability.metric_names docs/metrics.md
+	$(BIN)/python tools/made_pages.py
 
 # Strict: a link or an anchor that leads nowhere, or a page that the navigation forgets, is an error. (Not with --quiet,
 # which makes MkDocs overlook its own warnings.)

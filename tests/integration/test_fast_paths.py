@@ -41,6 +41,7 @@ def fastest(monkeypatch: pytest.MonkeyPatch) -> Fastest:
 
 def said(train: Callable[..., Any], config: Any) -> str:
     output = io.StringIO()
+    config = config.model_copy(update={"logging": config.logging.model_copy(update={"verbose": True})})
     train(config, console=Console(file=output, width=1000))
     return output.getvalue()
 

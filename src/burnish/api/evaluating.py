@@ -19,6 +19,7 @@ from burnish.config.schema import RunConfig
 from burnish.errors import ConfigError
 from burnish.machine.garbage import uncollected
 from burnish.models.loading_bars import without_loading_bars
+from burnish.observability.console import number_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +46,7 @@ class Evaluation:
 
     def __repr__(self) -> str:
         width = max(map(len, self.metrics), default=0)
-        lines = (f"  {name:<{width}}  {value:.4g}" for name, value in self.metrics.items())
+        lines = (f"  {name:<{width}}  {number_text(value, '.4g')}" for name, value in self.metrics.items())
         return "\n".join([f"burnish.Evaluation in {self.folder}", *lines])
 
 

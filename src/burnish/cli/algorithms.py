@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from burnish.cli.tables import WIDE, show_table
 from burnish.config import names
 from burnish.config.presets import PRESETS, RM_PRESETS, Preset
 from burnish.errors import ConfigError
@@ -47,20 +49,29 @@ def show_algorithms(name: Name = None) -> None:
 
 
 def _table(console: Console) -> None:
-    table = Table("preset", "estimator", "loss", "aggregation", "KL", "what it is")
-    for preset in PRESETS.values():
-        estimator, loss, aggregation = (value(preset, word) for word in ("estimator", "loss", "aggregation"))
-        kl_in = value(preset, "kl_in")
-        kl = "none" if kl_in == "none" else f"{kl_in} {value(preset, 'kl_estimator')} {value(preset, 'kl_coef'):g}"
-        table.add_row(preset.name, estimator, loss, aggregation, kl, preset.summary)
-    console.print(table)
-    preferences = Table("loss", "reference", "numbers", title="preferences", title_justify="left")
-    for name, options in names.PAIR_LOSSES.items():
-        preferences.add_row(name, "yes" if name in names.REFERENCE_LOSSES else "none", ", ".join(options))
-    console.print(preferences)
+    headings: Sequence[str] = ("preset", "estimator", "loss", "aggregation", "KL", "what it is")
+    rows: list[Sequence[str]] = [_cells(preset) for preset in PRESETS.values()]
+    if console.is_terminal and console.width < WIDE:  # what is left out, NAME shows
+        left = console.width - max(map(len, PRESETS)) - 2
+        headings, rows = ("preset", "what it is"), [(row[0], shorten(row[-1], left, placeholder=" …")) for row in rows]
+    show_table(console, headings, rows)
+    losses = [
+        (name, "yes" if name in names.REFERENCE_LOSSES else "none", ", ".join(options))
+        for name, options in names.PAIR_LOSSES.items()
+    ]
+    show_table(console, ("loss", "reference", "numbers"), losses, title="preferences")
     console.print(
-        "burnish algorithms NAME explains one; to use a preset, set `algorithm: NAME` in the run file", markup=False
+        "burnish algorithms NAME explains one; to use a preset, set `algorithm: NAME` in the run file",
+        markup=False,
+        soft_wrap=True,
     )
+
+
+def _cells(preset: Preset) -> tuple[str, ...]:
+    estimator, loss, aggregation = (value(preset, word) for word in ("estimator", "loss", "aggregation"))
+    kl_in = value(preset, "kl_in")
+    kl = "none" if kl_in == "none" else f"{kl_in} {value(preset, 'kl_estimator')} {value(preset, 'kl_coef'):g}"
+    return preset.name, estimator, loss, aggregation, kl, preset.summary
 
 
 def value(preset: Preset, field: str) -> Any:
@@ -72,16 +83,13 @@ def value(preset: Preset, field: str) -> Any:
 
 
 def _preset(preset: Preset, console: Console) -> None:
-    console.print(f"[bold]{preset.name}[/]  {preset.summary}\n{preset.source}\n", highlight=False)
+    console.print(f"[bold]{preset.name}[/]  {preset.summary}\n{preset.source}\n", highlight=False, soft_wrap=True)
     _values(preset, "what it sets", console)
     _formulas(value(preset, "estimator"), value(preset, "loss"), console)
 
 
 def _values(preset: Preset, title: str, console: Console) -> None:
-    table = Table("field", "value", title=title, title_justify="left")
-    for field, number in preset.values.items():
-        table.add_row(field, str(number))
-    console.print(table)
+    show_table(console, ("field", "value"), [(field, str(one)) for field, one in preset.values.items()], title=title)
 
 
 def _formulas(estimator: str, loss: str, console: Console) -> None:
@@ -102,5 +110,5 @@ def _row(kind: str, row: Formula, console: Console) -> None:
     if row.options or row.required_options:
         options = [f"{name}={default}" for name, default in row.options.items() if name != "allow_single"]
         lines.append("  numbers: " + ", ".join([*row.required_options, *options]))
-    for line in ("", *lines):
+    for line in (*lines, ""):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

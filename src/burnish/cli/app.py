@@ -11,6 +11,7 @@ from burnish.config.kinds import all_kinds, load
 
 COMMANDS = (
     ("demo", "demo", "Start here"),
+    ("init", "init", "Start here"),
     ("eval", "evaluate", "Train"),
     ("sweep", "run_sweep", "Train"),
     ("plan", "show_plan", "Look before you run"),
@@ -25,6 +26,7 @@ COMMANDS = (
     ("replay", "replay", "Look after a run"),
     ("pairs", "write_pairs", "Look after a run"),
     ("chat", "chat", "Look after a run"),
+    ("push", "push", "Look after a run"),
     ("serve", "serve", "Look after a run"),
 )
 """Name of the command, its function (or its group of commands) in `burnish.cli.NAME`, and its panel in the help. Those
@@ -40,7 +42,8 @@ A KL penalty, if you set one, keeps it near the frozen [bold]reference[/bold].
 One [bold]step[/bold] = prompts_per_step prompts x group_size responses, trained on
 in epochs x minibatches optimizer steps. [bold]burnish plan FILE[/bold] shows the numbers.
 
-To start: [bold]burnish demo[/bold]. Then with your own run file:
+To start: [bold]burnish demo[/bold], or with your own data:
+[bold]burnish init[/bold]             write a run file: three questions
 [bold]burnish check run.yaml[/bold]   do the gold answers get the top reward?
 [bold]burnish plan run.yaml[/bold]    what will happen, and how much memory will it take?
 [bold]burnish rl run.yaml[/bold]      train; Ctrl-C saves, the same command continues

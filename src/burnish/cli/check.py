@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from burnish.cli.arguments import Overrides
+from burnish.cli.tables import show_table
 from burnish.errors import ConfigError, DataError, ModelError
+from burnish.observability.console import number_text
 
 if TYPE_CHECKING:
     from burnish.config.domains import DomainSettings, Split
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from burnish.rewards.pair_agreement import ScoredPair
     from burnish.rewards.success import Success
     from burnish.rewards.weak_tests import WeakTests
-    from burnish.types import Json, Prompt
+    from burnish.types import Json, Prompt, Rollout
 
 File = Annotated[str | None, typer.Argument(metavar="FILE", help="Run file (YAML).", show_default=False)]
 ListRewards = Annotated[bool, typer.Option("--list", help="List the built-in rewards and their options.")]
@@ -141,13 +141,14 @@ def _check_pairs(config: RunConfig, reward: str, show: int, console: Console) ->
 
 
 def _show_disagreements(pairs: Sequence[ScoredPair], console: Console) -> None:
-    table = Table("row", "score", "the better response", "score", "the worse response")
-    table.columns[0].overflow = "fold"
-    for pair in pairs:
-        scores = [f"{one.reward:.4g}" for one in (pair.better, pair.worse)]
-        table.add_row(pair.row, scores[0], _short(pair.better.response), scores[1], _short(pair.worse.response))
-    if pairs:
-        console.print(table)
+    headings = ("row", "score", "the better response", "score", "the worse response")
+    rows = [(pair.row, *_scored(pair.better), *_scored(pair.worse)) for pair in pairs]
+    if rows:
+        show_table(console, headings, rows)
+
+
+def _scored(rollout: Rollout) -> tuple[str, str]:
+    return f"{rollout.reward:.4g}", _short(rollout.response)
 
 
 def check_gold_answers(config: RlConfig, top_score: float | None, show: int, console: Console) -> int:
@@ -280,10 +281,8 @@ def _show_weak_tests(weak: Sequence[WeakTests], show: int, console: Console) -> 
     line = f"rows that pay for responses that solve nothing, which the policy would learn to write: {rows:,}"
     console.print(line if weak else "no row pays for a response that solves nothing", soft_wrap=True)
     if weak and show:
-        table = Table("row", "a response that")
-        for found in weak[:show]:
-            table.add_row(_short(found.prompt_id), found.response)
-        console.print(table)
+        paid = [(found.prompt_id, found.response) for found in weak[:show]]
+        show_table(console, ("row", "a response that"), paid)
     console.print()
 
 
@@ -367,34 +366,37 @@ def _show_report(report: GoldReport, judge: Success | None, labels: Sequence[str
     if report.without_gold:
         console.print(f"{len(report.without_gold):,} rows have no gold answer (first: {report.without_gold[0]})")
     if report.parts:
-        parts = Table("reward", "mean of gold answers", "lowest", "scored")
-        for part in report.parts:
-            # + 0.0 turns -0.0 into 0.0, which the penalties give for a perfect answer.
-            parts.add_row(_short(part.name), f"{part.mean + 0.0:.4g}", f"{part.lowest + 0.0:.4g}", f"{part.count:,}")
-        console.print(parts)
+        parts = [
+            (part.name, number_text(part.mean, ".4g"), number_text(part.lowest, ".4g"), f"{part.count:,}")
+            for part in report.parts
+        ]
+        show_table(console, ("reward", "mean of gold answers", "lowest", "scored"), parts)
     if report.failures and show:
-        table = Table("row", "score", "status", "gold answer", "detail")
-        for failure in report.failures[:show]:
-            score = "none" if failure.score is None else f"{failure.score:g}"
-            table.add_row(failure.prompt_id, score, str(failure.status), _short(failure.gold), _short(failure.detail))
-        console.print(table)
+        rows = [
+            (
+                failure.prompt_id,
+                "none" if failure.score is None else number_text(failure.score, "g"),
+                str(failure.status),
+                f"{_short(failure.gold)}: {_short(failure.detail)}" if failure.detail else _short(failure.gold),
+            )
+            for failure in report.failures[:show]
+        ]
+        show_table(console, ("row", "score", "status", "gold answer: detail"), rows)
     console.print()
 
 
 def _short(text: str, width: int = 80) -> str:
     line = " ".join(text.split())
-    return escape(line if len(line) <= width else f"... {line[-width:]}")
+    return line if len(line) <= width else f"... {line[-width:]}"
 
 
 def _list_rewards(console: Console) -> None:
 
     from burnish.rewards import BUILT_INS
 
-    table = Table("reward", "score", "top score", "options")
+    rows = []
     for name, built_in in BUILT_INS.items():
-        options = "\n".join(f"{option}: {text}" for option, text in built_in.options.items())
-        summary = _short(built_in.summary, 200)
-        top = "-" if built_in.top_score is None else f"{built_in.top_score:g}"
-        table.add_row(name, summary, top, escape(options), end_section=True)
-    console.print(table)
+        rows.append((name, "-" if built_in.top_score is None else f"{built_in.top_score:g}", built_in.summary))
+        rows += [("", "", f"- {option}: {text}") for option, text in built_in.options.items()]
+    show_table(console, ("reward", "top score", "score, and options"), rows)
     console.print("your own: path/to/file.py:function or package.module:function (see docs/rewards.md)", markup=False)

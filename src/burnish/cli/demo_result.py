@@ -9,9 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from burnish.cli.tables import show_table
 from burnish.demo import RL_STEPS, DemoFolder
 from burnish.observability.history import read_history
 from burnish.observability.recorder import read_rollouts
@@ -53,7 +52,7 @@ def show(folder: DemoFolder, console: Console) -> None:
     curve = plot_curve(steps, accuracies, title="share of held-out problems answered right (greedy), by GRPO step")
     console.print(curve, markup=False, highlight=False)
     console.print(f"\n   [bold]{accuracies[0]:.1%} -> {accuracies[-1]:.1%}[/] of {len(attempts)} held-out problems\n")
-    console.print(attempts_table(attempts))
+    show_attempts(attempts, console)
     for line in (*counts(attempts), *next_steps(folder, page)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -77,19 +76,11 @@ def chosen(attempts: Sequence[Attempt]) -> list[Attempt]:
     return [*corrected, *kept, *[attempt for attempt in attempts if attempt.still_wrong][:1]]
 
 
-def attempts_table(attempts: Sequence[Attempt]) -> Table:
-    """The chosen problems, with the digits of the answers reversed into the usual order."""
-    table = Table("problem", "right answer", "before GRPO", "after", title="answers, reversed for reading")
-    for attempt in chosen(attempts):
-        table.add_row(
-            attempt.prompt, *(_marked(text, attempt.answer) for text in (attempt.answer, attempt.before, attempt.after))
-        )
-    return table
-
-
-def _marked(text: str, answer: str) -> str:
-    colour = "green" if text == answer else "red"
-    return f"[{colour}]{escape(text[::-1])}[/]"
+def show_attempts(attempts: Sequence[Attempt], console: Console) -> None:
+    """Print the chosen problems, with the digits of the answers reversed into the usual order."""
+    rows = [(one.prompt, *(text[::-1] for text in (one.answer, one.before, one.after))) for one in chosen(attempts)]
+    headings = ("problem", "right answer", "before GRPO", "after")
+    show_table(console, headings, rows, title="answers, reversed for reading")
 
 
 def counts(attempts: Sequence[Attempt]) -> Iterator[str]:

@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from burnish.cli.arguments import Overrides
+from burnish.cli.tables import show_table
 from burnish.errors import CheckpointError
+from burnish.observability.console import number_text
 
 Target = Annotated[str, typer.Argument(metavar="FILE|RUN", help="Run file, or folder of a run.", show_default=False)]
 Step = Annotated[int | None, typer.Option(help="Evaluate the checkpoint of this step (default: the newest).")]
@@ -60,15 +61,16 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
         config = load_any_run_file(target, overrides or ()).config
     silence_transformers()
     report = measured(config, console, weights)
-    console.print(metrics_table(report.metrics))
+    headings, *rows = metrics_table(report.metrics)
+    show_table(console, headings, rows, title="held-out evaluation")
     console.print(f"metrics    {report.metrics_file}", markup=False, soft_wrap=True)
     if report.rollouts_file is not None:
         console.print(f"responses  {report.rollouts_file}", markup=False, soft_wrap=True)
 
 
-def metrics_table(metrics: Mapping[str, float]) -> Table:
-    """One row per metric, with its 95 % interval if it has one, and a column for all prompts and for each domain."""
-
+def metrics_table(metrics: Mapping[str, float]) -> list[tuple[str, ...]]:
+    """Headings, and a row for each metric, with its 95 % interval if it has one, and a column for all prompts and for
+    each domain."""
     columns: dict[str, dict[str, float]] = {"all": {}}
     for name, value in metrics.items():
         word = name.removeprefix("eval/")
@@ -76,16 +78,12 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
         if word.startswith("domain/"):
             domain, _, word = word.removeprefix("domain/").rpartition("/")
         columns.setdefault(domain, {})[word] = value
-    table = Table("metric", *columns, title="held-out evaluation")
     words = dict.fromkeys(word for column in columns.values() for word in column)
     ends = {f"{word}{end}" for word in words for end in ("_low", "_high")}
-    for word in (word for word in words if word not in ends):
-        table.add_row(word, *(_number(column, word) for column in columns.values()))
-    return table
+    shown = [word for word in words if word not in ends]
+    return [("metric", *columns), *((word, *(_number(column, word) for column in columns.values())) for word in shown)]
 
 
 def _number(column: Mapping[str, float], word: str) -> str:
-    value, low, high = (column.get(f"{word}{end}") for end in ("", "_low", "_high"))
-    if value is None:
-        return ""
-    return f"{value:.4g}" if low is None or high is None else f"{value:.4g} ({low:.4g} to {high:.4g})"
+    numbers = [number_text(column[key], ".4g") for end in ("", "_low", "_high") if (key := f"{word}{end}") in column]
+    return f"{numbers[0]} ({numbers[1]} to {numbers[2]})" if len(numbers) == 3 else "".join(numbers)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from burnish.cli.arguments import Overrides, RunFile
+from burnish.cli.tables import show_table
 
 if TYPE_CHECKING:
     from burnish.config.loading import LoadedConfig
@@ -141,48 +141,38 @@ def _print_script(config: RunConfig, file: str, overrides: Sequence[str], option
 
 def _show_lines(plan: Plan, console: Console) -> None:
     for topic in dict.fromkeys(line.topic for line in plan.lines):
-        table = Table("what", "how many", "because", title=topic, title_justify="left", expand=False)
-        for line in plan.lines:
-            if line.topic == topic:
-                table.add_row(line.name, line.value, line.because)
-        console.print(table)
+        rows = [(line.name, line.value, line.because) for line in plan.lines if line.topic == topic]
+        show_table(console, ("what", "how many", "because"), rows, title=topic)
 
 
 def _show_models(plan: Plan, loaded: LoadedConfig, console: Console) -> None:
 
     from burnish.planning.memory import bytes_in_words
 
-    models = Table("model", "why it is loaded", title=f"models ({loaded.config.model.path})", title_justify="left")
-    for role in plan.models:
-        models.add_row(role.role, role.because)
-    console.print(models)
+    roles, title = [(role.role, role.because) for role in plan.models], f"models ({loaded.config.model.path})"
+    show_table(console, ("model", "why it is loaded"), roles, title=title)
     if not plan.memory:
         return
-    memory = Table("memory (estimate)", "size", "from", title="memory", title_justify="left")
-    for item in plan.memory:
-        memory.add_row(item.name, bytes_in_words(item.num_bytes), item.formula)
+    rows = [(item.name, bytes_in_words(item.num_bytes), item.formula) for item in plan.memory]
     because = "cache and activations are not needed at the same time"
-    memory.add_row("together, at most", bytes_in_words(plan.memory_bytes), because)
-    console.print(memory)
+    rows.append(("together, at most", bytes_in_words(plan.memory_bytes), because))
+    show_table(console, ("memory (estimate)", "size", "from"), rows, title="memory")
 
 
 def _show_seats(plan: Plan, console: Console) -> None:
 
     from burnish.planning.memory import bytes_in_words
 
-    table = Table("process", "holds", "computes with", "memory, at most", title="processes", title_justify="left")
+    rows = []
     for seat in plan.seats:
         memory = bytes_in_words(seat.host_bytes) if plan.memory else "unknown"
         if plan.memory and seat.gpu is not None:
             memory += f", GPU {bytes_in_words(seat.device_bytes)}"
-        table.add_row(seat.name, ", ".join(seat.holds), seat.computes, memory)
-    console.print(table)
+        rows.append((seat.name, memory, seat.computes, ", ".join(seat.holds)))
+    show_table(console, ("process", "memory, at most", "computes with", "holds"), rows, title="processes")
 
 
 def _show_values(loaded: LoadedConfig, console: Console, all_values: bool) -> None:
-    table = Table("value", "", "from", title="configuration", title_justify="left")
-    for path, value in loaded.values().items():
-        origin = loaded.provenance[path]
-        if all_values or origin != "default":
-            table.add_row(path, escape(str(value)), origin)
-    console.print(table)
+    values = ((path, str(value), loaded.provenance[path]) for path, value in loaded.values().items())
+    rows = [(path, origin, value) for path, value, origin in values if all_values or origin != "default"]
+    show_table(console, ("field", "from", "value"), rows, title="configuration")

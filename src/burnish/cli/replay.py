@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from burnish.cli.arguments import Overrides
+from burnish.cli.tables import show_table
 from burnish.errors import ConfigError, DataError
+from burnish.observability.console import number_text
 
 if TYPE_CHECKING:
     from burnish.trainers.replay import Replayed
@@ -58,10 +58,10 @@ def replay(
     with open_replay(config, console, keep_scores=keep_scores) as replayer:
         say(console, replayer.notes)
         rows = [row for file in files for row in replayer.replay(file)]
-    console.print(summary_table(summary_of(rows)))
+    show_summary(summary_of(rows), console)
     changed = most_changed(rows, show)
     if changed:
-        console.print(changes_table(changed))
+        show_changes(changed, console)
     console.print(f"replay  {write_replay(config, rows)}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -81,45 +81,42 @@ def recorded_steps(folder: Path, steps: Sequence[int]) -> list[Path]:
     return [files[step] for step in dict.fromkeys(steps)] if steps else [files[max(files)]]
 
 
-def summary_table(found: ReplaySummary) -> Table:
-    """Before and after, and what has changed."""
-    table = Table("", "recorded", "replayed", title=f"{found.responses:,} responses")
+def show_summary(found: ReplaySummary, console: Console) -> None:
+    """Print a table of before and after, and what has changed."""
     before, after = found.before, found.after
-    table.add_row("with a score", f"{before.scored:,}", f"{after.scored:,}")
-    table.add_row("mean score", _number(before.score_mean), _number(after.score_mean))
-    table.add_row("trained on", f"{before.trained:,}", f"{after.trained:,}")
-    table.add_row("mean size of advantages", _number(before.advantage_size), _number(after.advantage_size))
-    table.add_section()
-    table.add_row("scores that change", "", f"{found.scores_changed:,}")
-    table.add_row("pairs of siblings in another order", "", _share(found.orders_changed))
-    table.add_row("correlation of scores", "", _number(found.score_correlation))
-    table.add_row("advantages that change", "", f"{found.advantages_changed:,}")
-    table.add_row("advantages of another sign", "", f"{found.signs_changed:,}")
-    table.add_row("correlation of advantages", "", _number(found.advantage_correlation))
-    return table
+    rows = (
+        ("with a score", f"{before.scored:,}", f"{after.scored:,}"),
+        ("mean score", _number(before.score_mean), _number(after.score_mean)),
+        ("trained on", f"{before.trained:,}", f"{after.trained:,}"),
+        ("mean size of advantages", _number(before.advantage_size), _number(after.advantage_size)),
+        ("scores that change", "", f"{found.scores_changed:,}"),
+        ("pairs of siblings in another order", "", _share(found.orders_changed)),
+        ("correlation of scores", "", _number(found.score_correlation)),
+        ("advantages that change", "", f"{found.advantages_changed:,}"),
+        ("advantages of another sign", "", f"{found.signs_changed:,}"),
+        ("correlation of advantages", "", _number(found.advantage_correlation)),
+    )
+    show_table(console, ("", "recorded", "replayed"), rows, title=f"{found.responses:,} responses")
 
 
-def changes_table(rows: Sequence[Replayed]) -> Table:
-    """A row for each response: its score and its advantage, before and after."""
-    table = Table("step", "prompt", "sample", "score", "advantage", "response", title="what changes most")
+def show_changes(rows: Sequence[Replayed], console: Console) -> None:
+    """Print a row for each response: its score and its advantage, before and after."""
+    shown = []
     for row in rows:
         before, after = row.before, row.after
         advantage = f"{_number(before.advantage)} → {_number(after.advantage)}"
         if after.why:
             advantage += f" ({after.why})"
-        table.add_row(
-            str(row.step),
-            Text(row.prompt_id),
-            f"{row.sample_index}, branch {row.branch + 1}" if row.branch else str(row.sample_index),
-            f"{_number(before.reward)} → {_number(after.reward)}",
-            Text(advantage),
-            Text(" ".join(row.response.split())[:80]),
-        )
-    return table
+        sample = f"{row.sample_index}, branch {row.branch + 1}" if row.branch else str(row.sample_index)
+        score = f"{_number(before.reward)} → {_number(after.reward)}"
+        response = " ".join(row.response.split())[:80]
+        shown.append((str(row.step), row.prompt_id, sample, score, advantage, response))
+    headings = ("step", "prompt", "sample", "score", "advantage", "response")
+    show_table(console, headings, shown, title="what changes most")
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+    return "–" if value is None else number_text(value, ".4g")
 
 
 def _share(value: float | None) -> str:

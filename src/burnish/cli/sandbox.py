@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from burnish.cli.arguments import secret_in
+from burnish.cli.tables import show_table
 
 if TYPE_CHECKING:
     from burnish.sandbox.confinement import Tier
@@ -52,12 +52,12 @@ def try_sandbox(context: typer.Context) -> None:
 
     console = Console()
     found = {tier: _attacked(tier) for tier in TIERS}
-    table = Table("attack", *TIERS, title="what a program may not do, and whether it is held", title_justify="left")
     tried = [attacks for attacks, _, _ in found.values() if attacks]
-    for index, attack in enumerate(tried[0] if tried else ()):
-        cells = [_cell(attacks[index]) if attacks else "" for attacks, _, _ in found.values()]
-        table.add_row(attack.name, *cells)
-    console.print(table)
+    rows = [
+        (attack.name, *(_cell(attacks[index]) if attacks else "" for attacks, _, _ in found.values()))
+        for index, attack in enumerate(tried[0] if tried else ())
+    ]
+    show_table(console, ("attack", *TIERS), rows, title="what a program may not do, and whether it is held")
     for tier, (_, seconds, refused) in found.items():
         console.print(f"{tier}: {refused or f'tried in {seconds:.1f} s'}", markup=False, highlight=False)
     strongest = next((tier for tier in TIERS[:-1] if found[tier][0] and all(one.held for one in found[tier][0])), None)
@@ -117,4 +117,4 @@ def _attacked(tier: Tier) -> tuple[list[Attack], float, str]:
 
 
 def _cell(attack: Attack) -> str:
-    return "held" if attack.held else "[bold red]not held[/]"
+    return "held" if attack.held else "not held"

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
+from burnish.cli.tables import show_table
 from burnish.config.loading import LoadedConfig
 from burnish.config.schema import RlConfig
 from burnish.errors import BurnishError, ConfigError
@@ -113,23 +112,23 @@ def _show_sources(
     settings: SimulationSettings, recordings: Sequence[Recording], options: SimulationOptions, console: Console
 ) -> None:
     decoding, lengths = settings.decoding, settings.lengths
-    table = Table("what", "value", title="simulated from", title_justify="left")
+    rows = []
     for recording in recordings:
         steps = f"{len(recording.steps)} steps on {recording.devices} device{'s' if recording.devices > 1 else ''}"
-        table.add_row("recorded run", f"{recording.folder}: {steps}")
+        rows.append(("recorded run", f"{recording.folder}: {steps}"))
     if options.numbers is not None:
-        table.add_row("numbers", options.numbers)
-    table.add_row("responses per step", f"{settings.responses_per_step:,}")
-    table.add_row("response tokens", f"mean {lengths.mean:,.0f}, longest {lengths.longest:,}")
+        rows.append(("numbers", options.numbers))
+    rows.append(("responses per step", f"{settings.responses_per_step:,}"))
+    rows.append(("response tokens", f"mean {lengths.mean:,.0f}, longest {lengths.longest:,}"))
     row, context = seconds_in_words(decoding.row_seconds), f"{decoding.context_seconds * 1e9:.3g} ns"
     words = f"{seconds_in_words(decoding.base_seconds)} + rows x {row} + context tokens x {context}"
-    table.add_row("one token of each row", words)
+    rows.append(("one token of each row", words))
     for name, phase in (("update", settings.update), ("log-probabilities", settings.logprobs), ("push", settings.push)):
         fixed, divided = seconds_in_words(phase.fixed_seconds), seconds_in_words(phase.divided_seconds)
-        table.add_row(name, f"{fixed} + {divided} / devices")
-    table.add_row("other work of a step", seconds_in_words(settings.other_seconds))
-    table.add_row("devices per engine", str(settings.devices_per_engine))
-    console.print(table)
+        rows.append((name, f"{fixed} + {divided} / devices"))
+    rows.append(("other work of a step", seconds_in_words(settings.other_seconds)))
+    rows.append(("devices per engine", str(settings.devices_per_engine)))
+    show_table(console, ("what", "value"), rows, title="simulated from")
     if recordings and not (decoding.base_seconds and decoding.row_seconds):
         console.print(
             "[yellow]note[/] the recorded steps are too much alike to tell the cost of a pass from that of its rows; "
@@ -139,10 +138,10 @@ def _show_sources(
 
 
 def _show_forecasts(settings: SimulationSettings, forecasts: Sequence[Forecast], console: Console) -> None:
-    table = Table("devices", "sample+train", "step", "wait", "tail", "idle", "tok/s/dev", "hours", box=SIMPLE_HEAD)
+    headings = ["devices", "sample+train", "step", "wait", "tail", "idle", "tok/s/dev", "hours"]
     if settings.price_per_device_hour is not None:
-        table.add_column("cost")
-    table.title, table.title_justify = "what a step takes, and hours and cost of the run", "left"
+        headings.append("cost")
+    rows = []
     for one in forecasts:
         row = [
             f"{one.layout.devices:,}",
@@ -154,10 +153,9 @@ def _show_forecasts(settings: SimulationSettings, forecasts: Sequence[Forecast],
             f"{one.tokens_per_second_per_device:,.1f}",
             f"{one.hours:,.2f}",
         ]
-        table.add_row(
-            *row, *([] if one.money is None else [f"{one.money:,.0f}" if one.money >= 1000 else f"{one.money:.2f}"])
-        )
-    console.print(table)
+        money = [] if one.money is None else [f"{one.money:,.0f}" if one.money >= 1000 else f"{one.money:.2f}"]
+        rows.append([*row, *money])
+    show_table(console, headings, rows, title="what a step takes, and hours and cost of the run")
     console.print(
         "all: the same devices sample, then train (synchronous). wait: trainers for samples; tail: only for the last "
         f"5 % of the responses. idle: of the sampling devices' time. hours: {settings.steps:,} steps.",
@@ -168,12 +166,12 @@ def _show_forecasts(settings: SimulationSettings, forecasts: Sequence[Forecast],
 def _show_failures(settings: SimulationSettings, forecasts: Sequence[Forecast], console: Console) -> None:
     if settings.failures is None:
         return
-    table = Table("devices", "sample+train", "goodput", "best checkpoint.every_steps")
-    table.title, table.title_justify = f"with a failure per device every {settings.failures.mtbf_hours:g} h", "left"
+    rows = []
     for one in forecasts:
         split = "all" if one.layout.colocated else f"{one.layout.samplers}+{one.layout.trainers}"
-        table.add_row(f"{one.layout.devices:,}", split, f"{one.goodput:.1%}", str(one.best_checkpoint_steps))
-    console.print(table)
+        rows.append((f"{one.layout.devices:,}", split, f"{one.goodput:.1%}", str(one.best_checkpoint_steps)))
+    headings = ("devices", "sample+train", "goodput", "best checkpoint.every_steps")
+    show_table(console, headings, rows, title=f"with a failure per device every {settings.failures.mtbf_hours:g} h")
 
 
 def _show_staleness(forecasts: Sequence[Forecast], console: Console) -> None:

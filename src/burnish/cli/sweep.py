@@ -96,10 +96,11 @@ def _show_plan(file: str, runs: Sequence[SweptRun], jobs: int, console: Console)
     """A line for each run, and the hours and memory of all."""
     from burnish.api.planning import plan_of
     from burnish.cli.run_files import load_any_run_file
-    from burnish.observability.console import duration, rich_table, say
+    from burnish.cli.tables import show_table
+    from burnish.observability.console import duration, say
     from burnish.planning.memory import bytes_in_words
 
-    lines, notes = [["run", "state", "steps", "memory", "time"]], dict[str, None]()
+    lines, notes = list[list[str]](), dict[str, None]()
     seconds, most = 0.0, 0
     for run in runs:
         said: list[str] = []
@@ -111,9 +112,7 @@ def _show_plan(file: str, runs: Sequence[SweptRun], jobs: int, console: Console)
         lines.append([run.name, "finished" if run.state == "skipped" else "to do", *cells])
         if run.state != "skipped":
             seconds, most = seconds + (time or 0.0), max(most, plan.memory_bytes)
-    table = rich_table(lines)
-    table.columns[0].justify = "left"
-    console.print(table)
+    show_table(console, ("run", "state", "steps", "memory", "time"), lines)
     shared = f" at a time, with up to {bytes_in_words(jobs * most)} of memory together" if jobs > 1 else ""
     say(console, [f"{len(runs)} runs, {jobs}{shared}" if jobs > 1 else f"{len(runs)} runs, one after the other"])
     if seconds:

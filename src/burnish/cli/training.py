@@ -27,8 +27,19 @@ AcceptChanges = Annotated[
     ),
 ]
 
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", help="Show every metric with a column, and the fast paths (logging.verbose)."),
+]
 
-def rl(file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False) -> None:
+
+def rl(
+    file: RunFile,
+    overrides: Overrides = None,
+    fresh: Fresh = False,
+    accept_changes: AcceptChanges = False,
+    verbose: Verbose = False,
+) -> None:
     """Train a policy on its own rollouts: sample, score, update, repeat.
 
     The same command continues from the newest checkpoint in the output folder.
@@ -47,11 +58,15 @@ def rl(file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_
     burnish rl run.yaml algorithm=rloo steps=50 output=runs/rloo
     burnish rl run.yaml optimization.learning_rate=1e-5 rewards.0.weight=2
     """
-    train_from_file("rl", file, overrides or (), fresh=fresh, accept_changes=accept_changes)
+    train_from_file("rl", file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose)
 
 
 def sft(
-    file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False
+    file: RunFile,
+    overrides: Overrides = None,
+    fresh: Fresh = False,
+    accept_changes: AcceptChanges = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train a model on given texts.
 
@@ -67,11 +82,15 @@ def sft(
     burnish sft sft.yaml
     burnish sft sft.yaml data.train=chats.jsonl steps=200 output=runs/sft
     """
-    train_from_file("sft", file, overrides or (), fresh=fresh, accept_changes=accept_changes)
+    train_from_file("sft", file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose)
 
 
 def distill(
-    file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False
+    file: RunFile,
+    overrides: Overrides = None,
+    fresh: Fresh = False,
+    accept_changes: AcceptChanges = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train a student on the token distributions of a teacher.
 
@@ -88,10 +107,16 @@ def distill(
     burnish distill distill.yaml teacher=runs/large@best output=runs/small
     burnish distill distill.yaml divergence=jsd beta=0.1 sampled_share=0.5
     """
-    train_from_file("distill", file, overrides or (), fresh=fresh, accept_changes=accept_changes)
+    train_from_file("distill", file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose)
 
 
-def rm(file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False) -> None:
+def rm(
+    file: RunFile,
+    overrides: Overrides = None,
+    fresh: Fresh = False,
+    accept_changes: AcceptChanges = False,
+    verbose: Verbose = False,
+) -> None:
     """Train a reward model on comparisons of responses.
 
     Rows have chosen and rejected responses, several candidates with the best
@@ -109,11 +134,15 @@ def rm(file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_
     burnish rm rm.yaml data.train=pairs.jsonl held_out_fraction=0.1 output=runs/rm
     burnish rm rm.yaml loss=best_of normalization.kind=gain_bias
     """
-    train_from_file("rm", file, overrides or (), fresh=fresh, accept_changes=accept_changes)
+    train_from_file("rm", file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose)
 
 
 def prefer(
-    file: RunFile, overrides: Overrides = None, fresh: Fresh = False, accept_changes: AcceptChanges = False
+    file: RunFile,
+    overrides: Overrides = None,
+    fresh: Fresh = False,
+    accept_changes: AcceptChanges = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train a model on preferences between responses (DPO and kin).
 
@@ -132,10 +161,12 @@ def prefer(
     burnish prefer prefer.yaml losses=ipo beta=0.2 output=runs/ipo
     burnish prefer prefer.yaml model=runs/sft held_out_fraction=0.1
     """
-    train_from_file("prefer", file, overrides or (), fresh=fresh, accept_changes=accept_changes)
+    train_from_file("prefer", file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose)
 
 
-def train_from_file(kind: str, file: str, overrides: Sequence[str], *, fresh: bool, accept_changes: bool) -> None:
+def train_from_file(
+    kind: str, file: str, overrides: Sequence[str], *, fresh: bool, accept_changes: bool, verbose: bool = False
+) -> None:
     """Train as the run file says, and print where the results are. A process of torchrun that only serves does so."""
     from burnish.api.training import move_aside, trained
     from burnish.checkpointing.sources import check_output
@@ -150,7 +181,7 @@ def train_from_file(kind: str, file: str, overrides: Sequence[str], *, fresh: bo
     console = training_console()
     if warning := job_without_folder():  # first: it may be why there is no run file
         say(console, (f"warning: {warning}",))
-    loaded = load_run_file(file, overrides, kind)
+    loaded = load_run_file(file, (*overrides, *(["logging.verbose=true"] if verbose else [])), kind)
     if fresh:
         check_output(loaded.config)
         move_aside(Path(loaded.config.output), console)

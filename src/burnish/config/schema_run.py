@@ -52,6 +52,8 @@ class LoggingConfig(Section):
     `package.module:Class` or `path/to/file.py:Class`."""
     project: str = "burnish"
     """Project name for wandb, mlflow and trackio."""
+    verbose: bool = False
+    """Show every metric with a column, and the fast paths that were chosen. On the command line: `--verbose`."""
 
     @property
     def keeps_rollouts(self) -> bool:

@@ -161,10 +161,10 @@ class FastPaths:
         """Adopt these ways, which other processes of the run have chosen."""
         self._recorded.update(recorded)
 
-    def lines(self) -> list[str]:
-        """One line on what was chosen, by what factor and by whose timing, where there was anything to choose, and the
-        notes."""
-        said = dict.fromkeys(in_words(choice) for choice in self.choices)
+    def lines(self, *, verbose: bool = True) -> list[str]:
+        """The notes; with `verbose` also a line on what was chosen, by what factor and by whose timing, where there was
+        anything to choose."""
+        said = dict.fromkeys(in_words(choice) for choice in self.choices if verbose)
         line = f"fast paths: {', '.join(said)}{_by_whose_timing(self.choices)}"
         return [*([line] if said else []), *dict.fromkeys(self.notes)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
+from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
@@ -22,20 +23,24 @@ from burnish.observability.alarms import Alarm
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward/mean", ".3f"),
     ("eval", "eval/reward_mean", ".3f"),
+    ("accuracy", "eval/accuracy", ".1%"),
     ("loss", "train/loss", ".4f"),
     ("eval loss", "eval/loss", ".4f"),
     ("eval acc", "eval/token_accuracy", ".1%"),
-    ("accuracy", "eval/accuracy", ".1%"),
     ("margin", "preference/margin", ".3f"),
+    ("length", "rollout/response_tokens_mean", ".1f"),
     ("KL", "kl/reference", ".3g"),
     ("entropy", "policy/entropy", ".3f"),
-    ("length", "rollout/response_tokens_mean", ".1f"),
+)
+"""Heading, metric and format of each column. A metric that the run does not have gets no column."""
+
+FURTHER_COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("turns", "conversation/turns_mean", ".2f"),
     ("cut", "rollout/truncated_fraction", ".0%"),
     ("same", "groups/constant_fraction", ".0%"),
     ("grad", "policy/grad_norm", ".3g"),
 )
-"""Heading, metric and format of each column. A metric that the run does not have gets no column."""
+"""Columns of a verbose display, as are those of `FAMILIES`."""
 
 FAMILIES: tuple[tuple[str, str, str, int], ...] = (
     ("reward/domain/", "in ", ".3f", 2),
@@ -54,8 +59,14 @@ SPEEDS: tuple[tuple[str, str], ...] = (
     ("train", "throughput/tokens_per_second"),
 )
 """Phase and its throughput metric, in tokens per second."""
+OVERALL_SPEEDS = ("throughput/response_tokens_per_second", "throughput/tokens_per_second")
+"""The throughput of a whole step, of whichever kind the run is."""
 
+ROUNDING = 1e-6
+"""Smaller values are shown as 0: they are the noise of float32."""
 _VISIBLE_ROWS = 8
+_GAP = 2
+"""Columns between two columns of the live table."""
 _PICTURE_SECONDS = 0.25
 """Least time between two pictures in a notebook: each is sent to the browser and kept in the file until the next."""
 _PICTURE_COLUMNS = 140
@@ -76,7 +87,7 @@ class Display:
     On a terminal and in a notebook, one live table is redrawn. Elsewhere (a log file, CI), one plain line is printed
     for every `plain_every`-th step, for steps with an evaluation and for the last step. `start_step` is where a resumed
     run begins. `clock` returns seconds. On a terminal, the work of other processes is shown as well, and kept up to
-    date while this one waits for them.
+    date while this one waits for them. Without `verbose` a line has at most 160 characters.
     """
 
     def __init__(
@@ -89,6 +100,7 @@ class Display:
         plain_every: int = 1,
         clock: Callable[[], float] = time.monotonic,
         standing: Standing = nobody,
+        verbose: bool = False,
     ) -> None:
         self._console = console
         self._total_steps = total_steps
@@ -97,6 +109,7 @@ class Display:
         self._plain_every = plain_every
         self._clock = clock
         self._standing = standing
+        self._verbose = verbose
         self._began = clock()
         self._step = start_step
         self._phase = ""
@@ -138,9 +151,8 @@ class Display:
         if self._live is not None:
             self._refresh()
         elif step % self._plain_every == 0 or step == self._total_steps or _evaluated(row):
-            self._console.print(
-                plain_line(step, self._total_steps, row, self.seconds_left()), markup=False, soft_wrap=True
-            )
+            line = plain_line(step, self._total_steps, row, self.seconds_left(), verbose=self._verbose)
+            self._console.print(line, markup=False, soft_wrap=True)
 
     def alarm(self, alarm: Alarm) -> None:
         """Print an alarm above the table, where it stays."""
@@ -171,7 +183,7 @@ class Display:
         parts: list[RenderableType] = [self._header(), Padding(bar, (0, 0, 0, 0))]
         if self._rows:
             parts.append(self._table())
-        speeds = speed_text(self._known)
+        speeds = speed_text(self._known, verbose=self._verbose)
         if speeds:
             parts.append(Text(speeds, style="dim"))
         parts += [Text(line, style="dim") for line in self._others()]
@@ -192,7 +204,8 @@ class Display:
         return Text(" · ".join(piece for piece in pieces if piece), style="bold")
 
     def _table(self) -> Table:
-        return rich_table(table_of(self._rows, self._known), header_style="cyan")
+        lines = table_of(self._rows, self._known, verbose=self._verbose)
+        return rich_table(fitting(lines, self._console.width), header_style="cyan")
 
 
 def say(console: Console, lines: Iterable[str]) -> None:
@@ -201,22 +214,37 @@ def say(console: Console, lines: Iterable[str]) -> None:
         console.print(hidden(line), highlight=False, markup=False, soft_wrap=True)
 
 
-def columns_of(known: Mapping[str, float]) -> list[tuple[str, str, str]]:
+def number_text(value: float, spec: str) -> str:
+    """Format a number. One that is smaller than its rounding reads 0, without a sign."""
+    return format(0.0 if abs(value) < ROUNDING else value, f"z{spec}")
+
+
+def columns_of(known: Mapping[str, float], *, verbose: bool) -> list[tuple[str, str, str]]:
     """(heading, metric, format) of each column for a run with these metrics."""
-    shown = [column for column in COLUMNS if column[1] in known]
-    for begin, heading, spec, least in FAMILIES:
+    shown = [column for column in (*COLUMNS, *(FURTHER_COLUMNS if verbose else ())) if column[1] in known]
+    for begin, heading, spec, least in FAMILIES if verbose else ():
         names = sorted((name for name in known if name.startswith(begin)), key=_by_number)
         if len(names) >= least:
             shown += [(heading + name.removeprefix(begin), name, spec) for name in names[:_MAX_FAMILY_COLUMNS]]
     return shown
 
 
-def table_of(rows: Sequence[Mapping[str, float]], known: Mapping[str, float] | None = None) -> list[list[str]]:
+def table_of(
+    rows: Sequence[Mapping[str, float]], known: Mapping[str, float] | None = None, *, verbose: bool = True
+) -> list[list[str]]:
     """Make the headings and the cells of each row. known: metrics with a column; by default, all of the rows."""
-    shown = columns_of({name: value for row in rows for name, value in row.items()} if known is None else known)
+    known = {name: value for row in rows for name, value in row.items()} if known is None else known
+    shown = columns_of(known, verbose=verbose)
     headings = ["step", *(heading for heading, _, _ in shown)]
-    cells = ([format(row[name], spec) if name in row else "" for _, name, spec in shown] for row in rows)
+    cells = ([number_text(row[name], spec) if name in row else "" for _, name, spec in shown] for row in rows)
     return [headings, *([str(row["step"]), *texts] for row, texts in zip(rows, cells, strict=True))]
+
+
+def fitting(lines: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:
+    """Leave out the last columns if the width has no room for them: no name and no number is shortened."""
+    ends = accumulate(max(map(len, column)) + _GAP for column in zip(*lines, strict=True))
+    count = sum(end - _GAP <= width for end in ends)
+    return [cells[: max(count, 1)] for cells in lines]
 
 
 def rich_table(lines: Sequence[Sequence[str]], *, header_style: str = "table.header") -> Table:
@@ -235,23 +263,29 @@ def _by_number(name: str) -> tuple[int, str]:
     return (int(digits) if digits.isdigit() else 0, name)
 
 
-def plain_line(step: int, total_steps: int, row: Mapping[str, float], seconds_left: float | None) -> str:
+def plain_line(
+    step: int, total_steps: int, row: Mapping[str, float], seconds_left: float | None, *, verbose: bool = False
+) -> str:
     """Format one line with all columns of a row of the table."""
     cells = [
-        f"{heading} {format(row[name], spec)}{_interval(row, name, spec)}" for heading, name, spec in columns_of(row)
+        f"{heading} {number_text(row[name], spec)}{_interval(row, name, spec)}"
+        for heading, name, spec in columns_of(row, verbose=verbose)
     ]
+    speed = speed_text(row, verbose=verbose)
     left = "" if seconds_left is None else f"{duration(seconds_left)} left"
-    return "  ".join(piece for piece in (f"step {step}/{total_steps}", *cells, speed_text(row), left) if piece)
+    return "  ".join(piece for piece in (f"step {step}/{total_steps}", *cells, speed, left) if piece)
 
 
 def _interval(row: Mapping[str, float], name: str, spec: str) -> str:
     """The 95 % interval of a metric, for which a table has no room; empty if it has none."""
     ends = [row[end] for end in (f"{name}_low", f"{name}_high") if end in row]
-    return f" ({' to '.join(format(end, spec) for end in ends)})" if ends else ""
+    return f" ({' to '.join(number_text(end, spec) for end in ends)})" if ends else ""
 
 
-def speed_text(row: Mapping[str, float]) -> str:
-    """ "tok/s generate 1.2k, update 3.4k"; empty if nothing was measured."""
+def speed_text(row: Mapping[str, float], *, verbose: bool) -> str:
+    """ "tok/s 1.2k", or "tok/s generate 1.2k, update 3.4k" if verbose; empty if nothing was measured."""
+    if not verbose:
+        return "".join([f"tok/s {_short(row[name])}" for name in OVERALL_SPEEDS if name in row][:1])
     speeds = [f"{phase} {_short(row[name])}" for phase, name in SPEEDS if name in row]
     return f"tok/s {', '.join(speeds)}" if speeds else ""
 

@@ -146,7 +146,7 @@ def open_processes(
         if here:
             roles = build_roles(config, loaded, Lanes(config.cluster.num_lanes))
             record_paths(Path(config.output), paths)
-            say(console, paths.lines())
+            say(console, paths.lines(verbose=config.logging.verbose))
         open_roles = partial(trained_roles, samples=not crew.workers)
         turns = PathsInTurn(crew, console)
         others = {seat.name: seat for seat in _seats_of_others(config, crew, turns)}

@@ -82,7 +82,7 @@ def evaluate_sft_run(
     )
     examples = heldout_examples(heldout, config.evaluation.max_prompts, seed=config.seed)
     with fast_float32(loaded.model, plain=config.debug.plain, paths=paths):  # as in training
-        say(console, (*loaded.notes, *paths.lines(), *heldout.lines()))
+        say(console, (*loaded.notes, *paths.lines(verbose=config.logging.verbose), *heldout.lines()))
         metrics = held_out_loss(score, examples, pad_token_id=loaded.pad_token_id)
     folder = new_eval_folder(Path(config.output))
     return EvalReport(metrics, write_eval_metrics(folder, config, metrics))

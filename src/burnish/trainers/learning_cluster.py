@@ -95,4 +95,4 @@ def learner_role(
     paths = recorded_paths(Path(config.output)) if chosen is None else chosen
     with open_here(config, paths, Console(quiet=True), lanes) as opened:
         learner = opened.learner(total_steps)
-        yield {"learner": learner, "ways": Ways.of(paths, opened.loaded)}
+        yield {"learner": learner, "ways": Ways.of(config, paths, opened.loaded)}

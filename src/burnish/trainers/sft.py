@@ -166,7 +166,7 @@ def open_policy(
         return policy
 
     with fast_float32(loaded.model, plain=config.debug.plain, paths=paths):
-        say(console, (*loaded.notes, *paths.lines()))
+        say(console, (*loaded.notes, *paths.lines(verbose=config.logging.verbose)))
         yield OpenedModel(loaded, learner)
 
 

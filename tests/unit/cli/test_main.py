@@ -161,8 +161,8 @@ def test_plan_warns_where_bfloat16_is_emulated(run: Run, monkeypatch: pytest.Mon
 def test_plan_of_a_supervised_run(folder: Path, run: Run) -> None:
     (folder / "sft.yaml").write_text("model: m\ndata: {train: train.jsonl}\nsteps: 7\n")
     text = run("plan", "sft.yaml")
-    assert "optimizer steps │ 7 │ steps" in text
-    assert "examples │ 8 │" in text
+    assert "optimizer steps 7 steps" in text
+    assert "examples 8 " in text
 
 
 PAIRS = [{"prompt": f"{n}?", "chosen": "right", "rejected": "wrong"} for n in range(6)]
@@ -199,7 +199,7 @@ def test_plan_refuses_what_rm_refuses(
 def test_plan_of_rm_counts_what_is_left(folder: Path, rm_model: str, run: Run) -> None:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*PAIRS, TORN]))
     (folder / "rm.yaml").write_text(f"model: {rm_model}\ndata: {{train: pairs.jsonl}}\nloss: bradley_terry\n")
-    assert "comparisons │ 6 │ data.train" in run("plan", "rm.yaml", "bad_rows=drop")
+    assert "comparisons 6 data.train" in run("plan", "rm.yaml", "bad_rows=drop")
 
 
 @pytest.mark.slow_cases("sft")
@@ -253,7 +253,7 @@ def test_check_without_a_reward_that_reads_answers_shows_what_gold_answers_get(f
     (folder / "own.py").write_text("def short(response):\n    return 1.0 - 0.25 * len(response)\n")
     said = run("check", "run.yaml", "rewards=own.py:short")
     assert "no reward compares with an answer (--top-score judges the total); 8 of 8 gold answers can be scored" in said
-    assert "short │ 0.75 │ 0.75 │ 8 │" in said
+    assert "short 0.75 0.75 8" in said
     said = run("check", "run.yaml", "rewards=own.py:short", "--top-score", "1", code=1)
     assert "0 of 8 gold answers reach the top score 1 (judged by: the total)" in said
 
@@ -373,21 +373,17 @@ def test_an_earlier_run_is_moved_aside_and_nothing_is_lost(tmp_path: Path) -> No
 
 def test_evaluation_table_has_a_column_for_each_domain() -> None:
     table = metrics_table({"eval/accuracy": 0.5, "eval/domain/a/b/accuracy": 1.0, "eval/domain/c/accuracy": 0.0})
-    assert [str(column.header) for column in table.columns] == ["metric", "all", "a/b", "c"]
-    assert [list(column.cells) for column in table.columns] == [["accuracy"], ["0.5"], ["1"], ["0"]]
+    assert table == [("metric", "all", "a/b", "c"), ("accuracy", "0.5", "1", "0")]
 
 
 def test_evaluation_table_has_what_only_one_domain_measures() -> None:
     table = metrics_table({"eval/accuracy": 0.5, "eval/domain/a/accuracy": 0.5, "eval/domain/a/pass@2": 1.0})
-    assert [list(column.cells) for column in table.columns] == [["accuracy", "pass@2"], ["0.5", ""], ["0.5", "1"]]
+    assert table[1:] == [("accuracy", "0.5", "0.5"), ("pass@2", "", "1")]
 
 
 def test_evaluation_table_names_the_parts_of_a_reward() -> None:
     table = metrics_table({"eval/reward_mean": 0.5, "eval/part/brief": 1.0, "eval/part/brief/words": 0.25})
-    assert [list(column.cells) for column in table.columns] == [
-        ["reward_mean", "part/brief", "part/brief/words"],
-        ["0.5", "1", "0.25"],
-    ]
+    assert table[1:] == [("reward_mean", "0.5"), ("part/brief", "1"), ("part/brief/words", "0.25")]
 
 
 def test_a_sandbox_at_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from burnish.cli.demo_result import plot_curve
 from burnish.observability.alarms import Alarm
-from burnish.observability.console import Display, duration, plain_line
+from burnish.observability.console import COLUMNS, Display, duration, fitting, number_text, plain_line
 
 
 class Clock:
@@ -36,8 +36,33 @@ def test_elsewhere_than_on_a_terminal_a_step_is_one_line() -> None:
     display, console, clock = plain(start_step=4)
     with display:
         clock.now = 6.0
-        display.update(6, {"reward/mean": 0.5, "throughput/generate_tokens_per_second": 1234.0})
-    assert output(console) == "step 6/10  reward 0.500  tok/s generate 1.2k  12s left\n"
+        speeds = {"throughput/generate_tokens_per_second": 4321.0, "throughput/response_tokens_per_second": 1234.0}
+        display.update(6, {"reward/mean": 0.5, "policy/grad_norm": 2.0, **speeds})
+    assert output(console) == "step 6/10  reward 0.500  tok/s 1.2k  12s left\n"
+
+
+def test_a_verbose_line_has_every_column_and_each_speed() -> None:
+    row = {"reward/mean": 0.5, "policy/grad_norm": 2.0, "throughput/update_tokens_per_second": 12.0}
+    assert plain_line(1, 2, row, None, verbose=True) == "step 1/2  reward 0.500  grad 2  tok/s update 12"
+
+
+def test_a_line_has_at_most_160_characters() -> None:
+    row = {metric: -123.456 for _, metric, _ in COLUMNS} | {"throughput/response_tokens_per_second": 123_456.0}
+    of_rl = {name: value for name, value in row.items() if name not in ("train/loss", "eval/loss", "preference/margin")}
+    assert len(plain_line(99_999, 100_000, of_rl, 360_000)) <= 160
+
+
+@pytest.mark.parametrize(
+    ("value", "spec", "text"),
+    [
+        (-0.00004, ".3f", "0.000"),
+        (1e-9, ".3g", "0"),
+        (-1e-9, ".1%", "0.0%"),
+        (-0.25, ".3g", "-0.25"),
+    ],
+)
+def test_a_number_below_its_rounding_reads_zero(value: float, spec: str, text: str) -> None:
+    assert number_text(value, spec) == text
 
 
 def test_plain_every_keeps_evaluations_and_the_last_step() -> None:
@@ -62,6 +87,13 @@ def test_a_terminal_gets_a_table_with_the_phase() -> None:
     text = output(console)
     for piece in ("grpo · step 0/10 · generate", "reward", "0.250", "KL", "0.125", "step 1/10"):
         assert piece in text
+
+
+def test_a_narrow_terminal_gets_the_first_columns_whole() -> None:
+    rows = [["step", "reward", "in mathematics"], ["1", "0.250", "0.500"]]
+    assert fitting(rows, 28) == rows  # 4 + 2 + 6 + 2 + 14
+    assert fitting(rows, 27) == [["step", "reward"], ["1", "0.250"]]
+    assert fitting(rows, 3) == [["step"], ["1"]]
 
 
 def test_a_terminal_shows_what_other_processes_do() -> None:
@@ -130,9 +162,10 @@ def test_parts_of_the_reward_and_pass_at_k_have_columns() -> None:
         "eval/pass@16": 0.75,
         "eval/pass@2": 0.5,
     }
-    line = plain_line(3, 9, row, None)
+    line = plain_line(3, 9, row, None, verbose=True)
     assert line == "step 3/9  reward 0.500  brief 0.100  right 0.400  pass@2 50.0%  pass@16 75.0%"
-    assert "right" not in plain_line(3, 9, {"reward/mean": 0.5, "reward/part/right": 0.5}, None)  # the sum itself
+    whole = {"reward/mean": 0.5, "reward/part/right": 0.5}
+    assert "right" not in plain_line(3, 9, whole, None, verbose=True)  # the sum itself
 
 
 def test_a_line_has_room_for_the_interval_of_the_accuracy() -> None:

@@ -191,7 +191,7 @@ def open_reward(
         return built
 
     with fast_float32(loaded.model, paths=paths):
-        say(console, (*loaded.notes, *paths.lines()))
+        say(console, (*loaded.notes, *paths.lines(verbose=config.logging.verbose)))
         yield OpenedModel(loaded, learner)
 
 

@@ -125,7 +125,7 @@ def _policy_responses(
     say(console, policy.notes)
     console.print(f"sampling {settings.responses} responses of {path} to normalise on", highlight=False)
     engine = engine_of(policy, max_batch_rows=64)
-    say(console, policy.paths.lines())
+    say(console, policy.paths.lines(verbose=config.logging.verbose))
     limit = config.response_length or settings.max_response_tokens
     sampling = Sampling(
         min(limit, settings.max_response_tokens), temperature=settings.temperature, ignore_eos=settings.ignore_eos

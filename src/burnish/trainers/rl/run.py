@@ -54,7 +54,7 @@ def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = N
         conversations = stack.enter_context(open_conversations(config, domain_settings(config), loaded, console))
         engine = stack.enter_context(open_rl_engine(config, loaded, console))
         engine = conversations.around(engine, longest_text(config, loaded))
-        say(console, paths.lines())
+        say(console, paths.lines(verbose=config.logging.verbose))
         evaluator = build_evaluator(config, loaded, engine, scorer, console, conversations)
         if evaluator is None:
             raise ConfigError("data.eval is empty", remedy="name the held-out data in data.eval")

@@ -109,6 +109,7 @@ def open_journal(
         title=str(workplace.path),
         plain_every=plain_every,
         standing=standing,
+        verbose=config.logging.verbose,
     ) as display:
         for alarm in sinks.alarms:
             display.alarm(alarm)

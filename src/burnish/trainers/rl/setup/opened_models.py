@@ -102,6 +102,6 @@ def open_players(config: RlConfig, loaded: LoadedModel, paths: FastPaths, consol
     lanes = config.cluster.num_lanes
     roles = build_roles(config, loaded, Lanes(lanes))
     with open_rl_engine(config, loaded, console) as engine:
-        say(console, paths.lines())
+        say(console, paths.lines(verbose=config.logging.verbose))
         record_paths(Path(config.output), paths)
         yield Players(roles, engine if lanes == 1 else PortionedEngine(engine, lanes))

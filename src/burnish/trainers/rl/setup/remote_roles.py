@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from burnish.config.schema import RlConfig
+from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.schema_teacher import OWN_POLICY
 from burnish.distributed.reward_models import ROLE
 from burnish.forward.fast_paths import FastPaths
@@ -39,8 +39,8 @@ class Ways:
     lines: tuple[str, ...]
 
     @staticmethod
-    def of(paths: FastPaths, loaded: LoadedModel) -> Ways:
-        return Ways(paths.record(), (*loaded.notes, *paths.lines()))
+    def of(config: RunConfig, paths: FastPaths, loaded: LoadedModel) -> Ways:
+        return Ways(paths.record(), (*loaded.notes, *paths.lines(verbose=config.logging.verbose)))
 
 
 def without_progress_bars() -> None:
@@ -66,7 +66,7 @@ def trained_roles(
         named["teacher"] = roles.teacher
         if samples:
             named["engine"] = stack.enter_context(open_rl_engine(config, loaded, console))
-        named["ways"] = Ways.of(paths, loaded)
+        named["ways"] = Ways.of(config, paths, loaded)
         yield {name: role for name, role in named.items() if role is not None}
 
 
@@ -80,7 +80,7 @@ def own_role(config: RlConfig, model: str, ways: Mapping[str, str]) -> Iterator[
         model_alone = teacher_model(config, path)
     with open_model(config.model_copy(update={"model": model_alone}), paths, console) as loaded:
         role = build_alone(config, loaded, Lanes(config.cluster.num_lanes), model)
-        yield {model: role, "ways": Ways.of(paths, loaded)}
+        yield {model: role, "ways": Ways.of(config, paths, loaded)}
 
 
 @contextmanager
@@ -108,4 +108,4 @@ def engine_role(config: RlConfig, ways: Mapping[str, str] | None = None) -> Iter
         if config.sends_adapters and config.model.lora is not None:
             Adapter(loaded.model, config.model.lora, seed=config.seed)
         with open_rl_engine(config, loaded, console) as engine:
-            yield {"engine": engine, "ways": Ways.of(paths, loaded)}
+            yield {"engine": engine, "ways": Ways.of(config, paths, loaded)}
