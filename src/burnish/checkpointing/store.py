@@ -31,6 +31,7 @@ from burnish.outside.reading import UnreadableError, file_problem, read_json
 MANIFEST = "manifest.json"
 FORMAT = 1
 PENDING_FILE = "pending.json"
+FINGERPRINT_FILE = "fingerprints.json"
 _BROKEN_CONTENT = (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError)
 _NAME = re.compile(r"step-(\d{6,})")
 _WRITING = ".writing"

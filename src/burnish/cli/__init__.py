@@ -26,7 +26,8 @@ _OTHERS_WRITE = 0o022
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0: success. 1: a bug in Burnish (its traceback is shown), or `burnish check` found a problem. 2: an error that the
+    0: success. 1: a bug in Burnish (its traceback is shown), or a command that compares (`burnish check`, `bisect`)
+    found something. 2: an error that the
     user can fix, shown as one message on standard error. `--debug` adds the traceback; if the cause was unforeseen, the
     traceback is kept in a temporary file and the message names it. 130: interrupted.
     """
