@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from burnish.checkpointing.run import Difference, RunDirectory, differences
-from burnish.checkpointing.store import FINGERPRINT_FILE, MANIFEST, CheckpointStore, reading_own
+from burnish.checkpointing.store import FINGERPRINT_FILE, CheckpointStore, read_hashes, reading_own
 from burnish.errors import DataError
 from burnish.observability.history import read_rows
 from burnish.observability.recorder import RecordedLine, read_rollouts, recorded_files
@@ -221,15 +221,10 @@ def _leaves(quantity: str, place: str, first: Json, second: Json) -> Iterator[Co
 
 def _weight_pairs(first: Path, second: Path) -> Iterator[ComparedValue]:
     """For each tensor of two checkpoints the entry that differs most. Files with the same hash are not read."""
-    hashes = [_hashes(folder) for folder in (first, second)]
-    for name in sorted(hashes[0].keys() & hashes[1].keys()):
-        if name.endswith(".safetensors") and hashes[0][name] != hashes[1][name]:
+    ours, theirs = read_hashes(first), read_hashes(second)
+    for name in sorted(ours.keys() & theirs.keys()):
+        if name.endswith(".safetensors") and ours[name] != theirs[name]:
             yield from _tensor_pairs(name, first / name, second / name)
-
-
-def _hashes(checkpoint: Path) -> dict[str, Json]:
-    with reading_own(str(checkpoint / MANIFEST)):
-        return {str(name): entry["sha256"] for name, entry in read_json(checkpoint / MANIFEST)["files"].items()}
 
 
 def _tensor_pairs(file: str, first: Path, second: Path) -> Iterator[ComparedValue]:

@@ -251,6 +251,12 @@ def verify(folder: Path, step: int) -> str | None:
     return next((problem for item in content["files"].items() if (problem := _check(folder, *item))), None)
 
 
+def read_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of a sealed checkpoint, by its name in the folder. CheckpointError for a broken manifest."""
+    with reading_own(str(folder / MANIFEST)):
+        return {str(name): str(entry["sha256"]) for name, entry in read_json(folder / MANIFEST)["files"].items()}
+
+
 def _check(folder: Path, relative: str, expected: object) -> str | None:
     path = folder / relative
     if not isinstance(expected, dict) or set(expected) != {"size", "sha256"}:
