@@ -19,6 +19,7 @@ COMMANDS = (
     ("doctor", "examine_machine", "Look before you run"),
     ("report", "write_report", "Look after a run"),
     ("replay", "replay", "Look after a run"),
+    ("verify", "verify", "Look after a run"),
     ("bisect", "bisect", "Look after a run"),
     ("pairs", "write_pairs", "Look after a run"),
     ("chat", "chat", "Look after a run"),
