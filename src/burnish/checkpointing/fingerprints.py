@@ -22,14 +22,13 @@ import torch
 
 from burnish import __version__
 from burnish.checkpointing.sources import named_files
-from burnish.checkpointing.store import reading_own
+from burnish.checkpointing.store import FINGERPRINT_FILE, reading_own
 from burnish.config.schema import RunConfig
 from burnish.data import puzzles
 from burnish.errors import CheckpointError
 from burnish.outside.reading import read_json
 from burnish.types import Json
 
-FINGERPRINT_FILE = "fingerprints.json"
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "jinja2", "peft", "mpmath")
 
 _PIECE_BYTES, _LEAST_BYTES = 16 << 20, 1 << 16

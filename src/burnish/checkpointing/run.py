@@ -193,9 +193,23 @@ class RunDirectory:
         except OSError as error:
             raise self._write_error(error) from error
 
-    def _earlier_starts(self) -> list[Json]:
+    def begin_fork(self, config: RunConfig, forked_from: dict[str, Json]) -> None:
+        """Write the configuration of a run that goes on from a checkpoint of another one, and note that run and step in
+        the environment. Raises CheckpointError if the folder cannot be written."""
+        try:
+            self._write_environment(self._environment() | {"forked_from": forked_from})
+            write_text_atomically(self.config_file, dump_config(config))
+        except OSError as error:
+            raise self._write_error(error) from error
+
+    def forked_from(self) -> Json:
+        """The `run` and `step` that this run was forked from; None if it began by itself."""
+        return self._environment().get("forked_from")
+
+    def _environment(self) -> dict[str, Json]:
+        """The environment as it was written, with a list of earlier `starts`."""
         if not os.path.lexists(self.environment_file):
-            return []
+            return {"starts": []}
         remedy = "fix it or move it away; it only records the environment of earlier starts"
         try:
             content = read_json(self.environment_file)
@@ -203,7 +217,7 @@ class RunDirectory:
             raise CheckpointError(f"cannot read {self.environment_file}: it {error}", remedy=remedy) from error
         if not isinstance(content, dict) or not isinstance(content.get("starts"), list):
             raise CheckpointError(f"{self.environment_file} has no list of `starts`", remedy=remedy)
-        return list(content["starts"])
+        return content
 
     def read_config(self) -> dict[str, Json]:
         """The resolved configuration of the run as plain values."""
@@ -259,7 +273,12 @@ class RunDirectory:
     def _add_environment(self, accepted: Sequence[str]) -> None:
         """Append the environment of this start to the list of earlier ones."""
         start = environment() | ({"accepted_changes": list(accepted)} if accepted else {})
-        content = {"starts": [*self._earlier_starts(), start]}
+        before = self._environment()
+        earlier = before["starts"]
+        assert isinstance(earlier, list), "checked when it was read"
+        self._write_environment(before | {"starts": [*earlier, start]})
+
+    def _write_environment(self, content: dict[str, Json]) -> None:
         write_text_atomically(self.environment_file, json.dumps(content, indent=2) + "\n")
 
 
@@ -279,6 +298,13 @@ def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Diff
     found = differences(_what_judges_are_asked(_with_defaults(before, config)), _what_judges_are_asked(now))
     fixed = _what_is_solved(now)
     return [one for one in found if one.field in fixed or not _is_under(one.field, allowed)]
+
+
+def changed_fields(before: dict[str, Json], config: RunConfig) -> list[Difference]:
+    """List the fields in which a configuration differs from a saved one, `output` left out."""
+    now = config.model_dump(mode="json") | {"output": before.get("output")}
+    known = {name: restored(value, now.get(name)) for name, value in before.items()}
+    return differences(_with_defaults(known, config), now)
 
 
 def _what_is_solved(config: dict[str, Json]) -> list[str]:

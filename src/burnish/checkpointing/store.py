@@ -31,6 +31,7 @@ from burnish.outside.reading import UnreadableError, file_problem, read_json
 MANIFEST = "manifest.json"
 FORMAT = 1
 PENDING_FILE = "pending.json"
+FINGERPRINT_FILE = "fingerprints.json"
 _BROKEN_CONTENT = (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError)
 _NAME = re.compile(r"step-(\d{6,})")
 _WRITING = ".writing"
@@ -248,6 +249,12 @@ def verify(folder: Path, step: int) -> str | None:
     if content.get("step") != step:
         return f"{folder} holds step {content.get('step')!r}"
     return next((problem for item in content["files"].items() if (problem := _check(folder, *item))), None)
+
+
+def read_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of a sealed checkpoint, by its name in the folder. CheckpointError for a broken manifest."""
+    with reading_own(str(folder / MANIFEST)):
+        return {str(name): str(entry["sha256"]) for name, entry in read_json(folder / MANIFEST)["files"].items()}
 
 
 def _check(folder: Path, relative: str, expected: object) -> str | None:

@@ -26,9 +26,9 @@ _OTHERS_WRITE = 0o022
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0: success. 1: a bug in Burnish (its traceback is shown), or `burnish check` found a problem. 2: an error that the
-    user can fix, shown as one message on standard error. `--debug` adds the traceback; if the cause was unforeseen, the
-    traceback is kept in a temporary file and the message names it. 130: interrupted.
+    0: success. 1: a bug in Burnish (its traceback is shown), or `burnish check`, `verify` or `bisect` found something.
+    2: an error that the user can fix, shown as one message on standard error. `--debug` adds the traceback; if the
+    cause was unforeseen, the traceback is kept in a temporary file and the message names it. 130: interrupted.
     """
     _show_any_text()
     words = list(sys.argv[1:] if arguments is None else arguments)

@@ -24,6 +24,8 @@ COMMANDS = (
     ("report", "write_report", "Look after a run"),
     ("table", "show_table", "Look after a run"),
     ("replay", "replay", "Look after a run"),
+    ("verify", "verify", "Look after a run"),
+    ("bisect", "bisect", "Look after a run"),
     ("pairs", "write_pairs", "Look after a run"),
     ("chat", "chat", "Look after a run"),
     ("push", "push", "Look after a run"),

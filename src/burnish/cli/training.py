@@ -31,6 +31,14 @@ Verbose = Annotated[
     bool,
     typer.Option("--verbose", help="Show every metric with a column, and the fast paths (logging.verbose)."),
 ]
+Fork = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RUN@STEP",
+        help="Go on from a checkpoint of another run, with its optimizer and data position and other settings.",
+        show_default=False,
+    ),
+]
 
 
 def rl(
@@ -39,6 +47,7 @@ def rl(
     fresh: Fresh = False,
     accept_changes: AcceptChanges = False,
     verbose: Verbose = False,
+    fork: Fork = None,
 ) -> None:
     """Train a policy on its own rollouts: sample, score, update, repeat.
 
@@ -57,8 +66,9 @@ def rl(
     burnish rl run.yaml
     burnish rl run.yaml algorithm=rloo steps=50 output=runs/rloo
     burnish rl run.yaml optimization.learning_rate=1e-5 rewards.0.weight=2
+    burnish rl run.yaml --fork runs/first@300 output=runs/second seed=1
     """
-    train_from_file("rl", file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose)
+    train_from_file("rl", file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose, fork=fork)
 
 
 def sft(
@@ -165,9 +175,17 @@ def prefer(
 
 
 def train_from_file(
-    kind: str, file: str, overrides: Sequence[str], *, fresh: bool, accept_changes: bool, verbose: bool = False
+    kind: str,
+    file: str,
+    overrides: Sequence[str],
+    *,
+    fresh: bool,
+    accept_changes: bool,
+    verbose: bool = False,
+    fork: str | None = None,
 ) -> None:
-    """Train as the run file says, and print where the results are. A process of torchrun that only serves does so."""
+    """Train as the run file says, and print where the results are. A process of torchrun that only serves does so.
+    fork: the checkpoint of another run to go on from."""
     from burnish.api.training import move_aside, trained
     from burnish.checkpointing.sources import check_output
     from burnish.cli.output import training_console
@@ -186,6 +204,10 @@ def train_from_file(
         check_output(loaded.config)
         move_aside(Path(loaded.config.output), console)
     silence_transformers()
+    if fork is not None:
+        from burnish.trainers.forking import fork_run
+
+        fork_run(loaded.config, fork, console)
     show_result(trained(loaded, console, accept_changes=accept_changes, lasting=True), console)
 
 

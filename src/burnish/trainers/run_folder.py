@@ -14,11 +14,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from burnish.checkpointing.fingerprints import FINGERPRINT_FILE, Fingerprints, FingerprintsInProgress, refuse_changes
+from burnish.checkpointing.fingerprints import Fingerprints, FingerprintsInProgress, refuse_changes
 from burnish.checkpointing.lock import RunLock
 from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.sources import check_output
-from burnish.checkpointing.store import Checkpoint, CheckpointStore, Found, read_pending
+from burnish.checkpointing.store import FINGERPRINT_FILE, Checkpoint, CheckpointStore, Found, read_pending
 from burnish.config.schema import RunConfig
 from burnish.errors import CheckpointError
 from burnish.forward.fast_paths import FastPaths

@@ -1,0 +1,52 @@
+"""`burnish verify RUN`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from burnish.cli.bisect import EXIT_DIFFERENT
+
+RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)]
+Starts = Annotated[
+    list[int] | None,
+    typer.Option("--step", help="Checkpoint to start from; may be repeated (default: all; 0: the beginning).", min=0),
+]
+Count = Annotated[
+    int | None, typer.Option(help="Steps to make again after each (default: up to the next checkpoint).", min=1)
+]
+
+
+def verify(run: RunFolder, starts: Starts = None, count: Count = None) -> None:
+    """Make recorded steps again from checkpoints, and say whether they reproduce.
+
+    Metrics (without times), rollouts and weights have to be the same bit for
+    bit. The work is done in a temporary folder; nothing of the run changes. The
+    exit code is 1 if a step differs.
+
+    [bold]Examples[/bold]
+    burnish verify runs/first
+    burnish verify runs/first --step 100 --count 2
+    """
+
+    from burnish.api.run import run_config
+    from burnish.cli.silence import silence_transformers
+    from burnish.observability.console import say
+    from burnish.trainers.verifying import spans_of, verify_span
+
+    console, differs = Console(), False
+    config = run_config(Path(run)).config
+    silence_transformers()
+    for span in spans_of(Path(run), starts or [], count):
+        found = verify_span(config, span)
+        if found.difference is None:
+            say(console, [f"{span}: the same, bit for bit"])
+            continue
+        differs = True
+        say(console, [f"{span}: first difference (recorded and now): {found.difference}"])
+        say(console, [f"  since then: {change}" for change in found.changes])
+    if differs:
+        raise typer.Exit(EXIT_DIFFERENT)

@@ -1,0 +1,77 @@
+"""`burnish verify` makes recorded steps again: what was recorded by another program does not reproduce."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from burnish.cli import main
+from burnish.config.schema import RlConfig, RunConfig, SftConfig
+from burnish.errors import CheckpointError
+from burnish.trainers.verifying import Span, spans_of
+
+
+@pytest.fixture
+def folder(tiny_run: Callable[..., RlConfig], run_file: Callable[[RunConfig], str], tmp_path: Path) -> Path:
+    """A run with checkpoints of the steps 2, 4 and 5, whose rollouts and evaluations are recorded."""
+    config = tiny_run(
+        steps=5,
+        optimization={"learning_rate": 1e-2, "minibatches": 2},
+        evaluation={"every_steps": 2, "max_prompts": 5},
+        checkpoint={"every_steps": 2, "keep": 9},
+    )
+    assert main(["rl", run_file(config)]) == 0
+    return Path(config.output)
+
+
+@pytest.mark.slow
+def test_a_run_reproduces(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path.name for path in folder.iterdir())
+    assert main(["verify", str(folder), "--step", "0", "--step", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "steps 1 to 2: the same, bit for bit" in said
+    assert "steps 3 to 4: the same, bit for bit" in said
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+@pytest.mark.slow
+def test_a_record_of_something_else_does_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "rollouts/step-000005.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["reward"] += 0.5
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows[3]["policy/loss"] += 1e-12
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["verify", str(folder)]) == 1
+    said = capsys.readouterr().out
+    assert "steps 3 to 4: first difference (recorded and now): step 3, loss: 1 of" in said
+    assert "step 5: first difference (recorded and now): step 5, rewards: 1 of" in said
+
+
+@pytest.mark.slow
+def test_any_kind_of_run_reproduces(
+    tiny_sft: Callable[..., SftConfig], run_file: Callable[[RunConfig], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_sft("steps=4", "checkpoint.keep=9")
+    assert main(["sft", run_file(config)]) == 0
+    assert main(["verify", config.output, "--step", "2", "--count", "1"]) == 0
+    assert "step 3: the same, bit for bit" in capsys.readouterr().out
+
+
+def test_which_steps_are_made_again(tmp_path: Path) -> None:
+    for step in (2, 4):
+        (tmp_path / f"checkpoints/step-{step:06d}").mkdir(parents=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 8)))
+    assert spans_of(tmp_path, [], None) == [Span(2, 4), Span(4, 7)]
+    assert spans_of(tmp_path, [], 1) == [Span(2, 3), Span(4, 5)]
+    assert spans_of(tmp_path, [0, 4], 5) == [Span(0, 5), Span(4, 7)]
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 3\n.*checkpoints: 2, 4; recorded up to step 7"):
+        spans_of(tmp_path, [3], None)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(CheckpointError, match="no step after a checkpoint"):
+        spans_of(tmp_path, [], None)
