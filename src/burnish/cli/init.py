@@ -125,7 +125,7 @@ def init(
     except DataError as error:
         raise DataError(error.message, remedy=f"{error.remedy}; here: --column=prompt=COLUMN") from error
     say(console, [line for one in understandings for line in one.lines()])
-    chosen = _asked(reward, "--reward", f"Reward ({OWN}: a function in reward.py, or a built-in)", OWN)
+    chosen = _asked(reward, "--reward", f"Reward ({OWN}: a function in reward.py; or one of burnish check --list)", OWN)
     if ":" not in chosen and chosen not in (OWN, *BUILT_INS):
         raise ConfigError(f"there is no built-in reward {chosen!r}", remedy=suggestion(chosen, (OWN, *BUILT_INS)))
     files = files_of(

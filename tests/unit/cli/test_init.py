@@ -80,5 +80,5 @@ def test_three_questions_on_a_terminal(folder: Path) -> None:
     os.write(ours, b"q.csv\n\nmodels/mine\n")
     said = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 0
-    assert "Reward (own: a function in reward.py, or a built-in) [own]:" in said
+    assert "Reward (own: a function in reward.py; or one of burnish check --list) [own]:" in said
     assert load_run_file(folder / "run.yaml").config.model.path == "models/mine"
