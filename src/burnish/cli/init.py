@@ -119,19 +119,19 @@ def init(
     console = Console()
     _refuse_existing(folder)
     path = _asked(data, "--data", "Rows to train on (a file, a folder or a hub name)")
-    source = DataSource(path=path, columns=dict(map(_role, column or ())))
+    columns = dict(map(_role, column or ()))
+    sources = [DataSource(path=one, columns=columns) for one in (path, held_out) if one is not None]
     try:
-        prompts, understandings = read_prompts([source])
+        prompts, understandings = read_prompts(sources)
     except DataError as error:
         raise DataError(error.message, remedy=f"{error.remedy}; here: --column=prompt=COLUMN") from error
     say(console, [line for one in understandings for line in one.lines()])
-    chosen = _asked(reward, "--reward", f"Reward ({OWN}: a function in reward.py, or a built-in)", OWN)
+    chosen = _asked(reward, "--reward", f"Reward ({OWN}: a function in reward.py; or one of burnish check --list)", OWN)
     if ":" not in chosen and chosen not in (OWN, *BUILT_INS):
         raise ConfigError(f"there is no built-in reward {chosen!r}", remedy=suggestion(chosen, (OWN, *BUILT_INS)))
     files = files_of(
         folder,
-        source,
-        held_out=held_out,
+        sources,
         reward=chosen,
         model=_asked(model, "--model", "Model (a folder or a hub name)", SMALL_MODEL),
         columns=list(prompts[0].columns) if prompts[0].answer is None else ["answer", *prompts[0].columns],
@@ -143,9 +143,10 @@ def init(
 
 
 def files_of(
-    folder: Path, source: DataSource, *, held_out: str | None, reward: str, model: str, columns: Sequence[str]
+    folder: Path, sources: Sequence[DataSource], *, reward: str, model: str, columns: Sequence[str]
 ) -> dict[str, str]:
-    """Write the text of each file of a run. columns: names that a reward can ask for; `answer` only if there is one."""
+    """Write the text of each file of a run. sources: the training data, and perhaps the held-out data. columns: names
+    that a reward can ask for; `answer` only if there is one."""
     from burnish.config.yaml_text import dump_yaml
 
     own = reward == OWN
@@ -154,9 +155,8 @@ def files_of(
     width = max(len(command) for command, _ in lines)
     commands = "".join(f"{command:<{width}}  # {why}\n" for command, why in lines)
     data: dict[str, Json] = {}
-    for split, path in {"train": source.path, "eval": held_out}.items():
-        if path is not None:
-            data[split] = {"path": path, "columns": dict(source.columns)} if source.columns else path
+    for split, source in zip(("train", "eval"), sources, strict=False):
+        data[split] = {"path": source.path, "columns": dict(source.columns)} if source.columns else source.path
     data["chat"] = "always" if any(word in model.lower() for word in _CONVERSING) else "auto"
     top = {"output": str(output), "model": model, "data": data}
     rewards = {"rewards": f"{folder / 'reward.py'}:reward" if own else reward}

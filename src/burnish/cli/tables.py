@@ -22,6 +22,7 @@ Cells = Sequence[str]
 def show_table(console: Console, headings: Cells, rows: Sequence[Cells], *, title: str = "") -> None:
     """Print rows of plain text. Only the last cell of a row is wrapped, and on a terminal alone: a pipe gets whole
     lines."""
+    rows = [[cell.replace("\n", "\\n") for cell in cells] for cells in rows]
     widths = [max(len(cells[index]) for cells in (headings, *rows)) for index in range(len(headings))]
     if console.is_terminal and console.width >= max(WIDE, sum(widths[:-1]) + 3 * len(widths) + _LEAST_OF_LAST):
         say(console, [title] if title else [])

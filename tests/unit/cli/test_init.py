@@ -40,6 +40,7 @@ def test_the_files_of_a_first_run(folder: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_built_in_needs_no_file_and_rows_without_an_answer_another_function(folder: Path) -> None:
     (folder / "texts.jsonl").write_text('{"prompt": "Once"}\n')
+    (folder / "held_out.csv").write_text(CSV.replace("2+2", "2+4"))
     assert main(["init", "math", *ANSWERS, "--reward", "math", "--eval", "held_out.csv"]) == 0
     assert load_run_file("math/run.yaml").config.data.eval[0].columns == {"prompt": "Question"}
     assert sorted(path.name for path in (folder / "math").iterdir()) == ["README.md", "run.yaml"]
@@ -80,5 +81,5 @@ def test_three_questions_on_a_terminal(folder: Path) -> None:
     os.write(ours, b"q.csv\n\nmodels/mine\n")
     said = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 0
-    assert "Reward (own: a function in reward.py, or a built-in) [own]:" in said
+    assert "Reward (own: a function in reward.py; or one of burnish check --list) [own]:" in said
     assert load_run_file(folder / "run.yaml").config.model.path == "models/mine"
