@@ -28,12 +28,7 @@ AcceptChanges = Annotated[
 ]
 
 Fork = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RUN@STEP",
-        help="Go on from a checkpoint of another run, with its optimizer and data position and other settings.",
-        show_default=False,
-    ),
+    str | None, typer.Option(metavar="RUN@STEP", help="Go on from a checkpoint of another run, with other settings.")
 ]
 
 
