@@ -176,8 +176,7 @@ def gradients_table(rows: Sequence[ReplayedGradient], recorded: Mapping[int, Map
     table = Table("step", "algorithm", "loss", "KL", "clipped", "norm", "cosine", "signal-to-noise", title="gradients")
     for row in rows:
         if row.algorithm == OWN:
-            logged = recorded.get(row.step, {})
-            numbers = [_number(logged.get(name)) for name in (*_LOGGED, "policy/grad_norm")]
+            numbers = [_number(recorded.get(row.step, {}).get(name)) for name in (*_LOGGED, "policy/grad_norm")]
             table.add_row(str(row.step), "(logged)", *numbers, "", "")
         numbers = [_number(row.metrics.get(name)) for name in _LOGGED]
         numbers += [_number(value) for value in (row.norm, row.cosine, row.signal_to_noise)]

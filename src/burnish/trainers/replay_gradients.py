@@ -91,8 +91,7 @@ def load_weights_before(policy: LocalPolicy, run: Path, step: int) -> None:
     if step == 1:
         return
     folder = CheckpointStore(run).at(step - 1).folder
-    problem = verify(folder, step - 1)
-    if problem is not None:
+    if (problem := verify(folder, step - 1)) is not None:
         others = [other for other in steps_with_weights(run) if other != step] or [1]
         nearest = min(others, key=lambda other: abs(other - step))
         raise CheckpointError(
@@ -198,7 +197,7 @@ def picture(rows: Sequence[ReplayedGradient]) -> str:
     width, height = _NAMES + 3 * (_BAR + 90), _TOP + len(rows) * _ROW + 8
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">']
     lines.append(f'<rect width="{width}" height="{height}" fill="#fff"/><g font-size="12" fill="#16191d">')
-    lines += [_text(8, index, f"step {row.step}, {row.algorithm}") for index, row in enumerate(rows)]
+    lines += [_text(8, index, f"step {row.step}, {row.algorithm}"[:34]) for index, row in enumerate(rows)]
     for place, column in enumerate(("norm", "cosine", "signal_to_noise")):
         x, values = _NAMES + place * (_BAR + 90), [getattr(row, column) for row in rows]
         lines.append(_text(x, -1, column.replace("_", "-")))
