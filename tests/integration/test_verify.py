@@ -12,7 +12,7 @@ import pytest
 from burnish.cli import main
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
 from burnish.errors import CheckpointError
-from burnish.trainers.verifying import Span, spans_of
+from burnish.trainers.verifying import StepRange, spans_of
 
 
 @pytest.fixture
@@ -67,9 +67,9 @@ def test_which_steps_are_made_again(tmp_path: Path) -> None:
     for step in (2, 4):
         (tmp_path / f"checkpoints/step-{step:06d}").mkdir(parents=True)
     (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 8)))
-    assert spans_of(tmp_path, [], None) == [Span(2, 4), Span(4, 7)]
-    assert spans_of(tmp_path, [], 1) == [Span(2, 3), Span(4, 5)]
-    assert spans_of(tmp_path, [0, 4], 5) == [Span(0, 5), Span(4, 7)]
+    assert spans_of(tmp_path, [], None) == [StepRange(2, 4), StepRange(4, 7)]
+    assert spans_of(tmp_path, [], 1) == [StepRange(2, 3), StepRange(4, 5)]
+    assert spans_of(tmp_path, [0, 4], 5) == [StepRange(0, 5), StepRange(4, 7)]
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 3\n.*checkpoints: 2, 4; recorded up to step 7"):
         spans_of(tmp_path, [3], None)
     shutil.rmtree(tmp_path / "checkpoints")

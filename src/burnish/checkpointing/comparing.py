@@ -16,7 +16,7 @@ from burnish.checkpointing.run import Difference, RunDirectory, differences
 from burnish.checkpointing.store import FINGERPRINT_FILE, CheckpointStore, read_hashes, reading_own
 from burnish.errors import DataError
 from burnish.observability.history import read_rows
-from burnish.observability.recorder import RecordedLine, read_rollouts, recorded_files
+from burnish.observability.recorder import read_rollouts, recorded_files
 from burnish.outside.reading import read_json, reading
 from burnish.types import Json
 
@@ -188,10 +188,11 @@ def _quantity_of(metric: str) -> str:
 
 def _rollout_pairs(first: Path, second: Path, step: int) -> Iterator[ComparedValue]:
     """Values of the recorded rollouts; none if the files are the same, or one run has none of this step."""
-    files = [recorded_files(folder / "rollouts").get(step) for folder in (first, second)]
-    if files[0] is None or files[1] is None or filecmp.cmp(files[0], files[1], shallow=False):
+    one, other = (recorded_files(folder / "rollouts").get(step) for folder in (first, second))
+    if one is None or other is None or filecmp.cmp(one, other, shallow=False):
         return
-    lines = [_lines(file) for file in files if file is not None]
+    with reading(f"{one} or {other}: reading recorded rollouts", DataError, remedy="remove it to compare without it"):
+        lines = [read_rollouts(one), read_rollouts(other)]
     yield ComparedValue("prompts", "number of responses", *map(len, lines))
     for ours, theirs in zip(*lines, strict=False):  # their numbers have been compared
         response = f"prompt {ours.get('prompt_id')!r}, sample {ours.get('sample_index')}"
@@ -199,11 +200,6 @@ def _rollout_pairs(first: Path, second: Path, step: int) -> Iterator[ComparedVal
             for name in columns:
                 if name in ours and name in theirs:
                     yield from _leaves(quantity, f"{name} of {response}", ours[name], theirs[name])
-
-
-def _lines(file: Path) -> list[RecordedLine]:
-    with reading(f"{file}: reading recorded rollouts", DataError, remedy="remove the file to compare without it"):
-        return read_rollouts(file)
 
 
 def _leaves(quantity: str, place: str, first: Json, second: Json) -> Iterator[ComparedValue]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,11 +17,20 @@ from burnish.observability.console import number_text
 
 if TYPE_CHECKING:
     from burnish.trainers.replay import Replayed
+    from burnish.trainers.replay_gradients import ReplayedGradient
     from burnish.trainers.replay_result import ReplaySummary
 
+OWN = "as recorded"
+_LOGGED = ("policy/loss", "policy/kl_loss", "policy/clip_fraction")
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run of `rl`.", show_default=False)]
 Steps = Annotated[list[int] | None, typer.Option("--step", help="Recorded step; may be repeated (default: the last).")]
 KeepScores = Annotated[bool, typer.Option("--keep-scores", help="Credit the recorded scores; ask no reward.")]
+Gradients = Annotated[
+    bool, typer.Option("--gradients", help="Compare gradients at the weights that the step began with.")
+]
+Algorithms = Annotated[
+    str | None, typer.Option(metavar="A,B,...", help="Presets, or fields of `algorithm`, whose gradients to compare.")
+]
 Show = Annotated[int, typer.Option(help="Responses to show, those that change most.", min=0)]
 
 
@@ -29,17 +39,22 @@ def replay(
     overrides: Overrides = None,
     steps: Steps = None,
     keep_scores: KeepScores = False,
+    gradients: Gradients = False,
+    algorithms: Algorithms = None,
     show: Show = 10,
 ) -> None:
     """Score and credit recorded responses again, with other rewards or another algorithm. Nothing is sampled.
 
     Overrides say what is different. The result, response by response, is
     written to a new folder RUN/replay/NNN; nothing else of the run changes.
+    With --gradients the weights of that step say what each algorithm would have
+    learned: norm, direction and signal-to-noise of its gradient.
 
     [bold]Examples[/bold]
     burnish replay runs/first rewards=new_rewards.py:strict
     burnish replay runs/first --step 100 --step 200 rewards.0.weight=2
     burnish replay runs/first --keep-scores algorithm.preset=rloo
+    burnish replay runs/first --gradients --algorithms dr_grpo,rloo
     """
 
     from burnish.api.run import run_config
@@ -53,8 +68,13 @@ def replay(
     config = run_config(folder, overrides or []).config
     if not isinstance(config, RlConfig):
         raise ConfigError(f"{run} samples no responses", remedy="give a run of `burnish rl`")
-    files = recorded_steps(folder, steps or [])
     silence_transformers()
+    if gradients:
+        show_gradients(folder, steps or [], overrides or [], algorithms or "", console)
+        return
+    if algorithms:
+        raise ConfigError("--algorithms compares gradients", remedy="add --gradients, or give algorithm.preset=NAME")
+    files = recorded_steps(folder, steps or [])
     with open_replay(config, console, keep_scores=keep_scores) as replayer:
         say(console, replayer.notes)
         rows = [row for file in files for row in replayer.replay(file)]
@@ -63,6 +83,39 @@ def replay(
     if changed:
         show_changes(changed, console)
     console.print(f"replay  {write_replay(config, rows)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def show_gradients(
+    folder: Path, steps: Sequence[int], overrides: Sequence[str], algorithms: str, console: Console
+) -> None:
+    """Print and write the gradients of steps for the run's own settings, the overrides, and each of the algorithms."""
+    from burnish.api.run import run_config
+    from burnish.config.schema import RlConfig
+    from burnish.observability.history import read_rows
+    from burnish.observability.recorder import step_of
+    from burnish.trainers.replay import open_replay
+    from burnish.trainers.replay_gradients import load_weights_before, open_policy, replay_gradients, steps_with_weights
+    from burnish.trainers.replay_result import write_gradients
+
+    own = run_config(folder).of(RlConfig)
+    names = map(str.strip, algorithms.split(","))
+    words = {name: f"algorithm.{name}" if "=" in name else f"algorithm.preset={name}" for name in names if name}
+    variants = {OWN: own} | ({" ".join(overrides): run_config(folder, overrides).of(RlConfig)} if overrides else {})
+    variants |= {name: run_config(folder, [*overrides, word]).of(RlConfig) for name, word in words.items()}
+    files = recorded_steps(folder, steps or steps_with_weights(folder)[-1:])
+    with ExitStack() as stack:
+        policy = stack.enter_context(open_policy(own, console))
+        replayers = {
+            name: stack.enter_context(open_replay(config, console, keep_scores=name == OWN or not overrides))
+            for name, config in variants.items()
+        }
+        rows = []
+        for file in sorted(files):  # the first step's weights are those that the policy is opened with
+            load_weights_before(policy, folder, step_of(file))
+            rows += replay_gradients(file, policy, replayers)
+    recorded = {int(row["step"]): row for row in read_rows(folder / "metrics.jsonl")}
+    console.print(gradients_table(rows, recorded))
+    console.print(f"replay  {write_gradients(own, rows)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def recorded_steps(folder: Path, steps: Sequence[int]) -> list[Path]:
@@ -113,6 +166,19 @@ def show_changes(rows: Sequence[Replayed], console: Console) -> None:
         shown.append((str(row.step), row.prompt_id, sample, score, advantage, response))
     headings = ("step", "prompt", "sample", "score", "advantage", "response")
     show_table(console, headings, shown, title="what changes most")
+
+
+def gradients_table(rows: Sequence[ReplayedGradient], recorded: Mapping[int, Mapping[str, float]]) -> Table:
+    """A row for each step and algorithm, after what the step itself logged (the mean of its updates)."""
+    table = Table("step", "algorithm", "loss", "KL", "clipped", "norm", "cosine", "signal-to-noise", title="gradients")
+    for row in rows:
+        if row.algorithm == OWN:
+            numbers = [_number(recorded.get(row.step, {}).get(name)) for name in (*_LOGGED, "policy/grad_norm")]
+            table.add_row(str(row.step), "(logged)", *numbers, "", "")
+        numbers = [_number(row.metrics.get(name)) for name in _LOGGED]
+        numbers += [_number(value) for value in (row.norm, row.cosine, row.signal_to_noise)]
+        table.add_row(str(row.step), Text(row.algorithm), *numbers)
+    return table
 
 
 def _number(value: float | None) -> str:

@@ -32,12 +32,7 @@ Verbose = Annotated[
     typer.Option("--verbose", help="Show every metric with a column, and the fast paths (logging.verbose)."),
 ]
 Fork = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RUN@STEP",
-        help="Go on from a checkpoint of another run, with its optimizer and data position and other settings.",
-        show_default=False,
-    ),
+    str | None, typer.Option(metavar="RUN@STEP", help="Go on from a checkpoint of another run, with other settings.")
 ]
 
 

@@ -41,12 +41,12 @@ def verify(run: RunFolder, starts: Starts = None, count: Count = None) -> None:
     config = run_config(Path(run)).config
     silence_transformers()
     for span in spans_of(Path(run), starts or [], count):
-        found = verify_span(config, span)
-        if found.difference is None:
+        difference, changes = verify_span(config, span)
+        if difference is None:
             say(console, [f"{span}: the same, bit for bit"])
             continue
         differs = True
-        say(console, [f"{span}: first difference (recorded and now): {found.difference}"])
-        say(console, [f"  since then: {change}" for change in found.changes])
+        lines = (f"  since then: {change}" for change in changes)
+        say(console, [f"{span}: first difference (recorded and now): {difference}", *lines])
     if differs:
         raise typer.Exit(EXIT_DIFFERENT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +13,14 @@ from torch import Tensor
 
 from burnish.errors import DivergenceError
 from burnish.forward.batch import Batch
-from burnish.forward.lanes import Lanes
+from burnish.forward.lanes import Lanes, take_gradients
 from burnish.forward.scoring import ResponseScorer
+from burnish.forward.team import Gradients
 from burnish.models.accumulation import Accumulation, count_denominators, trained_rows
 from burnish.models.role_optimizer import RoleOptimizer
 from burnish.models.roles import Denominators, ObjectiveValue, TrainingState, Update
 from burnish.models.value_head import ValueScorer
+from burnish.types import Metric
 
 ObjectiveT = TypeVar("ObjectiveT")
 
@@ -131,6 +133,15 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
             metrics |= optimizer.step(norm, planned_step)
         self._accumulation = None
         return Update(metrics, accumulation.signals)
+
+    def take_gradient(self) -> tuple[Gradients, Mapping[str, Metric]]:
+        """End a step begun by `accumulate` without making it: its gradient by parameter of the role, None where no part
+        has reached it, and its metrics. Weights and optimizer stay as they are."""
+        if self._accumulation is None:
+            raise ValueError("take_gradient() was called without a step begun by accumulate()")
+        metrics, gradients = self._accumulation.metrics, take_gradients(self._optimizers[0].parameters)
+        self._drop()
+        return gradients, metrics
 
     def _drop(self) -> None:
         """Discard the parts of an unfinished step, and their gradients."""

@@ -21,6 +21,7 @@ from burnish.algorithms.advantages import Estimator
 from burnish.config.domains import domain_settings, used_domains
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError, DataError
+from burnish.forward.batch import Batch
 from burnish.models.tokenizers import load_tokenizer
 from burnish.observability.history import read_rows
 from burnish.observability.recorder import RecordedLine, RolloutNote, prompt_fields, read_rollouts, step_of
@@ -32,7 +33,7 @@ from burnish.trainers.outer_loop import Progress
 from burnish.trainers.rl.batching import build_batch, padded, scored
 from burnish.trainers.rl.collection import penalised, why_left_out
 from burnish.trainers.rl.credit import credit_rows
-from burnish.trainers.rl.credit.by_domain import DomainCredit
+from burnish.trainers.rl.credit.by_domain import DomainCredit, Row
 from burnish.trainers.rl.setup.domains import Domains, build_domains
 from burnish.trainers.rl.setup.feeds import load_prompt_set
 from burnish.trainers.rl.setup.objective import resolve_algorithm
@@ -84,6 +85,17 @@ class ReplayedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class CreditedStep:
+    """A recorded step as the update would see it: its groups with their scores, why each is left out (empty if it is
+    not), and the rows of the rest as a batch with advantages; None if there are none."""
+
+    groups: tuple[RolloutGroup, ...]
+    why_left_out: Mapping[int, str]
+    rollouts: tuple[Rollout, ...] = ()
+    batch: Batch | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Replayer:
     """Replays the steps of one run. notes: for the user."""
 
@@ -103,6 +115,19 @@ class Replayer:
         something that was not recorded; whatever a reward raises.
         """
         recorded = self.read(file)
+        step = self.credited(recorded)
+        notes = () if step.batch is None else notes_of(step.batch)
+        credit = {r.key: note for r, note in zip(step.rollouts, notes, strict=True)}
+        found = []
+        for group in step.groups:
+            for rollout in group.rollouts:
+                key = rollout.key
+                after = _after(rollout, credit.get(key), step.why_left_out[group.group_id])
+                found.append(_replayed(recorded.step, group.prompt, recorded.lines[key], rollout, after))
+        return found
+
+    def credited(self, recorded: ReplayedStep) -> CreditedStep:
+        """Score, filter and credit the groups of a recorded step. Raises like `replay`."""
         groups = recorded.groups if self.keeps_scores else self._scored(recorded.groups)
         left_out = partial(
             why_left_out, step=recorded.step, domains=self.domains, needs_greedy=self.estimator.needs_greedy
@@ -112,14 +137,9 @@ class Replayer:
         why |= {group.group_id: _NOT_RECORDED for group in lacking}
         if self.config.algorithm.overlong_buffer is not None:
             kept = [penalised(group, self.config.algorithm.overlong_buffer, self.domains) for group in kept]
-        credit = self._credit(kept, recorded)
-        found = []
-        for group in groups:
-            for rollout in group.rollouts:
-                key = rollout.key
-                after = _after(rollout, credit.get(key), why[group.group_id])
-                found.append(_replayed(recorded.step, group.prompt, recorded.lines[key], rollout, after))
-        return found
+        rows = scored(kept)
+        batch = self._batch(rows, recorded) if rows else None
+        return CreditedStep(tuple(groups), why, tuple(rollout for _, rollout in rows), batch)
 
     def read(self, file: Path) -> ReplayedStep:
         """The groups of a recorded step, with the prompts of the run's data."""
@@ -186,19 +206,17 @@ class Replayer:
             )
         return known, unknown
 
-    def _credit(self, groups: Sequence[RolloutGroup], recorded: ReplayedStep) -> dict[RowKey, RolloutNote]:
-        """Assign credit to each response as the update would, and return it as notes by row."""
-        rows = scored(groups)
-        if not rows:
-            return {}
+    def _batch(self, rows: Sequence[Row], recorded: ReplayedStep) -> Batch:
+        """The rows with their recorded columns, and the credit that the update would assign."""
         rollouts = [rollout for _, rollout in rows]
-        # Padding is never looked at: nothing passes through a model.
+        # No result depends on padding.
         batch = build_batch(rollouts, pad_token_id=0, mask_truncated=self.config.algorithm.mask_truncated)
         lines = [recorded.lines[r.key] for r in rollouts]
-        given = {"token_values": "values", "old_logprobs": "old_logprobs", "ref_logprobs": "ref_logprobs"}
-        for name in self._needed:
-            rows_of = [[float(value) for value in line[name]] for line in lines]
-            batch = batch.replace(**{given[name]: padded(rows_of, 0.0, torch.float32)})
+        columns = {"token_values": "values", "old_logprobs": "old_logprobs", "ref_logprobs": "ref_logprobs"}
+        for name, column in columns.items():
+            if all(name in line for line in lines):
+                rows_of = [[float(value) for value in line[name]] for line in lines]
+                batch = batch.replace(**{column: padded(rows_of, 0.0, torch.float32)})
         batch, _ = credit_rows(
             batch,
             rows,
@@ -207,7 +225,7 @@ class Replayer:
             kl_coef=self.kl_coefs.get(recorded.step, self.config.algorithm.kl_coef),
             domain_credit=DomainCredit(self.domains) if self.config.domains else None,
         )
-        return {r.key: note for r, note in zip(rollouts, notes_of(batch), strict=True)}
+        return batch
 
 
 @contextmanager

@@ -13,11 +13,13 @@ from burnish.checkpointing.run import CONFIG_FILE, dump_config
 from burnish.config.schema import RlConfig
 from burnish.observability.atomic import write_text_atomically
 from burnish.trainers.replay import Replayed, ReplayedResponse
+from burnish.trainers.replay_gradients import ReplayedGradient, picture
 from burnish.trainers.result import new_eval_folder
 
 REPLAY_FOLDER = "replay"
 CHANGES_FILE = "changes.jsonl"
 SUMMARY_FILE = "summary.json"
+GRADIENTS_FILE, PICTURE_FILE = "gradients.json", "gradients.svg"
 _AS_GOOD = 1e-5
 """Difference up to which two numbers are the same, relative to the larger one: a recording has been rounded."""
 
@@ -92,6 +94,16 @@ def write_replay(config: RlConfig, rows: Sequence[Replayed]) -> Path:
     write_text_atomically(folder / SUMMARY_FILE, json.dumps(found, indent=2) + "\n")
     lines = (json.dumps(dataclasses.asdict(row), ensure_ascii=False, default=str) for row in rows)
     write_text_atomically(folder / CHANGES_FILE, "".join(f"{line}\n" for line in lines))
+    return folder
+
+
+def write_gradients(config: RlConfig, rows: Sequence[ReplayedGradient]) -> Path:
+    """Write the gradients, their picture and the configuration to a new folder `replay/NNN` of the run; returns it."""
+    folder = new_eval_folder(Path(config.output), REPLAY_FOLDER)
+    write_text_atomically(folder / CONFIG_FILE, dump_config(config))
+    found = [dataclasses.asdict(row) for row in rows]
+    write_text_atomically(folder / GRADIENTS_FILE, json.dumps(found, indent=2, allow_nan=False) + "\n")
+    write_text_atomically(folder / PICTURE_FILE, picture(rows))
     return folder
 
 

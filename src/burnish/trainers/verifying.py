@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from burnish.checkpointing.comparing import FirstDifference, different_settings, first_difference
+from burnish.checkpointing.run import Difference
 from burnish.checkpointing.store import CheckpointStore
 from burnish.config.kinds import find_kind, load
 from burnish.config.schema_run import RunConfig
@@ -26,26 +27,17 @@ from burnish.trainers.run_folder import PATHS_FILE
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StepRange:
     """The steps after `start`, up to `last`."""
 
     start: int
     last: int
 
     def __str__(self) -> str:
-        first = self.start + 1
-        return f"step {first}" if first == self.last else f"steps {first} to {self.last}"
+        return f"steps {self.start + 1} to {self.last}" if self.start + 1 < self.last else f"step {self.last}"
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """Outcome for a span: its first difference, if any, and files, versions and machines that have changed since."""
-
-    difference: FirstDifference | None
-    changes: tuple[str, ...]
-
-
-def spans_of(run: Path, starts: Sequence[int], count: int | None) -> list[Span]:
+def spans_of(run: Path, starts: Sequence[int], count: int | None) -> list[StepRange]:
     """The recorded steps after each of these checkpoints (none given: after all) up to the next one, or `count` steps.
     Step 0 is the beginning. CheckpointError for a step without a checkpoint, or if nothing is recorded after any."""
     kept, rows = CheckpointStore(run).steps(), read_rows(run / METRICS_FILE)
@@ -57,7 +49,7 @@ def spans_of(run: Path, starts: Sequence[int], count: int | None) -> list[Span]:
             raise CheckpointError(f"{run} has no checkpoint of step {start}", remedy=f"choose another step ({has})")
         ends = [step for step in kept if step > start] + [newest]
         if start < newest:
-            spans.append(Span(start, ends[0] if count is None else min(newest, start + count)))
+            spans.append(StepRange(start, ends[0] if count is None else min(newest, start + count)))
     if not spans:
         raise CheckpointError(
             f"{run} has recorded no step after a checkpoint that it has kept ({has})",
@@ -66,8 +58,9 @@ def spans_of(run: Path, starts: Sequence[int], count: int | None) -> list[Span]:
     return spans
 
 
-def verify_span(config: RunConfig, span: Span) -> Verified:
-    """Make the steps again in a temporary folder within the run's, and compare them with the record bit for bit.
+def verify_span(config: RunConfig, span: StepRange) -> tuple[FirstDifference | None, list[Difference]]:
+    """Make the steps again in a temporary folder within the run's, and compare them with the record bit for bit: their
+    first difference, if any, and files, versions and machines that have changed since.
 
     `config`: of the run, with `output` where it is. Raises whatever ends a run.
     """
@@ -82,8 +75,8 @@ def verify_span(config: RunConfig, span: Span) -> Verified:
         reached = _train_until(span.last, again)
         if reached < span.last:
             raise BurnishError(f"stopped after step {reached}, so {span} cannot be compared", remedy="start again")
-        changes = tuple(f"{one}" for one in different_settings(run, folder) if not one.field.startswith("logging"))
-        return Verified(first_difference(run, folder, range(span.start + 1, span.last + 1)), changes)
+        changes = [one for one in different_settings(run, folder) if not one.field.startswith("logging")]
+        return first_difference(run, folder, range(span.start + 1, span.last + 1)), changes
 
 
 def _train_until(last: int, config: RunConfig) -> int:
