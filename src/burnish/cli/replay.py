@@ -114,7 +114,7 @@ def show_gradients(
             load_weights_before(policy, folder, step_of(file))
             rows += replay_gradients(file, policy, replayers)
     recorded = {int(row["step"]): row for row in read_rows(folder / "metrics.jsonl")}
-    console.print(gradients_table(rows, recorded))
+    show_gradients(rows, recorded, console)
     console.print(f"replay  {write_gradients(own, rows)}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -168,17 +168,20 @@ def show_changes(rows: Sequence[Replayed], console: Console) -> None:
     show_table(console, headings, shown, title="what changes most")
 
 
-def gradients_table(rows: Sequence[ReplayedGradient], recorded: Mapping[int, Mapping[str, float]]) -> Table:
-    """A row for each step and algorithm, after what the step itself logged (the mean of its updates)."""
-    table = Table("step", "algorithm", "loss", "KL", "clipped", "norm", "cosine", "signal-to-noise", title="gradients")
+def show_gradients(
+    rows: Sequence[ReplayedGradient], recorded: Mapping[int, Mapping[str, float]], console: Console
+) -> None:
+    """Print a row for each step and algorithm, after what the step itself logged (the mean of its updates)."""
+    shown = []
     for row in rows:
         if row.algorithm == OWN:
-            numbers = [_number(recorded.get(row.step, {}).get(name)) for name in (*_LOGGED, "policy/grad_norm")]
-            table.add_row(str(row.step), "(logged)", *numbers, "", "")
+            logged = [_number(recorded.get(row.step, {}).get(name)) for name in (*_LOGGED, "policy/grad_norm")]
+            shown.append((str(row.step), "(logged)", *logged, "", ""))
         numbers = [_number(row.metrics.get(name)) for name in _LOGGED]
         numbers += [_number(value) for value in (row.norm, row.cosine, row.signal_to_noise)]
-        table.add_row(str(row.step), Text(row.algorithm), *numbers)
-    return table
+        shown.append((str(row.step), row.algorithm, *numbers))
+    headings = ("step", "algorithm", "loss", "KL", "clipped", "norm", "cosine", "signal-to-noise")
+    show_table(console, headings, shown, title="gradients")
 
 
 def _number(value: float | None) -> str:
