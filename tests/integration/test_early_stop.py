@@ -11,7 +11,7 @@ import pytest
 from runs import ctrl_c_in_step, rows_of, train, untimed_rows
 
 import burnish
-from burnish.checkpointing.run import RunDirectory
+from burnish.checkpointing.run import finished
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.errors import ConfigError
 
@@ -32,7 +32,7 @@ def test_an_interrupted_run_ends_early_at_the_same_step_and_bit(
     config = tiny_sft(*words, **fields)
     with ctrl_c_in_step(3):
         folder, _ = train(config)
-    assert RunDirectory(folder).finished() is None
+    assert finished(folder) is None
     train(config)
     assert untimed_rows(folder) == untimed_rows(straight)
     assert trace(folder) == trace(straight)
@@ -58,9 +58,9 @@ def test_the_step_that_decides_is_evaluated_and_saved_and_the_run_can_go_on(
     assert rows_of(folder) == rows
     train(tiny_run(**fields))
     assert [row["step"] for row in rows_of(folder)] == [0, 1, 2, 3]
-    finished = RunDirectory(folder).finished()
-    assert finished is not None
-    assert (finished.step, finished.because) == (3, "all steps are made")
+    end = finished(folder)
+    assert end is not None
+    assert (end.step, end.because) == (3, "all steps are made")
 
 
 @pytest.mark.slow

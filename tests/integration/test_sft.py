@@ -68,7 +68,7 @@ def test_the_held_out_loss_falls_and_the_result_loads(sft_run: Callable[..., Sft
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("field", [{"loss": "dft"}, {"neftune_alpha": 0.5}])
+@pytest.mark.parametrize("field", [{"token_loss": "dft"}, {"neftune_alpha": 0.5}])
 def test_it_learns_with_the_losses_and_noise_of_papers(
     sft_run: Callable[..., SftConfig], field: dict[str, Any]
 ) -> None:
@@ -77,7 +77,7 @@ def test_it_learns_with_the_losses_and_noise_of_papers(
     rows = rows_of(config.output)
     assert rows[-1]["eval/loss"] < 0.7 * rows[0]["eval/loss"]
     assert rows[-1]["eval/token_accuracy"] > rows[0]["eval/token_accuracy"] + 0.25
-    assert ("train/cross_entropy" in rows[-1]) is (field == {"loss": "dft"})
+    assert ("train/cross_entropy" in rows[-1]) is (field == {"token_loss": "dft"})
 
 
 @pytest.mark.slow

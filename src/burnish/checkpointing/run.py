@@ -138,29 +138,6 @@ class RunDirectory:
         """Return whether a run was started in this folder before."""
         return os.path.lexists(self.config_file)
 
-    def finished(self) -> Finished | None:
-        """Read how the run in this folder has ended; None if it has steps left to make. CheckpointError for a damaged
-        file."""
-        file = self.path / FINISHED_FILE
-        if not os.path.lexists(file):
-            return None
-        try:
-            content = read_json(file)
-            return Finished(int(content["step"]), str(content["because"]))
-        except (UnreadableError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"cannot read {file}, which says that the run is finished: {error}",
-                remedy="remove it and start the run again: if nothing is left to do, it writes it anew",
-            ) from error
-
-    def finish(self, end: Finished) -> None:
-        """Write that the run has ended, and why. CheckpointError if the folder cannot be written."""
-        text = json.dumps({"step": end.step, "because": end.because}, indent=2) + "\n"
-        try:
-            write_text_atomically(self.path / FINISHED_FILE, text)
-        except OSError as error:
-            raise self._write_error(error) from error
-
     def admit(self, config: RunConfig) -> bool:
         """Return whether this configuration continues an earlier run in the folder. Changes nothing.
 
@@ -191,7 +168,7 @@ class RunDirectory:
             self._add_environment(accepted)
             write_text_atomically(self.config_file, dump_config(config))
         except OSError as error:
-            raise self._write_error(error) from error
+            raise _write_error(self.path, error) from error
 
     def begin_fork(self, config: RunConfig, forked_from: dict[str, Json]) -> None:
         """Write the configuration of a run that goes on from a checkpoint of another one, and note that run and step in
@@ -200,7 +177,7 @@ class RunDirectory:
             self._write_environment(self._environment() | {"forked_from": forked_from})
             write_text_atomically(self.config_file, dump_config(config))
         except OSError as error:
-            raise self._write_error(error) from error
+            raise _write_error(self.path, error) from error
 
     def forked_from(self) -> Json:
         """The `run` and `step` that this run was forked from; None if it began by itself."""
@@ -264,11 +241,8 @@ class RunDirectory:
             if self.rollouts in missing:
                 self.rollouts.mkdir()
         except OSError as error:
-            raise self._write_error(error) from error
+            raise _write_error(self.path, error) from error
         return [f"{path} was removed during the run and has been restored" for path in missing]
-
-    def _write_error(self, error: OSError) -> CheckpointError:
-        return CheckpointError(f"cannot write to {self.path}: {error.strerror}", remedy=disk_remedy(error, self.path))
 
     def _add_environment(self, accepted: Sequence[str]) -> None:
         """Append the environment of this start to the list of earlier ones."""
@@ -286,6 +260,35 @@ def dump_config(config: RunConfig) -> str:
     """The resolved run file as YAML, with all fields in the order of the reference, and secrets masked."""
     values = masked(config.model_dump(mode="json"), hashed=True)
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def _write_error(run_dir: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"cannot write to {run_dir}: {error.strerror}", remedy=disk_remedy(error, run_dir))
+
+
+def finished(run_dir: Path) -> Finished | None:
+    """Read how the run in this folder has ended; None if it has steps left to make. CheckpointError for a damaged
+    file."""
+    file = run_dir / FINISHED_FILE
+    if not os.path.lexists(file):
+        return None
+    try:
+        content = read_json(file)
+        return Finished(int(content["step"]), str(content["because"]))
+    except (UnreadableError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"cannot read {file}, which says that the run is finished: {error}",
+            remedy="remove it and start the run again: if nothing is left to do, it writes it anew",
+        ) from error
+
+
+def finish(run_dir: Path, end: Finished) -> None:
+    """Write that the run has ended, and why. CheckpointError if the folder cannot be written."""
+    text = json.dumps({"step": end.step, "because": end.because}, indent=2) + "\n"
+    try:
+        write_text_atomically(run_dir / FINISHED_FILE, text)
+    except OSError as error:
+        raise _write_error(run_dir, error) from error
 
 
 def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Difference]:

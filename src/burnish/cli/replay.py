@@ -114,7 +114,7 @@ def show_gradients(
             load_weights_before(policy, folder, step_of(file))
             rows += replay_gradients(file, policy, replayers)
     recorded = {int(row["step"]): row for row in read_rows(folder / "metrics.jsonl")}
-    show_gradients(rows, recorded, console)
+    _show_estimates(rows, recorded, console)
     console.print(f"replay  {write_gradients(own, rows)}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -168,7 +168,7 @@ def show_changes(rows: Sequence[Replayed], console: Console) -> None:
     show_table(console, headings, shown, title="what changes most")
 
 
-def show_gradients(
+def _show_estimates(
     rows: Sequence[ReplayedGradient], recorded: Mapping[int, Mapping[str, float]], console: Console
 ) -> None:
     """Print a row for each step and algorithm, after what the step itself logged (the mean of its updates)."""

@@ -71,7 +71,7 @@ class SftConfig(RunConfig):
     """Longest example (prompt and completion), in tokens; see `data.over_long`."""
     train_on: Literal["all_turns", "last_turn"] = "all_turns"
     """Assistant's turns of a conversation that are trained on, unless a message says `train: false` (docs/data.md)."""
-    loss: Literal["nll", "dft"] = "nll"
+    token_loss: Literal["nll", "dft"] = "nll"
     """Loss of a token with probability p: -log p, or with `dft` -p log p, where p has no gradient
     (https://arxiv.org/abs/2508.05629, docs/algorithms.md)."""
     neftune_alpha: Annotated[float, Field(gt=0)] | None = None

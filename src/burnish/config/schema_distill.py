@@ -70,8 +70,8 @@ def _unread(config: DistillConfig) -> Iterator[Problem]:
     if config.hard_weight and config.sampled_share == 1:
         message = f"is {config.hard_weight:g}, but with sampled_share 1 no step trains on the texts"
         yield Problem("hard_weight", message, "remove it, or lower sampled_share")
-    if config.loss != "nll":
-        yield Problem("loss", f"is {config.loss}, but distillation minimises a divergence", "remove it")
+    if config.token_loss != "nll":
+        yield Problem("token_loss", f"is {config.token_loss}, but distillation minimises a divergence", "remove it")
     if config.neftune_alpha is not None:
         message = f"is {config.neftune_alpha:g}, but a student reads the same input as its teacher"
         yield Problem("neftune_alpha", message, "remove it")

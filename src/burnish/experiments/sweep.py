@@ -20,7 +20,7 @@ from typing import Literal
 import yaml
 
 from burnish.api.preparing import Given, as_overrides, kind_of
-from burnish.checkpointing.run import RunDirectory, refused_differences
+from burnish.checkpointing.run import RunDirectory, finished, refused_differences
 from burnish.checkpointing.sources import check_output
 from burnish.config.loading import LoadedConfig, load_run_file
 from burnish.config.schema import RunConfig
@@ -64,7 +64,7 @@ class SweptRun:
         """Return whether its folder holds this run, trained to its end. If a run that it takes a model from is gone,
         its command has to say so."""
         directory = RunDirectory(self.folder)
-        if not directory.begun() or directory.finished() is None:
+        if not directory.begun() or finished(self.folder) is None:
             return False
         try:
             config, _ = pinned(self.config)
@@ -241,7 +241,7 @@ class _Training:
     def _conclude(self, status: int) -> None:
         run = self.run
         if status == 0:
-            run.state = "finished" if RunDirectory(run.folder).finished() is not None else "stopped"
+            run.state = "finished" if finished(run.folder) is not None else "stopped"
         elif self.told_to_stop and status in (-signal.SIGINT, 128 + signal.SIGINT):
             run.state = "stopped"
         else:

@@ -242,7 +242,7 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("train/accuracy", "fraction", "mean", "higher", "`rm`, `prefer`: share of the step's comparisons in which the better response scored highest."),
         MetricName("train/divergence", "nats", "mean", "lower", "`distill`: divergence from the teacher per trained token."),
         MetricName("train/agreement", "fraction", "mean", "higher", "`distill`: share of trained tokens at which student and teacher find the same token most likely."),
-        MetricName("train/cross_entropy", "nats", "mean", "lower", "`distill`, and `sft` with `loss: dft`: negative log-likelihood of the texts per trained token."),
+        MetricName("train/cross_entropy", "nats", "mean", "lower", "`distill`, and `sft` with `token_loss: dft`: negative log-likelihood of the texts per trained token."),
         MetricName("train/tokens", "tokens", "sum", "", "Tokens that the step read."),
         MetricName("train/examples", "examples", "sum", "", "Examples that the step was trained on."),
         MetricName("train/comparisons", "comparisons", "sum", "", "Comparisons that the step was trained on."),

@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rich.console import Console
 
 from burnish.checkpointing.encoding import read_state, restoring, write_state
-from burnish.checkpointing.run import Finished, RunDirectory
+from burnish.checkpointing.run import Finished, finish
 from burnish.checkpointing.store import Checkpoint, CheckpointStore, Pending, read_pending, write_pending
 from burnish.config.schema import RunConfig
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DivergenceError
@@ -136,7 +136,7 @@ def train_to_end(opened: AbstractContextManager[Training], console: Console) -> 
         folder, step, because = Path(training.config.output), training.progress.step, end_of(training)
         if because:
             training.journal.check_place()
-            RunDirectory(folder).finish(Finished(step, because))
+            finish(folder, Finished(step, because))
         if because and step < training.total_steps:
             training.journal.display.note(f"ended before step {training.total_steps}: {because}")
         return RunResult.of(folder, step, stopped=not because)

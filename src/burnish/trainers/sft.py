@@ -291,7 +291,7 @@ def open_sft_run(
             journal=begun.journal(total_steps),
             store=begun.workplace.store,
             last_position=None if config.steps else config.optimization.epochs * len(train),
-            objective=LikelihoodObjective(dynamic=config.loss == "dft"),
+            objective=LikelihoodObjective(dynamic=config.token_loss == "dft"),
             saved=SavedPolicy(config.model, loaded, policy, response_ends(train.examples, loaded.tokenizer)),
         )
         yield begun.restored(run)

@@ -60,7 +60,7 @@ SIGNATURES = {
     "Policy.save": "(self, folder)",
     "Policy.generate": "(self, prompt, *, max_response_tokens=512, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, "
     "greedy=False, stop=(), seed=0)",
-    "Message": "(role, content, tool_calls=(), reasoning_content=None, extra=<factory>)",
+    "Message": "(role, content, tool_calls=(), reasoning_content=None, extra=<factory>, trained=None)",
     "Score": "(value, parts=<factory>, token_rewards=None)",
 }
 RUN = [

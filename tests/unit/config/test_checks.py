@@ -69,7 +69,7 @@ NEVER_FALLS = (
         ("distill", "cluster.sharding=full cluster.trainers=2", "cluster.sharding is full, which has not been tried"),
         ("distill", "sampled_share=0.5 cluster.trainers=2", "sampled_share is 0.5, but the student samples only in"),
         ("distill", "hard_weight=0.1 sampled_share=1", "hard_weight is 0.1, but with sampled_share 1 no step"),
-        ("distill", "loss=dft", "loss is dft, but distillation minimises a divergence"),
+        ("distill", "token_loss=dft", "token_loss is dft, but distillation minimises a divergence"),
         ("distill", "neftune_alpha=5", "neftune_alpha is 5, but a student reads the same input as its teacher"),
         ("distill", "beta=0.1", "beta is 0.1, but divergence is forward_kl, which has none"),
         ("distill", "divergence=jsd beta=1", "beta"),

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import burnish
-from burnish.checkpointing.run import Finished, RunDirectory
+from burnish.checkpointing.run import Finished, RunDirectory, finish
 from burnish.cli.app import build_app
 from burnish.config.loading import load_run_data
 from burnish.errors import ConfigError
@@ -75,7 +75,7 @@ def test_what_is_finished_is_skipped_only_if_it_is_the_same_run(swept: Callable[
     for run in runs:
         directory = RunDirectory(run.folder)
         directory.begin(run.config)
-        directory.finish(Finished(3, "all steps are made"))
+        finish(directory.path, Finished(3, "all steps are made"))
     assert states(swept("seed=0,2")) == ["skipped", "skipped"]
     assert states(swept("seed=0,2", "steps=4")) == ["waiting", "waiting"]
     assert states(swept("seed=0,2", "rollout.group_size=4")) == ["waiting", "waiting"]

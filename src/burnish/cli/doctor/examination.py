@@ -29,7 +29,7 @@ from burnish.planning.memory import bytes_in_words
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "peft")
 OPTIONAL = (
     *("ray", "vllm", "starlette", "uvicorn", "mcp", "websockets", "reasoning-gym", "langdetect"),
-    *("jsonschema", "wandb", "mlflow-skinny", "trackio"),
+    *("jsonschema", "wandb", "mlflow-skinny", "trackio", "matplotlib", "textual"),
 )
 """Packages of the extras."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
