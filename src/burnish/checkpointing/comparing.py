@@ -36,7 +36,10 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
 """Columns of recorded rollouts."""
 _BEGINNINGS: Mapping[str, tuple[str, ...]] = {
     "evaluation": ("eval/",),
-    "log-probabilities of the trainer": ("rollout/logprob", "kl/"),
+    "log-probabilities of the trainer": (
+        *("rollout/logprob_diff_mean", "rollout/logprob_diff_max", "rollout/logprob_k3"),
+        "kl/",
+    ),
     "sampled tokens": ("rollout/", "conversation/", "tool/", "agent/", "environment/"),
     "rewards": ("reward/", "groups/", "domain/"),
     "advantages": ("advantage/",),
