@@ -11,9 +11,9 @@ import pytest
 from runs import ctrl_c_in_step, rows_of, train, untimed_rows
 
 import burnish
-from burnish.checkpointing.run import finished
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.errors import ConfigError
+from burnish.observability.ending import read_ending
 
 ReadTrace = Callable[[Path], Any]
 NEVER_BETTER = {"metric": "eval/token_accuracy", "no_better_for": 2}
@@ -32,7 +32,7 @@ def test_an_interrupted_run_ends_early_at_the_same_step_and_bit(
     config = tiny_sft(*words, **fields)
     with ctrl_c_in_step(3):
         folder, _ = train(config)
-    assert finished(folder) is None
+    assert read_ending(folder) is None
     train(config)
     assert untimed_rows(folder) == untimed_rows(straight)
     assert trace(folder) == trace(straight)
@@ -58,7 +58,7 @@ def test_the_step_that_decides_is_evaluated_and_saved_and_the_run_can_go_on(
     assert rows_of(folder) == rows
     train(tiny_run(**fields))
     assert [row["step"] for row in rows_of(folder)] == [0, 1, 2, 3]
-    end = finished(folder)
+    end = read_ending(folder)
     assert end is not None
     assert (end.step, end.because) == (3, "all steps are made")
 

@@ -217,7 +217,7 @@ def test_plan_says_what_the_page_says(
         assert number in page
     for name, label in DOMAINS.items():
         assert f"prompts of {name} " in said
-        assert f"x 8 responses; rewards: {label} " in said
+        assert f"x 8 responses; rewards: {label}\n" in said
 
 
 @pytest.fixture

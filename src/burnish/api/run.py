@@ -14,7 +14,7 @@ from burnish.api.pictures import run_html
 from burnish.api.policy import Policy
 from burnish.api.rollouts import RecordedRollout, recorded
 from burnish.checkpointing.chaining import Chosen, find_checkpoint
-from burnish.checkpointing.run import RunDirectory, finished
+from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.sources import split_choice, with_inputs_moved
 from burnish.checkpointing.store import Checkpoint, CheckpointStore
 from burnish.config.kinds import find_kind
@@ -22,6 +22,7 @@ from burnish.config.loading import LoadedConfig, kind_of_data, load_run_data
 from burnish.config.schema import RunConfig
 from burnish.config.yaml_text import parse_value
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DataError
+from burnish.observability.ending import read_ending
 from burnish.observability.history import read_rows
 from burnish.observability.recorder import recorded_files
 
@@ -89,7 +90,7 @@ class Run:
     def stopped(self) -> bool | None:
         """True if the run ended before its last step, unless `stop_when` ended it; None if that is not known yet,
         because the configuration gives passes instead of steps."""
-        if finished(self.output) is not None:
+        if read_ending(self.output) is not None:
             return False
         steps = run_config(self.output).config.model_dump(include={"steps"})["steps"]
         return None if steps is None else self.step < steps

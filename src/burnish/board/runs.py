@@ -17,8 +17,9 @@ from burnish.board.index import RolloutIndex
 from burnish.board.tables import MetricTable
 from burnish.config.kinds import USUAL
 from burnish.config.loading import kind_of_data
-from burnish.errors import BurnishError, ConfigError
+from burnish.errors import BurnishError, CheckpointError, ConfigError
 from burnish.observability.control import Request, asked
+from burnish.observability.ending import read_ending
 from burnish.observability.sinks import METRICS_FILE
 from burnish.outside.reading import UnreadableError, file_problem, read_json, reading
 from burnish.outside.supervise import is_alive
@@ -37,6 +38,8 @@ _RECENT = 20
 """Steps whose mean time estimates the time left."""
 _SAME_FAMILY = ("seed", "output", "logging.", "evaluation.", "checkpoint.", "cluster.", "debug.")
 """Fields in which runs of one family may differ: they are one experiment with several seeds."""
+_ALGORITHM = ("algorithm.estimator", "algorithm.loss", "losses.0.name", "divergence")
+"""Fields that name the algorithm of a run without a preset."""
 _HEADLINES = ("reward/mean", "eval/accuracy", "eval/reward_mean", "train/loss", "eval/loss")
 
 
@@ -146,8 +149,8 @@ class WatchedRun:
         return steps if type(steps) is int else None
 
     def _head(self, data: Mapping[str, Json], values: Mapping[str, Json], family: str) -> RunHead:
-        estimator, loss = values.get("algorithm.estimator"), values.get("algorithm.policy_loss")
-        named = values.get("algorithm.preset") or " · ".join(str(part) for part in (estimator, loss) if part)
+        parts = (values.get(path) for path in _ALGORITHM)
+        named = values.get("algorithm.preset") or " · ".join(str(part) for part in parts if part)
         train = [str(value) for path, value in values.items() if _names_training_data(path) and value]
         return {
             "folder": str(self.folder),
@@ -162,13 +165,19 @@ class WatchedRun:
     def _state(self, step: int, total: int | None, now: float, *, paused: bool) -> State:
         holder = _holder(self.folder / _LOCK_FILE)
         if not holder:
-            return "finished" if total is not None and step >= total else "stopped"
+            return "finished" if self._has_ended() or (total is not None and step >= total) else "stopped"
         pid, table = holder.get("pid"), self.table
         if holder.get("host") == socket.gethostname():
             alive = type(pid) is int and is_alive(pid)
             return ("paused" if paused else "running") if alive else "crashed"
         patience = max(_SILENT_SECONDS, _SILENT_STEPS * (self._step_seconds() or 0.0))
         return "silent" if now - table.changed > patience else "paused" if paused else "running"
+
+    def _has_ended(self) -> bool:
+        try:
+            return read_ending(self.folder) is not None
+        except CheckpointError:  # a damaged file must not take a run from the list
+            return False
 
     def _step_seconds(self) -> float | None:
         seconds, steps = self.table.seconds[-_RECENT - 1 :], self.table.steps[-_RECENT - 1 :]

@@ -25,13 +25,13 @@ from burnish.config.secrets import masked, masked_command, restored
 from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DifferentRunError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
+from burnish.observability.ending import ENDING_FILE
 from burnish.outside.reading import UnreadableError, read_json
 from burnish.outside.supervise import run_program
 from burnish.types import Json
 
 CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
-FINISHED_FILE = "finished.json"
 RUN_SIGNS = (CONFIG_FILE, LOCK_FILE, "checkpoints", "metrics.jsonl")
 """Any of these names in a folder shows that it is a run's folder."""
 
@@ -109,14 +109,6 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """The end of a run: its last step, and why it is the last."""
-
-    step: int
-    because: str
-
-
-@dataclass(frozen=True, slots=True)
 class RunDirectory:
     """The folder of a run, and the paths in it."""
 
@@ -164,7 +156,7 @@ class RunDirectory:
             if config.logging.keeps_rollouts:
                 self.rollouts.mkdir(parents=True, exist_ok=True)
             self._remove_torn_files()
-            (self.path / FINISHED_FILE).unlink(missing_ok=True)
+            (self.path / ENDING_FILE).unlink(missing_ok=True)
             self._add_environment(accepted)
             write_text_atomically(self.config_file, dump_config(config))
         except OSError as error:
@@ -264,31 +256,6 @@ def dump_config(config: RunConfig) -> str:
 
 def _write_error(run_dir: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"cannot write to {run_dir}: {error.strerror}", remedy=disk_remedy(error, run_dir))
-
-
-def finished(run_dir: Path) -> Finished | None:
-    """Read how the run in this folder has ended; None if it has steps left to make. CheckpointError for a damaged
-    file."""
-    file = run_dir / FINISHED_FILE
-    if not os.path.lexists(file):
-        return None
-    try:
-        content = read_json(file)
-        return Finished(int(content["step"]), str(content["because"]))
-    except (UnreadableError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"cannot read {file}, which says that the run is finished: {error}",
-            remedy="remove it and start the run again: if nothing is left to do, it writes it anew",
-        ) from error
-
-
-def finish(run_dir: Path, end: Finished) -> None:
-    """Write that the run has ended, and why. CheckpointError if the folder cannot be written."""
-    text = json.dumps({"step": end.step, "because": end.because}, indent=2) + "\n"
-    try:
-        write_text_atomically(run_dir / FINISHED_FILE, text)
-    except OSError as error:
-        raise _write_error(run_dir, error) from error
 
 
 def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Difference]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from burnish.checkpointing.run import RunDirectory, finished
+from burnish.checkpointing.run import RunDirectory
 from burnish.config.loading import kind_of_data
 from burnish.errors import DataError
+from burnish.observability.ending import read_ending
 from burnish.observability.history import columns, read_rows
 from burnish.report.configuration import departures, leaves
 from burnish.report.report import run_names
@@ -44,7 +45,7 @@ class RecordedRun:
     def may_be_finished(self) -> bool:
         """Return whether the run is finished, or its configuration does not tell how many steps it has."""
         steps, last = self.fields.get("steps"), max((at[-1] for at, _ in self.metrics.values()), default=0)
-        return finished(self.folder) is not None or not isinstance(steps, int) or last >= steps
+        return read_ending(self.folder) is not None or not isinstance(steps, int) or last >= steps
 
     def measured(self, metric: str, step: int | None) -> float:
         """The last value of a metric, or that at a step."""

@@ -20,7 +20,7 @@ from typing import Literal
 import yaml
 
 from burnish.api.preparing import Given, as_overrides, kind_of
-from burnish.checkpointing.run import RunDirectory, finished, refused_differences
+from burnish.checkpointing.run import RunDirectory, refused_differences
 from burnish.checkpointing.sources import check_output
 from burnish.config.loading import LoadedConfig, load_run_file
 from burnish.config.schema import RunConfig
@@ -29,6 +29,7 @@ from burnish.errors import BurnishError, CheckpointError, ConfigError
 from burnish.experiments.settings import OUTPUT, Setting, settings_of
 from burnish.observability.atomic import disk_remedy
 from burnish.observability.console import duration
+from burnish.observability.ending import read_ending
 from burnish.outside.supervise import Child, end_with_parent, start
 from burnish.trainers.chaining import pinned
 from burnish.trainers.interrupt import StopRequest, graceful_stop
@@ -64,7 +65,7 @@ class SweptRun:
         """Return whether its folder holds this run, trained to its end. If a run that it takes a model from is gone,
         its command has to say so."""
         directory = RunDirectory(self.folder)
-        if not directory.begun() or finished(self.folder) is None:
+        if not directory.begun() or read_ending(self.folder) is None:
             return False
         try:
             config, _ = pinned(self.config)
@@ -241,7 +242,7 @@ class _Training:
     def _conclude(self, status: int) -> None:
         run = self.run
         if status == 0:
-            run.state = "finished" if finished(run.folder) is not None else "stopped"
+            run.state = "finished" if read_ending(run.folder) is not None else "stopped"
         elif self.told_to_stop and status in (-signal.SIGINT, 128 + signal.SIGINT):
             run.state = "stopped"
         else:

@@ -18,7 +18,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from rich.console import Console
 
 from burnish.checkpointing.encoding import read_state, restoring, write_state
-from burnish.checkpointing.run import Finished, finish
 from burnish.checkpointing.store import Checkpoint, CheckpointStore, Pending, read_pending, write_pending
 from burnish.config.schema import RunConfig
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DivergenceError
@@ -28,6 +27,7 @@ from burnish.models.loading import LoadedModel
 from burnish.models.roles import Learner
 from burnish.models.saved import SavedPolicy
 from burnish.observability.console import Standing, nobody, say
+from burnish.observability.ending import RunEnding, write_ending
 from burnish.observability.metrics import MetricStore
 from burnish.outside.plugins import describe_failure
 from burnish.outside.shortage import naming_shortages
@@ -136,7 +136,7 @@ def train_to_end(opened: AbstractContextManager[Training], console: Console) -> 
         folder, step, because = Path(training.config.output), training.progress.step, end_of(training)
         if because:
             training.journal.check_place()
-            finish(folder, Finished(step, because))
+            write_ending(folder, RunEnding(step, because))
         if because and step < training.total_steps:
             training.journal.display.note(f"ended before step {training.total_steps}: {because}")
         return RunResult.of(folder, step, stopped=not because)

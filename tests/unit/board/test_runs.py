@@ -73,6 +73,30 @@ def test_state(tmp_path: Path, lock: dict[str, Any] | None, steps: int, later: f
     assert found["left"] == (14.0 if state == "running" else None)
 
 
+@pytest.mark.parametrize(
+    ("text", "state"), [('{"step": 1, "because": "eval/loss is low"}', "finished"), ("{torn", "stopped")]
+)
+def test_a_run_that_ended_early_or_by_passes_is_finished(tmp_path: Path, text: str, state: str) -> None:
+    write_rows(tmp_path, {"step": 1})
+    (tmp_path / "config.yaml").write_text("steps: null\n")
+    (tmp_path / "finished.json").write_text(text)
+    assert WatchedRun.at("a", tmp_path).summary(0)["state"] == state
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("algorithm: {preset: rloo, estimator: rloo}\n", "rloo"),
+        ("algorithm: {preset: null, estimator: grpo, loss: gspo}\n", "grpo · gspo"),
+        ("losses:\n- {name: simpo, weight: 1.0}\n", "simpo"),
+    ],
+)
+def test_the_head_names_the_algorithm(tmp_path: Path, text: str, named: str) -> None:
+    write_rows(tmp_path, {"step": 1})
+    (tmp_path / "config.yaml").write_text(text)
+    assert WatchedRun.at("a", tmp_path).head()["algorithm"] == named
+
+
 def test_a_pause_that_is_asked_for_is_seen(tmp_path: Path) -> None:
     write_rows(tmp_path, {"step": 1})
     (tmp_path / "run.lock").write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from burnish.checkpointing.run import Finished, RunDirectory, finish
+from burnish.checkpointing.run import RunDirectory
 from burnish.config.loading import load_run_file
 from burnish.models.characters import character_tokenizer
+from burnish.observability.ending import RunEnding, write_ending
 
 RUN = """\
 output: sweep
@@ -61,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
     for seed in (0, 1):  # finished runs of a sweep
         run = load_run_file(tmp_path / "run.yaml", (f"seed={seed}", f"output=sweep/seed={seed}")).config
         RunDirectory(tmp_path / run.output).begin(run)
-        finish(tmp_path / run.output, Finished(4, "all steps are made"))
+        write_ending(tmp_path / run.output, RunEnding(4, "all steps are made"))
     row = {"step": 1, "reward/mean": 0.5, "eval/accuracy": 0.5}
     (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "run" / "config.yaml").write_text(RUN)

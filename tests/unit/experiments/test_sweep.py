@@ -15,13 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 import burnish
-from burnish.checkpointing.run import Finished, RunDirectory, finish
+from burnish.checkpointing.run import RunDirectory
 from burnish.cli.app import build_app
 from burnish.config.loading import load_run_data
 from burnish.errors import ConfigError
 from burnish.experiments import sweep as sweeping
 from burnish.experiments.settings import settings_of
 from burnish.experiments.sweep import SweptRun, checked_runs, last_error, train_all
+from burnish.observability.ending import RunEnding, write_ending
 from burnish.outside.supervise import Child, start
 
 PROGRAM = """
@@ -75,7 +76,7 @@ def test_what_is_finished_is_skipped_only_if_it_is_the_same_run(swept: Callable[
     for run in runs:
         directory = RunDirectory(run.folder)
         directory.begin(run.config)
-        finish(directory.path, Finished(3, "all steps are made"))
+        write_ending(directory.path, RunEnding(3, "all steps are made"))
     assert states(swept("seed=0,2")) == ["skipped", "skipped"]
     assert states(swept("seed=0,2", "steps=4")) == ["waiting", "waiting"]
     assert states(swept("seed=0,2", "rollout.group_size=4")) == ["waiting", "waiting"]
