@@ -63,17 +63,9 @@ class Lessons:
     teachers: Reference
     by_domain: Mapping[str, Lesson]
 
-    def of(self, prompt: Prompt) -> Lesson:
-        """The lesson of the prompt's domain."""
-        return self.by_domain[ALL] if ALL in self.by_domain else self.by_domain[prompt.domain]
-
-    def weights(self, rows: Sequence[Row]) -> Tensor:
-        """(B,) weight of each row's teacher."""
-        return torch.tensor([self.of(group.prompt).weight for group, _ in rows])
-
     def logprobs(self, batch: Batch, rows: Sequence[Row]) -> Tensor:
         """(B, T) log-probabilities of the response tokens, each row by its own teacher."""
-        lessons = [self.of(group.prompt) for group, _ in rows]
+        lessons = lessons_of(rows, self.by_domain)
         read = batch.replace(teacher=torch.tensor([lesson.teacher for lesson in lessons]))
         if any(lesson.prompts is not None for lesson in lessons):
             prompts = [
@@ -84,6 +76,16 @@ class Lessons:
                 prompt_tokens=padded(prompts, 0, torch.int64), prompt_lengths=torch.tensor(list(map(len, prompts)))
             )
         return self.teachers.logprobs(read)
+
+
+def lessons_of(rows: Sequence[Row], by_domain: Mapping[str, Lesson]) -> list[Lesson]:
+    """The lesson of each row's domain."""
+    return [by_domain[ALL if ALL in by_domain else group.prompt.domain] for group, _ in rows]
+
+
+def teacher_weights(rows: Sequence[Row], by_domain: Mapping[str, Lesson]) -> Tensor:
+    """(B,) weight of each row's teacher."""
+    return torch.tensor([lesson.weight for lesson in lessons_of(rows, by_domain)])
 
 
 def distance_to_teacher(batch: Batch) -> dict[str, Metric]:
