@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from runs import rows_of, train
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError, DataError, ModelError
 from burnish.observability.recorder import read_rollouts
+from burnish.planning.rl import plan_rl
 from burnish.trainers.cluster import train_rl
+from burnish.trainers.placement import model_facts
+from burnish.trainers.rl.setup.preflight import preview_rl
 
 BuildRl = Callable[..., RlConfig]
 
@@ -90,6 +94,25 @@ def test_a_policy_learns_from_itself_with_the_answer_in_view(taught: BuildRl) ->
 def test_a_template_that_names_no_column_is_refused_before_the_run(taught: BuildRl) -> None:
     with pytest.raises(DataError, match=r"prompt '.*': teacher.prompt names the column 'hint'"):
         train(taught(teacher={"path": "policy", "prompt": "{hint}{prompt}"}))
+
+
+def test_a_plan_tries_teachers_on_the_rows_and_counts_their_memory(taught: BuildRl, teacher: Path) -> None:
+    template = {"path": str(teacher), "prompt": "{answer}{prompt}"}
+    config = taught("rollout.max_prompt_tokens=5", teacher=template)
+    facts = model_facts(config)
+    assert facts is not None
+    assert facts.teacher is not None
+    preview_rl(config, facts, here=True)
+    short = replace(facts, teachers=(replace(facts.teacher, context_tokens=9),))
+    for here in (True, False):
+        with pytest.raises(DataError, match=r"prompt '.*': teacher.prompt names the column 'hint'"):
+            preview_rl(taught(teacher=template | {"prompt": "{hint}"}), facts, here=here)
+        with pytest.raises(ConfigError, match=r"teacher.prompt makes \d tokens of prompt .*\.max_response_tokens 4 in"):
+            preview_rl(config, short, here=here)
+        with pytest.raises(ConfigError, match=r"teacher.path .* has a context of 9 tokens"):
+            preview_rl(taught(teacher=template), short, here=here)
+    assert "unknown sizes" in " ".join(plan_rl(config, facts=replace(facts, teachers=(None,))).warnings)
+    assert facts.teacher.num_parameters > facts.num_parameters
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ class Lessons:
 
     def logprobs(self, batch: Batch, rows: Sequence[Row]) -> Tensor:
         """(B, T) log-probabilities of the response tokens, each row by its own teacher."""
-        lessons = lessons_of(rows, self.by_domain)
+        lessons = [lesson_of(group.prompt, self.by_domain) for group, _ in rows]
         read = batch.replace(teacher=torch.tensor([lesson.teacher for lesson in lessons]))
         if any(lesson.prompts is not None for lesson in lessons):
             prompts = [
@@ -78,14 +78,14 @@ class Lessons:
         return self.teachers.logprobs(read)
 
 
-def lessons_of(rows: Sequence[Row], by_domain: Mapping[str, Lesson]) -> list[Lesson]:
-    """The lesson of each row's domain."""
-    return [by_domain[ALL if ALL in by_domain else group.prompt.domain] for group, _ in rows]
+def lesson_of(prompt: Prompt, by_domain: Mapping[str, Lesson]) -> Lesson:
+    """The lesson of the prompt's domain."""
+    return by_domain[ALL if ALL in by_domain else prompt.domain]
 
 
 def teacher_weights(rows: Sequence[Row], by_domain: Mapping[str, Lesson]) -> Tensor:
     """(B,) weight of each row's teacher."""
-    return torch.tensor([lesson.weight for lesson in lessons_of(rows, by_domain)])
+    return torch.tensor([lesson_of(group.prompt, by_domain).weight for group, _ in rows])
 
 
 def distance_to_teacher(batch: Batch) -> dict[str, Metric]:
