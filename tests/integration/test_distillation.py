@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from runs import rows_of, train
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError, DataError, ModelError
 from burnish.observability.recorder import read_rollouts
+from burnish.planning.rl import plan_rl
+from burnish.planning.rl_processes import RlTable
 from burnish.trainers.cluster import train_rl
+from burnish.trainers.placement import model_facts
+from burnish.trainers.replay_gradients import open_policy
+from burnish.trainers.rl.setup.preflight import preview_rl
 
 BuildRl = Callable[..., RlConfig]
 
@@ -38,6 +44,32 @@ def test_a_policy_comes_closer_to_its_teacher_without_rewards(taught: BuildRl) -
     folder, _ = train(taught("steps=12"))
     distances = [row["kl/teacher_per_token"] for row in rows_of(folder)]
     assert sum(distances[-3:]) < 0.5 * sum(distances[:3])
+
+
+@pytest.mark.slow
+def test_whole_distributions_teach_in_one_process_and_in_two(
+    taught: BuildRl, teacher: Path, trace: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    whole = {"path": str(teacher), "compare": "vocabulary"}
+    fixed = ("cluster.lanes=2", "cluster.threads=1")
+    folder, _ = train(taught("steps=12", *fixed, teacher=whole))
+    rows = rows_of(folder)
+    distances, agreements = ([row[f"policy/teacher_{name}"] for row in rows] for name in ("divergence", "agreement"))
+    assert sum(distances[-3:]) < 0.3 * sum(distances[:3])
+    assert sum(agreements[-3:]) > sum(agreements[:3])
+    assert [row["policy/loss"] for row in rows] == pytest.approx(distances, rel=1e-5)
+    two = ("steps=3", *fixed, "cluster.trainers=2", f"output={tmp_path / 'two'}")
+    several = train_rl(taught(*two, teacher=whole), console=Console(quiet=True))
+    one, _ = train(taught("steps=3", *fixed, f"output={tmp_path / 'one'}", teacher=whole))
+    assert trace(several.folder) == trace(one)
+    for steps in (2, 3):
+        resumed, _ = train(taught(f"steps={steps}", *fixed, f"output={tmp_path / 'resumed'}", teacher=whole))
+    assert trace(resumed) == trace(one)
+    with (
+        pytest.raises(ConfigError, match="distributions, which no file could hold"),
+        open_policy(taught(teacher=whole), Console(quiet=True)),
+    ):
+        pass
 
 
 @pytest.mark.slow
@@ -87,9 +119,49 @@ def test_a_policy_learns_from_itself_with_the_answer_in_view(taught: BuildRl) ->
     assert all(abs(row["kl/teacher_per_token"]) > 1e-4 for row in rows_of(folder))
 
 
+def test_what_whole_distributions_cannot_be_compared_with(taught: BuildRl) -> None:
+    """One model, in the process of the update, on the policy's own rows; nothing else is in the loss."""
+    whole = {"path": "policy", "compare": "vocabulary"}
+    for words, field in {
+        "teacher.prompt=hint": "teacher.prompt",
+        "model.lora={}": "teacher.path",
+        "cluster.own_process=teacher": "cluster.own_process",
+        "cluster.offload=[teacher]": "cluster.offload",
+        "rollout.temperature=0.7": "rollout.temperature",
+        "algorithm.entropy_coef=0.1": "algorithm.entropy_coef",
+        "algorithm.estimator_options.reward_coef=1": "algorithm.estimator_options",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"{field} .*but teacher.compare is vocabulary"):
+            taught(words, teacher=whole)
+
+
 def test_a_template_that_names_no_column_is_refused_before_the_run(taught: BuildRl) -> None:
     with pytest.raises(DataError, match=r"prompt '.*': teacher.prompt names the column 'hint'"):
         train(taught(teacher={"path": "policy", "prompt": "{hint}{prompt}"}))
+
+
+def test_a_plan_tries_teachers_on_the_rows_and_counts_their_memory(taught: BuildRl, teacher: Path) -> None:
+    template = {"path": str(teacher), "prompt": "{answer}{prompt}"}
+    config = taught("rollout.max_prompt_tokens=5", teacher=template)
+    facts = model_facts(config)
+    assert facts is not None
+    assert facts.teacher is not None
+    preview_rl(config, facts, here=True)
+    short = replace(facts, teachers=(replace(facts.teacher, context_tokens=9),))
+    for here in (True, False):
+        with pytest.raises(DataError, match=r"prompt '.*': teacher.prompt names the column 'hint'"):
+            preview_rl(taught(teacher=template | {"prompt": "{hint}"}), facts, here=here)
+        with pytest.raises(ConfigError, match=r"teacher.prompt makes \d tokens of prompt .*\.max_response_tokens 4 in"):
+            preview_rl(config, short, here=here)
+        with pytest.raises(ConfigError, match=r"teacher.path .* has a context of 9 tokens"):
+            preview_rl(taught(teacher=template), short, here=here)
+    assert "unknown sizes" in " ".join(plan_rl(config, facts=replace(facts, teachers=(None,))).warnings)
+    assert facts.teacher.num_parameters > facts.num_parameters
+    whole = taught(teacher=template | {"prompt": None, "compare": "vocabulary"})
+    table = RlTable(whole, facts)
+    needed = {item.name: item.phases for item in table.teachers()}
+    assert needed["comparison with the teacher"] == ("update",)
+    assert needed["passes of a teacher"] == ("teacher", "update")
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "remax": {"algorithm": {"preset": "remax", "kl_in": "none"}},
     "ppo": {"algorithm": {"preset": "ppo", "kl_in": "reward", "kl_coef": 0.3, "kl_target": 0.01}, "critic": {}},
     "rloo": {"algorithm": {"preset": "rloo", "kl_coef": 0.3}},
+    "sdft": {"algorithm": "opd", "teacher": {"path": "policy", "prompt": "{answer}{prompt}", "weight": 0.7}},
 }
 
 
@@ -142,6 +143,15 @@ def test_what_was_not_recorded_cannot_be_credited(run: Callable[..., Path]) -> N
         replayed(folder, "algorithm.estimator=gae")
     with pytest.raises(ConfigError, match="needs old_logprobs and ref_logprobs"):
         replayed(folder, "algorithm.kl_in=reward", "algorithm.kl_coef=0.1")
+
+
+@pytest.mark.slow
+def test_a_teacher_may_weigh_more_and_be_no_other(run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run("sdft", rewards=[])
+    own, heavier = replayed(folder), replayed(folder, "teacher.weight=1.4")
+    assert [row.after.advantage for row in heavier] == pytest.approx([2 * (row.after.advantage or 0) for row in own])
+    assert main(["replay", str(folder), "teacher.prompt='{prompt}'"]) == 2
+    assert "teacher is not the teacher that the run was recorded with" in capsys.readouterr().err
 
 
 @pytest.mark.slow

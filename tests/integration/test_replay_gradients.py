@@ -34,7 +34,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "dapo": {"preset": "dapo", "top_entropy": 0.5},
     "rloo": {"preset": "rloo", "kl_coef": 0.3, "kl_target": 0.01},
     "ppo": {"preset": "ppo", "kl_coef": 0.3},
+    "opd": {"preset": "opd"},
 }
+TEACHER = {"path": "policy", "prompt": "{answer}{prompt}", "weight": 0.7}
 
 
 def gradients(folder: Path, step: int, **variants: str) -> list[ReplayedGradient]:
@@ -55,8 +57,8 @@ def gradients(folder: Path, step: int, **variants: str) -> list[ReplayedGradient
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_settings_of_a_run_give_its_own_gradient(tiny_run: Callable[..., RlConfig], name: str) -> None:
-    critic = {"critic": {}} if name == "ppo" else {}
-    config = tiny_run(steps=3, algorithm=ALGORITHMS[name], **ONCE, **critic)
+    models = {"ppo": {"critic": {}}, "opd": {"teacher": TEACHER}}.get(name, {})
+    config = tiny_run(steps=3, algorithm=ALGORITHMS[name], **ONCE, **models)
     train_rl(config, console=QUIET)
     logged = {int(row["step"]): row for row in rows_of(config.output)}
     for step in (1, 3):

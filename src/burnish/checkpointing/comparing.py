@@ -30,7 +30,7 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "sampled tokens": ("response_tokens", "turns"),
     "log-probabilities of the sampler": ("rollout_logprobs",),
     "rewards": ("status", "reward", "reward_parts", "token_rewards"),
-    "log-probabilities of the trainer": ("old_logprobs", "ref_logprobs"),
+    "log-probabilities of the trainer": ("old_logprobs", "ref_logprobs", "teacher_logprobs"),
     "advantages": ("kept", "token_values", "token_returns", "advantage", "token_advantages"),
 }
 """Columns of recorded rollouts."""

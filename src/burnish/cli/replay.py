@@ -61,7 +61,7 @@ def replay(
     from burnish.cli.silence import silence_transformers
     from burnish.config.schema import RlConfig
     from burnish.observability.console import say
-    from burnish.trainers.replay import open_replay
+    from burnish.trainers.replay import check_same_teachers, open_replay
     from burnish.trainers.replay_result import most_changed, summary_of, write_replay
 
     console, folder = Console(), Path(run)
@@ -74,6 +74,7 @@ def replay(
         return
     if algorithms:
         raise ConfigError("--algorithms compares gradients", remedy="add --gradients, or give algorithm.preset=NAME")
+    check_same_teachers(run_config(folder).of(RlConfig), config)
     files = recorded_steps(folder, steps or [])
     with open_replay(config, console, keep_scores=keep_scores) as replayer:
         say(console, replayer.notes)
@@ -93,7 +94,7 @@ def show_gradients(
     from burnish.config.schema import RlConfig
     from burnish.observability.history import read_rows
     from burnish.observability.recorder import step_of
-    from burnish.trainers.replay import open_replay
+    from burnish.trainers.replay import check_same_teachers, open_replay
     from burnish.trainers.replay_gradients import load_weights_before, open_policy, replay_gradients, steps_with_weights
     from burnish.trainers.replay_result import write_gradients
 
@@ -102,6 +103,8 @@ def show_gradients(
     words = {name: f"algorithm.{name}" if "=" in name else f"algorithm.preset={name}" for name in names if name}
     variants = {OWN: own} | ({" ".join(overrides): run_config(folder, overrides).of(RlConfig)} if overrides else {})
     variants |= {name: run_config(folder, [*overrides, word]).of(RlConfig) for name, word in words.items()}
+    for config in variants.values():
+        check_same_teachers(own, config)
     files = recorded_steps(folder, steps or steps_with_weights(folder)[-1:])
     with ExitStack() as stack:
         policy = stack.enter_context(open_policy(own, console))

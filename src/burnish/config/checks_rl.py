@@ -38,6 +38,7 @@ def check_rl(config: RlFields) -> list[Problem]:
         *of_domains,
         *check_conversations(config),
         *_full_sharding(config),
+        *_vocabulary(config),
         *_teachers(config),
         *_own_process(config),
         *offload(config.cluster, _absent(config) | _alone(config)),
@@ -180,6 +181,44 @@ def _teachers(config: RlFields) -> Iterator[Problem]:
     if mixed and config.model.lora is not None and "teacher" in config.cluster.own_process:
         message = "names the teacher, but one of them is the policy with its adapters off (model.lora)"
         yield Problem("cluster.own_process", message, "remove teacher from it, or use no teacher `policy`")
+
+
+def _vocabulary(config: RlFields) -> Iterator[Problem]:
+    """Refuse a comparison over the vocabulary (`teacher.compare`) that no single pass of the update can make, and
+    settings that it leaves without an effect."""
+    if not config.compares_vocabulary:
+        return
+    cluster, because = config.cluster, "but teacher.compare is vocabulary"
+    for field, teacher in config.named_teachers.items():
+        if teacher.compare == "sampled" or len(config.teacher_paths) > 1:
+            yield Problem(field, f"differs from other teachers, {because}, which takes one", "use one, or sampled")
+        if teacher.prompt is not None:
+            message = f"is set, {because}, which reads the rows of the policy's own pass"
+            yield Problem(f"{field}.prompt", message, "remove it, or set compare: sampled")
+        if teacher.path == OWN_POLICY and config.model.lora is not None:
+            message = f"is the policy with its adapters off, {because}, which reads both at once"
+            yield Problem(f"{field}.path", message, "name a folder or a run")
+    for field, named in (("own_process", cluster.own_process), ("offload", cluster.offload)):
+        if "teacher" in named:
+            message = f"names the teacher, {because}: every pass of the update reads its distributions"
+            yield Problem(f"cluster.{field}", message, "remove teacher from it, or set compare: sampled")
+    if cluster.sharding == "full" and cluster.trainers > 1:
+        message = f"is full, {because}, which needs whole weights of the teacher"
+        yield Problem("cluster.sharding", message, "set it to whole or optimizer")
+    if config.rollout.temperature != 1:
+        message = f"is {config.rollout.temperature:g}, {because}, whose distributions are those at temperature 1"
+        yield Problem("rollout.temperature", message, "remove it, or set compare: sampled")
+    for name, value in config.algorithm.model_dump(exclude_defaults=True).items():
+        if name not in _WITH_VOCABULARY:
+            message = f"is {value}, {because}: its loss has no advantages, ratios or further terms"
+            yield Problem(f"algorithm.{name}", message, "remove it, or set compare: sampled")
+
+
+_WITH_VOCABULARY = (
+    *("preset", "estimator", "aggregation", "mask_truncated", "top_entropy", "old_logprobs"),
+    *("dynamic_sampling", "max_refills"),
+)
+"""Fields of `algorithm` that have an effect if the loss is the divergence from a teacher."""
 
 
 def _own_process(config: RlFields) -> Iterator[Problem]:

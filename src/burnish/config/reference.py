@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -63,7 +63,7 @@ def reference_page() -> str:
         own = [(path, section) for path, section in _sections(kind.section, "") if not path or section not in listed]
         parts += [f"## Run files of `burnish {kind.name}`"]
         parts += [f"Sections not listed here are those of `burnish {first.name}`."]
-        parts += [_section(path, section) for path, section in own]
+        parts += [_section(path, section, kind.section.refused) for path, section in own]
     parts += [_presets()]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -88,12 +88,14 @@ def _sections(section: type[BaseModel], path: str) -> Iterator[tuple[str, type[B
         yield where, inner
 
 
-def _section(path: str, section: type[BaseModel]) -> str:
+def _section(path: str, section: type[BaseModel], refused: Collection[str] = ()) -> str:
+    """The section with its fields. refused: dotted paths of fields to leave out."""
     title = f"### `{path}`" if path else "### Top level"
     rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
     rows += [
         _row(name, annotation, section.model_fields[name])
         for name, annotation in fields.field_annotations(section).items()
+        if ".".join(filter(None, (path, name))) not in refused
     ]
     return "\n\n".join((title, inspect.cleandoc(section.__doc__ or ""), "\n".join(rows)))
 

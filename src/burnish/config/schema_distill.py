@@ -31,6 +31,7 @@ class DistillConfig(SftConfig):
 
     kind: ClassVar[str] = "distill"
     may_rest: ClassVar[tuple[Offloaded, ...]] = ("optimizer", "teacher")
+    refused: ClassVar[tuple[str, ...]] = ("token_loss", "neftune_alpha")
 
     teacher: Annotated[TextTeacherConfig, shorthand("path")]
     divergence: Literal["forward_kl", "reverse_kl", "jsd"] = "forward_kl"

@@ -368,6 +368,11 @@ class RlFields(RunConfig):
         return self.algorithm.estimator in names.TEACHER_ESTIMATORS
 
     @property
+    def compares_vocabulary(self) -> bool:
+        """True if the loss is the divergence from a teacher over the vocabulary."""
+        return any(teacher.compare == "vocabulary" for teacher in self.named_teachers.values())
+
+    @property
     def teacher_paths(self) -> tuple[str, ...]:
         """The models that teach, each once."""
         return tuple(dict.fromkeys(teacher.path for teacher in self.named_teachers.values()))

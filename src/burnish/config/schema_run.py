@@ -92,6 +92,8 @@ class RunConfig(Section):
     """Head of the trained model; a reward model has a score head."""
     may_rest: ClassVar[tuple[Offloaded, ...]] = ("optimizer",)
     """Roles that `cluster.offload` may name, of a run that trains one model on data."""
+    refused: ClassVar[tuple[str, ...]] = ()
+    """Fields that the class shares with another kind of run, and refuses: the page of settings leaves them out."""
 
     output: OutputPath = "runs/burnish"
     """Folder of the run. Starting again in the same folder resumes the run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,11 +21,13 @@ class TeacherConfig(Section):
     path: PathText
     """Folder, run (`runs/big@best`) or hub name of the teacher; `policy` is the policy at the start of the run."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """Weight of what it teaches: of log T - log S in an advantage."""
-
+    """Weight of what it teaches: of log T - log S in an advantage, or of the divergence in the loss."""
     prompt: Annotated[str, Field(min_length=1)] | None = None
     """Text for the teacher in place of the last turn of a prompt, or of a prompt that is text: a template with
     `{prompt}` for that text, `{answer}`, and any column of the row. `null`: what the policy reads."""
+    compare: Literal["sampled", "vocabulary"] = "sampled"
+    """`sampled`: the probabilities of sampled tokens, in the advantages. `vocabulary`: the loss is the reverse KL over
+    all tokens at each sampled position, which varies less; advantages have no part in it (docs/distillation.md)."""
 
 
 Teacher = Annotated[TeacherConfig | None, shorthand("path")]

@@ -17,7 +17,6 @@ from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.resting import Resting, own_memory, resting_place
-from burnish.models.roles import Objective
 from burnish.models.tokenizers import require_same_tokens
 
 if TYPE_CHECKING:
@@ -60,6 +59,7 @@ class Student(LocalPolicy):
         """settled: further arguments of `LocalPolicy`."""
         super().__init__(loaded, settings, **settled)
         self._teacher = teacher
+        self.compare_with(teacher.compare)
 
     def compare(self, batch: Batch) -> TokenScores:
         """Score the response tokens without gradient, and compare with the teacher at each of them."""
@@ -72,6 +72,3 @@ class Student(LocalPolicy):
     def _passes(self) -> Iterator[None]:
         with self._teacher.awake(), super()._passes():
             yield
-
-    def _scores(self, part: Batch, objective: Objective) -> TokenScores:
-        return self._scorer.score(part, only_trained=True, compare=self._teacher.compare)

@@ -17,7 +17,7 @@ from burnish.errors import RolloutError
 from burnish.forward.batch import Batch, TokenScores
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.recomputing import recomputing
-from burnish.forward.scoring import ResponseScorer, TrunkRunner
+from burnish.forward.scoring import Compare, ResponseScorer, TrunkRunner
 from burnish.models.critic import SharedCritic
 from burnish.models.cut import Cut, CutModel, save_model
 from burnish.models.learner import LearnerByParts
@@ -79,6 +79,7 @@ class LocalPolicy(LearnerByParts[Objective]):
         optimizer = RoleOptimizer(POLICY, self.trainable_parameters(), settings, lanes)
         super().__init__(scorer, [optimizer], tokens_per_microbatch=tokens_per_microbatch, lanes=lanes)
         self._head_critic: SharedCritic | None = None
+        self._compare: Compare | None = None
         self._cut: CutModel | None = None
 
     @property
@@ -117,6 +118,10 @@ class LocalPolicy(LearnerByParts[Objective]):
         self._optimizers += critic._optimizers
         self._head_critic = critic
         return critic
+
+    def compare_with(self, compare: Compare) -> None:
+        """From now on objectives see the divergence from a teacher at each trained token, and no entropy or values."""
+        self._compare = compare
 
     def share_weights(self, cut: Cut) -> None:
         """Keep only a slice of every weight, a value head's included. For a team, before the first step, after
@@ -174,7 +179,9 @@ class LocalPolicy(LearnerByParts[Objective]):
         """Score the trained tokens of a micro-batch. The head runs only there: its logits are the largest tensor of the
         pass."""
         head = None if self._head_critic is None else self._head_critic.head
-        return self._scorer.score(part, only_trained=True, entropy=objective.needs_entropy, value_head=head)
+        return self._scorer.score(
+            part, only_trained=True, entropy=objective.needs_entropy, value_head=head, compare=self._compare
+        )
 
     def save_weights(self, folder: Path) -> None:
         """Write model (adapter merged in), tokenizer and config, and with LoRA the adapter in `folder/adapter`.

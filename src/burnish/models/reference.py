@@ -27,6 +27,7 @@ class FrozenReference:
     ) -> None:
         """Freeze the model and use it as it is. Use `copy_of` for a model that continues to train."""
         loaded.model.requires_grad_(False)
+        self.loaded = loaded
         self.model = loaded.model
         self._scorer = ResponseScorer(
             loaded.model, temperature=temperature, plain=loaded.plain, vocabulary=loaded.vocabulary

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from burnish.forward.batch import Batch, present
+from burnish.forward.divergences import Divergence
+from burnish.forward.scoring import Compare
 from burnish.models.cut import Cut
+from burnish.models.distillation import Teacher
 from burnish.models.reference import FrozenReference
 from burnish.models.roles import Reference
 
@@ -32,6 +35,12 @@ class Teachers:
                 part_BT = model.logprobs(batch.select(rows))
                 found_BT[rows, : part_BT.shape[1]] = part_BT
         return found_BT
+
+    def comparison(self, divergence: Divergence) -> Compare:
+        """The divergence of a student from the only teacher, which must be a model with weights of its own."""
+        (model,) = self._models
+        assert isinstance(model, FrozenReference), "other teachers are refused when the run file is read"
+        return Teacher(model.loaded, divergence).compare
 
     def rest(self, folder: Path) -> None:
         """Offload all weights that are not the policy's, except while scoring."""

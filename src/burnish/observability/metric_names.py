@@ -144,6 +144,8 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = {
         MetricName("policy/clip_fraction_high", "fraction", "mean", "", "Share of trained tokens clipped at the upper bound."),
         MetricName("policy/clip_fraction_dual", "fraction", "mean", "", "Share of trained tokens that `dual_clip` bounded."),
         MetricName("policy/selected_fraction", "fraction", "mean", "", "Share of trained tokens that `kl_cov` or `clip_cov` treats specially."),
+        MetricName("policy/teacher_divergence", "nats per token", "mean", "lower", "`teacher.compare: vocabulary`: reverse KL of the policy to its teacher over all tokens, at the trained positions."),
+        MetricName("policy/teacher_agreement", "fraction", "mean", "higher", "`teacher.compare: vocabulary`: share of trained positions at which policy and teacher find the same token most likely."),
         MetricName("policy/off_policy_fraction", "fraction", "mean", "lower", "Share of trained tokens that `sequence_off_policy` dropped."),
         MetricName("policy/ratio_mean", "ratio", "mean", "", "Mean probability ratio of the policy to the one that sampled."),
         MetricName("policy/ratio_min", "ratio", "min", "", "Smallest probability ratio."),

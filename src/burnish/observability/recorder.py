@@ -33,10 +33,19 @@ class RolloutNote:
     token_advantages: tuple[float, ...] | None = None
     old_logprobs: tuple[float, ...] | None = None
     ref_logprobs: tuple[float, ...] | None = None
+    teacher_logprobs: tuple[float, ...] | None = None
     token_values: tuple[float, ...] | None = None
     token_returns: tuple[float, ...] | None = None
 
 
+_TOKEN_FIELDS = (
+    "token_advantages",
+    "old_logprobs",
+    "ref_logprobs",
+    "teacher_logprobs",
+    "token_values",
+    "token_returns",
+)
 _NAME = re.compile(r"(step|eval)-\d{6,}\.jsonl")
 
 Notes = Mapping[RowKey, RolloutNote]
@@ -163,7 +172,7 @@ def _note_fields(note: RolloutNote | None, rollout: Rollout) -> dict[str, Json]:
     if note is None:
         note = RolloutNote(kept=False, dropped_because=_why_dropped(rollout))
     fields: dict[str, Json] = {"kept": note.kept, "dropped_because": note.dropped_because, "advantage": note.advantage}
-    for name in ("token_advantages", "old_logprobs", "ref_logprobs", "token_values", "token_returns"):
+    for name in _TOKEN_FIELDS:
         values: Sequence[float] | None = getattr(note, name)
         if values is None:
             continue

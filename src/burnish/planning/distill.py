@@ -6,16 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from burnish.config.schema_distill import SAMPLED_ROWS, DistillConfig
-from burnish.planning.memory import MemoryItem, layer_numbers, weights_item
+from burnish.planning.memory import MemoryItem, comparison, layer_numbers, weights_item
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import NOTHING_KNOWN, ModelRole, Plan, PlanLine, Preview
 from burnish.planning.processes import Processes
 from burnish.planning.sft import SftTable, SftTimes, plan_sft
 from burnish.planning.timing import PhaseTime
-
-_CHUNK_LOGITS, _DEVICE_CHUNK_LOGITS = 1 << 22, 1 << 25  # as in burnish.forward.logprobs
-_TENSORS = 12
-"""Tensors of the size of a chunk that a comparison keeps for its gradient, and makes in computing it."""
 
 
 def plan_distill(config: DistillConfig, data: Preview = NOTHING_KNOWN, facts: ModelFacts | None = None) -> Plan:
@@ -49,14 +45,7 @@ class DistillTable(SftTable):
 
     def logprobs(self) -> Iterator[MemoryItem]:
         """Logits of both models in a chunk of rows, with what the divergence and its gradient are computed from."""
-        tokens, vocabulary = self.pass_tokens(self.config), self.facts.vocabulary_size
-        chunk = tokens * vocabulary
-        if not self.config.debug.plain:
-            chunk = min(chunk, max(vocabulary, _DEVICE_CHUNK_LOGITS if self.computes_on_gpu else _CHUNK_LOGITS))
-        width = 3 * self.facts.hidden_size + (self.facts.teacher or self.facts).hidden_size
-        formula = f"{_TENSORS} chunks of {chunk:,} logits and {tokens:,} tokens x {width:,}, 4 bytes each"
-        num_bytes = 4 * (_TENSORS * chunk + tokens * width)
-        yield MemoryItem("log-probabilities", num_bytes, formula, ("update",), at_most=True)
+        yield replace(comparison(self, self.facts.teacher or self.facts), name="log-probabilities")
 
     def sampling(self) -> Iterator[MemoryItem]:
         """Keys and values of as many responses as are sampled at once."""

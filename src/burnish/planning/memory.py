@@ -71,6 +71,7 @@ Sharding = Literal["whole", "optimizer", "full"]
 
 _CHUNK_LOGITS, _KEPT_LOGITS, _BLOCK_LOGITS = 1 << 22, 1 << 26, 1 << 19  # as in burnish.forward.logprobs
 _DEVICE_LOGITS, _DEVICE_BLOCK_LOGITS = 1 << 27, 1 << 25  # as there
+_COMPARED = 12  # tensors of the size of a chunk that a comparison keeps for its gradient, and makes in computing it
 _PIECE_NUMBERS, _PIECE_NUMBERS_ON_GPU = 1 << 20, 1 << 22  # as in burnish.forward.team
 _UPDATE: tuple[Phase, ...] = ("update", "optimizer step")
 _BITS, _SHARE_A_SCALE = {"int8": 8, "nf4": 4}, 64  # as in burnish.forward.quantized_layers
@@ -299,6 +300,18 @@ class RoleMemory:
         where: Where = "plain" if self.config.debug.plain else "gpu" if self.computes_on_gpu else "cpu"
         num_bytes, formula = logits_bytes(self.pass_tokens(self.config), self.facts, self.width, where)
         yield MemoryItem("log-probabilities", num_bytes, formula, ("log-probabilities", "update"), at_most=True)
+
+
+def comparison(role: RoleMemory, teacher: ModelFacts) -> MemoryItem:
+    """Logits of student and teacher in a chunk of rows, with what the divergence and its gradient are computed from."""
+    tokens, vocabulary = role.pass_tokens(role.config), role.facts.vocabulary_size
+    chunk = tokens * vocabulary
+    if not role.config.debug.plain:
+        chunk = min(chunk, max(vocabulary, _DEVICE_BLOCK_LOGITS if role.computes_on_gpu else _CHUNK_LOGITS))
+    width = 3 * role.facts.hidden_size + teacher.hidden_size
+    formula = f"{_COMPARED} chunks of {chunk:,} logits and {tokens:,} tokens x {width:,}, 4 bytes each"
+    num_bytes = 4 * (_COMPARED * chunk + tokens * width)
+    return MemoryItem("comparison with the teacher", num_bytes, formula, ("update",), at_most=True)
 
 
 def logits_bytes(tokens: int, facts: ModelFacts, width: int, where: Where) -> tuple[int, str]:

@@ -14,7 +14,16 @@ from burnish.config.domains import domain_settings, responses_per_step, used_dom
 from burnish.config.schema import RlConfig
 from burnish.config.schema_run import RunConfig
 from burnish.config.schema_teacher import OWN_POLICY
-from burnish.planning.memory import PHASES, MemoryItem, Phase, RoleMemory, bytes_in_words, layer_numbers, weights_item
+from burnish.planning.memory import (
+    PHASES,
+    MemoryItem,
+    Phase,
+    RoleMemory,
+    bytes_in_words,
+    comparison,
+    layer_numbers,
+    weights_item,
+)
 from burnish.planning.model_facts import RewardFacts
 from burnish.planning.processes import ON_GPU, UNKNOWN, PlannedProcess, Processes, joined, saving, saving_on_host
 from burnish.planning.rl import teacher_facts
@@ -83,7 +92,10 @@ class RlTable(RoleMemory):
             yield weights.needed_in("teacher", if_any="teacher" in self.offload)
             numbers = layer_numbers(facts)
             formula = f"{tokens:,} tokens x {numbers:,} numbers x {self.width} bytes"
-            yield MemoryItem("passes of a teacher", tokens * numbers * self.width, formula, ("teacher",), at_most=True)
+            phases: tuple[Phase, ...] = ("teacher", "update") if self.config.compares_vocabulary else ("teacher",)
+            yield MemoryItem("passes of a teacher", tokens * numbers * self.width, formula, phases, at_most=True)
+            if self.config.compares_vocabulary:
+                yield comparison(self, facts)
 
     def critic(self) -> Iterator[MemoryItem]:
         """A separate one is a second trained model. It has no output head, but that is counted as well."""

@@ -34,11 +34,13 @@ from burnish.trainers.rl.batching import build_batch, padded, scored
 from burnish.trainers.rl.collection import penalised, why_left_out
 from burnish.trainers.rl.credit import credit_rows
 from burnish.trainers.rl.credit.by_domain import DomainCredit, Row
+from burnish.trainers.rl.lessons import Lesson, teacher_weights
 from burnish.trainers.rl.setup.domains import Domains, build_domains
 from burnish.trainers.rl.setup.feeds import load_prompt_set
 from burnish.trainers.rl.setup.objective import resolve_algorithm
 from burnish.trainers.rl.setup.parts import open_scorer
 from burnish.trainers.rl.setup.preflight import check_estimator
+from burnish.trainers.rl.setup.teachers import read_lessons
 from burnish.trainers.run_folder import recorded_paths
 from burnish.trainers.telemetry.rollout_notes import notes_of
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup, RowKey
@@ -106,6 +108,7 @@ class Replayer:
     prompts: Mapping[tuple[str, str], Prompt]
     kl_coefs: Mapping[int, float]
     keeps_scores: bool
+    lessons: Mapping[str, Lesson]
     notes: list[str] = field(default_factory=list)
 
     def replay(self, file: Path) -> list[Replayed]:
@@ -186,8 +189,14 @@ class Replayer:
     @property
     def _needed(self) -> tuple[str, ...]:
         """Recorded per-token columns that the credit needs, since only the run's models could compute them."""
-        values = ("token_values",) if self.estimator.needs_values else ()
-        return (*values, *(("old_logprobs", "ref_logprobs") if self.config.algorithm.kl_in == "reward" else ()))
+        estimator, in_reward = self.estimator, self.config.algorithm.kl_in == "reward"
+        needed = {
+            "token_values": estimator.needs_values,
+            "teacher_logprobs": estimator.needs_teacher,
+            "old_logprobs": in_reward or estimator.needs_old_logprobs,
+            "ref_logprobs": in_reward or estimator.needs_reference,
+        }
+        return tuple(name for name, is_needed in needed.items() if is_needed)
 
     def _creditable(
         self, groups: Sequence[RolloutGroup], lines: Mapping[RowKey, RecordedLine]
@@ -212,11 +221,13 @@ class Replayer:
         # No result depends on padding.
         batch = build_batch(rollouts, pad_token_id=0, mask_truncated=self.config.algorithm.mask_truncated)
         lines = [recorded.lines[r.key] for r in rollouts]
-        columns = {"token_values": "values", "old_logprobs": "old_logprobs", "ref_logprobs": "ref_logprobs"}
-        for name, column in columns.items():
+        for name in ("token_values", "old_logprobs", "ref_logprobs", "teacher_logprobs"):
             if all(name in line for line in lines):
                 rows_of = [[float(value) for value in line[name]] for line in lines]
+                column = "values" if name == "token_values" else name
                 batch = batch.replace(**{column: padded(rows_of, 0.0, torch.float32)})
+        if self.lessons:
+            batch = batch.replace(teacher_weights=teacher_weights(rows, self.lessons))
         batch, _ = credit_rows(
             batch,
             rows,
@@ -253,8 +264,23 @@ def open_replay(config: RlConfig, console: Console, *, keep_scores: bool = False
             prompts={(p.domain, p.id): p for prompts in sets.values() for p in prompts.prompts},
             kl_coefs=_kl_coefs(config),
             keeps_scores=keep_scores,
+            lessons=read_lessons(config, tokenizer),
             notes=list(_notes(config)),
         )
+
+
+def check_same_teachers(recorded: RlConfig, config: RlConfig) -> None:
+    """Raise ConfigError if a domain has another teacher than when its responses were recorded, because only that one's
+    log-probabilities are known. Weights of teachers may differ."""
+    known = {domain.key: domain.teacher for domain in domain_settings(recorded)}
+    for domain in domain_settings(config):
+        own, before = domain.teacher, known.get(domain.key)
+        if own is not None and (before is None or (own.path, own.prompt) != (before.path, before.prompt)):
+            raise ConfigError(
+                f"{domain.teacher_section} is not the teacher that the run was recorded with, and log-probabilities of "
+                "another one were not recorded",
+                remedy=f"change {domain.teacher_section}.weight alone, or replay without a teacher",
+            )
 
 
 def _kl_coefs(config: RlConfig) -> dict[int, float]:

@@ -62,12 +62,19 @@ class ReplayedGradient:
 def open_policy(config: RlConfig, console: Console) -> Iterator[LocalPolicy]:
     """The policy of a run as it begins, alone in this process, with the threads, lanes and fast paths of the run.
 
-    ConfigError for runs whose gradient needs further models: teachers, or a critic on the policy's backbone.
+    ConfigError for runs with a critic on the policy's backbone, whose gradient is not the policy's alone, and for runs
+    whose loss is the divergence from a teacher over the vocabulary.
     """
     needs_values = resolve_algorithm(config.algorithm).estimator.needs_values
-    if config.teacher_paths or (needs_values and config.critic.kind == "shared"):
+    if needs_values and config.critic.kind == "shared":
         raise ConfigError(
-            f"{config.output} has teachers, or a critic on the policy's backbone: what they add was not recorded",
+            f"{config.output} has a critic on the policy's backbone: what it adds was not recorded",
+            remedy="replay without --gradients",
+        )
+    if config.compares_vocabulary:
+        raise ConfigError(
+            f"{config.output} has teacher.compare: vocabulary: its loss reads the teacher's whole distributions, which "
+            "no file could hold, so none were recorded",
             remedy="replay without --gradients",
         )
     before, paths = torch.get_num_threads(), recorded_paths(Path(config.output))

@@ -63,17 +63,9 @@ class Lessons:
     teachers: Reference
     by_domain: Mapping[str, Lesson]
 
-    def of(self, prompt: Prompt) -> Lesson:
-        """The lesson of the prompt's domain."""
-        return self.by_domain[ALL] if ALL in self.by_domain else self.by_domain[prompt.domain]
-
-    def weights(self, rows: Sequence[Row]) -> Tensor:
-        """(B,) weight of each row's teacher."""
-        return torch.tensor([self.of(group.prompt).weight for group, _ in rows])
-
     def logprobs(self, batch: Batch, rows: Sequence[Row]) -> Tensor:
         """(B, T) log-probabilities of the response tokens, each row by its own teacher."""
-        lessons = [self.of(group.prompt) for group, _ in rows]
+        lessons = [lesson_of(group.prompt, self.by_domain) for group, _ in rows]
         read = batch.replace(teacher=torch.tensor([lesson.teacher for lesson in lessons]))
         if any(lesson.prompts is not None for lesson in lessons):
             prompts = [
@@ -84,6 +76,16 @@ class Lessons:
                 prompt_tokens=padded(prompts, 0, torch.int64), prompt_lengths=torch.tensor(list(map(len, prompts)))
             )
         return self.teachers.logprobs(read)
+
+
+def lesson_of(prompt: Prompt, by_domain: Mapping[str, Lesson]) -> Lesson:
+    """The lesson of the prompt's domain."""
+    return by_domain[ALL if ALL in by_domain else prompt.domain]
+
+
+def teacher_weights(rows: Sequence[Row], by_domain: Mapping[str, Lesson]) -> Tensor:
+    """(B,) weight of each row's teacher."""
+    return torch.tensor([lesson_of(group.prompt, by_domain).weight for group, _ in rows])
 
 
 def distance_to_teacher(batch: Batch) -> dict[str, Metric]:

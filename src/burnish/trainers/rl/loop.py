@@ -31,7 +31,7 @@ from burnish.trainers.rl.collection import Collected, why_left_out
 from burnish.trainers.rl.credit import credit_rows, whiten_minibatch
 from burnish.trainers.rl.credit.by_domain import DomainCredit, Row
 from burnish.trainers.rl.evaluation import Evaluator, held_out_values
-from burnish.trainers.rl.lessons import Lessons, distance_to_teacher
+from burnish.trainers.rl.lessons import Lessons, distance_to_teacher, teacher_weights
 from burnish.trainers.rl.setup.roles import ALONE, Beside
 from burnish.trainers.rl.supply import Supply
 from burnish.trainers.telemetry.divergence import keeping_batch
@@ -158,7 +158,8 @@ class RlRun(Training):
             batch = batch.replace(old_logprobs=scores.logprobs_BT) if needs_old else batch
             batch = batch if share is None else ranked(batch, scores, share)
         if self.lessons is not None:
-            batch = batch.replace(teacher_logprobs=teacher(), teacher_weights=self.lessons.weights(rows))
+            weights = teacher_weights(rows, self.lessons.by_domain)
+            batch = batch.replace(teacher_logprobs=teacher(), teacher_weights=weights)
         return batch if self.reference is None else batch.replace(ref_logprobs=reference())
 
     def update(self, batch: Batch, step: int, metrics: MetricStore) -> None:

@@ -116,6 +116,33 @@ def aggregate_step(per_token_BT: Tensor, batch: Batch, mode: str, length: int, d
 
 
 @dataclass(frozen=True, slots=True)
+class TeacherObjective:
+    """Divergence from a teacher at each trained token of the policy's responses, times the weight of the row's teacher,
+    aggregated over the optimizer step like a policy loss. Advantages have no part in it."""
+
+    aggregation: str
+    length: int
+    needs_entropy: bool = False
+
+    def with_kl_coef(self, kl_coef: float) -> TeacherObjective:
+        """The same objective, which holds no KL to a reference."""
+        return self
+
+    def __call__(self, scores: TokenScores, batch: Batch, denominators: Denominators) -> ObjectiveValue:
+        mask, divergence = batch.loss_mask, present(scores.divergence_BT, "divergence")
+        per_token = present(batch.teacher_weights, "teacher_weights")[:, None] * divergence
+        loss = aggregate_step(weighted(per_token, batch), batch, self.aggregation, self.length, denominators)
+        measured = {
+            "policy/loss": share(loss, mask, denominators),
+            "policy/teacher_divergence": _mean(divergence, mask),
+            "policy/teacher_agreement": _mean(present(scores.agrees_BT, "agreement"), mask),
+        }
+        sampled_with, own = present(batch.rollout_logprobs, "rollout_logprobs"), scores.logprobs_BT.detach()
+        mismatch = mismatch_metrics(own, sampled_with, mask)
+        return ObjectiveValue(loss, measured | {f"rollout/{name}": metric for name, metric in mismatch.items()})
+
+
+@dataclass(frozen=True, slots=True)
 class LikelihoodObjective:
     """Supervised fine-tuning: mean loss of the optimizer step's trained tokens, each times its weight.
 

@@ -43,17 +43,27 @@ def notes_of(batch: Batch) -> Iterator[RolloutNote]:
         trained_B.tolist(),
         means,
         advantages,
-        *(_rows(values, lengths) for values in (batch.old_logprobs, batch.ref_logprobs, batch.values, batch.returns)),
+        *(
+            _rows(values, lengths)
+            for values in (
+                batch.old_logprobs,
+                batch.ref_logprobs,
+                batch.teacher_logprobs,
+                batch.values,
+                batch.returns,
+            )
+        ),
         strict=True,
     )
-    for trained, mean, token_advantages, old_logprobs, ref_logprobs, token_values, token_returns in columns:
+    for trained, mean, token_advantages, old, reference, teacher, token_values, token_returns in columns:
         yield RolloutNote(
             kept=trained > 0,
             dropped_because="" if trained else "truncated",
             advantage=mean if trained else None,
             token_advantages=token_advantages,
-            old_logprobs=old_logprobs,
-            ref_logprobs=ref_logprobs,
+            old_logprobs=old,
+            ref_logprobs=reference,
+            teacher_logprobs=teacher,
             token_values=token_values,
             token_returns=token_returns,
         )

@@ -18,7 +18,7 @@ from burnish.models.roles import Denominators, Objective, ObjectiveValue
 from burnish.outside.plugins import is_outside
 from burnish.trainers.rl.credit import estimator_numbers
 from burnish.trainers.rl.credit.user_functions import CheckedLoss
-from burnish.trainers.rl.objective import ActorCriticObjective, PolicyObjective
+from burnish.trainers.rl.objective import ActorCriticObjective, PolicyObjective, TeacherObjective
 from burnish.trainers.rl.setup.critic import with_value_loss
 
 
@@ -52,9 +52,11 @@ def objectives(config: RlConfig, parts: AlgorithmParts) -> Callable[[float], Obj
 
 def build_objective(
     config: RlConfig, loss: PolicyLossSpec, numbers: dict[str, Any], kl_coef: float
-) -> PolicyObjective | ActorCriticObjective:
+) -> PolicyObjective | ActorCriticObjective | TeacherObjective:
     """Build the objective of an optimizer step of the policy, with this KL coefficient."""
     algorithm = config.algorithm
+    if config.compares_vocabulary:
+        return TeacherObjective(algorithm.aggregation, config.rollout.max_response_tokens)
     objective = PolicyObjective(
         policy_loss=CheckedLoss(loss.function, loss.name) if is_outside(loss.name) else loss.function,
         numbers=numbers,

@@ -64,7 +64,7 @@ def open_rl_run(
         has_weights = config.cluster.trains_here
         loaded = stack.enter_context(open_model(config, paths, console) if has_weights else open_outline(config))
         config = settle_microbatch(config, paths, loaded if has_weights else None)
-        check_teachers(config, loaded)
+        contexts = check_teachers(config, loaded)
         say(console, scorer.attach_policy(loaded.tokenizer))
         if "reward_model" in config.cluster.offload:
             scorer.rest_models(workplace.path)
@@ -76,7 +76,7 @@ def open_rl_run(
         scorer.check_prompts(prompts_of(train))
         check_difficulty(settings, scorer.answer_labels, begins=begins)
         check_bound_rewards(config, prompts_of(train))
-        check_teacher_prompts(config, train, loaded)
+        check_teacher_prompts(config, prompts_of(train), loaded.tokenizer, contexts)
         progress = Progress()
         players = stack.enter_context(opener(config, loaded, paths, console))
         roles, engine = players.roles, conversations.around(players.engine, longest_text(config, loaded))

@@ -33,6 +33,7 @@ from burnish.observability.sinks import find_sinks
 from burnish.outside.plugins import is_outside
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import Preview
+from burnish.planning.rl import teacher_facts
 from burnish.rewards.loading import RewardSpec
 from burnish.rewards.model_reward import check_model_reward
 from burnish.rewards.scorer import ProcessRewardScorer
@@ -43,7 +44,7 @@ from burnish.trainers.rl.credit import reads_responses_alone
 from burnish.trainers.rl.setup.domains import check_difficulty
 from burnish.trainers.rl.setup.feeds import load_prompt_set
 from burnish.trainers.rl.setup.objective import AlgorithmParts, resolve_algorithm
-from burnish.trainers.rl.setup.teachers import check_vocabulary, teacher_model
+from burnish.trainers.rl.setup.teachers import check_contexts, check_teacher_prompts, check_vocabulary, teacher_model
 from burnish.types import Prompt
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ def preview_rl(config: RlConfig, facts: ModelFacts | None, *, here: bool) -> Pre
     if facts is not None:
         check_fit(config, context, facts.vocabulary_size)
     if not here:
-        return preview_elsewhere(config, partial(local_rows, config, context), partial(_check_elsewhere, config))
-    return preview(config, context)
+        return preview_elsewhere(config, partial(local_rows, config, facts), partial(_check_elsewhere, config))
+    return preview(config, facts)
 
 
 def _check_elsewhere(config: RlConfig, absent: Collection[str]) -> None:
@@ -111,17 +112,17 @@ def _check_elsewhere(config: RlConfig, absent: Collection[str]) -> None:
         check_settings(config, resolve_algorithm(config.algorithm), here=False)
 
 
-def preview(config: RlConfig, context_tokens: int | None) -> Preview:
+def preview(config: RlConfig, facts: ModelFacts | None) -> Preview:
     """Preview a run on this machine.
 
     Raises what a run would raise about its settings, model folder, rewards and local data (BurnishError). Loads no
-    weights and downloads nothing, so what only these show is left to the run. `context_tokens`: the model's, if known.
+    weights and downloads nothing, so what only these show is left to the run. facts: of the model, if known.
     """
     check_settings(config, resolve_algorithm(config.algorithm))
     check_model_source(config.model)
     tokenizer = local_tokenizer(config)
     _check_teachers(config, tokenizer)
-    train, heldout = (local_prompts(config, split, tokenizer, context_tokens) for split in SPLITS)
+    train, heldout = _local_splits(config, tokenizer, facts)
     prompts = [[prompt for some in found for prompt in _prompts_of(some)] for found in (train, heldout)]
     _check_rewards(config, prompts)
     if train:
@@ -167,10 +168,26 @@ def _is_absent(place: NamedPlace, source: DataSource | None) -> bool:
     return source is None or not needs_download(source)
 
 
-def local_rows(config: RlConfig, context_tokens: int | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
+def local_rows(config: RlConfig, facts: ModelFacts | None, tokenizer: PreTrainedTokenizerBase | None) -> Preview:
     """Count the prompts of data on this machine."""
-    train, heldout = (local_prompts(config, split, tokenizer, context_tokens) for split in SPLITS)
+    train, heldout = _local_splits(config, tokenizer, facts)
     return count_prompts(train, heldout, ())
+
+
+def _local_splits(
+    config: RlConfig, tokenizer: PreTrainedTokenizerBase | None, facts: ModelFacts | None
+) -> tuple[list[Prompts], list[Prompts]]:
+    """Prompts of both splits (`local_prompts`), tried on the teachers' templates and contexts."""
+    context = None if facts is None else facts.context_tokens
+    train, heldout = (local_prompts(config, split, tokenizer, context) for split in SPLITS)
+    contexts: dict[str, int | None] = dict.fromkeys(config.teacher_paths)
+    if facts is not None:
+        known = zip(config.teacher_paths, teacher_facts(config, facts), strict=True)
+        contexts |= {OWN_POLICY: context} | {path: one.context_tokens for path, one in known if one is not None}
+    check_contexts(config, contexts)
+    if tokenizer is not None:
+        check_teacher_prompts(config, (one for found in train for one in _prompts_of(found)), tokenizer, contexts)
+    return train, heldout
 
 
 def count_prompts(train: Sequence[Prompts], heldout: Sequence[Prompts], notes: Sequence[str]) -> Preview:

@@ -12,6 +12,7 @@ from typing import TypeVar
 from burnish.algorithms.advantages import resolve_estimator
 from burnish.config.schema import RlConfig
 from burnish.config.schema_teacher import OWN_POLICY
+from burnish.forward.divergences import divergence
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.models.critic import SeparateCritic
 from burnish.models.loading import LoadedModel
@@ -67,6 +68,8 @@ def build_roles(config: RlConfig, loaded: LoadedModel, lanes: Lanes) -> Roles:
     teacher = None
     if config.teacher_paths and "teacher" not in elsewhere:
         teacher = build_teachers(config, loaded, lanes, here=OWN_POLICY, own=policy.reference)
+    if teacher is not None and config.compares_vocabulary:
+        policy.compare_with(teacher.comparison(partial(divergence, name="reverse_kl")))
     return _with_rest(config, policy, Roles(policy, reference, critic, teacher))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from burnish.config.domains import DomainSettings, domain_settings
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.config.schema_teacher import OWN_POLICY, TeacherConfig
-from burnish.data.prompts import PromptSet
 from burnish.data.template import ChatFormat
 from burnish.errors import ConfigError
 from burnish.forward.lanes import Lanes
@@ -19,8 +18,9 @@ from burnish.models.roles import Reference
 from burnish.models.teachers import Teachers
 from burnish.models.tokenizers import require_same_tokens
 from burnish.trainers.chaining import with_weights
-from burnish.trainers.rl.lessons import Lesson, TeacherPrompts
+from burnish.trainers.rl.lessons import Lesson, TeacherPrompts, lesson_of
 from burnish.trainers.rl.setup.feeds import with_template
+from burnish.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -75,37 +75,52 @@ def _prompts(
     return TeacherPrompts(teacher.prompt, with_template(tokenizer, domain.chat_template), chat, field)
 
 
-def check_teacher_prompts(config: RlConfig, prompts: Mapping[str, PromptSet], loaded: LoadedModel) -> None:
-    """Try the template of every teacher on every prompt, by domain. DataError for a row without a column that it names,
-    ConfigError for a prompt that leaves no room for the longest response in the teacher's context."""
-    for name, lesson in read_lessons(config, loaded.tokenizer).items():
-        if lesson.prompts is None or name not in prompts:
+def check_teacher_prompts(
+    config: RlConfig,
+    prompts: Iterable[Prompt],
+    tokenizer: PreTrainedTokenizerBase,
+    contexts: Mapping[str, int | None],
+) -> None:
+    """Try the template of every teacher on every prompt. DataError for a row without a column that it names,
+    ConfigError for a prompt that leaves no room for the longest response in the teacher's context. contexts: by path,
+    where they are known."""
+    lessons, room = read_lessons(config, tokenizer), config.rollout.max_response_tokens
+    for prompt in prompts if any(lesson.prompts is not None for lesson in lessons.values()) else ():
+        lesson = lesson_of(prompt, lessons)
+        if lesson.prompts is None:
             continue
-        longest = max(len(lesson.prompts.tokens(prompt)) for prompt in prompts[name].prompts)
-        path, context = config.teacher_paths[lesson.teacher], loaded.context_length
-        if path != OWN_POLICY:
-            context = load_outline(teacher_model(config, path)).context_length
-        if longest + config.rollout.max_response_tokens > context:
+        context, tokens = contexts[config.teacher_paths[lesson.teacher]], len(lesson.prompts.tokens(prompt))
+        if context is not None and tokens + room > context:
             raise ConfigError(
-                f"{lesson.prompts.field} makes prompts of up to {longest:,} tokens, which leaves no room for "
-                f"rollout.max_response_tokens in a context of {context:,}",
+                f"{lesson.prompts.field} makes {tokens:,} tokens of prompt {prompt.id!r}, which leaves no room for "
+                f"rollout.max_response_tokens {room:,} in a context of {context:,}",
                 remedy="shorten the template, or leave out the rows that are long",
             )
 
 
-def check_teachers(config: RlConfig, loaded: LoadedModel) -> None:
-    """Raise ModelError for a teacher with another vocabulary than the policy's, and ConfigError for one whose context
-    is too short for the texts of the run. Reads no weights."""
-    longest = min(loaded.context_length, config.longest_text)
+def check_teachers(config: RlConfig, loaded: LoadedModel) -> dict[str, int | None]:
+    """The context of each teacher by its path. Raises ModelError for a teacher with another vocabulary than the
+    policy's, and ConfigError for one whose context is too short for the texts of the run. Reads no weights."""
+    contexts: dict[str, int | None] = {OWN_POLICY: loaded.context_length}
     for field, teacher in config.named_teachers.items():
-        if teacher.path == OWN_POLICY:
-            continue
-        outline = load_outline(teacher_model(config, teacher.path))
-        check_vocabulary(f"{field}.path", teacher.path, outline.tokenizer, loaded.tokenizer)
-        if longest > outline.context_length:
+        if teacher.path != OWN_POLICY:
+            outline = load_outline(teacher_model(config, teacher.path))
+            check_vocabulary(f"{field}.path", teacher.path, outline.tokenizer, loaded.tokenizer)
+            contexts[teacher.path] = outline.context_length
+    check_contexts(config, contexts)
+    return contexts
+
+
+def check_contexts(config: RlConfig, contexts: Mapping[str, int | None]) -> None:
+    """Raise ConfigError for a teacher whose context is too short for what the policy reads and writes. contexts: by
+    path, where they are known."""
+    longest = min(config.longest_text, contexts.get(OWN_POLICY) or config.longest_text)
+    for field, teacher in config.named_teachers.items():
+        context = contexts[teacher.path]
+        if context is not None and longest > context:
             raise ConfigError(
-                f"{field}.path {teacher.path!r} has a context of {outline.context_length:,} tokens, but prompt and "
-                f"response may have {longest:,}",
+                f"{field}.path {teacher.path!r} has a context of {context:,} tokens, but prompt and response may have "
+                f"{longest:,}",
                 remedy="lower rollout.max_prompt_tokens or max_response_tokens, or use a teacher with a longer context",
             )
 

@@ -1,0 +1,90 @@
+"""The reverse KL to a teacher over the vocabulary: its share of the loss by hand, its gradient against dense logits."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from plain_samples import ones_batch
+from torch import Tensor
+
+from burnish.forward.batch import Batch, TokenScores
+from burnish.forward.divergences import divergence
+from burnish.models.accumulation import count_denominators
+from burnish.models.characters import character_tokenizer, tiny_llama
+from burnish.models.loading import LoadedModel
+from burnish.models.optimizers import OptimizerSettings
+from burnish.models.policy import LocalPolicy
+from burnish.models.reference import FrozenReference
+from burnish.models.teachers import Teachers
+from burnish.observability.metrics import MetricStore
+from burnish.trainers.rl.objective import TeacherObjective
+
+
+def test_divergences_are_weighed_by_teacher_and_averaged_over_trained_tokens() -> None:
+    mask = torch.tensor([[True, True], [True, False]])
+    batch = ones_batch(mask, teacher_weights=torch.tensor([2.0, 0.5]), rollout_logprobs=torch.zeros(2, 2))
+    scores = TokenScores(
+        torch.zeros(2, 2),
+        divergence_BT=torch.tensor([[0.1, 0.3], [0.2, 9.0]]),
+        agrees_BT=torch.tensor([[1.0, 0.0], [0.0, 1.0]]),
+    )
+    value = TeacherObjective("token_mean", 4)(scores, batch, count_denominators(batch))
+    assert value.loss.item() == pytest.approx((2 * 0.1 + 2 * 0.3 + 0.5 * 0.2) / 3)
+    row = MetricStore.of([value.metrics]).row()
+    assert row["policy/teacher_divergence"] == pytest.approx(0.2)
+    assert row["policy/teacher_agreement"] == pytest.approx(1 / 3)
+
+
+def model_of(width: int) -> LoadedModel:
+    tokenizer = character_tokenizer("0123456789,:", bos="S", eos="E", pad="P", unk="U")
+    model = tiny_llama(
+        vocab_size=16, hidden_size=width, eos_token_id=1, pad_token_id=2, initializer_range=0.3, seed=width
+    )
+    return LoadedModel(model.double(), tokenizer, (1,), 2, 128)
+
+
+def two_prompts() -> Batch:
+    """Five responses to two prompts, one of them with a token that is not trained on."""
+    lengths = torch.tensor([6, 4, 2, 5, 1])
+    mask = torch.arange(6) < lengths[:, None]
+    mask[1, 2] = False
+    draw = torch.Generator().manual_seed(0)
+    prompts = torch.randint(3, 16, (2, 5), generator=draw)[[0, 0, 0, 1, 1]]
+    return Batch(
+        prompt_tokens=prompts,
+        prompt_lengths=torch.tensor([5, 5, 5, 3, 3]),
+        response_tokens=torch.randint(3, 16, (5, 6), generator=draw),
+        response_lengths=lengths,
+        loss_mask=mask,
+        group_ids=torch.tensor([0, 0, 0, 1, 1]),
+        teacher_weights=torch.tensor([1.0, 1.0, 1.0, 0.5, 0.5]),
+        rollout_logprobs=torch.zeros(5, 6),
+    )
+
+
+def dense_loss(student: LoadedModel, teacher: LoadedModel, batch: Batch) -> Tensor:
+    """Row by row, with all logits at once."""
+    total = torch.zeros((), dtype=torch.float64)
+    for row in range(len(batch)):
+        first, length = int(batch.prompt_lengths[row]), int(batch.response_lengths[row])
+        tokens = torch.cat((batch.prompt_tokens[row, :first], batch.response_tokens[row, :length]))[None]
+        log_s, log_t = (one.model(tokens).logits[0, first - 1 : -1].log_softmax(-1) for one in (student, teacher))
+        apart = (log_s.exp() * (log_s - log_t.detach())).sum(-1)
+        total = total + batch.teacher_weights[row] * apart[batch.loss_mask[row, :length]].sum()  # type: ignore[index]
+    return total / batch.loss_mask.sum()
+
+
+@pytest.mark.parametrize("budget", [16, 1_000])
+def test_the_gradient_is_that_of_dense_logits(budget: int) -> None:
+    student, teacher, batch = model_of(16), model_of(32), two_prompts()
+    expected = torch.autograd.grad(dense_loss(student, teacher, batch), list(student.model.parameters()))
+    policy = LocalPolicy(student, OptimizerSettings(1e-2, 10), tokens_per_microbatch=budget)
+    teachers = Teachers([FrozenReference(teacher, temperature=1.0, tokens_per_microbatch=budget)])
+    policy.compare_with(teachers.comparison(partial(divergence, name="reverse_kl")))
+    policy.accumulate(batch, TeacherObjective("token_mean", 6), count_denominators(batch))
+    found, _ = policy.take_gradient()
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine is not None
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-9)
