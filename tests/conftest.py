@@ -153,6 +153,15 @@ def gone() -> Callable[..., bool]:
     return wait
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[Any]:
+    """One for all role processes that tests start by hand."""
+    from burnish.distributed.fork_server import ForkServer
+
+    with ForkServer() as shared:
+        yield shared
+
+
 @pytest.fixture
 def beyond_a_thousand() -> Iterator[None]:
     """The next descriptors are above 1,023, which is as far as `select` goes."""

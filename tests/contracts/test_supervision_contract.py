@@ -126,11 +126,23 @@ import user
 process = RoleProcess("role", user.roles, threads=1)
 close = process.close
 """
+FORKED_ROLE = """
+from burnish.distributed.processes import RoleProcess
+from burnish.distributed.fork_server import ForkServer
+import user
+fork_server = ForkServer()
+process = RoleProcess("role", user.roles, threads=1, fork_server=fork_server)
+def close():
+    process.close()
+    fork_server.close()
+"""
 ROLE_AT_WORK = """
 threading.Thread(target=process.role("policy", seconds=600.0).ask, args=("work",), daemon=True).start()
 while not os.path.exists("at work"):
     time.sleep(0.01)
-close = process.kill
+def close():
+    process.kill()
+    fork_server.close()
 """
 
 
@@ -160,7 +172,8 @@ FAMILIES = {
     "session in namespaces": Family(SESSIONS.format(tier="namespaces"), 3, CONFINED, leaves=False, outlives=HELD),
     "vLLM": Family(VLLM, 1, "", leaves=False, outlives=("it is stopped, and the program is killed",)),
     "role": Family(ROLE, 1, ROLES, leaves=False),
-    "role at work": Family(ROLE + ROLE_AT_WORK, 1, ROLES, leaves=False),
+    "role of a fork server": Family(FORKED_ROLE, 2, ROLES, leaves=False),
+    "role at work": Family(FORKED_ROLE + ROLE_AT_WORK, 2, ROLES, leaves=False),
 }
 EVENTS = (
     "the program closes it",

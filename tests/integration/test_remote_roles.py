@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from burnish.config.schema import RlConfig
+from burnish.distributed.fork_server import ForkServer
 from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference
 from burnish.distributed.peers import ProcessRole, RoleLostError
 from burnish.distributed.processes import RoleProcess
@@ -93,7 +94,9 @@ def move_roles(run: RlRun, trainer: RoleProcess, sampler: RoleProcess) -> None:
 
 
 @pytest.fixture
-def remote(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., AbstractContextManager[RlRun]]:
+def remote(
+    tiny_run: Callable[..., RlConfig], tmp_path: Path, fork_server: ForkServer
+) -> Callable[..., AbstractContextManager[RlRun]]:
     """Opens a run in `tmp_path/remote` whose roles are in two processes."""
 
     @contextmanager
@@ -101,8 +104,8 @@ def remote(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., A
         config = tiny_run(f"output={tmp_path}/remote", *overrides, **fields)
         with ExitStack() as stack:
             run = stack.enter_context(open_rl_run(config, Console(quiet=True)))
-            trainer = stack.enter_context(RoleProcess("trainer", trained_roles, config))
-            sampler = stack.enter_context(RoleProcess("sampler", engine_role, config))
+            trainer = stack.enter_context(RoleProcess("trainer", trained_roles, config, fork_server=fork_server))
+            sampler = stack.enter_context(RoleProcess("sampler", engine_role, config, fork_server=fork_server))
             move_roles(run, trainer, sampler)
             if run.progress.saved_step is not None:
                 restore(run, run.store.at(run.progress.saved_step))

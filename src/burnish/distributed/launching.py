@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from burnish.config.schema_cluster import TrainersConfig
+from burnish.distributed.fork_server import ForkServer
 from burnish.distributed.peers import START_SECONDS, Peer, ProcessSpec
 from burnish.distributed.processes import RoleProcess
 from burnish.distributed.team import Rendezvous
@@ -69,12 +70,14 @@ class LocalLauncher:
     """Processes of this machine.
 
     threads: of PyTorch in each. stacks: the folder in which one that stalls says where its threads are. devices: for
-    each GPU the name of the process that gets it; empty where there are none.
+    each GPU the name of the process that gets it; empty where there are none. fork_server: None starts an interpreter
+    for each.
     """
 
     threads: int | None
     stacks: Path
     devices: Sequence[str] = ()
+    fork_server: ForkServer | None = None
 
     def start(self, seat: ProcessSpec) -> RoleProcess:
         """See `Launcher`."""
@@ -88,6 +91,7 @@ class LocalLauncher:
             stacks=self.stacks,
             awaited=seat.awaited,
             given_up=seat.given_up,
+            fork_server=self.fork_server,
         )
 
     @contextmanager
@@ -129,7 +133,11 @@ class ThisMachine:
         # A single trainer may be this process, which has the first GPU then.
         names = [*(crew.trainers or ("controller",)), *crew.models]
         names += [name for name in crew.workers for _ in range(crew.worker_gpus)]
-        yield LocalLauncher(threads, crew.stacks, names if crew.on_gpu and torch.cuda.device_count() else ())
+        if crew.on_gpu and torch.cuda.device_count():
+            yield LocalLauncher(threads, crew.stacks, names)  # a fork cannot use GPUs if an import has asked for them
+        else:
+            with ForkServer() as fork_server:
+                yield LocalLauncher(threads, crew.stacks, fork_server=fork_server)
 
 
 def start_all(launcher: Launcher, seats: Sequence[ProcessSpec]) -> list[Peer]:

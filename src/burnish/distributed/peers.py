@@ -37,7 +37,8 @@ END_SECONDS = 10.0
 """For releasing the roles at the end."""
 
 _LOOK_SECONDS = 0.5
-_ENDED = "start the run again: it continues from its newest checkpoint; a SIGKILL usually means that memory ran out"
+AGAIN = "start the run again: it continues from its newest checkpoint"
+_ENDED = f"{AGAIN}; a SIGKILL usually means that memory ran out"
 _BUSY = (
     "if it was at work all that time, as its stacks in RUN/stacks show, raise cluster.stall_seconds; then start the "
     "run again: it continues from its newest checkpoint"

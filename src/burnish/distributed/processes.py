@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from burnish.distributed.channel import Channel
-from burnish.distributed.peers import END_SECONDS, START_SECONDS, BuildRoles, Peer, ProcessSpec
+from burnish.distributed.fork_server import ForkServer
+from burnish.distributed.peers import AGAIN, END_SECONDS, START_SECONDS, BuildRoles, Peer, ProcessSpec, RoleLostError
 from burnish.distributed.pulse import Pulse, PulseWatch
 from burnish.distributed.server import STACKS_SIGNAL
 from burnish.distributed.weight_transfer import SealedWeights, SharedWeights, TensorLayout
@@ -61,18 +62,22 @@ class RoleProcess(MemoryPeer):
         stacks: Path | None = None,
         awaited: Future[Any] | None = None,
         given_up: threading.Event | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         """Start the process, and return when its roles are built: `build(*arguments)`, both pickled by reference.
 
         `name` is for messages. threads: of PyTorch there, as many as here where None. environment: variables that it
         has in addition. stacks: the folder in which a process that stalls says where its threads are. awaited,
-        given_up: see `ProcessSpec`. Raises what `build` raises, and RoleLostError when it takes longer than `seconds`
-        or is given up.
+        given_up: see `ProcessSpec`. fork_server: None starts an interpreter. Raises what `build` raises, and
+        RoleLostError when it takes longer than `seconds` or is given up.
         """
         self.name = name
         self._stacks = stacks
+        given_up = given_up or threading.Event()
         try:
-            self._start({**os.environ, **(environment or {})})
+            self._start(fork_server, environment or {}, given_up)
+        except TimeoutError as error:
+            raise RoleLostError(f"start: process {name!r}: {error}", remedy=AGAIN, process=name) from error
         except OSError as error:
             raise BurnishError(
                 f"process {name!r} cannot be started: {error.strerror or error}", remedy=FEWER
@@ -80,28 +85,33 @@ class RoleProcess(MemoryPeer):
         self._watch = PulseWatch(self._signs)
         try:
             count = threads or torch.get_num_threads()
-            seat = ProcessSpec(name, build, arguments, awaited, given_up=given_up or threading.Event())
+            seat = ProcessSpec(name, build, arguments, awaited, given_up=given_up)
             self._build(seat, count, seconds=seconds)
         except BaseException:
             self.kill()
             raise
 
-    def _start(self, environment: Mapping[str, str]) -> None:
+    def _start(self, fork_server: ForkServer | None, environment: Mapping[str, str], given_up: threading.Event) -> None:
         with contextlib.ExitStack() as ours:  # what is closed if it cannot be started
             self._pulse = Pulse.new()
             ours.callback(self._pulse.close)
             with pair() as (here, theirs):
                 descriptors = theirs.fileno(), self._pulse.descriptor
                 stacks = () if self._stacks is None else (str(self._stacks / f"{self.name.replace(' ', '-')}.txt"),)
-                self._process = start_interpreter(
-                    "burnish.distributed.server:main",
-                    *descriptors,
-                    os.getpid(),
-                    *stacks,
-                    descriptors=descriptors,
-                    output=None,
-                    environment=environment,
-                )
+                if fork_server is None:
+                    self._process = start_interpreter(
+                        "burnish.distributed.server:main",
+                        *descriptors,
+                        os.getpid(),
+                        *stacks,
+                        descriptors=descriptors,
+                        output=None,
+                        environment={**os.environ, **environment},
+                    )
+                else:
+                    self._process = fork_server.fork(
+                        *stacks, descriptors=descriptors, environment=environment, given_up=given_up
+                    )
                 self._channel = Channel(here)
             ours.pop_all()
 

@@ -26,6 +26,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 _LINUX = sys.platform == "linux"
 _LISTED = Path("/proc/thread-self/children")  # not in every kernel
 _END_SECONDS = 10.0
@@ -234,6 +235,32 @@ def fork(work: Callable[[], int], *, failed: int = 1) -> int:
         leave(status)
 
 
+def fork_for(parent: int, work: Callable[[], int]) -> None:
+    """Fork a process for the work that becomes a child of `parent`, one of this process' ancestors, which has to adopt
+    orphans meanwhile (`adopting_orphans`): the process between them, which forks it, ends at once. The work begins
+    when it has. OSError if there is no room for one more process."""
+
+    def begin() -> int:
+        os.setsid()
+        deadline = time.monotonic() + _END_SECONDS
+        while os.getppid() != parent:
+            if not is_alive(parent) or time.monotonic() > deadline:
+                return 1
+            time.sleep(_LOOK_SECONDS)
+        wake_at_parents_end()
+        return work()
+
+    def between() -> int:
+        try:
+            fork(begin)
+        except OSError as error:
+            return error.errno or 1
+        return 0
+
+    if status := os.waitstatus_to_exitcode(os.waitpid(fork(between), 0)[1]):
+        raise OSError(status, os.strerror(status))
+
+
 def wake_at_parents_end() -> None:
     """Have the kernel wake this process, if it is stopped then, when its parent ends: it has to end as well."""
     _set_option(_PR_SET_PDEATHSIG, signal.SIGCONT)
@@ -262,6 +289,19 @@ def is_alive(pid: int) -> bool:
 def adopt_orphans() -> None:
     """From now on this process is the parent of whatever its descendants leave behind."""
     _set_option(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextlib.contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Adopt orphans within the block; a second block must not begin meanwhile. After it they are adopted if they were
+    before."""
+    before = ctypes.c_int()
+    _set_option(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
+    adopt_orphans()
+    try:
+        yield
+    finally:
+        _set_option(_PR_SET_CHILD_SUBREAPER, before.value)
 
 
 def end_with_parent() -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from burnish.distributed.fork_server import ForkServer
 from burnish.distributed.handles import TeamRole
 from burnish.distributed.launching import LocalLauncher, ProcessSpec, start_all
 from burnish.distributed.team import Rendezvous
@@ -221,13 +222,14 @@ def by_hand(*case: Any) -> Any:
         by_hand(2, "bfloat16 lora"),
     ],
 )
-def test_one_process_up_to_rounding(size: int, case: str, module: Any, tmp_path: Path) -> None:
+def test_one_process_up_to_rounding(size: int, case: str, module: Any, tmp_path: Path, fork_server: ForkServer) -> None:
     one = module.Learner(module.Lanes(module.LANES), case)
     before = one.weights()
     meetings = [Rendezvous.at_file(rank, size, tmp_path / "meeting", seconds=180) for rank in range(size)]
     seats = [ProcessSpec(f"trainer {meeting.rank}", module.learner, (meeting, case)) for meeting in meetings]
+    launcher = LocalLauncher(threads=1, stacks=tmp_path, fork_server=fork_server)
     with ExitStack() as stack:
-        processes = [stack.enter_context(p) for p in start_all(LocalLauncher(threads=1, stacks=tmp_path), seats)]
+        processes = [stack.enter_context(p) for p in start_all(launcher, seats)]
         team = TeamRole(tuple(processes), "learner", seconds=300, cuts_weights=True)
         wanted = one.gradients()
         assert difference(team.ask("gradients"), wanted) < 1e-6

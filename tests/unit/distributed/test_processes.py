@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,7 +18,9 @@ import pytest
 import torch
 from watching import runs, wait_for
 
+from burnish.distributed import fork_server as fork_server_module
 from burnish.distributed import handles, peers, processes, server
+from burnish.distributed.fork_server import ForkServer
 from burnish.distributed.handles import RemotePolicy, TeamRole
 from burnish.distributed.peers import ProcessRole, RoleLostError, Stop, TracebackElsewhereError
 from burnish.distributed.processes import RoleProcess
@@ -130,9 +134,23 @@ def module(make_module: Callable[[str, str], Any]) -> Any:
     return make_module("roles_of_test", ROLES)
 
 
+def adopts_orphans() -> bool:
+    option = ctypes.c_int()
+    assert ctypes.CDLL(None).prctl(37, ctypes.byref(option)) == 0  # PR_GET_CHILD_SUBREAPER
+    return bool(option.value)
+
+
+Start = Callable[..., RoleProcess]
+
+
 @pytest.fixture(scope="module")
-def shared(module: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleProcess]:
-    with RoleProcess("shared", module.roles, tmp_path_factory.mktemp("left") / "left") as process:
+def start(fork_server: ForkServer) -> Start:
+    return partial(RoleProcess, fork_server=fork_server)
+
+
+@pytest.fixture(scope="module")
+def shared(start: Start, module: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleProcess]:
+    with start("shared", module.roles, tmp_path_factory.mktemp("left") / "left") as process:
         yield process
 
 
@@ -236,14 +254,14 @@ def test_weights_of_a_version_that_is_gone_are_refused(shared: RoleProcess) -> N
 
 
 @pytest.mark.slow
-def test_whoever_fails_while_tensors_are_given_ends_the_process(module: Any, tmp_path: Path) -> None:
+def test_whoever_fails_while_tensors_are_given_ends_the_process(start: Start, module: Any, tmp_path: Path) -> None:
     """It waits for tensors that do not come: no answer would belong to the next request."""
 
     def lost() -> Iterator[tuple[str, torch.Tensor]]:
         yield "a", torch.zeros(2)
         raise RolloutError("the policy is gone")
 
-    with RoleProcess("sampler", module.roles, tmp_path / "left") as process:
+    with start("sampler", module.roles, tmp_path / "left") as process:
         engine = process.role("engine", seconds=30)
         with pytest.raises(RolloutError, match="the policy is gone"):
             sync(engine, 1, lost())
@@ -252,8 +270,8 @@ def test_whoever_fails_while_tensors_are_given_ends_the_process(module: Any, tmp
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_an_error_now_and_later(module: Any, tmp_path: Path) -> None:
-    with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
+def test_a_process_that_dies_is_an_error_now_and_later(start: Start, module: Any, tmp_path: Path) -> None:
+    with start("trainer", module.roles, tmp_path / "left") as process:
         role = process.role("policy", seconds=60)
         with pytest.raises(RoleLostError, match=r"policy.dies: process 'trainer' ended .*SIGKILL"):
             role.ask("dies")
@@ -262,9 +280,9 @@ def test_a_process_that_dies_is_an_error_now_and_later(module: Any, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_whoever_waits_for_one_that_another_thread_ends_is_told(module: Any, tmp_path: Path) -> None:
+def test_whoever_waits_for_one_that_another_thread_ends_is_told(start: Start, module: Any, tmp_path: Path) -> None:
     """Its descriptors are closed by the one who waits at them: the system may give their numbers to others."""
-    process = RoleProcess("one", module.roles, tmp_path / "left")
+    process = start("one", module.roles, tmp_path / "left")
     with ThreadPoolExecutor(1) as waiting:
         asked = waiting.submit(process.role("policy", seconds=30).ask, "sleeps")
         wait_for(lambda: "sleeps" in process.standing)
@@ -275,9 +293,9 @@ def test_whoever_waits_for_one_that_another_thread_ends_is_told(module: Any, tmp
 
 @pytest.mark.slow
 def test_a_process_that_does_not_answer_is_killed_and_says_where_it_was(
-    module: Any, tmp_path: Path, gone: Callable[..., bool]
+    start: Start, module: Any, tmp_path: Path, gone: Callable[..., bool]
 ) -> None:
-    with RoleProcess("rollout worker 3", module.roles, tmp_path / "left", stacks=tmp_path) as process:
+    with start("rollout worker 3", module.roles, tmp_path / "left", stacks=tmp_path) as process:
         with pytest.raises(RoleLostError, match=r"policy.sleeps: .* did not answer within 0.2 seconds and was killed"):
             process.role("policy", seconds=0.2).ask("sleeps")
         assert gone(process.pid)
@@ -285,24 +303,24 @@ def test_a_process_that_does_not_answer_is_killed_and_says_where_it_was(
 
 
 @pytest.mark.slow
-def test_a_process_that_runs_models_is_at_work_however_long_it_takes(module: Any, tmp_path: Path) -> None:
-    with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
+def test_a_process_that_runs_models_is_at_work_however_long_it_takes(start: Start, module: Any, tmp_path: Path) -> None:
+    with start("trainer", module.roles, tmp_path / "left") as process:
         process.role("policy", seconds=1.0).ask("trains", 40)
 
 
 @pytest.mark.slow
-def test_one_that_waits_for_another_need_not_work(module: Any, tmp_path: Path) -> None:
+def test_one_that_waits_for_another_need_not_work(start: Start, module: Any, tmp_path: Path) -> None:
     with (
-        RoleProcess("trainer 0", module.roles, tmp_path / "left", environment={"WORKS": "no"}) as first,
-        RoleProcess("trainer 1", module.roles, tmp_path / "left", environment={"WORKS": "yes"}) as second,
+        start("trainer 0", module.roles, tmp_path / "left", environment={"WORKS": "no"}) as first,
+        start("trainer 1", module.roles, tmp_path / "left", environment={"WORKS": "yes"}) as second,
     ):
         TeamRole((first, second), "policy", seconds=1.0).ask("trains_or_waits")
 
 
 @pytest.mark.slow
-def test_a_process_that_is_stopped_does_not_hang_a_large_request(module: Any, tmp_path: Path) -> None:
+def test_a_process_that_is_stopped_does_not_hang_a_large_request(start: Start, module: Any, tmp_path: Path) -> None:
     """It reads nothing, so that sending must have its deadline too."""
-    with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
+    with start("trainer", module.roles, tmp_path / "left") as process:
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(RoleLostError, match=r"did not read within 0.5 seconds"):
             process.role("policy", seconds=0.5).ask("echo", torch.zeros(10_000_000))
@@ -311,12 +329,17 @@ def test_a_process_that_is_stopped_does_not_hang_a_large_request(module: Any, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("has_beaten", [True, False])
 def test_a_process_that_is_stopped_gives_no_sign_of_life(
-    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool], has_beaten: bool
+    start: Start,
+    module: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gone: Callable[..., bool],
+    has_beaten: bool,
 ) -> None:
     monkeypatch.setattr(peers, "SILENT_SECONDS", 2.0)
     if not has_beaten:
         monkeypatch.setattr(Pulse, "read", lambda self: (0, 0))
-    with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
+    with start("trainer", module.roles, tmp_path / "left") as process:
         stop = threading.Timer(1.0 if has_beaten else 0.0, os.kill, (process.pid, signal.SIGSTOP))
         stop.start()
         with pytest.raises(RoleLostError, match=r"policy.sleeps: .* has given no sign of life for 2 seconds and was"):
@@ -344,17 +367,24 @@ def test_a_process_that_is_stopped_before_it_can_beat_is_noticed(
     monkeypatch.setattr(peers, "SILENT_SECONDS", 1.5)
     with pytest.raises(RoleLostError, match=r"start: process 'trainer' has given no sign of life for 1.5 seconds"):
         RoleProcess("trainer", module.roles, tmp_path / "left", seconds=30)
-    assert gone(begun[0])
+    monkeypatch.setattr(fork_server_module, "start_interpreter", stopped)
+    monkeypatch.setattr(fork_server_module, "SILENT_SECONDS", 1.5)
+    with (
+        ForkServer() as fork_server,
+        pytest.raises(RoleLostError, match=r"start: process 'trainer': its fork server has given no sign of life"),
+    ):
+        RoleProcess("trainer", module.roles, tmp_path / "left", seconds=30, fork_server=fork_server)
+    assert all(gone(pid) for pid in begun)
 
 
 @pytest.mark.slow
 def test_one_that_dies_ends_those_that_worked_with_it(
-    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool]
+    start: Start, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool]
 ) -> None:
     monkeypatch.setattr(peers, "GRACE_SECONDS", 0.5)
     with (
-        RoleProcess("trainer 0", module.roles, tmp_path / "left") as first,
-        RoleProcess("trainer 1", module.roles, tmp_path / "left") as second,
+        start("trainer 0", module.roles, tmp_path / "left") as first,
+        start("trainer 1", module.roles, tmp_path / "left") as second,
     ):
         kill = threading.Timer(0.5, os.kill, (second.pid, signal.SIGKILL))
         kill.start()
@@ -369,12 +399,12 @@ def test_one_that_dies_ends_those_that_worked_with_it(
 
 @pytest.mark.slow
 def test_one_that_answers_soon_after_another_is_waited_for_however_long_both_took(
-    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "GRACE_SECONDS", 4.0)
     with (
-        RoleProcess("trainer 0", module.roles, tmp_path / "left", environment={"DELAY": "5"}) as first,
-        RoleProcess("trainer 1", module.roles, tmp_path / "left", environment={"DELAY": "5.2"}) as second,
+        start("trainer 0", module.roles, tmp_path / "left", environment={"DELAY": "5"}) as first,
+        start("trainer 1", module.roles, tmp_path / "left", environment={"DELAY": "5.2"}) as second,
     ):
         team = TeamRole((first, second), "policy", seconds=60, cuts_weights=True)
         with pytest.raises(DivergenceError, match="loss is nan after 5"):
@@ -440,12 +470,12 @@ def test_weights_go_from_process_to_process_through_memory(policy: ProcessRole, 
 
 
 @pytest.mark.slow
-def test_one_that_is_gone_before_a_request_leaves_no_answer_behind(module: Any, tmp_path: Path) -> None:
+def test_one_that_is_gone_before_a_request_leaves_no_answer_behind(start: Start, module: Any, tmp_path: Path) -> None:
     """The first of two is asked, the second cannot be: the first one's answer must not pass for that of another
     request."""
     with (
-        RoleProcess("trainer 0", module.roles, tmp_path / "left") as first,
-        RoleProcess("trainer 1", module.roles, tmp_path / "left") as second,
+        start("trainer 0", module.roles, tmp_path / "left") as first,
+        start("trainer 1", module.roles, tmp_path / "left") as second,
     ):
         os.kill(second.pid, signal.SIGKILL)
         wait_for(lambda: not runs(second.pid))
@@ -457,11 +487,11 @@ def test_one_that_is_gone_before_a_request_leaves_no_answer_behind(module: Any, 
 
 
 @pytest.mark.slow
-def test_a_start_that_fails_or_takes_too_long(module: Any) -> None:
+def test_a_start_that_fails_or_takes_too_long(start: Start, module: Any) -> None:
     with pytest.raises(BurnishError, match="there is no model"):
-        RoleProcess("trainer", module.broken)
+        start("trainer", module.broken)
     with pytest.raises(RoleLostError, match="start: process 'trainer' did not answer within 1 seconds"):
-        RoleProcess("trainer", module.slow, seconds=1)
+        start("trainer", module.slow, seconds=1)
 
 
 @pytest.mark.slow
@@ -472,8 +502,28 @@ def test_requests_of_two_threads_take_turns(policy: ProcessRole) -> None:
 
 
 @pytest.mark.slow
-def test_it_says_what_it_has_been_asked_for(module: Any, tmp_path: Path) -> None:
-    with RoleProcess("trainer", module.roles, tmp_path / "left") as process:
+def test_forks_of_a_server_have_their_own_variables_and_need_it_no_more(
+    module: Any, tmp_path: Path, gone: Callable[..., bool]
+) -> None:
+    with ForkServer() as fork_server:
+        start = partial(RoleProcess, fork_server=fork_server)
+        first = start("first", module.roles, tmp_path / "left", environment={"DELAY": "0.1"})
+        interpreter = fork_server._process
+        assert interpreter is not None
+        interpreter.end()
+        second = start("second", module.roles, tmp_path / "left")  # by another one
+    assert gone(interpreter.pid)
+    with first, second:
+        with pytest.raises(DivergenceError, match=r"loss is nan after 0.1"):
+            first.role("policy", seconds=30).ask("diverges_late")
+        with pytest.raises(KeyError, match="DELAY"):
+            second.role("policy", seconds=30).ask("diverges_late")
+    assert not adopts_orphans()
+
+
+@pytest.mark.slow
+def test_it_says_what_it_has_been_asked_for(start: Start, module: Any, tmp_path: Path) -> None:
+    with start("trainer", module.roles, tmp_path / "left") as process:
         assert process.standing == "idle"
         request = process.sendable(("call", "policy", "version", (), {}), "policy.version")
         process.post(request, what="policy.version", seconds=30)
@@ -484,8 +534,10 @@ def test_it_says_what_it_has_been_asked_for(module: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_closing_leaves_the_roles_and_ends_the_process(module: Any, tmp_path: Path, gone: Callable[..., bool]) -> None:
-    process = RoleProcess("trainer", module.roles, tmp_path / "left")
+def test_closing_leaves_the_roles_and_ends_the_process(
+    start: Start, module: Any, tmp_path: Path, gone: Callable[..., bool]
+) -> None:
+    process = start("trainer", module.roles, tmp_path / "left")
     process.close()
     process.close()
     assert (tmp_path / "left").read_text() == "left"

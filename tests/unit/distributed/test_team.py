@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from burnish.distributed.fork_server import ForkServer
 from burnish.distributed.handles import TeamRole
 from burnish.distributed.launching import LocalLauncher, ProcessSpec, start_all
 from burnish.distributed.team import Rendezvous
@@ -90,18 +91,18 @@ def module(make_module: Callable[[str, str], Any]) -> Any:
     return make_module("team_of_test", ROLES)
 
 
-def team_of(module: Any, size: int, lanes: int, folder: Path) -> TeamRole:
+def team_of(module: Any, size: int, lanes: int, folder: Path, fork_server: ForkServer) -> TeamRole:
     meetings = [Rendezvous.at_file(rank, size, folder / "meeting", seconds=60) for rank in range(size)]
     seats = [ProcessSpec(f"trainer {meeting.rank}", module.member, (meeting, lanes)) for meeting in meetings]
-    started = start_all(LocalLauncher(threads=1, stacks=folder), seats)
+    started = start_all(LocalLauncher(threads=1, stacks=folder, fork_server=fork_server), seats)
     return TeamRole(tuple(started), "member", seconds=60)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "lanes"), [(2, 4), (3, 6)])
-def test_the_bits_of_one_process(size: int, lanes: int, module: Any, tmp_path: Path) -> None:
+def test_the_bits_of_one_process(size: int, lanes: int, module: Any, tmp_path: Path, fork_server: ForkServer) -> None:
     wanted, values = module.accumulate(Lanes(lanes))
-    team = team_of(module, size, lanes, tmp_path)
+    team = team_of(module, size, lanes, tmp_path, fork_server)
     with ExitStack() as stack:
         for process in team.processes:
             stack.enter_context(process)
