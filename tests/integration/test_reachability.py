@@ -1,4 +1,4 @@
-"""Every registered estimator x loss makes a real optimizer step that changes the weights; slow ones try every
+"""Every registered estimator x loss makes a real optimizer step that changes the weights; nightly ones try every
 aggregation x KL mode with each.
 
 The rollouts are sampled once with the real engine and scored by the real reward; each combination then assigns credit
@@ -180,6 +180,7 @@ def test_every_estimator_makes_a_real_step_with_every_loss(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("estimator", CRITIC_FREE)
 @pytest.mark.parametrize("loss", list(POLICY_LOSSES))
 def test_every_combination_makes_a_real_step(sampled: tuple[RlRun, Collected], estimator: str, loss: str) -> None:
@@ -217,6 +218,7 @@ def test_every_loss_with_a_critic_makes_a_real_step(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("estimator", WITH_CRITIC)
 @pytest.mark.parametrize("loss", list(POLICY_LOSSES))
 def test_every_combination_with_a_critic_makes_a_real_step(
