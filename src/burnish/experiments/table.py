@@ -305,7 +305,7 @@ def blocks(table: ResultsTable) -> list[Block]:
     if table.differences:
         caption = (
             f"{table.metric} less that of {table.groups[0].label}, run by run. Runs that agree in all else share "
-            "prompts and noise; unpaired, the interval would be so many times as wide."
+            "prompts and noise; the last column says how many times as wide the interval would be unpaired."
         )
         headings = [heading, "pairs", "difference", "95 % interval", "unpaired"]
         decimals = decimals_of([one.paired or one.unpaired for one in table.differences])

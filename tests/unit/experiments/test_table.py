@@ -155,7 +155,8 @@ grpo          3  0.80   0.55 to 1.05            7 ± 7     667
 rloo          3  0.83   0.56 to 1.10            8 ± 7     833
 
 eval/accuracy less that of grpo, run by run. Runs that agree in all else share
-prompts and noise; unpaired, the interval would be so many times as wide.
+prompts and noise; the last column says how many times as wide the interval
+would be unpaired.
 
 algorithm  pairs  difference     95 % interval  unpaired
 rloo           3      +0.030  +0.005 to +0.055     9.6 x
