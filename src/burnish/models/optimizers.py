@@ -321,10 +321,11 @@ class WeightOptimizer:
             for name, moments in state["moments"].items():
                 master = self._masters[name]
                 counts_on = master.device if self._adam.defaults.get("fused") else torch.device("cpu")  # as Adam does
-                own = {key: value if key == "step" else self._own(value) for key, value in moments.items()}
                 self._adam.state[master] = {
-                    key: value.to(device=counts_on if key == "step" else master.device, copy=True)
-                    for key, value in own.items()
+                    key: value.to(counts_on, copy=True)
+                    if key == "step"
+                    else self._own(value).to(master.device, copy=True)
+                    for key, value in moments.items()
                 }
             self._publish()
 

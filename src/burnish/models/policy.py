@@ -114,10 +114,9 @@ class LocalPolicy(LearnerByParts[Objective]):
         if self._head_critic is not None:
             raise ValueError("the policy already has a value head")
         budget, lanes = self._tokens_per_microbatch, self._lanes
-        critic = SharedCritic.on(self.loaded, settings, tokens_per_microbatch=budget, lanes=lanes)
-        self._optimizers += critic._optimizers
-        self._head_critic = critic
-        return critic
+        self._head_critic = SharedCritic.on(self.loaded, settings, tokens_per_microbatch=budget, lanes=lanes)
+        self._optimizers += self._head_critic._optimizers
+        return self._head_critic
 
     def compare_with(self, compare: Compare) -> None:
         """From now on objectives see the divergence from a teacher at each trained token, and no entropy or values."""
@@ -168,20 +167,16 @@ class LocalPolicy(LearnerByParts[Objective]):
     ) -> tuple[Sequence[Tensor], ObjectiveValue]:
         # Batches are in host memory, so that only one micro-batch at a time takes memory of the device.
         part = part.to(self.model.device)
-        scores = self._scores(part, objective)
+        head = None if self._head_critic is None else self._head_critic.head
+        # The model's head runs at trained tokens only: its logits are the largest tensor of the pass.
+        scores = self._scorer.score(
+            part, only_trained=True, entropy=objective.needs_entropy, value_head=head, compare=self._compare
+        )
         value = objective(scores, part.to(scores.logprobs_BT.device), denominators)
         if scores.router_loss is not None:
             share = part.loss_mask.sum() / denominators.num_tokens
             value = with_router_loss(value, scores.router_loss, coef=self.loaded.router_aux_coef, share=share)
         return [scores.logprobs_BT] if scores.values_BT is None else [scores.logprobs_BT, scores.values_BT], value
-
-    def _scores(self, part: Batch, objective: Objective) -> TokenScores:
-        """Score the trained tokens of a micro-batch. The head runs only there: its logits are the largest tensor of the
-        pass."""
-        head = None if self._head_critic is None else self._head_critic.head
-        return self._scorer.score(
-            part, only_trained=True, entropy=objective.needs_entropy, value_head=head, compare=self._compare
-        )
 
     def save_weights(self, folder: Path) -> None:
         """Write model (adapter merged in), tokenizer and config, and with LoRA the adapter in `folder/adapter`.

@@ -142,8 +142,8 @@ class RlRun(Training):
         optimization, algorithm, rollout = self.config.optimization, self.config.algorithm, self.config.rollout
         if self.reference is not None:
             reference = self.beside.begin("reference", partial(self.reference.logprobs, batch))
-        if self.lessons is not None:
-            teacher = self.beside.begin("teacher", partial(self.lessons.logprobs, batch, rows))
+        if (lessons := self.lessons) is not None:
+            teacher = self.beside.begin("teacher", partial(lessons.logprobs, batch, rows))
         # With top-k, top-p or min-p the sampler's log-probabilities are of the cut distribution: the KL needs ours.
         cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
         # A single update needs none: its own log-probabilities are the old ones (`PolicyObjective`), a forward saved.
@@ -157,9 +157,8 @@ class RlRun(Training):
             scores = self.policy.logprobs(batch, entropy=share is not None)
             batch = batch.replace(old_logprobs=scores.logprobs_BT) if needs_old else batch
             batch = batch if share is None else ranked(batch, scores, share)
-        if self.lessons is not None:
-            weights = teacher_weights(rows, self.lessons.by_domain)
-            batch = batch.replace(teacher_logprobs=teacher(), teacher_weights=weights)
+        if lessons is not None:
+            batch = batch.replace(teacher_logprobs=teacher(), teacher_weights=teacher_weights(rows, lessons.by_domain))
         return batch if self.reference is None else batch.replace(ref_logprobs=reference())
 
     def update(self, batch: Batch, step: int, metrics: MetricStore) -> None:
