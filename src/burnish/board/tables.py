@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from burnish.observability.alarms import Alarm, AlarmBell
-from burnish.observability.history import problem_or_row
+from burnish.observability.history import TOKENS, problem_or_row
 
 _PIECE_BYTES = 1 << 18
-_TOKENS = ("rollout/response_tokens_sum", "train/tokens")
-"""Tokens of a step: those that were sampled, or else those that were read."""
 _SECONDS = ("time/step_seconds", "time/evaluate_seconds")
 
 
@@ -119,7 +117,7 @@ class MetricTable:
     def _add(self, row: Mapping[str, float]) -> None:
         place, step = len(self.steps), int(row["step"])
         self.steps.append(step)
-        for sums, names in ((self.tokens, _TOKENS[:1] if _TOKENS[0] in row else _TOKENS), (self.seconds, _SECONDS)):
+        for sums, names in ((self.tokens, TOKENS[:1] if TOKENS[0] in row else TOKENS), (self.seconds, _SECONDS)):
             sums.append((sums[-1] if sums else 0.0) + sum(row.get(name, 0.0) for name in names))
         for name, value in row.items():
             if name == "step":

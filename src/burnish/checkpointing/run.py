@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -26,6 +25,7 @@ from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DifferentRunError
 from burnish.observability.atomic import disk_remedy, write_text_atomically
 from burnish.observability.ending import ENDING_FILE
+from burnish.outside.plugins import installed_version
 from burnish.outside.reading import UnreadableError, read_json
 from burnish.outside.supervise import run_program
 from burnish.types import Json
@@ -349,7 +349,7 @@ def environment() -> dict[str, Json]:
         "burnish": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: installed_version(name) for name in _PACKAGES},
         "git": git_revision(Path(__file__).resolve().parent),
         "git_of_working_folder": git_revision(Path.cwd()),
     }
@@ -369,13 +369,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except OSError:  # no git, which a run does not need
         return None
     return None if done.returncode else done.stdout.decode().strip()  # nor a checkout
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _with_defaults(before: dict[str, Json], config: RunConfig) -> dict[str, Json]:

@@ -11,15 +11,13 @@ from burnish.checkpointing.run import RunDirectory
 from burnish.config.loading import kind_of_data
 from burnish.errors import DataError
 from burnish.observability.ending import read_ending
-from burnish.observability.history import columns, read_rows
+from burnish.observability.history import TOKENS, columns, read_rows
 from burnish.report.configuration import departures, leaves
 from burnish.report.report import run_names
 from burnish.report.turns import as_text
 from burnish.types import Json
 
 SEED = "seed"
-TOKENS = ("rollout/response_tokens_sum", "train/tokens")
-"""Tokens of a step: the sampled ones of `rl`, else those that were read."""
 _SAME_RESULT = ("output", "logging", "checkpoint")
 """Fields that change nothing that is measured."""
 

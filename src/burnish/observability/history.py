@@ -10,6 +10,8 @@ from pathlib import Path
 from burnish.errors import DataError
 from burnish.outside.reading import file_problem
 
+TOKENS = ("rollout/response_tokens_sum", "train/tokens")
+"""Metrics of a step's tokens: the sampled ones of `rl`, else those that were read."""
 _REMEDY = (
     "fix the file (one line per step, in order), or move it away: a run then continues with a new one, but a report "
     "needs it"

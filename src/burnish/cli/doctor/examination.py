@@ -24,6 +24,7 @@ from burnish import __version__
 from burnish.errors import ConfigError, KernelError, SandboxError
 from burnish.machine import processor
 from burnish.machine.container import allowed_cores, container_limits, free_memory
+from burnish.outside.plugins import installed_version
 from burnish.planning.memory import bytes_in_words
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "peft")
@@ -86,7 +87,7 @@ def examine(runs: Path, *, quick: bool = False, fresh: bool = False) -> Report:
     """Examine everything but the fast paths. runs: the folder to write to. quick: build and try nothing. fresh: forget
     the kept timings of paths. Checks that need PyTorch are left out if PyTorch does not load."""
     report = Report()
-    versions = {name: _version(name) for name in (*NEEDED, *OPTIONAL)}
+    versions = {name: installed_version(name) for name in (*NEEDED, *OPTIONAL)}
     failures = {name: failure for name in ("torch", "transformers") if (failure := _import_failure(name)) is not None}
     report.add(report.versions, of_packages(versions, failures))
     report.add(report.machine, of_system())
@@ -317,13 +318,6 @@ def of_sandbox() -> Iterator[Finding]:
         what = f"{hidden(error.message)}; the reward code and the tool python need one"
         remedy = "use Linux 6.2 or newer outside of restricted containers, or a server (sandbox.url)"
         yield MachineProblem("sandbox", "note", what, remedy)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _import_failure(name: str) -> str | None:
