@@ -91,7 +91,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(examination, "_version", lambda name: "1.0" if name in NEEDED else None)
+    monkeypatch.setattr(examination, "installed_version", lambda name: "1.0" if name in NEEDED else None)
     monkeypatch.setattr(examination, "allowed_cores", lambda: 8)
     monkeypatch.setattr(examination, "container_limits", lambda: ContainerLimits(memory_bytes=64 * GIB))
     monkeypatch.setattr(examination, "free_memory", lambda: 60 * GIB)
@@ -113,7 +113,7 @@ Change = Callable[[pytest.MonkeyPatch], object]
 CASES: dict[str, tuple[Change, str, str, str]] = {
     "torch is missing": (
         lambda patch: patch.setattr(
-            examination, "_version", lambda name: None if name in ("torch", *OPTIONAL) else "1"
+            examination, "installed_version", lambda name: None if name in ("torch", *OPTIONAL) else "1"
         ),
         "fatal no-torch",
         "torch is not installed",
@@ -211,7 +211,7 @@ CASES: dict[str, tuple[Change, str, str, str]] = {
         "make room",
     ),
     "tiny shared memory with Ray": (
-        lambda patch: [spare(patch, shared=64 << 20), patch.setattr(examination, "_version", lambda name: "1.0")],
+        lambda patch: [spare(patch, shared=64 << 20), patch.setattr(examination, "installed_version", lambda name: "1.0")],
         "problem shared-memory",
         "/dev/shm has 64.0 MiB, which is too little for ray, vllm;",
         "--shm-size",
