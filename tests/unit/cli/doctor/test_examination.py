@@ -211,7 +211,10 @@ CASES: dict[str, tuple[Change, str, str, str]] = {
         "make room",
     ),
     "tiny shared memory with Ray": (
-        lambda patch: [spare(patch, shared=64 << 20), patch.setattr(examination, "installed_version", lambda name: "1.0")],
+        lambda patch: [
+            spare(patch, shared=64 << 20),
+            patch.setattr(examination, "installed_version", lambda name: "1.0"),
+        ],
         "problem shared-memory",
         "/dev/shm has 64.0 MiB, which is too little for ray, vllm;",
         "--shm-size",
