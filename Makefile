@@ -44,8 +44,6 @@ test-plain-cpu: export CC := no-such
 test-plain-cpu: export BURNISH_WITHOUT := onednn,onednn_bfloat16,medium_float32,bfloat16
 test-plain-cpu: test  ## the default tests with every capability of the processor turned off
 
-# Long cases wait for processes, deadlines and nodes more often than others.
-test-slow: JOBS = $(shell expr $$(nproc 2>/dev/null || echo 2) \* 2)
 test-slow: $(FOR_CHECKS)  ## every case above .3 CPU seconds: learning runs, lost processes, kill-and-resume trials
 	$(PYTEST) -m "slow and not matrix" $(ARGS)
 
