@@ -1,7 +1,8 @@
 """The fork server of role processes: an interpreter that has imported what roles need. Each of them is a fork of it.
 
-The imports take about six seconds of a core, and forks share their memory. The server computes nothing and starts no
-threads, which its forks would lack. It is a process of its own because the run's process does both.
+The imports take about six seconds of a core, and forks share their memory. Forks lack the threads of the process that
+they come from, so the run's own process cannot be it. The server computes nothing and so starts none; the pool that
+numpy's BLAS opens at import is made again in each fork.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Self
 from burnish.distributed import server
 from burnish.distributed.pulse import SILENT_SECONDS
 from burnish.outside.frames import can_be_read, pair
+from burnish.outside.plugins import describe_exit
 from burnish.outside.supervise import Child, Forked, activity, adopting_orphans, fork_for, start_interpreter
 
 _LOOK_SECONDS = 0.5
@@ -53,11 +55,13 @@ class ForkServer:
                 socket.send_fds(self._channel, [request], descriptors)
                 self._await_answer(interpreter.pid, given_up)
                 answer = self._channel.recv(_MESSAGE_BYTES)
-            except BaseException:  # an answer that comes now would be taken for that to the next request
+            except BaseException:  # boundary: a late answer would be taken for the next request's
                 self._end()
                 raise
             if not answer:
-                raise OSError(errno.ECHILD, f"its fork server has ended ({interpreter.end(1.0)})")
+                status = interpreter.end(_LOOK_SECONDS)
+                how = "does not end" if status is None else f"has ended ({describe_exit(status)})"
+                raise OSError(errno.ECHILD, f"its fork server {how}")
         if (number := int(answer)) < 0:
             raise OSError(-number, os.strerror(-number))
         return Child(Forked(number))

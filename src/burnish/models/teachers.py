@@ -37,7 +37,7 @@ class Teachers:
         return found_BT
 
     def comparison(self, divergence: Divergence) -> Compare:
-        """The divergence of a student from the only teacher, which must be a model with weights of its own."""
+        """The divergence of a student from the only teacher, which must not share weights with the policy."""
         (model,) = self._models
         assert isinstance(model, FrozenReference), "other teachers are refused when the run file is read"
         return Teacher(model.loaded, divergence).compare

@@ -237,8 +237,8 @@ def fork(work: Callable[[], int], *, failed: int = 1) -> int:
 
 def fork_for(parent: int, work: Callable[[], int]) -> None:
     """Fork a process for the work that becomes a child of `parent`, one of this process' ancestors, which has to adopt
-    orphans meanwhile (`adopting_orphans`): the process between them, which forks it, ends at once. The work begins
-    when it has. OSError if there is no room for one more process."""
+    orphans meanwhile (`adopting_orphans`): the process between them, which forks it, ends at once, and then the work
+    begins. OSError if the system has no room for another process."""
 
     def begin() -> int:
         os.setsid()
