@@ -44,6 +44,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         write_rows(folder / name, *rows)
         (folder / name / "config.yaml").write_text(f"seed: {seed}\nsteps: 20\nmodel: {{path: {json.dumps(EVIL)}}}\n")
+        spans = [["run", "update", 1.0, 3.0], [EVIL, EVIL, 2.0, 3.0]]
+        (folder / name / "timeline.jsonl").write_text(f'{{"step":9,"spans":{json.dumps(spans)}}}\n')
         for step in (1, 5, 9):
             groups = [line(g, k, float(k * g), prompt_id="p0" if g else EVIL) for g in (0, 1) for k in (0, 1)]
             write_step(folder / name, step, groups)
@@ -122,6 +124,19 @@ def test_two_seeds_become_a_band_and_one_prompt_is_seen_in_both(page: Any, url: 
     assert page.locator(".side h3").all_inner_texts() == ["first, step 5", "second, step 5"]
     page.locator("text=over training").first.click()
     page.wait_for_selector(".over button:has-text('9: 0.5')")
+
+
+def test_the_timeline_of_the_last_steps(page: Any, url: str) -> None:
+    page.goto(f"{url}/#run=first")
+    page.wait_for_selector("#timeline svg rect:not(.lane)")
+    assert page.locator("#timeline tbody th").all_inner_texts() == ["run", EVIL]
+    assert page.locator("#timeline tbody tr").nth(1).locator("td").all_inner_texts() == ["50 %", "50 %"]
+    page.locator("#timeline svg rect:not(.lane)").nth(1).hover()
+    page.wait_for_selector("#tooltip b:has-text('onerror')")
+    page.locator('[aria-label="Earlier in the timeline"]').click()
+    page.wait_for_selector("text=Nothing is recorded of these steps.")
+    page.locator('[aria-label="Later in the timeline"]').click()
+    page.wait_for_selector("text=follows the run")
 
 
 def test_no_text_of_a_run_becomes_markup(page: Any, url: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from runs import rows_of
 
+import burnish
 from burnish.checkpointing.comparing import common_steps, first_difference
 from burnish.cli import main
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
@@ -52,6 +53,15 @@ def test_a_fork_with_nothing_changed_is_the_original(
     assert theirs.metrics == ours.metrics
     assert theirs.state == ours.state
     assert theirs.rollouts == {name: text for name, text in ours.rollouts.items() if int(name[5:11]) > 2}
+
+
+@pytest.mark.slow
+def test_a_program_forks_a_run(original: tuple[str, Path], trace: Callable[[Path], Any], tmp_path: Path) -> None:
+    _, first = original
+    run = burnish.load_run(f"{first}@2")
+    fork = burnish.train(run.config.model_dump(mode="json"), fork=run, output=str(tmp_path / "fork"), quiet=True)
+    ours, theirs = trace(fork.output), trace(first)
+    assert (ours.metrics, ours.state) == (theirs.metrics, theirs.state)
 
 
 def _lines(folder: Path) -> int:

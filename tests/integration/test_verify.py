@@ -54,12 +54,37 @@ def test_a_record_of_something_else_does_not(folder: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sft",),
+        ("distill", "teacher={model}", "sampled_share=0.5"),
+        ("prefer", "losses=[ipo]", "optimization={{comparisons_per_batch: 4, learning_rate: 0.01}}"),
+        ("rm", "optimization={{comparisons_per_batch: 4, learning_rate: 0.01}}", "normalization.on=references"),
+        ("rl", "cluster.trainers=2", "cluster.rollout_workers=1", "cluster.threads=1", "rollout.group_size=2"),
+    ],
+    ids=lambda words: words[0],
+)
 def test_any_kind_of_run_reproduces(
-    tiny_sft: Callable[..., SftConfig], run_file: Callable[[RunConfig], str], capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    tiny_run: Callable[..., RlConfig],
+    tiny_sft: Callable[..., SftConfig],
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config = tiny_sft("steps=4", "checkpoint.keep=9")
-    assert main(["sft", run_file(config)]) == 0
-    assert main(["verify", config.output, "--step", "2", "--count", "1"]) == 0
+    kind, *fields = (word.format(model=tiny_model) for word in words)
+    if kind in ("prefer", "rm"):
+        rows = [{"prompt": f"{n}+1=", "chosen": f"{n}7", "rejected": f"{n % 3}"} for n in range(10)]
+        (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data = {"output": f"{tmp_path}/run", "model": str(tiny_model), "data": {"train": f"{tmp_path}/pairs.jsonl"}}
+        data |= {"max_tokens": 16, "logging": {"sinks": []}}
+    else:
+        data = (tiny_run if kind == "rl" else tiny_sft)().model_dump(mode="json", exclude_unset=True)
+    (tmp_path / "run.yaml").write_text(json.dumps(data))
+    every = ("steps=4", "checkpoint={every_steps: 2, keep: 9}")
+    assert main([kind, str(tmp_path / "run.yaml"), *every, *fields]) == 0
+    assert main(["verify", str(tmp_path / "run"), "--step", "2", "--count", "1"]) == 0
     assert "step 3: the same, bit for bit" in capsys.readouterr().out
 
 

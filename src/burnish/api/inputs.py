@@ -64,7 +64,7 @@ class Inputs:
         normalization = found.get("normalization")
         if isinstance(normalization, Mapping):
             found["normalization"] = self._with_sources(normalization, ("prompts", "references"))
-        return {name: _plain(value) for name, value in found.items()}
+        return {name: plain(value) for name, value in found.items()}
 
     def _model(self, given: object) -> object:
         if isinstance(given, tuple) and len(given) == 2:
@@ -250,16 +250,16 @@ def rows_text(rows: Rows, name: str) -> str:
     return "".join(lines)
 
 
-def _plain(value: object) -> Json:
-    """Paths and runs as text, tuples as lists, at any depth. Other values are left for the checks to refuse."""
+def plain(value: object) -> Json:
+    """Write paths and runs as text, tuples as lists, at any depth. Other values are left for the checks to refuse."""
     if isinstance(value, (Path, Run)):
         return str(value)
     if isinstance(value, Policy):
         return str(value.folder)
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return cast("Json", value)
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from burnish.api.inputs import Inputs, inputs_of
+from burnish.api.inputs import Inputs, inputs_of, plain
 from burnish.checkpointing.run import RunDirectory
 from burnish.config.loading import LoadedConfig, kind_of_data, load_run_data, load_run_file
 from burnish.config.schema import RunConfig
@@ -125,6 +125,6 @@ def output_of(given: Given) -> object:
 def _as_yaml(name: str, value: object) -> str:
     """JSON, which YAML reads as the same value."""
     try:
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(plain(value), ensure_ascii=False)
     except TypeError as error:
         raise ConfigError(f"{name} is not a value for a run file: {error}", remedy="give plain values") from error

@@ -42,6 +42,7 @@ def train(
     quiet: bool = False,
     fresh: bool = False,
     accept_changes: bool = False,
+    fork: Run | str | None = None,
     **fields: object,
 ) -> Run:
     """Train a policy with reinforcement learning, as `burnish rl` does, and return the run.
@@ -52,12 +53,15 @@ def train(
 
     Without `output` the run gets a new folder, `runs/rl-001` and so on. If `output` holds a run, that run continues
     from its newest checkpoint. `fresh` moves it aside and starts over. `accept_changes` continues even if data, code,
-    model or package versions have changed. `quiet` shows nothing.
+    model or package versions have changed. `quiet` shows nothing. `fork`, a run or the name of one (`runs/first@300`),
+    lets a new folder begin at that run's checkpoint, with weights, optimizer and data position; any field may differ.
 
     Ctrl-C finishes the step and saves. Outside the main thread, and in notebooks, signals are left alone.
     Raises BurnishError for everything that the caller can fix.
     """
-    return train_kind("rl", config, on_step=on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes, **fields)
+    return train_kind(
+        "rl", config, on_step=on_step, quiet=quiet, fresh=fresh, accept_changes=accept_changes, fork=fork, **fields
+    )
 
 
 def train_kind(
@@ -69,12 +73,14 @@ def train_kind(
     quiet: bool = False,
     fresh: bool = False,
     accept_changes: bool = False,
+    fork: Run | str | None = None,
     **fields: object,
 ) -> Run:
     """`train`, for a run of any kind."""
     from rich.console import Console
 
     from burnish.rewards.in_memory import functions_at_hand
+    from burnish.trainers.forking import fork_run
     from burnish.trainers.interrupt import StopRequest, Watch, watching
 
     _check_callback(on_step)
@@ -87,6 +93,8 @@ def train_kind(
         if fresh:
             move_aside(output, console)
         _write_inputs(call.inputs, output, accept_changes=accept_changes)
+        if fork is not None:
+            fork_run(call.loaded.config, str(fork), console)
         run = Run(output, stop=stop)
         watchers: tuple[Watcher, ...] = () if on_step is None else (lambda _, row: on_step(run, row),)
         stack.enter_context(functions_at_hand(call.inputs.functions))

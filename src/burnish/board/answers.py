@@ -16,9 +16,11 @@ from burnish.board.index import Kind
 from burnish.board.notes import add_note, read_notes
 from burnish.board.rollouts import ResponseFilter, group_page, sightings, step_page
 from burnish.board.runs import Runs, RunSummary, WatchedRun
+from burnish.board.timeline import picture_of
 from burnish.errors import DataError
 from burnish.observability.control import REQUESTS, Request, ask, take
 from burnish.outside.listening import RefusedError, wrong
+from burnish.outside.reading import reading
 from burnish.report.configuration import configuration_table, masked_text
 from burnish.types import Json
 
@@ -26,6 +28,7 @@ T = TypeVar("T", bound=str)
 _SCAN_SECONDS, _REFRESH_SECONDS = 5.0, 0.1
 READING_SECONDS = 0.4
 """Longest time for which one request reads metrics; with the next one it goes on."""
+_TIMELINE_STEPS = 20
 INDEXING_SECONDS = 0.5
 """Longest time for which one request indexes files; the page asks again until none is left."""
 
@@ -128,6 +131,14 @@ class Board:
             "steps": list(run.index.files("step")),
             "evals": list(run.index.files("eval")),
         }
+
+    def timeline(self, query: Query) -> object:
+        """Return which process was at work when: in `steps` steps up to `step`, or up to the newest one."""
+        run, wanted = self._one(query), min(max(1, query.whole("steps", 3)), _TIMELINE_STEPS)
+        newest = run.table.steps[-1] if run.table.steps else 0
+        last = min(query.whole("step", newest), newest)
+        with reading(f"{run.folder}: reading the timeline"):
+            return {"step": last, "newest": newest, **picture_of(run.folder, last - wanted + 1, last)}
 
     def configurations(self, query: Query) -> object:
         """Return the fields in which the named runs differ from the defaults or from each other, and their files."""

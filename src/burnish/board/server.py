@@ -43,6 +43,7 @@ _PAGES: Mapping[str, tuple[str, str, str]] = {
     "/uplot.js": ("burnish.board", "page/uplot/uPlot.iife.min.js", "text/javascript"),
     "/shared.js": ("burnish.report", "page/shared.js", "text/javascript"),
     "/charts.js": ("burnish.board", "page/charts.js", "text/javascript"),
+    "/timeline.js": ("burnish.board", "page/timeline.js", "text/javascript"),
     "/board.js": ("burnish.board", "page/board.js", "text/javascript"),
 }
 """Path -> package, file in it, type. There are no other files to be had."""
@@ -79,6 +80,7 @@ def application(board: Board, key: str | None = None, ended: Callable[[], bool] 
         "charts": board.charts,
         "points": board.points,
         "run": board.run,
+        "timeline": board.timeline,
         "configurations": board.configurations,
         "groups": board.groups,
         "group": board.group,

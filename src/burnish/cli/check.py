@@ -57,8 +57,8 @@ def check_rewards(
     each reward. No weights are loaded. Rewards that read tokens need the
     model's tokenizer. Judges are only asked about rows that a human has judged
     (option labels): their agreement is shown. The exit code is 1 if a gold
-    answer does not reach the top score, or if a row pays for a program, JSON
-    value or query that solves nothing.
+    answer does not reach the top score, or if a row pays for a program or JSON
+    value that solves nothing.
 
     Run files of other kinds have no gold answers: their data are read, and
     refused if training would refuse them. Comparisons of [bold]burnish prefer[/bold] are

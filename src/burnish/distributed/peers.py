@@ -25,6 +25,7 @@ from burnish.distributed.server import STOP, Named
 from burnish.distributed.weight_transfer import SealedWeights
 from burnish.errors import BurnishError
 from burnish.forward.team import PeerFailedError
+from burnish.observability.timeline import Span
 from burnish.types import Metric, Rollout, RolloutRequest
 
 START_SECONDS = 600.0
@@ -37,6 +38,7 @@ END_SECONDS = 10.0
 """For releasing the roles at the end."""
 
 _LOOK_SECONDS = 0.5
+_MOST_SPANS = 1_000
 AGAIN = "start the run again: it continues from its newest checkpoint"
 _ENDED = f"{AGAIN}; a SIGKILL usually means that memory ran out"
 _BUSY = (
@@ -123,6 +125,8 @@ class Peer(ABC):
     _lost: str | None = None
     _asked: tuple[str, float] | None = None
     """What it has been asked for and has not answered, and since when."""
+    _spans: tuple[Span, ...] = ()
+    """What it has answered since they were taken, at most `_MOST_SPANS`."""
     _given_up: threading.Event | None = None
     """While it starts: set when that is in vain."""
 
@@ -232,7 +236,7 @@ class Peer(ABC):
         try:
             kind, *rest = self._channel.receive(seconds=seconds)
             if kind != "want":
-                self._asked = None
+                self._note_span()
                 return (kind, *rest)
             self._channel.send(pickled([] if giving is None else next(giving, [])), seconds=seconds)
         except TimeoutError as error:
@@ -241,6 +245,17 @@ class Peer(ABC):
             raise self._ended(what) from error
         self._watch.restart()
         return None
+
+    def _note_span(self) -> None:
+        if self._asked is not None:
+            work, since = self._asked
+            self._spans = (*self._spans[1 - _MOST_SPANS :], Span(self.name, work, since, time.monotonic()))
+        self._asked = None
+
+    def take_spans(self) -> Sequence[Span]:
+        """See `WorkingProcess`."""
+        spans, self._spans = self._spans, ()
+        return spans
 
     @property
     def idle_seconds(self) -> float:

@@ -21,6 +21,7 @@ from burnish.distributed.weight_transfer import SealedWeights, SharedWeights
 from burnish.errors import BurnishError, RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore, total
+from burnish.observability.timeline import Span
 from burnish.rollouts.engine import OnFinished, Requests, RestingEngine, Sampling
 from burnish.rollouts.portions import Portion, cut, in_order
 from burnish.types import Metric, Rollout
@@ -63,6 +64,10 @@ class Worker:
         """The state of the worker: the version of its weights, and what its process is doing."""
         version = "its first weights" if self.version is None else f"version {self.version}"
         return "lost" if self.gone else f"{version}, {self.engine.process.standing}"
+
+    def take_spans(self) -> Sequence[Span]:
+        """See `WorkingProcess`."""
+        return self.engine.process.take_spans()
 
     @property
     def is_returning(self) -> bool:
@@ -210,9 +215,9 @@ class RolloutPool(RestingEngine):
                 self._metrics.merge(metrics)
         return in_order(requests, rollouts)
 
-    def standing(self) -> list[tuple[str, str]]:
-        """The workers' names, and what each is doing with which weights."""
-        return [(worker.name, worker.standing) for worker in self._workers if worker.policy is None]
+    def processes(self) -> list[Worker]:
+        """The workers with a process of their own."""
+        return [worker for worker in self._workers if worker.policy is None]
 
     def _present(self) -> list[Worker]:
         return [worker for worker in self._workers if not worker.gone]

@@ -10,6 +10,7 @@ from typing import Self
 
 from burnish.distributed.peers import Peer, RoleLostError
 from burnish.errors import RewardError
+from burnish.observability.timeline import Span
 from burnish.rewards.inputs import Item
 from burnish.rewards.outcome import Outcome
 
@@ -38,7 +39,7 @@ class RewardModelProcess:
         say: Callable[[str], None],
     ) -> None:
         self._process: Peer | None = process
-        self._name = process.name
+        self.name = process.name
         self._start = start
         self._restarts = restarts
         self._seconds = seconds
@@ -47,7 +48,7 @@ class RewardModelProcess:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         """Around `_process` and `_closed`, which change together. A start that is in progress is then given up."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=self.name)
         """Asks, and starts again, so that there is never more than one of the processes."""
 
     def __enter__(self) -> Self:
@@ -66,10 +67,13 @@ class RewardModelProcess:
         return self._thread.submit(self._outcomes, label, list(items)).result
 
     @property
-    def standing(self) -> tuple[str, str]:
-        """Its name, and what it is doing."""
-        process = self._process
-        return self._name, "is started again" if process is None else process.standing
+    def standing(self) -> str:
+        """See `WorkingProcess`."""
+        return "is started again" if self._process is None else self._process.standing
+
+    def take_spans(self) -> Sequence[Span]:
+        """See `WorkingProcess`."""
+        return () if self._process is None else self._process.take_spans()
 
     def _outcomes(self, label: str, items: list[Item]) -> list[Outcome]:
         message = ("call", ROLE, "outcomes", (label, items), dict[str, object]())

@@ -19,6 +19,7 @@ from typing import Literal
 
 import yaml
 
+from burnish.api.inputs import plain
 from burnish.api.preparing import Given, as_overrides, kind_of
 from burnish.checkpointing.run import RunDirectory, refused_differences
 from burnish.checkpointing.sources import check_output
@@ -121,12 +122,12 @@ def _as_file(config: Given) -> Iterator[str | Path]:
     if isinstance(config, (str, Path)):
         yield config
         return
-    data = config.model_dump(mode="json", exclude_unset=True) if isinstance(config, RunConfig) else dict(config)
+    data = config.model_dump(mode="json", exclude_unset=True) if isinstance(config, RunConfig) else plain(config)
     try:
         text = dump_yaml(data)
     except yaml.YAMLError as error:
         raise ConfigError(
-            f"burnish.sweep trains in other processes, which cannot have this: {error}",
+            f"burnish.sweep trains in other processes, which cannot have this: {error.args[-1]!r:.80}",
             remedy="write rows, models and functions to files, and name these",
         ) from error
     with tempfile.TemporaryDirectory(prefix="burnish-sweep-") as folder:

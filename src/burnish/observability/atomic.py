@@ -6,6 +6,8 @@ import errno
 import os
 from pathlib import Path
 
+from burnish.errors import BurnishError
+
 PRIVATE = 0o600
 """Mode of files of a run that may reveal something about its owner."""
 
@@ -45,6 +47,11 @@ def fsync_file(path: Path) -> None:
 def fsync_folder(folder: Path) -> None:
     """Force the entries of a folder to disk, so that a rename survives a power failure."""
     fsync_file(folder)
+
+
+def write_error(path: Path, error: OSError) -> BurnishError:
+    """Make the error for a file that cannot be written."""
+    return BurnishError(f"cannot write {path}: {error.strerror}", remedy=disk_remedy(error, path.parent))
 
 
 def disk_remedy(error: OSError, folder: Path) -> str:

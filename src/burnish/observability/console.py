@@ -19,6 +19,7 @@ from rich.text import Text
 
 from burnish.config.secrets import hidden
 from burnish.observability.alarms import Alarm
+from burnish.observability.timeline import Processes, nobody
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward/mean", ".3f"),
@@ -72,14 +73,6 @@ _PICTURE_SECONDS = 0.25
 _PICTURE_COLUMNS = 140
 _PICTURE_FORMAT = '<pre style="font-family:monospace;line-height:1.3;white-space:pre">{code}</pre>'
 
-Standing = Callable[[], Sequence[tuple[str, str]]]
-"""Returns the names of a run's other processes, each with its current work."""
-
-
-def nobody() -> tuple[tuple[str, str], ...]:
-    """`Standing` of a run in one process."""
-    return ()
-
 
 class Display:
     """Progress, time left, the main metrics, and tokens per second by phase. Use it as a context manager.
@@ -99,7 +92,7 @@ class Display:
         title: str = "",
         plain_every: int = 1,
         clock: Callable[[], float] = time.monotonic,
-        standing: Standing = nobody,
+        processes: Processes = nobody,
         verbose: bool = False,
     ) -> None:
         self._console = console
@@ -108,7 +101,7 @@ class Display:
         self._title = title
         self._plain_every = plain_every
         self._clock = clock
-        self._standing = standing
+        self._processes = processes
         self._verbose = verbose
         self._began = clock()
         self._step = start_step
@@ -119,7 +112,7 @@ class Display:
         if console.is_jupyter and not console.quiet:
             self._live = NotebookLive()
         elif console.is_terminal:
-            waits = bool(standing())  # the work of others changes while nothing happens here
+            waits = bool(processes())  # the work of others changes while nothing happens here
             self._live = Live(
                 console=console, auto_refresh=waits, refresh_per_second=1, get_renderable=self._render, transient=False
             )
@@ -134,7 +127,7 @@ class Display:
         if self._live is not None:
             self._phase = ""
             if kind is None:
-                self._standing = nobody  # their last work matters only after a failure
+                self._processes = nobody  # their last work matters only after a failure
             self._refresh()
             self._live.stop()
 
@@ -192,8 +185,8 @@ class Display:
     def _others(self) -> list[str]:
         """Lines about other processes, one for all that do the same work."""
         names: dict[str, list[str]] = {}
-        for name, doing in self._standing():
-            names.setdefault(doing, []).append(name)
+        for process in self._processes():
+            names.setdefault(process.standing, []).append(process.name)
         return [f"{', '.join(group)}: {doing}" for doing, group in names.items()]
 
     def _header(self) -> Text:

@@ -21,7 +21,7 @@ from typing import Protocol
 from burnish.config.names import SINK_NAMES
 from burnish.errors import BurnishError, ConfigError, DataError, DivergenceError
 from burnish.observability.alarms import Alarm
-from burnish.observability.atomic import disk_remedy, fsync_folder, write_text_atomically
+from burnish.observability.atomic import fsync_folder, write_error, write_text_atomically
 from burnish.observability.history import read_rows
 from burnish.outside.plugins import construct, describe_failure, find_class
 from burnish.types import Json
@@ -65,7 +65,7 @@ class JsonlSink:
             self._descriptor, self._size = _open_to_append(path)
             fsync_folder(path.parent)
         except OSError as error:
-            raise _write_error(path, error) from error
+            raise write_error(path, error) from error
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         """Append a line. Raises DivergenceError for a value that is not finite, and ValueError for a step out of order.
@@ -84,7 +84,7 @@ class JsonlSink:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._size)
-            raise _write_error(self._path, error) from error
+            raise write_error(self._path, error) from error
         self._size += len(line)
         self._last_step = step
 
@@ -103,7 +103,7 @@ class JsonlSink:
                 self._descriptor, self._size = _open_to_append(self._path)
                 return f"{self._path} was removed during the run and has been restored with all its lines"
         except OSError as error:
-            raise _write_error(self._path, error) from error
+            raise write_error(self._path, error) from error
         if there is not None and (ours.st_dev, ours.st_ino, self._size) == (there.st_dev, there.st_ino, there.st_size):
             return ""
         raise BurnishError(
@@ -389,7 +389,3 @@ def _missing_package(name: str) -> ConfigError:
         f"logging.sinks names {name}, but the package {name} is not installed",
         remedy=f"{command}, or remove {name} from logging.sinks",
     )
-
-
-def _write_error(path: Path, error: OSError) -> BurnishError:
-    return BurnishError(f"cannot write {path}: {error.strerror}", remedy=disk_remedy(error, path.parent))

@@ -40,6 +40,7 @@ from burnish.models.reference import FrozenReference
 from burnish.models.reward_learner import RewardLearner
 from burnish.models.teachers import Teachers
 from burnish.observability.console import say
+from burnish.observability.timeline import WorkingProcess
 from burnish.outside.plugins import is_outside
 from burnish.trainers.interrupt import present_watch, watching
 from burnish.trainers.placement import check_placement, placed, threads_of
@@ -174,11 +175,7 @@ def open_processes(
             aside=pool if crew.workers else None,
             beside=own.beside,
             reward_models=own.reward_models,
-            standing=lambda: [
-                *((process.name, process.standing) for process in team),
-                *own.standing(),
-                *pool.standing(),
-            ],
+            processes=lambda: [*team, *own.processes(), *pool.processes()],
         )
 
 
@@ -378,10 +375,8 @@ class OwnProcesses:
         there = {name: process.role(name, seconds=self.seconds) for name, process in self.roles.items()}
         return _with_handles(roles, there)
 
-    def standing(self) -> list[tuple[str, str]]:
-        """The names of the processes, and what each is doing."""
-        judges = [] if self.reward_models is None else [self.reward_models.standing]
-        return [*((process.name, process.standing) for process in self.roles.values()), *judges]
+    def processes(self) -> list[WorkingProcess]:
+        return [*self.roles.values(), *([] if self.reward_models is None else [self.reward_models])]
 
 
 @contextmanager

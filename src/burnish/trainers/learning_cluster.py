@@ -78,7 +78,7 @@ def _open_elsewhere(
             return handle(TeamRole(tuple(team), "learner", config.cluster.stall_seconds, cuts))
 
         outline = load_outline(config.model, head=config.head, plain=config.debug.plain)
-        yield OpenedModel(outline, learner, lambda: [(process.name, process.standing) for process in team])
+        yield OpenedModel(outline, learner, lambda: team)
 
 
 @contextmanager

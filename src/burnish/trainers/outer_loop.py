@@ -26,9 +26,10 @@ from burnish.forward.lanes import Lanes
 from burnish.models.loading import LoadedModel
 from burnish.models.roles import Learner
 from burnish.models.saved import SavedPolicy
-from burnish.observability.console import Standing, nobody, say
+from burnish.observability.console import say
 from burnish.observability.ending import RunEnding, write_ending
 from burnish.observability.metrics import MetricStore
+from burnish.observability.timeline import Processes, nobody
 from burnish.outside.plugins import describe_failure
 from burnish.outside.shortage import naming_shortages
 from burnish.trainers.chaining import pinned
@@ -287,12 +288,12 @@ TrainingT = TypeVar("TrainingT", bound=Training)
 class OpenedModel(Generic[LearnerT]):
     """A model, and the function that gives it an optimizer once the number of optimizer steps is known from the data.
 
-    `loaded` has no weights if the model is in other processes; `standing` says what these are doing.
+    `loaded` has no weights if the model is in other processes; `processes` are these.
     """
 
     loaded: LoadedModel
     learner: Callable[[int], LearnerT]
-    standing: Standing = nobody
+    processes: Processes = nobody
 
 
 OpenLearner = Callable[[ConfigT, FastPaths, Console, Lanes], AbstractContextManager[OpenedModel[LearnerT]]]
@@ -313,9 +314,9 @@ class Beginning(Generic[ConfigT, LearnerT]):
 
     def journal(self, total_steps: int) -> Journal:
         """Open the journal of the run, to be closed with it."""
-        opened, standing = self.opened, self.opened.standing
+        opened, processes = self.opened, self.opened.processes
         journal = open_journal(
-            self.config, self.workplace, opened.loaded, self.console, total_steps=total_steps, standing=standing
+            self.config, self.workplace, opened.loaded, self.console, total_steps=total_steps, processes=processes
         )
         return self.stack.enter_context(journal)
 

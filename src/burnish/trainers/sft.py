@@ -97,7 +97,7 @@ class SftRun(Training):
 
     def train_step(self) -> dict[str, float]:
         """One optimizer step on whole examples."""
-        progress, metrics, stopwatch = self.progress, MetricStore(), Stopwatch(self.journal.display.phase)
+        progress, metrics, stopwatch = self.progress, MetricStore(), Stopwatch(self.journal.phase)
         examples, position = self.schedule.batch_at(progress.position, self.last_position)
         batch, objective = self.lesson([self.train.examples[i] for i in examples], metrics, stopwatch)
         with stopwatch.phase("update"), keeping_batch(Path(self.config.output), progress.step + 1, batch):

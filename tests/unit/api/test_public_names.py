@@ -41,7 +41,7 @@ NAMES = [
     "train",
 ]
 
-TRAINING = "(config, *, on_step=None, quiet=False, fresh=False, accept_changes=False, **fields)"
+TRAINING = "(config, *, on_step=None, quiet=False, fresh=False, accept_changes=False, fork=None, **fields)"
 SIGNATURES = {
     "train": TRAINING,
     "sft": TRAINING,

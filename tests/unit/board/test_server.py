@@ -135,6 +135,8 @@ def test_events_begin_with_all_runs(serve: Callable[..., Ask], run: Path) -> Non
         ("/api/groups?run=a&step=-1", 200),
         ("/api/groups?run=a&step=99999999999999999999", 400),
         ("/api/group?run=a&step=1&group=77", 404),
+        ("/api/timeline?run=a&step=x", 400),
+        ("/api/timeline?run=a&step=-7&steps=-7", 200),
         ("/api/points?run=a&metric=x&axis=password", 400),
         ("/api/points?run=a&metric=x&from=nan", 400),
         ("/api/export?run=a&step=1&form=%22%0d%0aX-Evil:1", 400),

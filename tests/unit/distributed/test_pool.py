@@ -35,6 +35,10 @@ def rollout_of(request: RolloutRequest, index: int, what: Begun, version: int) -
     return Rollout(*prompt, *end, versions=what.versions)
 
 
+def standing(pool: RolloutPool) -> list[tuple[str, str]]:
+    return [(worker.name, worker.standing) for worker in pool.processes()]
+
+
 class FakeProcess:
     standing = "idle"
 
@@ -145,13 +149,13 @@ def test_a_call_that_is_done_does_not_wait_for_the_start_of_a_lost_worker() -> N
 
     pool, said = pool_of(FakeEngine("a", until_the_other_is_gone), FakeEngine("b", lost), restarts=1, start=start)
     assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=1)) == WANTED
-    assert pool.standing()[1] == ("b", "lost")
+    assert standing(pool)[1] == ("b", "lost")
     done.set()
     returning = pool._workers[1].returning
     assert returning is not None
     returning.join(60)
     assert said[-1] == "b is back"
-    assert pool.standing()[1] == ("b", "its first weights, idle")
+    assert standing(pool)[1] == ("b", "its first weights, idle")
 
 
 def test_a_worker_that_comes_back_joins_a_call_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +196,7 @@ def test_a_lost_trainer_is_not_taken_for_the_worker_that_reads_its_weights() -> 
     pool.sync(Weights(7, lambda: iter([("w", torch.zeros(2))])))
     with pytest.raises(RoleLostError, match="'trainer 0' ended"):
         pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
-    assert (said, pool.standing()) == ([], [("a", "its first weights, idle")])
+    assert (said, standing(pool)) == ([], [("a", "its first weights, idle")])
 
 
 def refuse_threads(monkeypatch: pytest.MonkeyPatch, but: Callable[[threading.Thread], bool]) -> None:
@@ -264,11 +268,11 @@ def test_every_worker_samples_with_the_weights_of_the_last_sync() -> None:
 
 def test_it_says_what_the_workers_do_and_with_which_weights() -> None:
     pool, _ = pool_of(FakeEngine("a"), FakeEngine("b", lost))
-    assert pool.standing() == [("a", "its first weights, idle"), ("b", "its first weights, idle")]
+    assert standing(pool) == [("a", "its first weights, idle"), ("b", "its first weights, idle")]
     pool.sync(Weights(3, lambda: iter([("w", torch.zeros(2))])))
     pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
-    assert ("a", "version 3, idle") in pool.standing()
-    assert {doing for name, doing in pool.standing() if name == "b"} <= {"lost", "its first weights, idle"}
+    assert ("a", "version 3, idle") in standing(pool)
+    assert {doing for name, doing in standing(pool) if name == "b"} <= {"lost", "its first weights, idle"}
 
 
 def test_a_worker_that_cannot_be_started_again_for_any_reason_is_given_up() -> None:
@@ -287,7 +291,7 @@ def test_a_worker_that_can_be_had_again_comes_back(monkeypatch: pytest.MonkeyPat
     pool, said = pool_of(FakeEngine("b", lost), restarts=3, start=start)
     with pytest.raises(RolloutError):
         pool.generate(REQUESTS, SAMPLING, seed=0, step=1)
-    assert pool.standing() == [("b", "lost")]
+    assert standing(pool) == [("b", "lost")]
 
     def say(line: str) -> None:
         said.append(line)
@@ -298,7 +302,7 @@ def test_a_worker_that_can_be_had_again_comes_back(monkeypatch: pytest.MonkeyPat
     pool.sync(Weights(7, lambda: iter([("w", torch.zeros(2))])))
     assert back_again.wait(60.0)
     assert tokens(pool.generate(REQUESTS, SAMPLING, seed=0, step=2)) == WANTED
-    assert pool.standing()[0][1].startswith("version 7")
+    assert standing(pool)[0][1].startswith("version 7")
     pool.sync(Weights(8, lambda: iter([("w", torch.zeros(2))])))
     assert start.call_count == 2  # nobody is missing
 

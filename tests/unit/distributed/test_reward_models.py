@@ -58,7 +58,7 @@ def test_it_is_asked_at_once_and_answers_later() -> None:
         assert asked.wait(SECONDS), "nobody has asked for the outcomes yet"
         may_answer.set()
         assert outcomes() == ["reward 'a': a 1", "reward 'a': a 2"]
-        assert models.standing == ("reward model", "idle")
+        assert (models.name, models.standing) == ("reward model", "idle")
     assert peer.closed
 
 

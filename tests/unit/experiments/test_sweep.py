@@ -174,6 +174,8 @@ def test_a_real_sweep_is_finished_skipped_and_compared(tmp_path: Path) -> None:
     assert "4 runs, 4 of them finished already" in second.output
     runs = burnish.sweep(fields, {"algorithm": ["grpo", "rloo"], "seed": range(2)}, quiet=True)
     assert states(runs) == ["skipped"] * 4
+    with sweeping._as_file({"model": burnish.load_run(runs[0].folder), "output": tmp_path / "next"}) as named:
+        assert Path(named).read_text() == f"model: {runs[0].folder}\noutput: {tmp_path}/next\n"
     results = burnish.table([tmp_path / "sweep"])
     assert [(group.label, len(group.runs)) for group in results.groups] == [("grpo", 2), ("rloo", 2)]
     bad = CliRunner().invoke(build_app(), ["sweep", str(file), f"data.train={tmp_path}/none.jsonl", "seed=5,6"])

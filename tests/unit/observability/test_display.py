@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from typing import NamedTuple
 
 import pytest
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.console import Console
 from burnish.cli.demo_result import plot_curve
 from burnish.observability.alarms import Alarm
 from burnish.observability.console import COLUMNS, Display, duration, fitting, number_text, plain_line
+from burnish.observability.timeline import Span
 
 
 class Clock:
@@ -96,6 +98,16 @@ def test_a_narrow_terminal_gets_the_first_columns_whole() -> None:
     assert fitting(rows, 3) == [["step"], ["1"]]
 
 
+class Doing(NamedTuple):
+    """A process with nothing done."""
+
+    name: str
+    standing: str
+
+    def take_spans(self) -> list[Span]:
+        return []
+
+
 def test_a_terminal_shows_what_other_processes_do() -> None:
     doing = {
         "trainer 0": "policy.update, 3 s",
@@ -103,7 +115,7 @@ def test_a_terminal_shows_what_other_processes_do() -> None:
         "rollout worker 0": "version 7, idle",
     }
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with Display(console, 10, standing=lambda: list(doing.items())) as display:
+    with Display(console, 10, processes=lambda: [Doing(*item) for item in doing.items()]) as display:
         display.phase("update")
         assert "lost" not in output(console)
         doing["rollout worker 0"] = "lost"
@@ -118,13 +130,13 @@ def test_a_terminal_shows_what_other_processes_do() -> None:
 def test_a_terminal_follows_other_processes_without_being_asked() -> None:
     seen, doing = threading.Event(), ["idle"]
 
-    def standing() -> list[tuple[str, str]]:
+    def processes() -> list[Doing]:
         if doing[0] == "asked":
             seen.set()
-        return [("critic", doing[0])]
+        return [Doing("critic", doing[0])]
 
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with Display(console, 10, standing=standing):
+    with Display(console, 10, processes=processes):
         doing[0] = "asked"
         assert seen.wait(60)
 

@@ -67,6 +67,7 @@ function update({ runs: changed, gone, now }) {
   drawRuns();
   drawHead();
   if (moved.length) refreshCurves(moved);
+  if (moved.includes(state.chosen[0]) && !$("overview").hidden) drawTimeline(state.chosen[0]);
   if (alarmed && !$("overview").hidden) drawDetails().catch(failed);
 }
 
@@ -189,7 +190,7 @@ const chosenRuns = () => state.chosen.map((name) => ({ name, colour: runs.get(na
 
 async function loadRuns(show) {
   const names = state.chosen;
-  if (!names.length) { for (const id of ["alarms", "tools", "curves", "flat", "rest", "notes", "configuration"]) $(id).replaceChildren(); return; }
+  if (!names.length) { for (const id of ["alarms", "tools", "curves", "flat", "rest", "timeline", "notes", "configuration"]) $(id).replaceChildren(); return; }
   try {
     const charts = await ask("charts", { run: names });
     if (names !== state.chosen) return;
@@ -309,6 +310,7 @@ async function drawDetails() {
   $("notes").replaceChildren(...(notes.length ? [make("h2", {}, "Notes"), make("div", { class: "notes" }, ...notes.map((note) => make("p", {}, make("small", {}, note.written.slice(0, 16).replace("T", " ")),
     make("button", { class: "linklike", type: "button", onclick: () => go({ runs: [note.run], kind: note.kind, step: note.step, group: note.group }) }, `${several ? `${note.run}, ` : ""}step ${note.step}`), ` ${note.text}`)))] : []));
   drawConfiguration(names, configurations, details);
+  await drawTimeline(names[0]);
 }
 
 function drawConfiguration(names, { rows, texts }, details) {

@@ -120,7 +120,7 @@ class RmRun(Training):
 
     def train_step(self) -> dict[str, float]:
         """One optimizer step on whole comparisons."""
-        progress, metrics, stopwatch = self.progress, MetricStore(), Stopwatch(self.journal.display.phase)
+        progress, metrics, stopwatch = self.progress, MetricStore(), Stopwatch(self.journal.phase)
         count = self.config.optimization.comparisons_per_batch
         if self.last_position is not None:
             count = min(count, self.last_position - progress.position)

@@ -84,7 +84,7 @@ class RlRun(Training):
 
     def train_step(self) -> dict[str, float]:
         """One step: sample, score, assign credit, update."""
-        step, metrics, stopwatch = self.progress.step + 1, MetricStore(), Stopwatch(self.journal.display.phase)
+        step, metrics, stopwatch = self.progress.step + 1, MetricStore(), Stopwatch(self.journal.phase)
         collected = self.supply.take(step, stopwatch)
         metrics.merge(collected.metrics)
         collector = self.supply.collector
@@ -238,7 +238,7 @@ class RlRun(Training):
         """Metrics of the current policy on the held-out prompts; records their rollouts."""
         if self.evaluator is None:
             return {}
-        stopwatch, store = Stopwatch(self.journal.display.phase), MetricStore()
+        stopwatch, store = Stopwatch(self.journal.phase), MetricStore()
         values: TokenValues = {}
         with stopwatch.phase("evaluate"):
             with self.supply.evaluating():

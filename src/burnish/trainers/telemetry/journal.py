@@ -14,9 +14,10 @@ from burnish.config.secrets import masked
 from burnish.data.chat import text_of_tokens
 from burnish.models.loading import LoadedModel
 from burnish.observability.alarms import AlarmBell
-from burnish.observability.console import Display, Standing, nobody
+from burnish.observability.console import Display
 from burnish.observability.recorder import Notes, RolloutRecorder, TokenValues
 from burnish.observability.sinks import Sinks, build_sinks
+from burnish.observability.timeline import TIMELINE_FILE, Processes, Timeline, nobody
 from burnish.trainers.interrupt import Watcher, present_watch
 from burnish.trainers.run_folder import Workplace
 from burnish.types import RolloutGroup
@@ -30,6 +31,8 @@ class Journal:
     sinks: Sinks
     alarms: AlarmBell
     display: Display
+    timeline: Timeline | None = None
+    """None if the run keeps none."""
     place: Workplace | None = None
     """The run's folder, which all of this is written to; None if nothing is."""
     watchers: tuple[Watcher, ...] = ()
@@ -56,12 +59,20 @@ class Journal:
         if self.recorder is not None:
             self.recorder.record_evaluation(step, groups, values)
 
+    def phase(self, name: str) -> None:
+        """Show and note the phase that begins; an empty name only ends the last one."""
+        self.display.phase(name)
+        if self.timeline is not None:
+            self.timeline.phase(name)
+
     def write(self, step: int, row: dict[str, float]) -> None:
         """Write one line of metrics; an alarm that it triggers is shown once. Raises what a watcher raises."""
         self.check_place()
         broken = self.sinks.write(step, row)
         for watch in self.watchers:  # before the alarms: a run that a watcher ends writes this line again on resuming
             watch(step, row)
+        if self.timeline is not None:
+            self.timeline.write(step)
         self.display.update(step, row)
         for alarm in (*broken, *self.alarms.check(step, row)):
             self.display.alarm(alarm)
@@ -75,7 +86,7 @@ def open_journal(
     console: Console,
     *,
     total_steps: int,
-    standing: Standing = nobody,
+    processes: Processes = nobody,
 ) -> Iterator[Journal]:
     """Recorder, sinks, alarms and display, with everything after the checkpoint that the run continues from removed.
 
@@ -108,7 +119,7 @@ def open_journal(
         start_step=resume_step or 0,
         title=str(workplace.path),
         plain_every=plain_every,
-        standing=standing,
+        processes=processes,
         verbose=config.logging.verbose,
     ) as display:
         for alarm in sinks.alarms:
@@ -120,6 +131,7 @@ def open_journal(
                 sinks=sinks,
                 alarms=AlarmBell(),
                 display=display,
+                timeline=Timeline(workplace.path / TIMELINE_FILE, processes, resume_step=workplace.written_step),
                 place=workplace,
                 watchers=present_watch().watchers,
             )

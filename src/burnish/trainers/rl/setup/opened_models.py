@@ -16,7 +16,8 @@ from burnish.forward.matmul_choice import fast_float32
 from burnish.machine.allocator import keep_freed_memory, return_freed_memory
 from burnish.models.loading import LoadedModel, load_model, load_outline, sampled_ids
 from burnish.models.roles import Objective
-from burnish.observability.console import Standing, nobody, say
+from burnish.observability.console import say
+from burnish.observability.timeline import Processes, nobody
 from burnish.outside.plugins import is_outside
 from burnish.rewards.protocol import ScoringModels
 from burnish.rollouts.engine import RolloutEngine, notes_of
@@ -88,8 +89,8 @@ class Players:
     """The models that work while others do."""
     reward_models: ScoringModels | None = None
     """Reward models in their own process; None if the scorer has them."""
-    standing: Standing = nobody
-    """Other processes, and what they are doing."""
+    processes: Processes = nobody
+    """The other processes."""
 
 
 OpenPlayers = Callable[[RlConfig, LoadedModel, FastPaths, Console], AbstractContextManager[Players]]

@@ -100,7 +100,7 @@ def open_rl_run(
         if evaluator is None:
             say(console, find_overlap(asked_by(train)).lines())
         journal = stack.enter_context(
-            open_journal(config, workplace, loaded, console, total_steps=config.steps, standing=players.standing)
+            open_journal(config, workplace, loaded, console, total_steps=config.steps, processes=players.processes)
         )
         supply = stack.enter_context(open_supply(config, collector, progress, roles.policy.publish(), players.aside))
         run = RlRun(

@@ -1,0 +1,102 @@
+"""Which process worked on what, and when: `timeline.jsonl` of a run, with a line for each line of metrics.
+
+The main process measures all of it: its own phases, and how long each other process took to answer.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from burnish.observability.atomic import write_error, write_text_atomically
+
+TIMELINE_FILE = "timeline.jsonl"
+MAIN = "run"
+"""Name of the main process."""
+
+
+class Span(NamedTuple):
+    """A piece of work, between two times in seconds."""
+
+    process: str
+    work: str
+    began: float
+    ended: float
+
+
+class WorkingProcess(Protocol):
+    """Another process of a run, as the main process sees it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def standing(self) -> str:
+        """Its present work, and for how long it has been at it."""
+
+    def take_spans(self) -> Sequence[Span]:
+        """Return, and forget, the work that it has done. Times are those of `time.monotonic`."""
+
+
+Processes = Callable[[], Sequence[WorkingProcess]]
+"""Returns the other processes of a run."""
+
+
+def nobody() -> tuple[WorkingProcess, ...]:
+    """`Processes` of a run in one process."""
+    return ()
+
+
+class Timeline:
+    """Collects a step's spans, and writes them as seconds since 1970. A resumed run loses the lines after its step."""
+
+    def __init__(self, file: Path, processes: Processes = nobody, *, resume_step: int | None = None) -> None:
+        self._file = file
+        self._processes = processes
+        self._epoch = time.time() - time.monotonic()
+        self._spans: list[Span] = []
+        self._phase, self._since = "", 0.0
+        try:
+            kept = [] if resume_step is None else [line for line in _lines(file) if line[0] <= resume_step]
+            write_text_atomically(file, "".join(line for _, line in kept))
+        except OSError as error:
+            raise write_error(file, error) from error
+
+    def phase(self, name: str) -> None:
+        """Begin a phase of the main process; an empty name only ends the last one."""
+        now = time.monotonic()
+        if self._phase:
+            self._spans.append(Span(MAIN, self._phase, self._since, now))
+        self._phase, self._since = name, now
+
+    def write(self, step: int) -> None:
+        """Append what was done since the last line."""
+        spans = [*self._spans, *(span for process in self._processes() for span in process.take_spans())]
+        self._spans = []
+        rows = [[*span[:2], *(round(self._epoch + moment, 4) for moment in span[2:])] for span in spans]
+        try:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, "spans": rows}, separators=(",", ":")) + "\n")
+        except OSError as error:
+            raise write_error(self._file, error) from error
+
+
+def read_spans(file: Path, first: int, last: int) -> Mapping[int, Sequence[Span]]:
+    """Read the spans of the steps from `first` to `last`. Empty without a file; lines that are not whole are left
+    out. OSError if the file cannot be read."""
+    lines = {step: line for step, line in _lines(file) if first <= step <= last}
+    return {step: [Span(*span) for span in json.loads(line)["spans"]] for step, line in lines.items()}
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the step of each whole line, and the line."""
+    if not file.exists():
+        return
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            step = line.removeprefix('{"step":').partition(",")[0]
+            if line.endswith("\n") and step.isdecimal():
+                yield int(step), line

@@ -1,0 +1,65 @@
+"""Spans of the main process and of others, by step; resumed runs, and lines cut off by a kill."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from burnish.errors import BurnishError
+from burnish.observability.timeline import Span, Timeline, read_spans
+
+
+@dataclass
+class Worker:
+    name: str = "rollout worker 0"
+    standing: str = "idle"
+    spans: list[Span] = field(default_factory=list)
+
+    def take_spans(self) -> list[Span]:
+        taken, self.spans = self.spans, []
+        return taken
+
+
+def test_phases_and_the_work_of_others_are_written_once_with_the_step(tmp_path: Path) -> None:
+    worker, file, before = Worker(), tmp_path / "timeline.jsonl", time.time()
+    timeline = Timeline(file, lambda: [worker])
+    timeline.phase("generate")
+    worker.spans.append(Span(worker.name, "engine.generate", time.monotonic() - 2, time.monotonic()))
+    timeline.phase("update")
+    timeline.phase("")
+    timeline.write(1)
+    timeline.phase("evaluate")
+    timeline.phase("")
+    timeline.write(2)
+    found = read_spans(file, 1, 2)
+    works = {step: [(span.process, span.work) for span in spans] for step, spans in found.items()}
+    assert works[1] == [("run", "generate"), ("run", "update"), ("rollout worker 0", "engine.generate")]
+    assert works[2] == [("run", "evaluate")]
+    generate, update, theirs = found[1]
+    assert before - 0.01 <= generate.began <= generate.ended == update.began <= update.ended <= time.time() + 0.01
+    assert theirs.ended - theirs.began == pytest.approx(2, abs=1e-3)
+    assert list(read_spans(file, 2, 9)) == [2]
+
+
+def test_a_resumed_run_keeps_what_came_before_and_no_torn_line(tmp_path: Path) -> None:
+    file = tmp_path / "timeline.jsonl"
+    lines = [
+        json.dumps({"step": step, "spans": [["run", "update", 1.0, 2.0]]}, separators=(",", ":")) for step in (1, 2, 3)
+    ]
+    file.write_text("\n".join([*lines, lines[0][:-4]]))
+    assert list(read_spans(file, 0, 9)) == [1, 2, 3]
+    Timeline(file, resume_step=2).write(3)
+    assert file.read_text().splitlines() == [*lines[:2], '{"step":3,"spans":[]}']
+    Timeline(file)
+    assert file.read_text() == ""
+    assert read_spans(tmp_path / "none", 0, 9) == {}
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "timeline.jsonl").mkdir()
+    with pytest.raises(BurnishError, match=r"cannot write .*timeline.jsonl"):
+        Timeline(tmp_path / "timeline.jsonl")
