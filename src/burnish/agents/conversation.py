@@ -35,7 +35,6 @@ from burnish.types import (
     RolloutRequest,
     TokenPart,
     Turn,
-    Versions,
 )
 
 ConversationKey = tuple[int, int]
@@ -134,6 +133,60 @@ class Talk:
 
 
 @dataclass(slots=True)
+class GrowingRow:
+    """The tokens after a prompt: turns of the policy, and what others say in between. versions: of the weights that
+    sampled it, each with the position of its first token."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+
+    def say(self, turn: Rollout, message: Message) -> None:
+        """Append a turn of the policy, which means this message."""
+        if not self.versions or self.versions[-1][1] != turn.policy_version:
+            self.versions.append((len(self.tokens), turn.policy_version))
+        self.tokens += turn.response_tokens
+        self.logprobs += turn.rollout_logprobs
+        self.turns.append(Turn("policy", len(self.tokens) - len(turn.response_tokens), len(self.tokens), (message,)))
+
+    def hear(self, tokens: Sequence[int], author: Author, messages: Sequence[Message]) -> None:
+        """Append tokens that were not sampled."""
+        self.turns.append(Turn(author, len(self.tokens), len(self.tokens) + len(tokens), tuple(messages)))
+        self.tokens += tokens
+        self.logprobs += [0.0] * len(tokens)
+
+    def rollout(self, request: RolloutRequest, sample_index: int, reason: FinishReason, version: int) -> Rollout:
+        """Make a rollout of all tokens, as one response. version: of the weights, if none has sampled."""
+        return Rollout(
+            prompt_id=request.prompt_id,
+            group_id=request.group_id,
+            sample_index=sample_index,
+            prompt_tokens=request.prompt_tokens,
+            response_tokens=tuple(self.tokens),
+            rollout_logprobs=tuple(self.logprobs),
+            finish_reason=reason,
+            policy_version=self.versions[0][1] if self.versions else version,
+            versions=tuple(self.versions) if len(self.versions) > 1 else (),
+            turns=tuple(self.turns),
+        )
+
+
+def cut_to(most_tokens: int, turn: Rollout, decode: Decode) -> Rollout:
+    """The turn, cut if it is longer. A reward must not see text that is not trained on."""
+    if len(turn.response_tokens) <= most_tokens:
+        return turn
+    tokens = turn.response_tokens[:most_tokens]
+    return replace(
+        turn,
+        response_tokens=tokens,
+        rollout_logprobs=turn.rollout_logprobs[:most_tokens],
+        response=decode(tokens),
+        finish_reason=FinishReason.LENGTH,
+    )
+
+
+@dataclass(slots=True)
 class Conversation:
     """One conversation. Turns alternate; the policy has the first and the last one.
 
@@ -149,10 +202,7 @@ class Conversation:
     context_length: int
     version: int
     decode: Decode
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
+    row: GrowingRow = field(default_factory=GrowingRow)
     num_spoken: int = 0
     response: str = ""
     earlier: list[Rollout] = field(default_factory=list)
@@ -170,7 +220,7 @@ class Conversation:
         return replace(
             self.request,
             turn=self.num_spoken + 1,
-            parts=(*self.request.parts, TokenPart(tuple(self.tokens))),
+            parts=(*self.request.parts, TokenPart(tuple(self.row.tokens))),
             sample_indices=(self.sample_index,),
         )
 
@@ -190,17 +240,11 @@ class Conversation:
 
     def say(self, turn: Rollout) -> None:
         """Append a turn of the policy. One that is cut ends the conversation."""
-        left, start = self.most_tokens - len(self.tokens), len(self.tokens)
-        is_cut = len(turn.response_tokens) > left
-        self.tokens += turn.response_tokens[:left]
-        self.logprobs += turn.rollout_logprobs[:left]
-        # A reward must not see text that is not trained on.
-        self.response = self.decode(turn.response_tokens[:left]) if is_cut else turn.response
+        turn = cut_to(self.most_tokens - len(self.row.tokens), turn, self.decode)
+        self.row.say(turn, Message("assistant", turn.response))
+        self.response = turn.response
         self.num_spoken += 1
-        self.turns.append(Turn("policy", start, len(self.tokens), (Message("assistant", self.response),)))
-        if not self.versions or self.versions[-1][1] != turn.policy_version:
-            self.versions.append((start, turn.policy_version))
-        if is_cut or turn.finish_reason is FinishReason.LENGTH:
+        if turn.finish_reason is FinishReason.LENGTH:
             self.reason = FinishReason.LENGTH
 
     def _measure(self) -> None:
@@ -214,10 +258,11 @@ class Conversation:
     def _hear(self, answer: Answer, talk: Talk) -> None:
         """Record the parsed turn, and append the answer if there is room for it and for another turn."""
         last_words = () if answer.ends is None else answer.messages
-        self.turns[-1] = replace(self.turns[-1], messages=(answer.message, *last_words), reward=answer.reward)
+        turns = self.row.turns
+        turns[-1] = replace(turns[-1], messages=(answer.message, *last_words), reward=answer.reward)
         if answer.is_whole:
             answer = self._appended(answer)
-        after = len(answer.tokens) + (-len(self.request.prompt_tokens) if answer.is_whole else len(self.tokens))
+        after = len(answer.tokens) + (-len(self.request.prompt_tokens) if answer.is_whole else len(self.row.tokens))
         if answer.ends is not None:
             self.reason = answer.ends
         elif self.num_spoken == talk.turns:
@@ -227,13 +272,11 @@ class Conversation:
         elif answer.is_whole:
             self._go_on_elsewhere(answer)
         else:
-            self.turns.append(Turn(answer.author, len(self.tokens), after, answer.messages))
-            self.tokens += answer.tokens
-            self.logprobs += [0.0] * len(answer.tokens)
+            self.row.hear(answer.tokens, answer.author, answer.messages)
 
     def _appended(self, answer: Answer) -> Answer:
         """The answer as tokens to append, if the whole conversation repeats its history unchanged."""
-        seen = (*self.request.prompt_tokens, *self.tokens)
+        seen = (*self.request.prompt_tokens, *self.row.tokens)
         if answer.tokens[: len(seen)] != seen:
             return answer
         return replace(answer, tokens=answer.tokens[len(seen) :], is_whole=False)
@@ -241,11 +284,11 @@ class Conversation:
     def _go_on_elsewhere(self, answer: Answer) -> None:
         """Leave the turns so far behind as a row, and begin another one, whose prompt is the whole history."""
         self.earlier.append(self._row(FinishReason.STOP))
-        said = (message for turn in self.turns for message in turn.messages)
+        said = (message for turn in self.row.turns for message in turn.messages)
         self.history = (*self.history, *said, *answer.messages)
         self.most_tokens += len(self.request.prompt_tokens) - len(answer.tokens)  # the total length stays the same
         self.request = replace(self.request, parts=(TokenPart(answer.tokens),))
-        self.tokens, self.logprobs, self.turns, self.versions = [], [], [], []
+        self.row = GrowingRow()
 
     def rollouts(self, *, only_last: bool) -> list[Rollout]:
         """Its rows, the last of which is branch 0. Usually there is no other."""
@@ -259,22 +302,8 @@ class Conversation:
         return [replace(row, environment_reward=self.reward, status_detail=self.failed) for row in rows]
 
     def _row(self, reason: FinishReason) -> Rollout:
-        """Make a row of all tokens after the prompt, as one response."""
-        versions: Versions = tuple(self.versions)
-        return Rollout(
-            prompt_id=self.request.prompt_id,
-            group_id=self.request.group_id,
-            sample_index=self.sample_index,
-            prompt_tokens=self.request.prompt_tokens,
-            response_tokens=tuple(self.tokens),
-            rollout_logprobs=tuple(self.logprobs),
-            finish_reason=reason,
-            policy_version=versions[0][1] if versions else self.version,
-            response=self.response,
-            versions=versions if len(versions) > 1 else (),
-            turns=tuple(self.turns),
-            history=self.history,
-        )
+        row = self.row.rollout(self.request, self.sample_index, reason, self.version)
+        return replace(row, response=self.response, history=self.history)
 
 
 @dataclass(frozen=True, slots=True)

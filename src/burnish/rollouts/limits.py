@@ -1,7 +1,8 @@
-"""Limits on the length of a response, the same for every engine."""
+"""Checks that every engine makes: the length of responses, and their log-probabilities."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from burnish.errors import RolloutError
@@ -35,6 +36,16 @@ def response_limit(request: RolloutRequest, sampling: Sampling, context_length: 
             remedy="lower rollout.max_prompt_tokens or rollout.max_response_tokens",
         )
     return min(sampling.max_response_tokens, room)
+
+
+def check_logprob(logprob: float, position: int, request: RolloutRequest, sample_index: int) -> None:
+    """Raise RolloutError for a log-probability that is not finite, at this position of a response."""
+    if not math.isfinite(logprob):
+        raise RolloutError(
+            f"the model gives log-probability {logprob} at response token {position} of prompt {request.name!r}, "
+            f"sample {sample_index}",
+            remedy="weights or activations are not finite: lower the learning rate or use a wider dtype",
+        )
 
 
 def check_rotation(config: PreTrainedConfig, reach: int) -> None:

@@ -2,66 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
-from burnish.config.problems import Problem, raise_problems
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from burnish.config.explain import explain
+from burnish.config.problems import Problem, named, raise_problems
 from burnish.config.schema import RlConfig
+from burnish.config.section import NonNegativeInt, PositiveInt, Section
 from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import ConfigError
 from burnish.simulation.fit import fit_decoding, fit_phase
 from burnish.simulation.lengths import Lengths, LogNormalLengths, RecordedLengths
 from burnish.simulation.recorded import Recording
 from burnish.simulation.settings import Decoding, Failures, Phase, SimulationSettings
-from burnish.types import Json
-from burnish.words import suggestion
 
-_COUNTS = (
-    "devices_per_engine",
-    "rows_per_engine",
-    "stream",
-    "checkpoint_every_steps",
-    "prompts_per_step",
-    "group_size",
-)
-_COUNTS_FROM_0 = ("max_staleness", "window", "seed")
-_SECONDS = ("other_seconds", "prompt_tokens", "prefill_seconds", "reward_seconds", "price_per_device_hour")
-_PHASES = ("update", "logprobs", "push")
-_SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "lengths": ("median", "mean", "sigma", "longest", "values"),
-    "decoding": ("base_seconds", "row_seconds", "context_seconds"),
-    "failures": ("mtbf_hours", "restart_seconds", "checkpoint_seconds"),
-}
-_PHASE_KEYS = ("fixed_seconds", "divided_seconds")
-KNOWN = (*_COUNTS, *_COUNTS_FROM_0, *_SECONDS, "partial", *_PHASES, *_SECTIONS)
-"""Keys of a file of numbers."""
+Amount = Annotated[float, Field(ge=0)]
 
 
-@dataclass(slots=True)
-class _Reader:
-    """A file of numbers and the problems found in it."""
+class LengthsSection(Section):
+    """Recorded `values`, or `median` or `mean` with `sigma` and `longest`."""
 
-    data: Mapping[str, Json]
-    problems: list[Problem] = field(default_factory=list)
+    values: tuple[PositiveInt, ...] = ()
+    median: Amount | None = None
+    mean: Amount | None = None
+    sigma: Amount | None = None
+    longest: PositiveInt | None = None
 
-    def number(self, key: str, value: Json, least: float) -> float:
-        if type(value) in (int, float) and isinstance(value, int | float) and least <= value < float("inf"):
-            return value
-        self.problems.append(Problem(key, f"{key} is {value!r}", f"give a number of at least {least:g}"))
-        return max(least, 1.0)
+    def lengths(self) -> Lengths:
+        """Make the distribution. ConfigError if it is not given, or given twice."""
+        if self.values:
+            return RecordedLengths.of(self.values)
+        if self.sigma is not None and self.longest is not None:
+            if self.median is not None and self.mean is None:
+                return LogNormalLengths(self.median, self.sigma, self.longest)
+            if self.mean is not None and self.median is None:
+                return LogNormalLengths.with_mean(self.mean, self.sigma, self.longest)
+        raise ConfigError(
+            "lengths does not say what they are",
+            remedy="give `values`, or `median` or `mean` with `sigma` and `longest`",
+        )
 
-    def section(self, name: str) -> dict[str, Json]:
-        value = self.data.get(name, {})
-        if isinstance(value, dict):
-            return value
-        self.problems.append(Problem(name, f"{name} is {value!r}", "give a section of `key: value`"))
-        return {}
 
-    def unknown(self, section: Mapping[str, Json], known: Sequence[str], above: str = "") -> None:
-        for key in section:
-            if key not in known:
-                self.problems.append(Problem(above + key, f"{above}{key} is not known", suggestion(key, known)))
+class DecodingSection(Section):
+    """See `Decoding`."""
+
+    base_seconds: Amount
+    row_seconds: Amount = 0.0
+    context_seconds: Amount = 0.0
+
+
+class FailuresSection(Section):
+    """See `Failures`."""
+
+    mtbf_hours: Amount
+    restart_seconds: Amount = 300.0
+    checkpoint_seconds: Amount = 30.0
+
+
+class PhaseSection(Section):
+    """See `Phase`."""
+
+    fixed_seconds: Amount = 0.0
+    divided_seconds: Amount = 0.0
+
+
+def _fitted(value: object) -> object:
+    """The two terms of a phase, fitted if it is given by the number of devices: `{8: 3.2, 16: 2.1}`."""
+    if not isinstance(value, dict) or not value or not all(key.isdigit() for key in value):
+        return value
+    points = [(int(devices), seconds) for devices, seconds in value.items()]
+    if any(devices == 0 or type(seconds) not in (int, float) or seconds < 0 for devices, seconds in points):
+        reason = "seconds are at least 0, on 1 device or more"
+        raise PydanticCustomError("unusable", "{reason}", {"reason": reason})
+    return asdict(fit_phase(points))
+
+
+PhaseNumbers = Annotated[PhaseSection, BeforeValidator(_fitted)]
+
+
+class NumbersFile(Section):
+    """A file of numbers: fields of `SimulationSettings`. Only the given ones are used."""
+
+    prompts_per_step: PositiveInt = 1
+    group_size: PositiveInt = 1
+    devices_per_engine: PositiveInt = 1
+    rows_per_engine: PositiveInt = 1
+    stream: PositiveInt = 1
+    checkpoint_every_steps: PositiveInt = 1
+    max_staleness: NonNegativeInt = 0
+    window: NonNegativeInt = 0
+    seed: NonNegativeInt = 0
+    other_seconds: Amount = 0.0
+    prompt_tokens: Amount = 0.0
+    prefill_seconds: Amount = 0.0
+    reward_seconds: Amount = 0.0
+    price_per_device_hour: Amount = 0.0
+    partial: bool = False
+    update: PhaseNumbers | None = None
+    logprobs: PhaseNumbers | None = None
+    push: PhaseNumbers | None = None
+    lengths: LengthsSection | None = None
+    decoding: DecodingSection | None = None
+    failures: FailuresSection | None = None
+
+
+_SECTIONS = {"update": Phase, "logprobs": Phase, "push": Phase, "decoding": Decoding, "failures": Failures}
 
 
 def read_numbers(path: Path) -> dict[str, object]:
@@ -70,83 +120,20 @@ def read_numbers(path: Path) -> dict[str, object]:
     Raises one ConfigError for all problems: unknown keys, and values of the wrong kind or out of range.
     """
     parsed = parse_yaml(read_run_text(path))
-    data = parsed.data if isinstance(parsed.data, dict) else {}
-    reader = _Reader(data, list(parsed.problems))
-    if parsed.data is not None and not isinstance(parsed.data, dict):
-        reader.problems.append(Problem("", "it is not a section of `key: value`", "see docs/simulator.md"))
-    reader.unknown(data, KNOWN)
-    found = dict(_fields(reader))
-    raise_problems(reader.problems, source=str(path), where={key: f"{path}:{n}" for key, n in parsed.lines.items()})
-    return found
-
-
-def _fields(reader: _Reader) -> Iterator[tuple[str, object]]:
-    for keys, least, kind in ((_COUNTS, 1, int), (_COUNTS_FROM_0, 0, int), (_SECONDS, 0, float)):
-        for key in keys:
-            if key in reader.data:
-                number = reader.number(key, reader.data[key], least)
-                if kind is int and number != int(number):
-                    reader.problems.append(Problem(key, f"{key} is {number}", "give a whole number"))
-                yield key, kind(number)
-    if "partial" in reader.data:
-        if not isinstance(reader.data["partial"], bool):
-            reader.problems.append(Problem("partial", f"partial is {reader.data['partial']!r}", "give true or false"))
-        yield "partial", reader.data["partial"] is True
-    for name in _PHASES:
-        if name in reader.data:
-            yield name, _phase(reader, name)
-    if "lengths" in reader.data:
-        yield "lengths", _lengths(reader)
-    if "decoding" in reader.data:
-        yield "decoding", Decoding(**_values(reader, "decoding", required=("base_seconds",)))
-    if "failures" in reader.data:
-        yield "failures", Failures(**_values(reader, "failures", required=("mtbf_hours",)))
-
-
-def _values(reader: _Reader, name: str, required: Sequence[str]) -> dict[str, float]:
-    """Read the numbers of a section. Missing and wrong ones are noted as problems, and 1 stands in for them."""
-    section, known = reader.section(name), _SECTIONS[name]
-    reader.unknown(section, known, f"{name}.")
-    for key in required:
-        if key not in section:
-            reader.problems.append(Problem(name, f"{name}.{key} is missing", "add it"))
-    given = {key: reader.number(f"{name}.{key}", section[key], 0) for key in known if key in section}
-    return dict.fromkeys(required, 1.0) | given
-
-
-def _phase(reader: _Reader, name: str) -> Phase:
-    """`{fixed_seconds: 2, divided_seconds: 10}`, or measured seconds by the number of devices: `{8: 3.2, 16: 2.1}`."""
-    section = reader.section(name)
-    if not any(key in _PHASE_KEYS for key in section) and section and all(key.isdigit() for key in section):
-        points = [(int(key), reader.number(f"{name}.{key}", value, 0)) for key, value in section.items()]
-        if min(devices for devices, _ in points) > 0:
-            return fit_phase(points)
-        reader.problems.append(Problem(name, f"{name} has seconds on 0 devices", "count devices from 1"))
-        return Phase()
-    reader.unknown(section, _PHASE_KEYS, f"{name}.")
-    return Phase(**{key: reader.number(f"{name}.{key}", section[key], 0) for key in _PHASE_KEYS if key in section})
-
-
-def _lengths(reader: _Reader) -> Lengths:
-    """Recorded `values`, or `median` or `mean` with `sigma` and `longest`."""
-    section = reader.section("lengths")
-    reader.unknown(section, _SECTIONS["lengths"], "lengths.")
-    values = section.get("values")
-    if isinstance(values, list) and values:
-        return RecordedLengths.of([int(reader.number("lengths.values", value, 1)) for value in values])
-    named = [key for key in ("median", "mean") if key in section]
-    if len(named) != 1 or "sigma" not in section or "longest" not in section:
-        remedy = "give `values`, or `median` or `mean` with `sigma` and `longest`"
-        reader.problems.append(Problem("lengths", "lengths does not say what they are", remedy))
-        return RecordedLengths((1,))
-    of, sigma, longest = (reader.number(f"lengths.{key}", section[key], 1e-3) for key in (named[0], "sigma", "longest"))
+    data, problems, found = parsed.data or {}, list(parsed.problems), dict[str, object]()
+    if not isinstance(data, dict):
+        data, problems = {}, [Problem("", "it is not a section of `key: value`", "see docs/simulator.md")]
     try:
-        if named[0] == "median":
-            return LogNormalLengths(of, sigma, int(longest))
-        return LogNormalLengths.with_mean(of, sigma, int(longest))
+        given = NumbersFile.model_validate(data)
+        plain = given.model_dump(exclude_unset=True, exclude_none=True)
+        found = plain | {name: kind(**plain[name]) for name, kind in _SECTIONS.items() if name in plain}
+        found |= {} if given.lengths is None else {"lengths": given.lengths.lengths()}
+    except ValidationError as error:
+        problems += named(explain(error, NumbersFile, data, {}))
     except ConfigError as error:
-        reader.problems.append(Problem("lengths", error.message, error.remedy or "change them"))
-        return RecordedLengths((1,))
+        problems.append(Problem("lengths", error.message, error.remedy or "change them"))
+    raise_problems(problems, source=str(path), where={key: f"{path}:{n}" for key, n in parsed.lines.items()})
+    return found
 
 
 def recorded_numbers(recordings: Sequence[Recording], wanted: int) -> dict[str, object]:

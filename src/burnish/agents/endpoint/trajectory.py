@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from burnish.agents.conversation import GrowingRow, cut_to
 from burnish.agents.endpoint.chat_tokens import Schemas, Speech, id_of_calls
 from burnish.agents.endpoint.requests import ChatRequest, TextRequest, TokenRequest, TurnRequest
 from burnish.outside.listening import RefusedError
@@ -19,7 +20,6 @@ from burnish.types import (
     Rollout,
     RolloutRequest,
     TokenPart,
-    Turn,
 )
 
 
@@ -46,9 +46,9 @@ class _Point:
     calls: tuple[Mapping[str, Json], ...]
 
 
-@dataclass(slots=True)
-class Branch:
-    """A row: a prompt, and the tokens after it.
+@dataclass(slots=True, kw_only=True)
+class Branch(GrowingRow):
+    """A row with its prompt.
 
     messages: the history with which a request must begin to go on from here; None if its requests had no messages.
     text: the same for texts. speaks: a turn is being sampled.
@@ -60,10 +60,6 @@ class Branch:
     options: Mapping[str, Json] = field(default_factory=dict)
     messages: list[Message] | None = None
     text: str | None = None
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
     points: list[_Point] = field(default_factory=list)
     speaks: bool = False
     reason: FinishReason = FinishReason.STOP
@@ -76,13 +72,6 @@ class Branch:
     def seen(self) -> tuple[int, ...]:
         """The tokens so far, prompt included."""
         return (*self.prompt_tokens, *self.tokens)
-
-    def hear(self, tokens: Sequence[int], author: Author, messages: Sequence[Message]) -> None:
-        """Append tokens that were not sampled."""
-        start = len(self.tokens)
-        self.tokens += tokens
-        self.logprobs += [0.0] * len(tokens)
-        self.turns.append(Turn(author, start, len(self.tokens), tuple(messages)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +162,12 @@ class Trajectory:
 
     def say(self, turn: NextTurn, rollout: Rollout) -> Said:
         """Append the sampled turn, up to the requested length."""
-        branch, start = turn.branch, len(turn.branch.tokens)
-        tokens, logprobs = rollout.response_tokens[: turn.most_tokens], rollout.rollout_logprobs[: turn.most_tokens]
-        is_shortened = len(tokens) < len(rollout.response_tokens)
-        whole = self.speech.decode(tokens) if is_shortened else rollout.response
-        text = _before(whole, turn.stop)
+        branch, rollout = turn.branch, cut_to(turn.most_tokens, rollout, self.speech.decode)
+        tokens, is_cut = rollout.response_tokens, rollout.finish_reason is FinishReason.LENGTH
+        text = _before(rollout.response, turn.stop)
         message = self.speech.read(text, branch.tools if turn.calls else (), self._number_of_turn(branch))
-        branch.tokens += tokens
-        branch.logprobs += logprobs
-        branch.turns.append(Turn("policy", start, len(branch.tokens), (message,)))
-        if not branch.versions or branch.versions[-1][1] != rollout.policy_version:
-            branch.versions.append((start, rollout.policy_version))
+        branch.say(rollout, message)
         branch.speaks = False
-        is_cut = is_shortened or rollout.finish_reason is FinishReason.LENGTH
         # An agent that asks for a short turn has not run into a limit of the run.
         is_full = self._left(branch) <= 0 or len(tokens) >= self.room.turn_tokens
         branch.reason = FinishReason.LENGTH if is_cut and is_full else FinishReason.STOP
@@ -193,8 +175,9 @@ class Trajectory:
             branch.messages.append(message)
             branch.points.append(_Point(len(branch.messages), len(branch.tokens), message.tool_calls))
         elif branch.text is not None:
-            branch.text = None if tokens[-1] in turn.stop_token_ids else branch.text + whole
-        return Said(message, text, tokens, logprobs, FinishReason.LENGTH if is_cut else FinishReason.STOP)
+            branch.text = None if tokens[-1] in turn.stop_token_ids else branch.text + rollout.response
+        reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
+        return Said(message, text, tokens, rollout.rollout_logprobs, reason)
 
     def _number_of_turn(self, branch: Branch) -> int:
         """The number for the ids of calls, which must differ within a history: a client may bring one from another
@@ -207,37 +190,29 @@ class Trajectory:
     def rollouts(self, *, failed: str = "", version: int = 0, only_last: bool = False) -> list[Rollout]:
         """The branches as rows, one at least. failed: why they have no reward. only_last: the one that spoke last."""
         spoken = [branch for branch in self.branches if branch.num_spoken]
-        last = self._last
         if not spoken:
-            return [self._row(Branch(0, self.request.prompt_tokens), failed or "the agent asked for nothing", version)]
+            spoken = [Branch(number=0, prompt_tokens=self.request.prompt_tokens)]
+            failed = failed or "the agent asked for nothing"
         if only_last:
-            spoken = [last] if last is not None and last.num_spoken else spoken[-1:]
-        rows = [self._row(branch, failed, version) for branch in spoken]
-        return [replace(row, branch=0) for row in rows] if only_last else rows
+            last = self._last if self._last in spoken else spoken[-1]
+            return [replace(self._row(last, failed, version), branch=0)]
+        return [self._row(branch, failed, version) for branch in spoken]
 
     def _row(self, branch: Branch, failed: str, version: int) -> Rollout:
         """The branch as a row, without the tokens after the policy's last turn, which teach nothing."""
-        turns = list(branch.turns)
-        while turns and turns[-1].author != "policy":
-            turns.pop()
+        spoken = [number for number, turn in enumerate(branch.turns, start=1) if turn.author == "policy"]
+        turns = branch.turns[: max(spoken, default=0)]
         end = turns[-1].stop if turns else 0
+        said = GrowingRow(branch.tokens[:end], branch.logprobs[:end], turns, branch.versions)
         reason = self.limited if self.limited is not None and branch is self._last else branch.reason
-        return Rollout(
-            prompt_id=self.request.prompt_id,
-            group_id=self.request.group_id,
-            sample_index=self.sample_index,
+        request = replace(self.request, parts=(TokenPart(branch.prompt_tokens),))
+        return replace(
+            said.rollout(request, self.sample_index, FinishReason.FAILED if failed else reason, version),
             branch=branch.number,
-            prompt_tokens=branch.prompt_tokens,
-            response_tokens=tuple(branch.tokens[:end]),
-            rollout_logprobs=tuple(branch.logprobs[:end]),
-            finish_reason=FinishReason.FAILED if failed else reason,
-            policy_version=branch.versions[0][1] if branch.versions else version,
             response=turns[-1].messages[0].content if turns else "",
             status=RewardStatus.ERROR if failed else RewardStatus.PENDING,
             status_detail=failed,
             environment_reward=None if failed else self.reward,
-            versions=tuple(branch.versions) if len(branch.versions) > 1 else (),
-            turns=tuple(turns),
         )
 
     def _left(self, branch: Branch) -> int:
@@ -262,11 +237,6 @@ class Trajectory:
             )
         return min(left, self.room.turn_tokens)
 
-    def _new(self, prompt_tokens: tuple[int, ...], asked: ChatRequest | None = None) -> Branch:
-        if asked is None:
-            return Branch(len(self.branches), prompt_tokens)
-        return Branch(len(self.branches), prompt_tokens, asked.tools, asked.options)
-
     def _chat(self, asked: ChatRequest) -> tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]:
         """Go on after the longest history that these messages begin with."""
         speech = self.speech.under(asked.options)
@@ -278,16 +248,19 @@ class Trajectory:
             if branch.messages is not None and (branch.tools, branch.options) == (asked.tools, asked.options)
             for point in self._points(branch, asked.messages, keys)
         ]
-        if not found:
-            return self._new(speech.encode(asked.messages, asked.tools), asked), None
-        _, is_end, branch, point = max(found, key=lambda one: one[:2])
-        rest = asked.messages[point.messages :]
-        tokens = speech.following(rest, point.calls, branch.tokens[point.tokens - 1], asked.tools)
+        tokens = None
+        if found:
+            _, is_end, branch, point = max(found, key=lambda one: one[:2])
+            rest = asked.messages[point.messages :]
+            tokens = speech.following(rest, point.calls, branch.tokens[point.tokens - 1], asked.tools)
+            if tokens is not None and is_end:
+                return branch, (tokens, _author(rest), rest)
         if tokens is None:
-            return self._new(speech.encode(asked.messages, asked.tools), asked), None
-        if is_end:
-            return branch, (tokens, _author(rest), rest)
-        return self._new((*branch.prompt_tokens, *branch.tokens[: point.tokens], *tokens), asked), None
+            prompt = speech.encode(asked.messages, asked.tools)
+        else:
+            prompt = (*branch.prompt_tokens, *branch.tokens[: point.tokens], *tokens)
+        number = len(self.branches)
+        return Branch(number=number, prompt_tokens=prompt, tools=asked.tools, options=asked.options), None
 
     def _points(self, branch: Branch, messages: Sequence[Message], keys: Sequence[str]) -> Iterator[_Point]:
         """Yield the ends of turns of a branch from which these messages go on."""
@@ -307,7 +280,8 @@ class Trajectory:
             if asked.prompt.startswith(text) and len(asked.prompt) > len(text):
                 rest = asked.prompt[len(text) :]
                 return branch, (self.speech.encode_text(rest, begins=False), "environment", (Message("user", rest),))
-        return self._new(self.speech.encode_text(asked.prompt, begins=True)), None
+        prompt = self.speech.encode_text(asked.prompt, begins=True)
+        return Branch(number=len(self.branches), prompt_tokens=prompt), None
 
     def _tokens(self, asked: TokenRequest) -> tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]:
         self.speech.check_tokens(asked.tokens)
@@ -316,7 +290,7 @@ class Trajectory:
             if not branch.speaks and len(asked.tokens) > len(seen) and asked.tokens[: len(seen)] == seen:
                 rest = asked.tokens[len(seen) :]
                 return branch, (rest, "environment", (Message("user", self.speech.decode(rest)),))
-        return self._new(asked.tokens), None
+        return Branch(number=len(self.branches), prompt_tokens=asked.tokens), None
 
 
 def _before(text: str, stop: Sequence[str]) -> str:

@@ -87,7 +87,6 @@ class Trial:
     logits_RSV: Tensor
 
     @staticmethod
-    @torch.no_grad()
     def of(model: PreTrainedModel, reach: int, continued: int) -> Trial:
         """Two rows that share a prompt, and others up to the boundaries that sequences of `reach` tokens can cross.
         `continued` tokens of each are decoded."""
@@ -98,18 +97,27 @@ class Trial:
         texts = torch.randint(0, vocabulary, (len(lengths), max(lengths)), generator=generator).tolist()
         shared = lengths[0] - continued + 1
         texts[1][:shared] = texts[0][:shared]
-        rows = [tuple(text[:length]) for text, length in zip(texts, lengths, strict=True)]
-        return Trial(model, rows, torch.stack([_own_logits(model, row, continued) for row in rows]))
+        return Trial.on(model, [tuple(text[:length]) for text, length in zip(texts, lengths, strict=True)], continued)
 
+    @staticmethod
     @torch.no_grad()
+    def on(model: PreTrainedModel, texts: list[Tokens], continued: int) -> Trial:
+        """`continued` tokens of each of these sequences are decoded."""
+        return Trial(model, texts, torch.stack([_own_logits(model, text, continued) for text in texts]))
+
     def passes(self, make: MakeAnyDecoder) -> bool:
-        """Return whether the decoder's logits equal the model's own in each row, up to rounding."""
+        """Return whether the decoder works and agrees with the model, or non-finite weights prove nothing: sampling
+        reports them."""
         try:
-            found_RSV = self._decoded(make(self.model, len(self.texts)))
+            return self.agrees(make) or not bool(self.logits_RSV.isfinite().all())
         except Exception:  # noqa: BLE001  boundary to a foreign model: if this way fails, another one is tried
             return False
-        if not bool(self.logits_RSV.isfinite().all()):
-            return True  # non-finite weights prove nothing here; sampling reports them
+
+    @torch.no_grad()
+    def agrees(self, make: MakeAnyDecoder) -> bool:
+        """Return whether the decoder's logits equal the model's own in each row, up to rounding. Raises what the
+        decoder raises."""
+        found_RSV = self._decoded(make(self.model, len(self.texts)))
         return all(is_near(found, own) for found, own in zip(found_RSV, self.logits_RSV, strict=True))
 
     def _decoded(self, decoder: Decoder | TextDecoder) -> Tensor:

@@ -7,7 +7,8 @@ column of its position, as in decoding, so the same masks hide columns that a ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from burnish.forward.row_rules import quiet_outputs
 from burnish.rollouts.local.cache import Columns, PrefilledPrompts, RowCache, as_argument
 from burnish.rollouts.local.masks import Masks
-from burnish.rollouts.local.prefill import attention_kind, tokens_per_forward
+from burnish.rollouts.local.prefill import PrefilledRows, attention_kind, in_passes, tokens_per_forward
 from burnish.rollouts.local.reusable_rows import Held, KeptRow, Tokens
 
 if TYPE_CHECKING:
@@ -28,16 +29,6 @@ _CACHED_PER_NEW = 8
 """A pass may copy this many times as many cached tokens as it may read new ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRows:
-    """Some of the rows (indices): the prompt that each of them shares, and the row's own columns after it."""
-
-    rows: list[int]
-    prompts: PrefilledPrompts | None
-    sources: list[int]
-    own: list[Columns]
-
-
 class RowReader:
     """Computation of keys and values of the tokens after a kept row, except the last, which is the first input of
     decoding."""
@@ -47,7 +38,7 @@ class RowReader:
         self._device = next(model.parameters()).device
         self._masks = Masks(model, attention_kind(model.config))
 
-    def read_on(self, kept: Sequence[KeptRow], texts: Sequence[Tokens]) -> Iterator[ReadRows]:
+    def read_on(self, kept: Sequence[KeptRow], texts: Sequence[Tokens]) -> Iterator[PrefilledRows]:
         """Yield the rows with their new tokens read. Each text begins with the kept tokens and has at least one more.
         Results refer to memory that all rows of a pass share: copy them to keep them."""
         new = [len(text) - 1 - len(row.text) for row, text in zip(kept, texts, strict=True)]
@@ -56,29 +47,20 @@ class RowReader:
             alike.setdefault((row.shared is None, new[i] == 0), []).append(i)
         for rows in alike.values():
             rows.sort(key=lambda i: new[i], reverse=True)
-            for chunk in self._chunks(rows, [len(text) for text in texts], new):
+            for chunk in in_passes(rows, partial(self._fits, [len(text) for text in texts], new)):
                 yield self._read(chunk, [kept[i] for i in chunk], [texts[i] for i in chunk])
 
-    def _chunks(self, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int]) -> Iterator[list[int]]:
-        """Yield as many rows as fit in a pass, at least one. Rows with the most new tokens come first."""
-        budget = tokens_per_forward(self._device)
-        chunk: list[int] = []
-        for row in rows:
-            more = [*chunk, row]
-            cached = len(more) * max(lengths[i] for i in more)
-            if chunk and (len(more) * new[more[0]] > budget or cached > budget * _CACHED_PER_NEW):
-                yield chunk
-                chunk = []
-            chunk.append(row)
-        if chunk:
-            yield chunk
+    def _fits(self, lengths: Sequence[int], new: Sequence[int], rows: list[int]) -> bool:
+        """Return whether these rows fit in a pass. The one with the most new tokens comes first."""
+        budget, cached = tokens_per_forward(self._device), len(rows) * max(lengths[i] for i in rows)
+        return len(rows) * new[rows[0]] <= budget and cached <= budget * _CACHED_PER_NEW
 
-    def _read(self, rows: list[int], kept: Sequence[KeptRow], texts: Sequence[Tokens]) -> ReadRows:
+    def _read(self, rows: list[int], kept: Sequence[KeptRow], texts: Sequence[Tokens]) -> PrefilledRows:
         shared, own = [as_columns(row.shared) for row in kept], [as_columns(row.own) for row in kept]
         distinct = {id(columns): columns for columns in shared if columns is not None}
         number = {key: i for i, key in enumerate(distinct)}
         prompts = PrefilledPrompts.of(list(distinct.values())) if distinct else None
-        read = ReadRows(rows, prompts, [number.get(id(c), 0) for c in shared], [c for c in own if c is not None])
+        read = PrefilledRows(rows, prompts, [number.get(id(c), 0) for c in shared], [c for c in own if c is not None])
         lengths = [len(row.text) for row in kept]
         if len(texts[0]) - 1 == lengths[0]:  # nothing is new to any of them
             return read
@@ -87,7 +69,7 @@ class RowReader:
         more = [cache.columns(i, starts[i], len(text) - 1) for i, text in enumerate(texts)]
         return replace(read, own=more)
 
-    def _forward(self, begun: ReadRows, lengths: Sequence[int], texts: Sequence[Tokens]) -> RowCache:
+    def _forward(self, begun: PrefilledRows, lengths: Sequence[int], texts: Sequence[Tokens]) -> RowCache:
         """One pass over the tokens after the first `lengths`, right-padded. Padding is written to the columns after a
         row's last one."""
         new = [text[length:-1] for length, text in zip(lengths, texts, strict=True)]

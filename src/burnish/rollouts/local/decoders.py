@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
@@ -44,12 +45,12 @@ MakeDecoder = Callable[["PreTrainedModel", int], Decoder]
 """Takes the model and the number of places for rows."""
 
 
+@dataclass(slots=True, eq=False)
 class _Prompt:
     """The prompt of some rows, copied when the first of them is kept."""
 
-    def __init__(self, width: int, columns: Columns | None = None) -> None:
-        self.width = width
-        self.columns = columns
+    width: int
+    columns: Columns | None = None
 
 
 class PromptedRows(Protocol):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,7 +27,7 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.models.weights import Weights, take_tensors
 from burnish.rollouts.engine import KeepingEngine, NotingEngine, OnFinished, Requests, Sampling, StoppableEngine
 from burnish.rollouts.limits import check_rotation
-from burnish.rollouts.local.choice import MakeAnyDecoder, choose_way, goes_on_alike
+from burnish.rollouts.local.choice import DecoderCandidate, MakeAnyDecoder, choose_way, goes_on_alike
 from burnish.rollouts.local.decoders import Decoder, ModelDecoder
 from burnish.rollouts.local.kernel_trial import choose_decoder, no_kernels
 from burnish.rollouts.local.plain_decoders import TextDecoder
@@ -157,32 +157,27 @@ class DecodingLoop:
         return [row for row, kept in zip(joining, found, strict=True) if kept is None]
 
 
-class _Decoding(NamedTuple):
-    """Decoding of a model. note: what the user is told if rows cannot share a cache. sees_all: no window or boundary of
-    the model is exceeded."""
-
-    make: MakeAnyDecoder
-    note: str | None
-    sees_all: bool
-
-
 def _decoding(
     model: PreTrainedModel, context_length: int, *, plain: bool, kernels: UseKernels, paths: FastPaths
-) -> _Decoding:
+) -> DecoderCandidate:
     """The decoder for texts of this length, which is tried here. RolloutError for models that have none."""
     attention = attention_kind(model.config)
     way = choose_way(model, attention, context_length)
-    make, own = way.make, partial(ModelDecoder, attention=attention)
-    sees_all = not Boundaries.of(model.config).crossed_by(context_length)
+    own = partial(ModelDecoder, attention=attention)
     has_choice = way.note is None and not plain
     if has_choice and kernels != "required" and takes_static(next(model.parameters()).device):
-        make = choose_static(model, own, context_length, paths)
+        return DecoderCandidate(choose_static(model, own, context_length, paths))
     # The kernels attend to every token, so the model may have no window that this run can exceed.
-    elif has_choice and sees_all:
-        make = choose_decoder(model, own, kernels, paths)
-    elif kernels == "required":
+    if has_choice and _sees_all(model, context_length):
+        return DecoderCandidate(choose_decoder(model, own, kernels, paths))
+    if kernels == "required":
         raise no_kernels()
-    return _Decoding(make, way.note, sees_all)
+    return way
+
+
+def _sees_all(model: PreTrainedModel, context_length: int) -> bool:
+    """Return whether texts of this length exceed no window or boundary of the model."""
+    return not Boundaries.of(model.config).crossed_by(context_length)
 
 
 class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
@@ -230,7 +225,7 @@ class LocalEngine(StoppableEngine, KeepingEngine, NotingEngine):
         with _evaluation_mode(model):
             found = _decoding(model, context_length, plain=plain, kernels=kernels, paths=paths or FastPaths())
         self.notes = () if found.note is None else (found.note,)
-        self._keep_bytes = keep_bytes if found.sees_all and found.note is None else 0
+        self._keep_bytes = keep_bytes if found.note is None and _sees_all(model, context_length) else 0
         self._goes_on: bool | None = None  # whether kept rows can; not tried yet
         self._loop = DecodingLoop(model, found.make, pad_token_id, max_batch_rows, vocabulary)
 

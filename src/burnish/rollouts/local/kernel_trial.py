@@ -20,7 +20,7 @@ from burnish.forward.kernel_layers import has_known_layers
 from burnish.forward.quantized_layers import is_quantized
 from burnish.forward.race import Contender
 from burnish.kernels.decoding import decode_kernels
-from burnish.rollouts.local.choice import join
+from burnish.rollouts.local.choice import Trial
 from burnish.rollouts.local.decoders import Decoder, MakeDecoder
 from burnish.rollouts.local.kernel_decoder import KernelDecoder
 from burnish.rollouts.local.packed_weights import Layout, Product, has_blocks, joined_product
@@ -32,8 +32,6 @@ KERNELS = "C kernels"
 LAYOUTS: dict[str, Layout] = {KERNELS: "panels", PACKED: "blocks", ORDINARY: "ordinary"}
 """Ways to multiply, the one expected to be fastest first."""
 DECODING, OWN = "decoding", "the model's own pass"
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
-"""Relative distance of the logits that rounding explains. A layer computed differently is off by more."""
 _ROWS = (8, 64)
 """Rows of the timed products: a step begins with many and ends with few."""
 _COLD_WEIGHTS = 16_000_000
@@ -99,40 +97,19 @@ def _decodes(model: PreTrainedModel, make: MakeDecoder, paths: FastPaths) -> boo
     return False
 
 
-@torch.no_grad()
 def decodes_alike(model: PreTrainedModel, make: MakeDecoder) -> bool:
     """Return whether three rows on two prompts, decoded for a few tokens, have the model's own logits. Uses only as
     many layers as it takes to tell (`telling_layers`).
 
     False if any of their weights is not finite.
     """
-    with telling_layers(model):
-        return _decodes_alike(model, make)
-
-
-def _decodes_alike(model: PreTrainedModel, make: MakeDecoder) -> bool:
     vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
-    texts = torch.randint(0, vocabulary, (2, 20), generator=generator).tolist()
-    prompts = [tuple(texts[0]), tuple(texts[0]), tuple(texts[1][:4])]
-    continuations = torch.randint(0, vocabulary, (3, 3), generator=generator)
-    decoder = make(model, len(prompts))
-    order = join(decoder, prompts, Prefiller(model, pad_token_id=0))
-    tokens = torch.tensor([prompt[-1] for prompt in prompts])
-    positions = torch.tensor([len(prompts[row]) - 1 for row in order])
-    decoded = []
-    for step in range(continuations.shape[1] + 1):
-        decoded.append(decoder.logits(tokens, positions + step))
-        tokens = continuations[:, min(step, 2)]
-    found_RSV = torch.stack(decoded, dim=1).float()
-    wanted_RSV = torch.stack(
-        [
-            model(input_ids=torch.tensor([[*prompt, *row]]), use_cache=False, logits_to_keep=4).logits[0]
-            for prompt, row in zip(prompts, continuations.tolist(), strict=True)
-        ]
-    ).float()
-    tolerance = TOLERANCE[model.get_input_embeddings().weight.dtype]
-    return float((found_RSV - wanted_RSV).norm()) <= tolerance * float(wanted_RSV.norm())
+    first, second = torch.randint(0, vocabulary, (2, 20), generator=generator).tolist()
+    continuations = torch.randint(0, vocabulary, (3, 3), generator=generator).tolist()
+    texts = [(*prompt, *more) for prompt, more in zip([first, first, second[:4]], continuations, strict=True)]
+    with telling_layers(model):
+        return Trial.on(model, texts, 4).agrees(make)
 
 
 @torch.no_grad()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from transformers import DynamicCache
@@ -13,7 +13,7 @@ from burnish.errors import RolloutError
 from burnish.forward.attention import packing_way
 from burnish.forward.row_rules import quiet_outputs
 from burnish.machine.matmul_precision import rounded_up, rounds_up
-from burnish.rollouts.local.cache import PrefilledPrompts, as_argument
+from burnish.rollouts.local.cache import Columns, PrefilledPrompts, as_argument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -23,6 +23,7 @@ _TOKENS_PER_FORWARD = {"cpu": 2_048}
 _TOKENS_PER_FORWARD_ELSEWHERE = 16_384
 
 Tokens = tuple[int, ...]
+Item = TypeVar("Item")
 
 
 def tokens_per_forward(device: torch.device) -> int:
@@ -43,11 +44,12 @@ def attention_kind(config: PreTrainedConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PrefilledRows:
-    """Some of the requested rows (indices), and the prompt that each of them continues."""
+    """Some of the requested rows (indices), the prompt that each of them continues, and its own columns after it."""
 
     rows: list[int]
     prompts: PrefilledPrompts | None
     sources: list[int]
+    own: Sequence[Columns] = ()
 
 
 class Prefiller:
@@ -84,7 +86,8 @@ class Prefiller:
                 self._kept = kept
         done = kept[0] if kept is not None else None
         budget = tokens_per_forward(self._device)
-        for chunk in _chunks([prompt for prompt in rows_of if len(prompt) > 1 and prompt != done], budget):
+        new = [prompt for prompt in rows_of if len(prompt) > 1 and prompt != done]
+        for chunk in in_passes(new, lambda some: max(len(some[0]), len(some[-1])) * len(some) <= budget):
             computed = self._forward(chunk)
             if keep in chunk:
                 self._kept = (keep, computed.prompt(chunk.index(keep), len(keep) - 1))
@@ -115,14 +118,13 @@ class Prefiller:
         return PrefilledPrompts([layer.keys for layer in cache.layers], [layer.values for layer in cache.layers])
 
 
-def _chunks(prompts: list[Tokens], budget: int) -> Iterator[list[Tokens]]:
-    """Consecutive prompts, as many as fit (at least one)."""
-    chunk: list[Tokens] = []
-    for prompt in prompts:
-        width = max(len(member) for member in [*chunk[:1], prompt])
-        if chunk and width * (len(chunk) + 1) > budget:
+def in_passes(items: Iterable[Item], fits: Callable[[list[Item]], bool]) -> Iterator[list[Item]]:
+    """Yield consecutive items, as many as fit in a pass, at least one."""
+    chunk: list[Item] = []
+    for item in items:
+        if chunk and not fits([*chunk, item]):
             yield chunk
             chunk = []
-        chunk.append(prompt)
+        chunk.append(item)
     if chunk:
         yield chunk

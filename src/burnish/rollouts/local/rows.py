@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -10,10 +9,9 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from burnish.errors import RolloutError
 from burnish.machine.matmul_precision import countable
 from burnish.rollouts.engine import Sampling
-from burnish.rollouts.limits import response_limit
+from burnish.rollouts.limits import check_logprob, response_limit
 from burnish.rollouts.local.cache import PrefilledPrompts
 from burnish.rollouts.local.decoders import Decoder
 from burnish.rollouts.local.plain_decoders import TextDecoder
@@ -175,12 +173,7 @@ class RowsInProgress:
         for row, token, logprob in zip(self.rows, tokens, logprobs, strict=True):
             if row.finish_reason is not None:  # by an earlier token of the block
                 continue
-            if not math.isfinite(logprob):
-                raise RolloutError(
-                    f"the model gives log-probability {logprob} at response token {len(row.tokens)} of prompt "
-                    f"{row.request.name!r}, sample {row.sample_index}",
-                    remedy="weights or activations are not finite: lower the learning rate or use a wider dtype",
-                )
+            check_logprob(logprob, len(row.tokens), row.request, row.sample_index)
             row.tokens.append(token)
             row.logprobs.append(logprob)
             row.finish_reason = stop.finish_reason(row.tokens, row.limit)

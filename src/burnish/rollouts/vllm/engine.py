@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from burnish.errors import ConfigError, RolloutError
 from burnish.models.lora import saved_adapter
 from burnish.models.weights import Weights, take_tensors
 from burnish.rollouts.engine import OnFinished, Requests, RestingEngine, Sampling
-from burnish.rollouts.limits import response_limit
+from burnish.rollouts.limits import check_logprob, response_limit
 from burnish.rollouts.noise import sample_key
 from burnish.rollouts.sampling import check_sampling, check_traits
 from burnish.rollouts.stop import StopConditions
@@ -53,16 +53,10 @@ _SEED_BITS = 63
 """Seeds are sent as non-negative numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLog:
-    """The file that holds what workers print, and notes on them."""
-
-    path: Path
-
-    def note(self, text: str) -> None:
-        """Add a line, if the file can be opened: whoever needs it says otherwise."""
-        with contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as log:
-            log.write(f"burnish: {text}\n")
+def add_note(log: Path, text: str) -> None:
+    """Add a line to what workers print, if the file can be opened: `EngineProcess` reports one that cannot."""
+    with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
+        file.write(f"burnish: {text}\n")
 
 
 @dataclass(slots=True)
@@ -88,7 +82,7 @@ class VllmWorker:
     pushes: WeightPushes
     tokenizer: PreTrainedTokenizerBase
     settings: VllmConfig
-    log: WorkerLog
+    log: Path
     script: Path
     max_batch_rows: int
     rests: bool
@@ -116,7 +110,7 @@ class VllmWorker:
                 if lost_before:
                     tail = "" if self.process is None else f"\n{self.process.log_tail()}"
                     self.close()
-                    raise _lost_twice(lost, tail, self.log.path) from lost
+                    raise _lost_twice(lost, tail, self.log) from lost
                 lost_before = True
                 self._bury(lost, "generate")
                 continue
@@ -170,7 +164,7 @@ class VllmWorker:
     def _start(self) -> EngineProcess:
         """A process with vLLM set up, but no weights yet. Raises RolloutError if that fails."""
         python, seconds = self.settings.interpreter, self.settings.start_timeout_seconds
-        process = EngineProcess(python, self.log.path, script=self.script)
+        process = EngineProcess(python, self.log, script=self.script)
         try:
             hello = process.ask({"kind": "hello"}, seconds=seconds)
             if self.rests and not hello["sleeps"]:
@@ -189,7 +183,7 @@ class VllmWorker:
                 return self._start()
             raise RolloutError(
                 f"vLLM cannot start in {python}: the worker {_what(error)}\n{process.log_tail()}",
-                remedy=f"fix rollout.vllm (options, python, start_timeout_seconds); the full log is {self.log.path}",
+                remedy=f"fix rollout.vllm (options, python, start_timeout_seconds); the full log is {self.log}",
             ) from error
         except BaseException:
             process.kill()
@@ -220,7 +214,7 @@ class VllmWorker:
         """End a process that can no longer be used, and say so in its log."""
         self.close()
         self.spent.restarts += 1
-        self.log.note(f"the worker {_what(lost)} during {during}; starting another")
+        add_note(self.log, f"the worker {_what(lost)} during {during}; starting another")
 
 
 class VllmEngine(RestingEngine):
@@ -249,9 +243,9 @@ class VllmEngine(RestingEngine):
     ) -> None:
         self._tokenizer, self._eos_token_ids = tokenizer, tuple(eos_token_ids)
         merges = not settings.options.get("enable_lora", True)
-        dtype, notes, weights = settings.options.get("dtype"), WorkerLog(log), Weights.of(model)
-        self._pushes = WeightPushes(model, weights, vocabulary, context_length, dtype, merges, notes.note)
-        self._worker = VllmWorker(self._pushes, tokenizer, settings, notes, script, max_batch_rows, rests)
+        dtype, weights, note = settings.options.get("dtype"), Weights.of(model), partial(add_note, log)
+        self._pushes = WeightPushes(model, weights, vocabulary, context_length, dtype, merges, note)
+        self._worker = VllmWorker(self._pushes, tokenizer, settings, log, script, max_batch_rows, rests)
 
     @property
     def version(self) -> int:
@@ -327,7 +321,7 @@ class VllmEngine(RestingEngine):
         if len(samples) != len(rows):
             raise RolloutError(f"the vLLM worker returned {len(samples)} samples, but {len(rows)} were asked for")
         return [
-            _rollout(request, index, limit, sample, stop, version=self.version, log=self._worker.log.path)
+            _rollout(request, index, limit, sample, stop, version=self.version, log=self._worker.log)
             for (request, index, limit), sample in zip(rows, samples, strict=True)
         ]
 
@@ -418,12 +412,7 @@ def _rollout(
             remedy=f"see {log}; more memory for keys and values may help (rollout.vllm.options)",
         )
     for position, logprob in enumerate(logprobs[:length]):
-        if not math.isfinite(logprob):
-            raise RolloutError(
-                f"the model gives log-probability {logprob} at response token {position} of prompt "
-                f"{request.name!r}, sample {index}",
-                remedy="weights or activations are not finite: lower the learning rate or use a wider dtype",
-            )
+        check_logprob(logprob, position, request, index)
     return Rollout(
         prompt_id=request.prompt_id,
         group_id=request.group_id,
