@@ -72,6 +72,7 @@ class Signature:
     takes_columns: bool = False
     batched: bool = False
     asynchronous: bool = False
+    """Awaited for several responses at once, which a batched reward never is."""
     system: str = ""
     """System that the reward was written for, such as `TRL`; empty for a reward of Burnish's own form."""
 
@@ -159,15 +160,9 @@ def read_signature(call: Callable[..., Any], label: str, options: Collection[str
             f"reward {label!r} has no parameters, so it could only return a constant",
             remedy="give it a parameter such as response",
         )
-    return Signature(
-        label=label,
-        required=tuple(required),
-        optional=tuple(optional),
-        options=tuple(options),
-        takes_columns=takes_columns,
-        batched="responses" in (*required, *optional),
-        asynchronous=_is_async(call),
-    )
+    batched = "responses" in (*required, *optional)
+    names = (tuple(required), tuple(optional), tuple(options))
+    return Signature(label, *names, takes_columns, batched, _is_async(call) and not batched)
 
 
 def check_options(target: Callable[..., Any], label: str, options: Collection[str]) -> None:

@@ -47,7 +47,7 @@ class RunReward:
     @property
     def only_waits(self) -> bool:
         """True if the reward waits for others rather than computes: an asynchronous one, or a judge."""
-        return self.spec.is_judge or (self.signature.asynchronous and not self.signature.batched)
+        return self.spec.is_judge or self.signature.asynchronous
 
     def can_begin(self, *, idle_cores: bool) -> bool:
         """Return whether workers may score a response while others are being sampled. Batched rewards need all of them
