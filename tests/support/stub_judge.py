@@ -22,6 +22,11 @@ Fault = Callable[[int, str], str]
 MARKED = re.compile(r"\[begin (\w+) (\w+)\]\n(.*?)\n?\[end \1 \2\]", re.DOTALL)
 
 
+def judge_at(stub: StubJudge, **options: Any) -> dict[str, Any]:
+    """A reward `judge` of a run file that asks this stub."""
+    return {"name": "judge", "options": {"url": stub.url, "model": "stub", **options}, "timeout_seconds": 60}
+
+
 def shown(messages: Messages) -> dict[str, str]:
     """What is to be judged, by placeholder."""
     return {name: text for name, _, text in MARKED.findall(messages[1]["content"])}

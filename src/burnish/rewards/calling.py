@@ -45,20 +45,16 @@ class RewardCaller:
         unless the reward is an audit."""
         try:
             return read_result(self._value(reward.call(**arguments)), reward.spec.label)
-        except BurnishError as error:
-            return broken_contract(error, reward.spec)
         except self._guarded as error:  # boundary: user code may raise anything
-            return raised(error, reward.spec.label)
+            return failed(error, reward.spec)
 
     def batch(self, reward: LoadedReward, arguments: Arguments, count: int) -> list[Outcome]:
         """Score `count` responses in one call. An exception makes all ERROR; a wrong length raises RewardError, unless
         the reward is an audit."""
         try:
             return read_batch(self._value(reward.call(**arguments)), count, reward.spec.label)
-        except BurnishError as error:
-            return [broken_contract(error, reward.spec)] * count
         except self._guarded as error:  # boundary: user code may raise anything
-            return [raised(error, reward.spec.label)] * count
+            return [failed(error, reward.spec)] * count
 
     def concurrently(self, reward: LoadedReward, rows: Sequence[tuple[int, Arguments]], report: Report) -> None:
         """Await an asynchronous reward on all rows at once, each with its own time limit."""
@@ -77,12 +73,10 @@ class RewardCaller:
         try:
             async with clock:
                 return read_result(await reward.call(**arguments), reward.spec.label)
-        except BurnishError as error:
-            return broken_contract(error, reward.spec)
         except self._guarded as error:  # boundary: user code may raise anything
-            if clock.expired():  # otherwise a TimeoutError was raised by the reward itself
+            if clock.expired() and not isinstance(error, BurnishError):
                 return failure(RewardStatus.TIMEOUT, timeout_detail(reward.spec.label, limit))
-            return raised(error, reward.spec.label)
+            return failed(error, reward.spec)  # also for a TimeoutError of the reward's own
 
     def _value(self, result: Any) -> Any:
         """Return the result itself, or await a coroutine and return its result."""
@@ -100,17 +94,18 @@ class RewardCaller:
         return self._loop
 
 
-def broken_contract(error: BurnishError, spec: RewardSpec) -> Outcome:
-    """Return ERROR for an audit that breaks its contract, because an audit ends no run. For any other reward, raise the
-    error: the function is wrong, not this response."""
+def failed(error: BaseException, spec: RewardSpec) -> Outcome:
+    """The outcome of a call that raised: one line that says what happened and where, then the traceback.
+
+    A BurnishError says that the reward breaks its contract: the function is wrong, not this response. It is raised
+    again, except for an audit, because an audit ends no run.
+    """
+    if not isinstance(error, BurnishError):
+        said = f"reward {spec.label!r} raised {in_a_line(error)}\n{traceback_of(error)}"
+        return failure(RewardStatus.ERROR, said)
     if not spec.audit:
         raise error
     return failure(RewardStatus.ERROR, error.message)
-
-
-def raised(error: BaseException, label: str) -> Outcome:
-    """The outcome of a call that raised: one line that says what happened and where, then the traceback."""
-    return failure(RewardStatus.ERROR, f"reward {label!r} raised {in_a_line(error)}\n{traceback_of(error)}")
 
 
 def in_a_line(error: BaseException) -> str:

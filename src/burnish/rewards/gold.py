@@ -176,16 +176,14 @@ def _judged_score(rollout: Rollout, labels: Sequence[str]) -> float | None:
 
 
 def as_rollout(prompt: Prompt, gold: str, encode: Encode | None) -> Rollout:
-    """A rollout with the gold response, as if the policy had sampled it and then stopped."""
+    """A rollout with the gold response, as if the policy had sampled it."""
     tokens = (0,) * len(gold.split()) if encode is None else tuple(encode(prompt, gold))
-    return Rollout(
-        prompt_id=prompt.id,
-        group_id=0,
-        sample_index=0,
-        prompt_tokens=(),
-        response_tokens=tokens,
-        rollout_logprobs=(0.0,) * len(tokens),
-        finish_reason=FinishReason.STOP,
-        policy_version=0,
-        response=gold,
-    )
+    return as_if_sampled(prompt.id, 0, 0, (), tokens, gold)
+
+
+def as_if_sampled(
+    prompt_id: str, group: int, number: int, prompt_tokens: tuple[int, ...], tokens: tuple[int, ...], response: str
+) -> Rollout:
+    """A rollout as if the policy had sampled these tokens and then stopped. number: of the sample in its group."""
+    logprobs = (0.0,) * len(tokens)
+    return Rollout(prompt_id, group, number, prompt_tokens, tokens, logprobs, FinishReason.STOP, 0, response)

@@ -93,7 +93,7 @@ class WorkerRewards:
         signature = self._rewards[place].signature
         if signature.batched:
             arguments = signature.batch_arguments([item for _, item in numbered])
-            return [Task(place, tuple(number for number, _ in numbered), (arguments,), batched=True)]
+            return [Task(place, tuple(number for number, _ in numbered), (arguments,))]
         # Several tasks per worker, so that one with slow responses does not delay the end. An asynchronous reward
         # instead gets as many responses as it may await at once.
         share = -(-len(numbered) // self._pool.size)

@@ -72,18 +72,24 @@ class Signature:
     takes_columns: bool = False
     batched: bool = False
     asynchronous: bool = False
+    """Awaited for several responses at once, which a batched reward never is."""
     system: str = ""
     """System that the reward was written for, such as `TRL`; empty for a reward of Burnish's own form."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that rows provide."""
+        return (*self.required, *self.optional)
+
+    @property
     def reads_answer(self) -> bool:
         """True if the reward compares with the answer, so that it can be tested on gold answers."""
-        return not {"answer", "answers"}.isdisjoint((*self.required, *self.optional))
+        return not {"answer", "answers"}.isdisjoint(self.names)
 
     @property
     def reads_tokens(self) -> bool:
         """True if the reward reads the tokens of a response, or their number."""
-        return not {"response_tokens", "num_tokens"}.isdisjoint((*self.required, *self.optional))
+        return not {"response_tokens", "num_tokens"}.isdisjoint(self.names)
 
     def row_value(self, name: str) -> str | None:
         """The row value that a parameter name means, or None if the name can only be a column."""
@@ -110,7 +116,7 @@ class Signature:
         """Keyword arguments for one response."""
         prompt, rollout = item
         given: dict[str, Any] = {}
-        for name in (*self.required, *self.optional):
+        for name in self.names:
             source = self.row_value(name)
             if source is not None:
                 given[name] = ROW_VALUES[source][1](prompt, rollout)
@@ -154,15 +160,9 @@ def read_signature(call: Callable[..., Any], label: str, options: Collection[str
             f"reward {label!r} has no parameters, so it could only return a constant",
             remedy="give it a parameter such as response",
         )
-    return Signature(
-        label=label,
-        required=tuple(required),
-        optional=tuple(optional),
-        options=tuple(options),
-        takes_columns=takes_columns,
-        batched="responses" in (*required, *optional),
-        asynchronous=_is_async(call),
-    )
+    batched = "responses" in (*required, *optional)
+    names = (tuple(required), tuple(optional), tuple(options))
+    return Signature(label, *names, takes_columns, batched, _is_async(call) and not batched)
 
 
 def check_options(target: Callable[..., Any], label: str, options: Collection[str]) -> None:

@@ -88,24 +88,15 @@ class ModelReward:
         A response is an ERROR if it is empty or does not fit into the reward model's context, or if its score is not
         finite. Raises RewardError in place of an error of PyTorch, which would not name the model.
         """
-        found: dict[int, Outcome] = {}
-        pairs: dict[int, PromptResponse] = {}
-        for position, (prompt, rollout) in enumerate(items):
-            try:
-                pairs[position] = self._checked(self._tokens(prompt, rollout))
-            except DataError as error:
-                found[position] = failure(RewardStatus.ERROR, f"reward {self.spec.label!r}: {error}")
-        scores: list[float] = []
-        if pairs:
-            with nullcontext() if self.resting is None else self.resting.awake():
-                scores = self._scores(list(pairs.values()))
-        for position, score in zip(pairs, scores, strict=True):
-            found[position] = read_result(score, self.spec.label)
-        return [found[position] for position in range(len(items))]
+        read = [self._read(prompt, rollout) for prompt, rollout in items]
+        pairs = [one for one in read if not isinstance(one, Outcome)]
+        scores = iter(self._scores(pairs) if pairs else ())
+        return [one if isinstance(one, Outcome) else read_result(next(scores), self.spec.label) for one in read]
 
     def _scores(self, pairs: Sequence[PromptResponse]) -> list[float]:
         try:
-            return self.model.score(pairs, self.tokens_per_microbatch)
+            with nullcontext() if self.resting is None else self.resting.awake():
+                return self.model.score(pairs, self.tokens_per_microbatch)
         except RuntimeError as error:
             raise RewardError(
                 f"reward {self.spec.label!r}: its reward model could not score {len(pairs)} responses: "
@@ -113,6 +104,13 @@ class ModelReward:
                 remedy="if memory ran out, lower its option tokens_per_microbatch, or give it another device or a "
                 "process of its own (cluster.own_process: [reward_model])",
             ) from error
+
+    def _read(self, prompt: Prompt, rollout: Rollout) -> PromptResponse | Outcome:
+        """Tokens of prompt and response, or the outcome of a response that the model cannot score."""
+        try:
+            return self._checked(self._tokens(prompt, rollout))
+        except DataError as error:
+            return failure(RewardStatus.ERROR, f"reward {self.spec.label!r}: {error}")
 
     def _tokens(self, prompt: Prompt, rollout: Rollout) -> PromptResponse:
         if self.shares_tokens:

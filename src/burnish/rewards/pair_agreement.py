@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from burnish.algorithms.statistics import wilson_interval
 from burnish.data.preference_tokens import PreferenceExample
 from burnish.errors import DataError
+from burnish.rewards.gold import as_if_sampled
 from burnish.rewards.protocol import RewardScorer
-from burnish.types import FinishReason, Prompt, Rollout
+from burnish.types import Prompt, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,17 +92,8 @@ def pair_agreement(
 
 def _rollouts(example: PreferenceExample, group: int, tokenizer: PreTrainedTokenizerBase) -> list[Rollout]:
     """Responses of a comparison as if a policy had sampled them."""
+    texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in example.responses_tokens]
     return [
-        Rollout(
-            prompt_id=example.id,
-            group_id=group,
-            sample_index=number,
-            prompt_tokens=example.prompt_tokens,
-            response_tokens=tokens,
-            rollout_logprobs=(0.0,) * len(tokens),
-            finish_reason=FinishReason.STOP,
-            policy_version=0,
-            response=tokenizer.decode(tokens, skip_special_tokens=True),
-        )
-        for number, tokens in enumerate(example.responses_tokens)
+        as_if_sampled(example.id, group, number, example.prompt_tokens, tokens, text)
+        for number, (tokens, text) in enumerate(zip(example.responses_tokens, texts, strict=True))
     ]

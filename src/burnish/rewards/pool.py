@@ -204,8 +204,7 @@ class WorkerPool:
 
     def _awaits(self, reward: int) -> bool:
         """Return whether a worker awaits several responses of the reward at once."""
-        signature = self._signatures[reward]
-        return signature.asynchronous and not signature.batched
+        return self._signatures[reward].asynchronous
 
     def _remove_dead(self) -> None:
         """Remove idle workers that ended, or sent something unasked, since the last call."""
@@ -311,7 +310,7 @@ class WorkerPool:
         task, waiting = worker.task, list(worker.waiting)
         assert task is not None
         self._seconds[task.reward] += time.monotonic() - worker.since
-        if task.batched:
+        if self._signatures[task.reward].batched:
             guilty, rest = waiting, []
         elif self._awaits(task.reward) and len(waiting) > 1:
             guilty, rest = [], waiting  # any of them may be the cause, so each is tried again alone

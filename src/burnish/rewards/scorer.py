@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from burnish.errors import ConfigError, OutageError, RewardError
-from burnish.rewards.calling import RewardCaller, TracebackInWorkerError, broken_contract
+from burnish.rewards.calling import RewardCaller, TracebackInWorkerError, failed
 from burnish.rewards.combining import Weighted, combine, not_for_prompt
 from burnish.rewards.counts import Counts, has_failed
 from burnish.rewards.endings import Ending
@@ -271,7 +271,7 @@ class AskedModels:
             try:
                 found = scored()
             except RewardError as error:  # an audit's refusal is its outcome for all responses
-                found = [broken_contract(error, reward.spec)] * len(ours)
+                found = [failed(error, reward.spec)] * len(ours)
             return {(reward.number, position): one for (position, _), one in zip(ours, found, strict=True)}
 
         return outcomes

@@ -47,7 +47,7 @@ class RunReward:
     @property
     def only_waits(self) -> bool:
         """True if the reward waits for others rather than computes: an asynchronous one, or a judge."""
-        return self.spec.is_judge or (self.signature.asynchronous and not self.signature.batched)
+        return self.spec.is_judge or self.signature.asynchronous
 
     def can_begin(self, *, idle_cores: bool) -> bool:
         """Return whether workers may score a response while others are being sampled. Batched rewards need all of them
@@ -58,15 +58,8 @@ class RunReward:
 def spec_of(reward: RewardConfig) -> RewardSpec:
     """The specification of a reward. Its label is the given one, else the name of the built-in or function, or
     `model`."""
-    return RewardSpec(
-        reward.name,
-        reward.log_label,
-        dict(reward.options),
-        reward.timeout_seconds,
-        reward.environment,
-        reward.concurrency,
-        reward.audit,
-    )
+    limits = (reward.timeout_seconds, reward.environment, reward.concurrency)
+    return RewardSpec(reward.name, reward.log_label, dict(reward.options), *limits, reward.audit)
 
 
 def in_sandbox(spec: RewardSpec, sandbox: SandboxConfig) -> RewardSpec:
@@ -146,13 +139,7 @@ def check_rows(rewards: Iterable[RunReward], prompts: Sequence[Prompt], provided
 
 
 def asks_for_answers(reward: RunReward, prompts: Iterable[Prompt]) -> bool:
-    """Return whether a parameter is the column that holds the answers of the prompts which the reward is for."""
-    answers = _answer_columns([prompt for prompt in prompts if reward.is_for(prompt)])
-    return not answers.isdisjoint((*reward.signature.required, *reward.signature.optional))
-
-
-def _answer_columns(prompts: Sequence[Prompt]) -> set[str]:
-    """Names of the columns that hold the answer of every prompt, whatever they are called."""
-    answered = [prompt for prompt in prompts if prompt.answer is not None]
-    names = set(answered[0].columns) if answered else set()
-    return {name for name in names if all(prompt.columns.get(name) == prompt.answer for prompt in answered)}
+    """Return whether a parameter is a column that holds the answer of every prompt which the reward is for."""
+    answered = [prompt for prompt in prompts if reward.is_for(prompt) and prompt.answer is not None]
+    names = set(answered[0].columns).intersection(reward.signature.names) if answered else ()
+    return any(all(prompt.columns.get(name) == prompt.answer for prompt in answered) for name in names)

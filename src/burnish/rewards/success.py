@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -81,13 +82,9 @@ def full_marks(rewards: Sequence[RewardConfig], answer_labels: Sequence[str]) ->
     the answer (`ProcessRewardScorer.answer_labels`). A reward with a negative weight is a penalty and not part of the
     criterion, nor is an audit. None if no reward compares with the answer.
     """
-    by_label = _by_label(rewards)
-    tops = {
-        label: _threshold(label, None, by_label)
-        for label, reward in by_label.items()
-        if label in answer_labels and reward.weight >= 0 and not reward.audit
-    }
-    return Success(tops) if tops else None
+    tops = _declared_tops(rewards)
+    judging = [r.log_label for r in rewards if r.log_label in answer_labels and r.weight >= 0 and not r.audit]
+    return Success({label: tops.get(label, OWN_TOP_SCORE) for label in judging}) if judging else None
 
 
 def success_of(
@@ -106,7 +103,7 @@ def success_of(
     None if `evaluation.success` is not set and no reward compares with the answer. Raises ConfigError for a threshold
     above the top score of a built-in reward, and for one that nothing is compared with.
     """
-    least, by_label = evaluation.success_score, _by_label(rewards)
+    least, tops = evaluation.success_score, _declared_tops(rewards)
     if evaluation.success is None:
         judged = full_marks(rewards, answer_labels)
         if judged is None and least is not None and not shared:
@@ -118,10 +115,15 @@ def success_of(
             return judged
         success = Success(dict.fromkeys(judged.thresholds, least))
     else:
-        threshold = _threshold(evaluation.success, least, by_label)
+        threshold = tops.get(evaluation.success, OWN_TOP_SCORE) if least is None else least
         success = Success({evaluation.success: threshold}, path("success"))
     for name, threshold in success.thresholds.items():
-        _check_reachable(name, threshold, by_label, path("success_score"))
+        top = tops.get(name, math.inf)
+        if not _reaches(top, threshold):
+            raise ConfigError(
+                f"{path('success_score')} is {threshold:g}, which {name!r} cannot reach: it gives at most {top:g}",
+                remedy=f"set it to {top:g} or less (scores are compared before weighting)",
+            )
     return success
 
 
@@ -144,30 +146,10 @@ def why_not_measured(evaluation: RlEvaluationConfig) -> str:
     return f"{NOT_MEASURED}: {reason} (set evaluation.success to the reward that decides)"
 
 
-def _by_label(rewards: Sequence[RewardConfig]) -> dict[str, RewardConfig]:
-    return {reward.log_label: reward for reward in rewards}
-
-
-def _threshold(name: str, least: float | None, rewards: Mapping[str, RewardConfig]) -> float:
-    """The threshold of a reward, or of one of its parts. The configuration has checked that the reward exists."""
-    if least is not None:
-        return least
-    top = _declared_top(name, rewards)
-    return OWN_TOP_SCORE if top is None else top
-
-
-def _check_reachable(name: str, threshold: float, rewards: Mapping[str, RewardConfig], field: str) -> None:
-    top = _declared_top(name, rewards)
-    if top is not None and not _reaches(top, threshold):
-        raise ConfigError(
-            f"{field} is {threshold:g}, which {name!r} cannot reach: it gives at most {top:g}",
-            remedy=f"set it to {top:g} or less (scores are compared before weighting)",
-        )
-
-
-def _declared_top(name: str, rewards: Mapping[str, RewardConfig]) -> float | None:
-    built_in = BUILT_INS.get(rewards[name].name) if name in rewards else None
-    return None if built_in is None else built_in.top_score
+def _declared_tops(rewards: Sequence[RewardConfig]) -> dict[str, float]:
+    """Top scores of the built-in rewards that have one, by label."""
+    found = {reward.log_label: BUILT_INS[reward.name].top_score for reward in rewards if reward.name in BUILT_INS}
+    return {label: top for label, top in found.items() if top is not None}
 
 
 def _reaches(score: float, threshold: float) -> bool:

@@ -17,14 +17,13 @@ BEFORE_ALL = 0
 class Task:
     """Responses for one reward, given by its number: `items` are their numbers, `rows` their arguments.
 
-    A batched task has one set of arguments for all its items. A task that is `alone` is not joined with others, because
-    its response may be the one that crashed a worker.
+    For a batched reward there is one row for all items. A task that is `alone` is not joined with others, because its
+    response may be the one that crashed a worker.
     """
 
     reward: int
     items: tuple[int, ...]
     rows: tuple[Arguments, ...]
-    batched: bool = False
     alone: bool = False
 
     def only(self, item: int) -> Task:
@@ -33,9 +32,7 @@ class Task:
 
     def request(self, number: int) -> list[Any]:
         """The message to a worker, whose answers repeat `number`."""
-        if self.batched:
-            return ["batch", number, self.reward, [list(self.items), self.rows[0]]]
-        return ["each", number, self.reward, [list(row) for row in zip(self.items, self.rows, strict=True)]]
+        return [number, self.reward, list(self.items), list(self.rows)]
 
 
 @dataclass(slots=True, eq=False)

@@ -132,7 +132,7 @@ def _refuse(channel: WorkerChannel, error: BurnishError, cause: BaseException | 
 
 
 def _run(channel: WorkerChannel, caller: RewardCaller, rewards: dict[int, LoadedReward], request: list[Any]) -> None:
-    kind, task, index, rows = request
+    task, index, items, rows = request
     reward = rewards[index]
 
     def report(item: int, outcome: Outcome) -> None:
@@ -143,14 +143,13 @@ def _run(channel: WorkerChannel, caller: RewardCaller, rewards: dict[int, Loaded
             channel.send(Judged(task, item, failure(RewardStatus.ERROR, detail)))
 
     try:
-        if kind == "batch":
-            items, arguments = rows
-            for item, outcome in zip(items, caller.batch(reward, arguments, len(items)), strict=True):
+        if reward.signature.batched:
+            for item, outcome in zip(items, caller.batch(reward, rows[0], len(items)), strict=True):
                 report(item, outcome)
         elif reward.signature.asynchronous:
-            _run_concurrently(caller, reward, rows, report)
+            _run_concurrently(caller, reward, list(zip(items, rows, strict=True)), report)
         else:
-            for item, arguments in rows:
+            for item, arguments in zip(items, rows, strict=True):
                 report(item, caller.one(reward, arguments))
     except BurnishError as error:  # the reward breaks its contract (wrong length or type), so the run must stop
         channel.send(Violation(task, error.message[:MAX_DETAIL], error.remedy))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from burnish.errors import SandboxError
-from burnish.sandbox.job import AssertTests, Case, FunctionTests, Grade, Limits, Output, ProgramTests, Status, Verdict
+from burnish.sandbox.job import AssertTests, Case, FunctionTests, Limits, Output, ProgramTests, Status, Verdict
 from burnish.sandbox.wire import NotPlainError, decode, encode
 
 PROTOCOL = 2
@@ -23,26 +23,23 @@ class BadMessageError(Exception):
 
 
 def plain_job(job: Job) -> dict[str, Any]:
-    """SandboxError for a case with values that are not plain."""
-    kind = next(name for name, type_ in _KINDS.items() if isinstance(job, type_))
-    if isinstance(job, AssertTests):
-        return {"kind": kind, "code": job.code, "texts": list(job.texts), "prelude": job.prelude, "entry": job.entry}
-    if isinstance(job, ProgramTests):
-        pairs = [list(pair) for pair in job.pairs]
-        return {"kind": kind, "code": job.code, "pairs": pairs, "until_failure": job.until_failure}
-    cases = [plain_case(job.entry, case) for case in job.cases]
-    return {"kind": kind, "code": job.code, "entry": job.entry, "cases": cases, "tolerance": job.tolerance}
+    """The fields of a job, and its kind. SandboxError for a case with values that are not plain."""
+    plain: dict[str, Any] = {"kind": next(name for name, kind in _KINDS.items() if isinstance(job, kind))}
+    plain |= {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
+    if isinstance(job, FunctionTests):
+        try:
+            plain["cases"] = [_plain_case(case) for case in job.cases]
+        except NotPlainError as error:
+            raise SandboxError(
+                f"a case for {job.entry!r} cannot be sent: {error}",
+                remedy="give numbers, texts, lists, sets and dictionaries",
+            ) from error
+    return plain
 
 
-def plain_case(entry: str, case: Case) -> dict[str, Any]:
-    """SandboxError for values that are not plain."""
-    try:
-        values = {"arguments": list(case.arguments), "named": dict(case.named), "expected": case.expected}
-        return {name: encode(value) for name, value in values.items()} | {"wrapped": case.wrapped}
-    except NotPlainError as error:
-        raise SandboxError(
-            f"a case for {entry!r} cannot be sent: {error}", remedy="give numbers, texts, lists, sets and dictionaries"
-        ) from error
+def _plain_case(case: Case) -> dict[str, Any]:
+    values = {"arguments": list(case.arguments), "named": dict(case.named), "expected": case.expected}
+    return {name: encode(value) for name, value in values.items()} | {"wrapped": case.wrapped}
 
 
 def job_of(data: Any) -> Job:
@@ -80,15 +77,15 @@ def exceeded(limits: Limits, most: Limits) -> str:
 
 
 def verdict_of(data: Any) -> Verdict:
-    """The verdict that `dataclasses.asdict` made plain. BadMessageError for anything else."""
+    """The verdict that `dataclasses.asdict` made plain; a server of ours has none of another grade than `split`.
+    BadMessageError for anything else."""
     status, grade = _field(data, "status", str), _field(data, "grade", str)
     passed, total = _field(data, "passed", int), _field(data, "total", int)
     # All tests passed if and only if that is its status, and there is at least one.
     counts_fit = 0 <= passed <= total and total > 0 and (status == "passed") == (passed == total)
-    if status not in get_args(Status) or grade not in get_args(Grade) or not counts_fit:
+    if status not in get_args(Status) or grade != "split" or not counts_fit:
         raise BadMessageError(f"a verdict that cannot be: {status}, {grade}, {passed} of {total}")
-    seconds, detail = _number(data, "seconds"), _field(data, "detail", str)
-    return Verdict(status, passed, total, seconds, detail, grade)  # type: ignore[arg-type]
+    return Verdict(status, passed, total, _number(data, "seconds"), _field(data, "detail", str))  # type: ignore[arg-type]
 
 
 def output_of(data: Any) -> Output:

@@ -68,6 +68,7 @@ class Parent:
                 environment=_ENVIRONMENT,
                 folder="/",
             )
+        self._channel.settimeout(GRACE_SECONDS)
         try:
             answer = self._answer(START_SECONDS, "start")
         except BaseException:
@@ -79,6 +80,11 @@ class Parent:
                 f"tier {tier!r} is not possible here: {answer['refused']}",
                 remedy="see `burnish sandbox`, which tries all tiers",
             )
+
+    @property
+    def is_running(self) -> bool:
+        """True until its process has ended."""
+        return self._process.status() is None
 
     def stop(self) -> None:
         """End its jobs. Another thread than the one that waits for a job may call this: that one gets a SandboxError,

@@ -6,14 +6,13 @@ The HTTP library is httpx2, which huggingface_hub brings with it anyway.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -32,6 +31,7 @@ _CONNECT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _ANSWER_BYTES = 1 << 26
 _RETRIED = (429, *range(500, 600))
+_Read = TypeVar("_Read")
 
 
 class RemoteSandbox:
@@ -54,17 +54,11 @@ class RemoteSandbox:
         limits: Limits | None = None,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        _check_address(url)
-        _check_token(url, token)
-        self.url = url.rstrip("/")
+        self._server = _Server(url, token)
+        self.url = self._server.url
         self.limits = limits or Limits()
         self._grade = grade
         self._wait = wait_seconds
-        self._client = httpx2.Client(
-            headers={} if token is None else {"Authorization": f"Bearer {token}"},
-            trust_env=False,  # code and tests go to this server alone, whatever proxies the environment names
-            follow_redirects=False,
-        )
         try:
             self._most = self._most_allowed()
             self._check(self.limits)
@@ -85,23 +79,18 @@ class RemoteSandbox:
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._server.client.close()
 
     def run(self, job: FunctionTests | AssertTests | ProgramTests, limits: Limits | None = None) -> Verdict:
         """Judge a candidate. SandboxError when the server gives no verdict, or the tests cannot run or test nothing."""
         limits = limits or self.limits
         self._check(limits)
         if self.is_ours:
-            answer = self._ask(
-                "POST", "/judge", {"job": plain_job(job), "limits": asdict(limits)}, limits.seconds + self._wait
-            )
+            asked = {"job": plain_job(job), "limits": asdict(limits)}
+            answer = self._server.ask("POST", "/judge", asked, limits.seconds + self._wait)
             if "error" in answer:
                 raise SandboxError(str(answer["error"]), remedy=answer.get("remedy"))
-            with self._reading():
-                verdict = verdict_of(answer.get("verdict"))
-                if verdict.grade != "split":
-                    raise BadMessageError(f"a verdict of grade {verdict.grade}")
-                return verdict
+            return self._server.read(verdict_of, answer.get("verdict"))
         if isinstance(job, ProgramTests):
             return judge_programs(self.output, job, limits)
         if self._grade != "shared":
@@ -127,22 +116,21 @@ class RemoteSandbox:
             "memory_limit_MB": limits.memory_mb,
         }
         began = time.monotonic()
-        answer = self._ask("POST", "/run_code", asked, limits.seconds + wait)
+        answer = self._server.ask("POST", "/run_code", asked, limits.seconds + wait)
         taken = time.monotonic() - began
         if answer.get("status") == "SandboxError" or answer.get("run_result") is None:
             raise SandboxError(
                 f"{self.url} could not run a program: {str(answer.get('message'))[:300]}",
                 remedy="look at the server's log; the candidate has no verdict",
             )
-        with self._reading():
-            output = output_of(answer)
+        output = self._server.read(output_of, answer)
         if answer["run_result"].get("execution_time") is None:  # or a job of many programs would never end
             output = replace(output, seconds=min(taken, limits.seconds))
         return output
 
     def _most_allowed(self) -> Limits | None:
         """The limits of a server of ours; None for any other."""
-        found = self._ask("GET", "/judge", None, min(self._wait, _FIRST_SECONDS), absent=(404, 405))
+        found = self._server.ask("GET", "/judge", None, min(self._wait, _FIRST_SECONDS), absent=(404, 405))
         if "protocol" not in found:
             return None
         if found["protocol"] != PROTOCOL:
@@ -150,8 +138,7 @@ class RemoteSandbox:
                 f"the sandbox {self.url} speaks protocol {found['protocol']!r} of /judge, and this Burnish {PROTOCOL}",
                 remedy="install the same version of Burnish here and there",
             )
-        with self._reading():
-            return limits_of(found.get("limits"))
+        return self._server.read(limits_of, found.get("limits"))
 
     def _check(self, limits: Limits) -> None:
         """Raise SandboxError for limits above the limits of the server."""
@@ -164,7 +151,21 @@ class RemoteSandbox:
                 "--most-memory-mb",
             )
 
-    def _ask(
+
+class _Server:
+    """A server that speaks JSON. Requests that fail in a way that may pass are sent again."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        _check_address(url)
+        _check_token(url, token)
+        self.url = url.rstrip("/")
+        self.client = httpx2.Client(
+            headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            trust_env=False,  # code and tests go to this server alone, whatever proxies the environment names
+            follow_redirects=False,
+        )
+
+    def ask(
         self, method: str, path: str, asked: object, seconds: float, absent: tuple[int, ...] = ()
     ) -> dict[str, Any]:
         """The JSON object that the server answers within these seconds; an empty one if its status is in `absent`."""
@@ -201,9 +202,8 @@ class RemoteSandbox:
         left = max(deadline - time.monotonic(), 0.1)
         timeout = httpx2.Timeout(left, connect=min(left, _CONNECT_SECONDS))
         headers = {"Content-Type": "application/json"}
-        with self._client.stream(
-            method, self.url + path, content=content, headers=headers, timeout=timeout
-        ) as response:
+        url = self.url + path
+        with self.client.stream(method, url, content=content, headers=headers, timeout=timeout) as response:
             body = bytearray()
             for part in response.iter_bytes():
                 body += part
@@ -229,10 +229,10 @@ class RemoteSandbox:
             f"the sandbox {self.url} answered {path} with status {status}: {said}", remedy="check sandbox.url"
         )
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def read(self, read: Callable[[Any], _Read], data: object) -> _Read:
+        """Read a part of an answer by a function that may raise BadMessageError. Raises SandboxError instead."""
         try:
-            yield
+            return read(data)
         except BadMessageError as error:
             raise SandboxError(
                 f"the sandbox {self.url} gave an answer that cannot be read: {error}", remedy="check sandbox.url"

@@ -24,9 +24,10 @@ from burnish.outside.frames import frame
 from burnish.sandbox.cells import TAIL_BYTES
 from burnish.sandbox.confinement import Tier
 from burnish.sandbox.job import Limits
-from burnish.sandbox.parent import GRACE_SECONDS, Parent, not_confined
+from burnish.sandbox.parent import Parent, not_confined
 from burnish.sandbox.session_parent import FAILED, FINE, READY
 
+_MODULE = "burnish.sandbox.session_parent"
 MOST_SESSIONS = 512
 """More would need user ids that do not exist."""
 SHOWN_BYTES = 8192
@@ -69,7 +70,7 @@ class Sessions:
         self._slots = threading.BoundedSemaphore(most)
         self._lock = threading.Lock()
         self._open: set[SandboxSession] = set()
-        self._parent: _SessionParent | None = _SessionParent(tier)
+        self._parent: Parent | None = Parent(tier, _MODULE)
 
     def __enter__(self) -> Sessions:
         return self
@@ -105,9 +106,9 @@ class Sessions:
         with self._lock:
             if self._parent is None:
                 raise SandboxError("the sandbox has been closed", remedy="open another one")
-            if not self._parent.is_running():
+            if not self._parent.is_running:
                 self._parent.close()
-                self._parent = _SessionParent(self.tier)
+                self._parent = Parent(self.tier, _MODULE)
             try:
                 session = SandboxSession(self._parent, header, self._shown + TAIL_BYTES, self._has_ended)
             except OSError as error:
@@ -124,23 +125,12 @@ class Sessions:
         self._slots.release()
 
 
-class _SessionParent(Parent):
-    """Forks sessions."""
-
-    def __init__(self, tier: Tier) -> None:
-        super().__init__(tier, "burnish.sandbox.session_parent")
-        self._channel.settimeout(GRACE_SECONDS)
-
-    def is_running(self) -> bool:
-        return self._process.status() is None
-
-
 class SandboxSession:
     """One session. Opened by `Sessions.open`; `run` is for one thread at a time, `close` for any."""
 
     def __init__(
         self,
-        parent: _SessionParent,
+        parent: Parent,
         header: dict[str, Any],
         most_bytes: int,
         when_ended: Callable[[SandboxSession], None],

@@ -18,7 +18,7 @@ _DEPTH = 200
 _SAFE = 1 << 53
 _EXACT = (type(None), bool, str)
 _AS_DICTS = (dict, OrderedDict, defaultdict, Counter)
-_SEQUENCES: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
+_SEQUENCES: dict[str, type] = {kind.__name__: kind for kind in (tuple, set, frozenset, deque)}
 _FRACTION = re.compile(r"-?[0-9]{1,4300}(/[0-9]{1,4300})?")
 """As `str` writes one, with the digits that Python reads at most. `Fraction` alone spends seconds on "1e10000000"."""
 
@@ -29,12 +29,25 @@ def _fraction(text: str) -> Fraction:
     return Fraction(text)
 
 
-_TEXTS: dict[str, tuple[type, Callable[[str], Any]]] = {
-    "decimal": (Decimal, Decimal),
-    "fraction": (Fraction, _fraction),
-    "date": (datetime.date, datetime.date.fromisoformat),
-    "datetime": (datetime.datetime, datetime.datetime.fromisoformat),
+_TAGS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    int: ("int", hex, lambda digits: int(digits, 16)),
+    float: ("float", float.hex, float.fromhex),
+    complex: ("complex", lambda v: [v.real.hex(), v.imag.hex()], lambda parts: complex(*map(float.fromhex, parts))),
+    bytearray: ("bytes", bytearray.hex, bytes.fromhex),
+    bytes: ("bytes", bytes.hex, bytes.fromhex),
+    range: ("range", lambda v: [encode(one) for one in (v.start, v.stop, v.step)], lambda v: range(*map(decode, v))),
+    Decimal: ("decimal", str, Decimal),
+    Fraction: ("fraction", str, _fraction),
+    datetime.date: ("date", datetime.date.isoformat, datetime.date.fromisoformat),
+    datetime.datetime: ("datetime", datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    datetime.timedelta: (
+        "timedelta",
+        lambda v: [v.days, v.seconds, v.microseconds],
+        lambda parts: datetime.timedelta(*parts),
+    ),
 }
+"""Type -> its tag, the function that writes a value, and the function that reads it."""
+_READERS = {tag: read for tag, _, read in _TAGS.values()}
 
 
 class NotPlainError(Exception):
@@ -49,7 +62,7 @@ class ClosedError(BaseException):
     """The other end has closed the pipe. No `Exception`, so that tests which catch those do not go on without it."""
 
 
-def encode(value: object, instead: Callable[[object], Any] | None = None, depth: int = 0) -> Any:
+def encode(value: Any, instead: Callable[[object], Any] | None = None, depth: int = 0) -> Any:
     """The value in JSON's types: lists as they are, everything that JSON lacks as an object with one tag.
 
     instead: what stands for an object of another type; without it such a value raises NotPlainError.
@@ -59,33 +72,20 @@ def encode(value: object, instead: Callable[[object], Any] | None = None, depth:
         return value
     if depth > _DEPTH:
         raise NotPlainError(f"a value is nested more than {_DEPTH} deep")
-    inner = depth + 1
-    if kind is int:
-        return value if -_SAFE < value < _SAFE else {"int": hex(value)}  # type: ignore[operator,arg-type]
-    if kind is float:
-        return {"float": value.hex()}  # type: ignore[attr-defined]
-    if kind is list:
-        return [encode(item, instead, inner) for item in value]  # type: ignore[attr-defined]
+    if kind is int and -_SAFE < value < _SAFE:
+        return value
     if kind in _AS_DICTS:
-        pairs = value.items()  # type: ignore[attr-defined]
-        return {"dict": [[encode(key, instead, inner), encode(item, instead, inner)] for key, item in pairs]}
-    for tag, sequence in _SEQUENCES.items():
-        if kind is sequence:
-            return {tag: [encode(item, instead, inner) for item in value]}  # type: ignore[attr-defined]
-    if kind is complex:
-        return {"complex": [value.real.hex(), value.imag.hex()]}  # type: ignore[attr-defined]
-    if kind in (bytes, bytearray):
-        return {"bytes": value.hex()}  # type: ignore[attr-defined]
-    if kind is range:
-        return {"range": [encode(bound) for bound in (value.start, value.stop, value.step)]}  # type: ignore[attr-defined]
-    if kind is datetime.timedelta:
-        return {"timedelta": [value.days, value.seconds, value.microseconds]}  # type: ignore[attr-defined]
-    for tag, (exact, _) in _TEXTS.items():
-        if kind is exact:
-            try:
-                return {tag: value.isoformat() if tag.startswith("date") else str(value)}  # type: ignore[attr-defined]
-            except ValueError as error:
-                raise NotPlainError(f"a {tag} has more digits than Python writes") from error
+        pairs = [[encode(key, instead, depth + 1), encode(item, instead, depth + 1)] for key, item in value.items()]
+        return {"dict": pairs}
+    if kind is list or kind in _SEQUENCES.values():
+        items = [encode(item, instead, depth + 1) for item in value]
+        return items if kind is list else {kind.__name__: items}
+    if kind in _TAGS:
+        tag, write, _ = _TAGS[kind]
+        try:
+            return {tag: write(value)}
+        except ValueError as error:
+            raise NotPlainError(f"a {tag} has more digits than Python writes") from error
     if instead is not None:
         return instead(value)
     raise NotPlainError(f"a value of type {kind.__name__!r} is not plain")
@@ -105,24 +105,12 @@ def _decode(data: Any, handle: Callable[[Any], object] | None) -> Any:
     if type(data) is list:
         return [_decode(item, handle) for item in data]
     ((tag, content),) = data.items()
-    if tag == "int":
-        return int(content, 16)
-    if tag == "float":
-        return float.fromhex(content)
     if tag == "dict":
         return {_decode(key, handle): _decode(item, handle) for key, item in content}
     if tag in _SEQUENCES:
         return _SEQUENCES[tag](_decode(item, handle) for item in content)
-    if tag == "complex":
-        return complex(*map(float.fromhex, content))
-    if tag == "bytes":
-        return bytes.fromhex(content)
-    if tag == "range":
-        return range(*map(decode, content))
-    if tag == "timedelta":
-        return datetime.timedelta(*content)
-    if tag in _TEXTS:
-        return _TEXTS[tag][1](content)
+    if tag in _READERS:
+        return _READERS[tag](content)
     if tag == "handle" and handle is not None:
         return handle(content)
     raise NotPlainError(f"unknown tag {tag!r}")

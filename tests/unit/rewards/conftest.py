@@ -72,6 +72,12 @@ def reward_file(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture
+def file(reward_file: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
+    """A file with the `REWARDS` of the module."""
+    return reward_file(request.module.REWARDS)
+
+
+@pytest.fixture
 def make_scorer() -> Iterator[Callable[..., ProcessRewardScorer]]:
     """Scorers that are closed at the end: rewards as names or dictionaries, the rest as options of scoring or, where
     there is none of the name, of the scorer itself."""

@@ -13,7 +13,27 @@ from burnish.rewards import ProcessRewardScorer
 from burnish.types import RewardStatus, Rollout
 
 REWARDS = """
-    import os, time
+    import asyncio, os, time
+
+    waiting = 0
+
+    async def meet(response):
+        global waiting
+        if response == "first":
+            await asyncio.sleep(0.3)
+            return 0
+        waiting += 1
+        while waiting < 6:
+            await asyncio.sleep(0.01)
+        return len(response)
+
+    async def held(response):
+        global waiting
+        waiting += 1
+        most = waiting
+        await asyncio.sleep(0.05)
+        waiting -= 1
+        return float(most)
 
     def size(response):
         if response == "loop":
@@ -28,11 +48,6 @@ REWARDS = """
     def text(response): return "good"
     def wants(response, colour): return 1.0
 """
-
-
-@pytest.fixture
-def file(reward_file: Any) -> Path:
-    return reward_file(REWARDS)
 
 
 def until_idle(scorer: ProcessRewardScorer, items: Any = (), seconds: float = 30.0) -> None:
@@ -125,30 +140,9 @@ def test_what_was_begun_and_is_not_asked_for_is_dropped(make_scorer: Any, make_i
 
 @pytest.mark.slow
 def test_an_asynchronous_reward_awaits_what_arrives_one_by_one_together(
-    make_scorer: Any, make_items: Any, tmp_path: Path
+    make_scorer: Any, make_items: Any, file: Path
 ) -> None:
     """All but the first answer only when six are waiting: one by one they would wait for ever."""
-    file = tmp_path / "meeting.py"
-    file.write_text("""
-import asyncio
-waiting = 0
-async def meet(response):
-    global waiting
-    if response == "first":
-        await asyncio.sleep(0.3)
-        return 0
-    waiting += 1
-    while waiting < 6:
-        await asyncio.sleep(0.01)
-    return len(response)
-async def held(response):
-    global waiting
-    waiting += 1
-    most = waiting
-    await asyncio.sleep(0.05)
-    waiting -= 1
-    return float(most)
-""")
     items = make_items(["first", "bb", "a", "bb", "a", "bb", "a"])
     scorer = make_scorer({"name": f"{file}:meet", "timeout_seconds": 30})
     for item in items:  # the first takes the worker: the others wait for it, and are sent together

@@ -71,9 +71,9 @@ def test_layouts_are_recognised() -> None:
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        ({"input_output": "{"}, "input_output is not valid JSON"),
+        ({"input_output": "{"}, "column 'input_output' is not valid JSON"),
         ({"input_output": {"inputs": ["1"], "outputs": []}}, "as many outputs as inputs"),
-        ({"private_test_cases": "eJxrYJ0"}, "private_test_cases is not valid JSON"),
+        ({"private_test_cases": "eJxrYJ0"}, "column 'private_test_cases' is not valid JSON"),
         ({"test_cases": [{"name": "x"}]}, "an object has name, and neither"),
         ({"test_cases": {"a": 1}}, "has to be a list of objects"),
         ({"test_list": [1]}, "test_list has to be a text or a list of texts"),

@@ -34,12 +34,6 @@ def without_score(data_source, solution_str, ground_truth):
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    (tmp_path / "theirs.py").write_text(REWARDS)
-    return tmp_path / "theirs.py"
-
-
-@pytest.fixture
 def items(make_items: Any) -> list[tuple[Prompt, Rollout]]:
     columns = {"solution": "7", "data_source": "sums", "extra_info": {"hard": 0.5}}
     prompt = Prompt("p", text="3+4=", answer="7", columns=columns)
@@ -56,30 +50,30 @@ def items(make_items: Any) -> list[tuple[Prompt, Rollout]]:
     ],
 )
 def test_is_called_as_in_its_own_system(
-    place: Path, items: Any, name: str, system: str, rewards: list[float | None], make_scorer: Any
+    file: Path, items: Any, name: str, system: str, rewards: list[float | None], make_scorer: Any
 ) -> None:
     lines: list[str] = []
-    assert [r.reward for r in make_scorer(f"{place}:{name}", say=lines.append).score(items)] == rewards
+    assert [r.reward for r in make_scorer(f"{file}:{name}", say=lines.append).score(items)] == rewards
     assert lines == [f"reward '{name}' has the parameters of {system}, and is called as there"]
 
 
-def test_further_parameters_are_options(place: Path, items: Any, make_scorer: Any) -> None:
-    scorer = make_scorer({"name": f"{place}:trl", "options": {"scale": 3.0}})
+def test_further_parameters_are_options(file: Path, items: Any, make_scorer: Any) -> None:
+    scorer = make_scorer({"name": f"{file}:trl", "options": {"scale": 3.0}})
     assert [r.reward for r in scorer.score(items)] == [3, 0]
     assert scorer.answer_labels == ("trl",)  # its column is compared with, so gold answers can be checked
 
 
-def test_numbers_of_a_dictionary_are_parts(place: Path, items: Any, make_scorer: Any) -> None:
-    assert make_scorer(f"{place}:verl").score(items)[0].reward_parts == {"verl": 1.0, "verl/acc": 1.0, "verl/hard": 0.5}
+def test_numbers_of_a_dictionary_are_parts(file: Path, items: Any, make_scorer: Any) -> None:
+    assert make_scorer(f"{file}:verl").score(items)[0].reward_parts == {"verl": 1.0, "verl/acc": 1.0, "verl/hard": 0.5}
 
 
-def test_conversations_come_as_messages(place: Path, make_items: Any, make_scorer: Any) -> None:
+def test_conversations_come_as_messages(file: Path, make_items: Any, make_scorer: Any) -> None:
     messages = (Message("user", "7"),)
     prompt = Prompt("p", messages=messages, columns={"prompt": [{"role": "user", "content": "7"}]})
     items = [(prompt, rollout) for _, rollout in make_items(["7", "8"])]
-    assert [r.reward for r in make_scorer(f"{place}:trl_chat").score(items)] == [1, 0]
+    assert [r.reward for r in make_scorer(f"{file}:trl_chat").score(items)] == [1, 0]
 
 
-def test_a_dictionary_without_a_score_is_refused(place: Path, items: Any, make_scorer: Any) -> None:
+def test_a_dictionary_without_a_score_is_refused(file: Path, items: Any, make_scorer: Any) -> None:
     with pytest.raises(RewardError, match="without 'score'"):
-        make_scorer(f"{place}:without_score").score(items)
+        make_scorer(f"{file}:without_score").score(items)

@@ -19,7 +19,7 @@ from burnish.errors import RewardError
 from burnish.rewards.process import WorkerProcess
 from burnish.types import RewardStatus
 
-NASTY = """
+REWARDS = """
     import asyncio, os, re, signal, time
 
     def nasty(response):
@@ -52,11 +52,6 @@ NASTY = """
 """
 
 
-@pytest.fixture
-def nasty(reward_file: Any) -> Path:
-    return reward_file(NASTY)
-
-
 @pytest.mark.slow_cases(
     "crash-error-SIGSEGV",
     "deaf-timeout-timeout_seconds 1",
@@ -77,9 +72,9 @@ def nasty(reward_file: Any) -> Path:
     ],
 )
 def test_one_bad_response_among_good_ones(
-    make_scorer: Any, make_items: Any, nasty: Path, bad: str, status: RewardStatus, words: str
+    make_scorer: Any, make_items: Any, file: Path, bad: str, status: RewardStatus, words: str
 ) -> None:
-    scorer = make_scorer({"name": f"{nasty}:nasty", "timeout_seconds": 1.0})
+    scorer = make_scorer({"name": f"{file}:nasty", "timeout_seconds": 1.0})
     scored = scorer.score(make_items(["ab"] * 5 + [bad] + ["abc"] * 6))
     assert (scored[5].status, scored[5].reward) == (status, None)
     assert words in scored[5].status_detail
@@ -87,8 +82,8 @@ def test_one_bad_response_among_good_ones(
 
 
 @pytest.mark.slow
-def test_all_kinds_at_once_on_two_workers(make_scorer: Any, make_items: Any, nasty: Path) -> None:
-    scorer = make_scorer({"name": f"{nasty}:nasty", "timeout_seconds": 1.0}, workers=2)
+def test_all_kinds_at_once_on_two_workers(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer({"name": f"{file}:nasty", "timeout_seconds": 1.0}, workers=2)
     scored = scorer.score(make_items(["exit", "ab", "loop", "exit", "loop", "ab", "crash", "ab"]))
     names = ["error", "ok", "timeout", "error", "timeout", "ok", "error", "ok"]
     assert [r.status.value for r in scored] == names
@@ -101,16 +96,16 @@ def test_all_kinds_at_once_on_two_workers(make_scorer: Any, make_items: Any, nas
     ("bad", "status"), [("loop", RewardStatus.TIMEOUT), ("exit", RewardStatus.ERROR), ("raise", RewardStatus.ERROR)]
 )
 def test_a_batched_call_fails_as_a_whole(
-    make_scorer: Any, make_items: Any, nasty: Path, bad: str, status: RewardStatus
+    make_scorer: Any, make_items: Any, file: Path, bad: str, status: RewardStatus
 ) -> None:
-    scorer = make_scorer({"name": f"{nasty}:nasty_batch", "timeout_seconds": 1.0})
+    scorer = make_scorer({"name": f"{file}:nasty_batch", "timeout_seconds": 1.0})
     assert [r.status for r in scorer.score(make_items(["ab", bad, "cd"]))] == [status] * 3
     assert [r.reward for r in scorer.score(make_items(["ab", "c"]))] == [2.0, 1.0]
 
 
 @pytest.mark.slow
-def test_asynchronous_rewards_pay_one_by_one(make_scorer: Any, make_items: Any, nasty: Path) -> None:
-    scorer = make_scorer({"name": f"{nasty}:nasty_async", "timeout_seconds": 1.0})
+def test_asynchronous_rewards_pay_one_by_one(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer({"name": f"{file}:nasty_async", "timeout_seconds": 1.0})
     scored = scorer.score(make_items(["ab", "sleep", "raise", "abc"]))
     assert [r.status.value for r in scored] == ["ok", "timeout", "error", "ok"]
     scored = scorer.score(make_items(["block", "ab", "exit"]))
@@ -134,8 +129,8 @@ def test_an_error_leaves_no_worker(make_scorer: Any, make_items: Any, reward_fil
 
 
 @pytest.mark.slow
-def test_a_worker_killed_between_two_calls_is_replaced(make_scorer: Any, make_items: Any, nasty: Path) -> None:
-    scorer = make_scorer(f"{nasty}:nasty")
+def test_a_worker_killed_between_two_calls_is_replaced(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer(f"{file}:nasty")
     (pid,) = scorer.worker_pids
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not runs(pid))
@@ -282,11 +277,11 @@ def test_a_supervisor_that_is_killed_takes_its_worker_along(
 
 
 def test_a_worker_that_cannot_be_started_is_one_clear_error(
-    make_scorer: Any, monkeypatch: pytest.MonkeyPatch, nasty: Path
+    make_scorer: Any, monkeypatch: pytest.MonkeyPatch, file: Path
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable")))
     with pytest.raises(RewardError, match="cannot start a reward worker: Resource temporarily unavailable"):
-        make_scorer(f"{nasty}:nasty")
+        make_scorer(f"{file}:nasty")
 
 
 @pytest.mark.slow

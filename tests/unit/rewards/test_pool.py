@@ -40,11 +40,6 @@ REWARDS = """
 """
 
 
-@pytest.fixture
-def file(reward_file: Any) -> Path:
-    return reward_file(REWARDS)
-
-
 @pytest.mark.slow
 def test_all_responses_of_an_asynchronous_reward_are_awaited_at_once(
     make_scorer: Any, make_items: Any, file: Path

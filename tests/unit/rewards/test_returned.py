@@ -10,7 +10,7 @@ import pytest
 from burnish.errors import RewardError
 from burnish.types import RewardStatus
 
-ODD = """
+REWARDS = """
     import asyncio, math, os, resource, signal, sys, threading
     from collections import namedtuple
     from decimal import Decimal
@@ -126,11 +126,6 @@ ODD = """
 """
 
 
-@pytest.fixture
-def odd(reward_file: Any) -> Path:
-    return reward_file(ODD)
-
-
 FAILED = {
     "huge": "too large for a float",
     "minus huge": "too large for a float",
@@ -162,8 +157,8 @@ FAILED = {
 
 
 @pytest.mark.slow
-def test_what_cannot_be_a_score_is_an_error_of_its_response(make_scorer: Any, make_items: Any, odd: Path) -> None:
-    scorer = make_scorer({"name": f"{odd}:odd", "timeout_seconds": 60})
+def test_what_cannot_be_a_score_is_an_error_of_its_response(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer({"name": f"{file}:odd", "timeout_seconds": 60})
     responses = [word for bad in FAILED for word in (bad, "good")]
     scored = scorer.score(make_items(responses))
     for rollout, (bad, words) in zip(scored[::2], FAILED.items(), strict=True):
@@ -175,24 +170,26 @@ def test_what_cannot_be_a_score_is_an_error_of_its_response(make_scorer: Any, ma
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bad", ["float hangs", "part hangs"])
-def test_reading_a_score_has_the_time_limit_of_the_call(make_scorer: Any, make_items: Any, odd: Path, bad: str) -> None:
-    scorer = make_scorer({"name": f"{odd}:odd", "timeout_seconds": 1})
+def test_reading_a_score_has_the_time_limit_of_the_call(
+    make_scorer: Any, make_items: Any, file: Path, bad: str
+) -> None:
+    scorer = make_scorer({"name": f"{file}:odd", "timeout_seconds": 1})
     statuses = [rollout.status for rollout in scorer.score(make_items([bad, "good"]))]
     assert statuses == [RewardStatus.TIMEOUT, RewardStatus.OK]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bad", ["huge", "float raises", "interrupt", "cancelled", "mute", "float exits"])
-def test_asynchronous_rewards_are_guarded_alike(make_scorer: Any, make_items: Any, odd: Path, bad: str) -> None:
-    scored = make_scorer(f"{odd}:odd_async").score(make_items([bad, "good"]))
+def test_asynchronous_rewards_are_guarded_alike(make_scorer: Any, make_items: Any, file: Path, bad: str) -> None:
+    scored = make_scorer(f"{file}:odd_async").score(make_items([bad, "good"]))
     assert [rollout.status for rollout in scored] == [RewardStatus.ERROR, RewardStatus.OK]
 
 
 @pytest.mark.slow
-def test_odd_habits_that_harm_nobody(make_scorer: Any, make_items: Any, odd: Path) -> None:
+def test_odd_habits_that_harm_nobody(make_scorer: Any, make_items: Any, file: Path) -> None:
     fine = ["fork", "thread exits", "prints", "writes low descriptors", "handlers", "elsewhere", "int", "numpy"]
     fine += ["numpy bool", "array without dimensions", "fraction", "subclass", "coroutine", "no streams", "good"]
-    scored = make_scorer({"name": f"{odd}:odd", "timeout_seconds": 60}).score(make_items([*fine, "bool", "none"]))
+    scored = make_scorer({"name": f"{file}:odd", "timeout_seconds": 60}).score(make_items([*fine, "bool", "none"]))
     assert {r.response: r.reward for r in scored} == {**dict.fromkeys(fine, 2.0), "bool": 1.0, "none": None}
     assert scored[-1].status is RewardStatus.MISSING
     assert dict(scored[fine.index("subclass")].reward_parts) == {"odd": 2.0, "odd/a": 1.0}
@@ -225,17 +222,17 @@ BROKEN = {
 @pytest.mark.slow_cases(*BROKEN.keys() - {"text", "batch set", "batch long", "batch coroutines", "batch poison"})
 @pytest.mark.parametrize("bad", BROKEN)
 def test_a_broken_contract_is_named_and_no_code_runs_here(
-    make_scorer: Any, make_items: Any, odd: Path, bad: str
+    make_scorer: Any, make_items: Any, file: Path, bad: str
 ) -> None:
     function = "odd_batch" if bad.startswith("batch") else "odd"
     with pytest.raises(RewardError, match=BROKEN[bad]):
-        make_scorer(f"{odd}:{function}").score(make_items([bad]))
-    assert not odd.with_name(odd.name + ".pwned").exists()
+        make_scorer(f"{file}:{function}").score(make_items([bad]))
+    assert not file.with_name(file.name + ".pwned").exists()
 
 
 @pytest.mark.slow
-def test_a_batch_whose_reading_raises(make_scorer: Any, make_items: Any, odd: Path) -> None:
-    scorer = make_scorer(f"{odd}:odd_batch")
+def test_a_batch_whose_reading_raises(make_scorer: Any, make_items: Any, file: Path) -> None:
+    scorer = make_scorer(f"{file}:odd_batch")
     for bad, words in (("batch raises", "out of numbers"), ("batch float raises", "no number today")):
         (scored,) = scorer.score(make_items([bad]))
         assert scored.status is RewardStatus.ERROR

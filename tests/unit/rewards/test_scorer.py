@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,11 +42,6 @@ REWARDS = """
         def __call__(self, response): return 0.0
     NUMBER = 3
 """
-
-
-@pytest.fixture
-def file(reward_file: Callable[[str], Path]) -> Path:
-    return reward_file(REWARDS)
 
 
 def test_weighted_sum_and_parts(make_scorer: Any, make_items: Any, file: Path) -> None:

@@ -542,7 +542,7 @@ def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(token: str) ->
 
 def test_a_request_that_cannot_be_sent_is_not_tried_again_and_its_headers_are_not_shown() -> None:
     with scripted([]) as server, RemoteSandbox(server.url, TOKEN) as remote:
-        remote._client.headers["Authorization"] = f"Bearer {TOKEN}\n"
+        remote._server.client.headers["Authorization"] = f"Bearer {TOKEN}\n"
         with pytest.raises(SandboxError, match=r"a request to .* cannot be sent") as caught:
             remote.output(Program(""))
         assert TOKEN not in str(caught.value)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.rewards.builtins.reading_rows import NoScoreError, first_column, parsed
+from burnish.rewards.builtins.reading_rows import NoScoreError, parsed
 
 OPTION_COLUMNS = ("choices", "options")
 _OWN_LABEL = re.compile(r"\s*\(?([A-Z])[).:]\s*(.*)", re.DOTALL)
@@ -34,9 +34,11 @@ def question_of_row(columns: Mapping[str, Any], answer: Any, column: str | None 
 
     column: the column with the options; by default `choices` or `options`.
     """
-    name, value = first_column(columns, OPTION_COLUMNS if column is None else (column,))
-    if value is None or answer is None or answer == "":
+    names = OPTION_COLUMNS if column is None else (column,)
+    name = next((name for name in names if columns.get(name) not in (None, "", [], {})), None)
+    if name is None or answer is None or answer == "":
         return None
+    value = columns[name]
     labels, texts = _options(parsed(value, name) if _is_json(value) else value, name)
     return Question(labels, texts, _position(answer, labels, texts))
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from burnish.config.secrets import hidden_name
 from burnish.errors import ConfigError, SandboxError
 from burnish.rewards.builtins.code_tests import CodeTask, is_program, task_of_row
-from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, check_word, fenced_blocks
+from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, blocks_in, check_word
 from burnish.sandbox.confinement import TIERS
 from burnish.sandbox.job import AssertTests, FunctionTests, Grade, Limits, ProgramTests, Runner
 from burnish.sandbox.trial import opened
@@ -110,9 +110,7 @@ def program(response: str, task: CodeTask) -> str:
     that does not define it continues the row's beginning of a program: as it is written or, if that does not compile,
     indented as the body of the last function there."""
     text = after_thoughts(response)
-    found = fenced_blocks(text)
-    marked = [block for language, block in found if language in _PYTHON]
-    blocks = marked or [block for language, block in found if not language]
+    blocks = blocks_in(text, _PYTHON)
     defining = [block for block in blocks if task.is_defined_in(dedent(block))]
     written = (defining or blocks or [text])[-1]
     code = dedent(written) if blocks else written

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.rewards.builtins.reading_rows import NoScoreError
+from burnish.rewards.builtins.reading_rows import NoScoreError, parsed
 from burnish.sandbox.job import AssertTests, Case, FunctionTests, ProgramTests
 
 _IMPORTS = """from typing import *
@@ -102,11 +102,11 @@ def task_of_row(columns: Mapping[str, Any], answer: Any) -> CodeTask | None:
     if columns.get("test_list"):
         return _mbpp(columns)
     if columns.get("input_output"):
-        return _inputs_and_outputs(_json(columns["input_output"], "input_output"))
+        return _inputs_and_outputs(parsed(columns["input_output"], "input_output"))
     if columns.get("public_test_cases") or columns.get("private_test_cases"):
         return _live_code_bench(columns)
     if columns.get("test_cases"):
-        return _listed(_json(columns["test_cases"], "test_cases"), "test_cases")
+        return _listed(parsed(columns["test_cases"], "test_cases"), "test_cases")
     held = json_or(None, answer)
     if isinstance(held, dict) and "inputs" in held:
         return _inputs_and_outputs(held)
@@ -187,8 +187,8 @@ def _live_code_bench(columns: Mapping[str, Any]) -> CodeTask:
     rows: list[Any] = []
     for name in ("public_test_cases", "private_test_cases"):
         if columns.get(name):
-            rows += _objects(_json(columns[name], name), name)
-    metadata = _json(columns.get("metadata") or "{}", "metadata")
+            rows += _objects(parsed(columns[name], name), name)
+    metadata = parsed(columns.get("metadata") or "{}", "metadata")
     entry = metadata.get("func_name") if isinstance(metadata, dict) else None
     if entry and any(row.get("testtype") == "functional" for row in rows):
         texts = [(str(row.get("input", "")).split("\n"), str(row.get("output", ""))) for row in rows]
@@ -230,16 +230,6 @@ def _texts(value: Any, column: str) -> tuple[str, ...]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else "\n".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _json(value: Any, column: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        # LiveCodeBench packs its private tests as pickles, which run code when they are read.
-        raise NoScoreError(f"{column} is not valid JSON ({error}); convert it when the data set is made") from error
 
 
 def json_or(default: Any, value: Any) -> Any:

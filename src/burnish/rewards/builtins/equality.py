@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeVar
 
 from burnish.rewards.builtins.expressions import (
     IMAGINARY,
@@ -26,8 +25,6 @@ from burnish.rewards.builtins.expressions import (
 from burnish.rewards.builtins.number_words import leading_number
 from burnish.rewards.builtins.typography import spelling, tidy
 from burnish.rewards.builtins.units import Unit, read_unit, split_unit
-
-_T = TypeVar("_T")
 
 MAX_CHARACTERS = 2000
 MAX_ITEMS = 200
@@ -211,13 +208,9 @@ def _words(text: str) -> Words | None:
     bare = re.sub(r'[\s"]+', " ", text).strip()
     if bare in MATH_WORDS or re.search(r"^-|[\d\\^_=+*/<>{}|]", bare) or not re.search(r"[^\W\d_]{2}", bare):
         return None
-    if '"' not in text and "(" in text and "," in text:
+    if '"' not in text and not re.fullmatch(r"[^\W\d_]{2,}(?:[\s.,;:!'-]+[^\W\d_]+)*[.!]?", bare):
         return None
-    return Words(re.sub(r"[\s.,;:!'-]+", " ", bare).strip().casefold()) if _is_prose(bare, text) else None
-
-
-def _is_prose(bare: str, text: str) -> bool:
-    return '"' in text or re.fullmatch(r"[^\W\d_]{2,}(?:[\s.,;:!'-]+[^\W\d_]+)*[.!]?", bare) is not None
+    return Words(re.sub(r"[\s.,;:!'-]+", " ", bare).strip().casefold())
 
 
 def _both_signs(text: str) -> Several:
@@ -379,16 +372,11 @@ def _quantity(text: str) -> Quantity:
     if re.fullmatch(r"[-+]?\s*\\infty", text):
         return Quantity(read_expression("-\\alpha_{infinity}" if "-" in text else "\\alpha_{infinity}"), None)
     value, unit = split_unit(text)
-    value = (
-        re.sub(r"(?<=\d) (?=\d{3}(?: \d{3})*(?!\d))", "", value)
-        if re.fullmatch(r"-?\d{1,3}( \d{3})+(\.\d+)?", value)
-        else value
-    )
-    return Quantity(read_expression(value.replace('"', "")) if '"' not in value else _unread(value), unit)
-
-
-def _unread(text: str) -> Expression:
-    raise UnreadableError(f"words in {text!r}")
+    if '"' in value:
+        raise UnreadableError(f"words in {value!r}")
+    if re.fullmatch(r"-?\d{1,3}( \d{3})+(\.\d+)?", value):
+        value = value.replace(" ", "")
+    return Quantity(read_expression(value), unit)
 
 
 def _read_all(items: Sequence[str]) -> tuple[Value, ...]:
@@ -470,21 +458,21 @@ def _same(gold: Value, answer: Value) -> bool:
         case Quantity(), Quantity():
             return _same_quantity(gold, answer)
         case Matrix(), Matrix():
-            return gold.kind == answer.kind and _all_same(gold.rows, answer.rows, _same_rows)
+            return gold.kind == answer.kind and _same_rows(gold.rows, answer.rows)
         case Ordered(), Ordered():
             brackets = (gold.opening, gold.closing) == (answer.opening, answer.closing)
-            return brackets and _all_same(gold.values, answer.values, _same)
+            return brackets and _all_same(gold.values, answer.values)
         case Several(), Several():
             kinds = {gold.kind, answer.kind}
             return (len(kinds) == 1 or kinds == {"list", "set"}) and _same_unordered(gold.values, answer.values)
         case Relation(), Relation():
-            return gold.signs == answer.signs and _all_same(gold.sides, answer.sides, _same)
+            return gold.signs == answer.signs and _all_same(gold.sides, answer.sides)
         case Matrix(), Ordered():
             column = tuple(row[0] for row in gold.rows if len(row) == 1)
             if answer.opening == "[" and all(isinstance(row, Ordered) and row.opening == "[" for row in answer.values):
                 rows = tuple(row.values for row in answer.values if isinstance(row, Ordered))
-                return gold.kind == "matrix" and _all_same(gold.rows, rows, _same_rows)
-            return len(column) == len(gold.rows) and answer.opening == "(" and _all_same(column, answer.values, _same)
+                return gold.kind == "matrix" and _same_rows(gold.rows, rows)
+            return len(column) == len(gold.rows) and answer.opening == "(" and _all_same(column, answer.values)
         case Ordered(), Matrix():
             return _same(answer, gold)
         case _, Several(kind="list") if not isinstance(gold, (Several, Ordered)):  # `0.5 (or 1/2)`
@@ -508,15 +496,15 @@ def _same_point(gold: Value, answer: Value) -> bool:
     named = sorted((value for value in stated.values if isinstance(value, Named)), key=lambda value: value.name)
     distinct = len({value.name for value in named}) == len(stated.values)
     values = tuple(value.value for value in named)
-    return distinct and (point.opening, point.closing) == ("(", ")") and _all_same(point.values, values, _same)
+    return distinct and (point.opening, point.closing) == ("(", ")") and _all_same(point.values, values)
 
 
-def _same_rows(gold: tuple[Value, ...], answer: tuple[Value, ...]) -> bool:
-    return _all_same(gold, answer, _same)
+def _same_rows(gold: Sequence[Sequence[Value]], answer: Sequence[Sequence[Value]]) -> bool:
+    return len(gold) == len(answer) and all(map(_all_same, gold, answer))
 
 
-def _all_same(gold: Sequence[_T], answer: Sequence[_T], alike: Callable[[_T, _T], bool]) -> bool:
-    return len(gold) == len(answer) and all(map(alike, gold, answer))
+def _all_same(gold: Sequence[Value], answer: Sequence[Value]) -> bool:
+    return len(gold) == len(answer) and all(map(_same, gold, answer))
 
 
 def _same_ratio(fraction: Quantity, ratio: Ratio) -> bool:
@@ -546,16 +534,12 @@ def _same_quantity(gold: Quantity, answer: Quantity) -> bool:
     be written as 0.05."""
     mine, theirs = gold.unit or Unit(), answer.unit or Unit()
     if mine.dimensions and theirs.dimensions:
-        if mine.dimensions != theirs.dimensions:
-            return False
-        return _close(gold.expression, answer.expression, mine.scale * mine.factor, theirs.scale * theirs.factor)
+        factors = mine.scale * mine.factor, theirs.scale * theirs.factor
+        return mine.dimensions == theirs.dimensions and _close(gold.expression, answer.expression, *factors)
     if _close(gold.expression, answer.expression, Fraction(mine.scale), Fraction(theirs.scale)):
         return True
-    if mine.percent != theirs.percent:
-        hundredth = Fraction(1, 100)
-        first, second = (hundredth if mine.percent else Fraction(1)), (hundredth if theirs.percent else Fraction(1))
-        return _close(gold.expression, answer.expression, first, second)
-    return False
+    hundredths = (Fraction(1, 100 if unit.percent else 1) for unit in (mine, theirs))
+    return mine.percent != theirs.percent and _close(gold.expression, answer.expression, *hundredths)
 
 
 def _close(gold: Expression, answer: Expression, mine: Fraction, theirs: Fraction) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,11 +105,9 @@ def close(gold: Number, other: Number, *, rounded: bool) -> bool:
             return False
         return abs(gold - other) <= TOLERANCE * abs(gold)
     first, second = _inexact(gold), _inexact(other)
-    tolerance = _inexact(TOLERANCE if rounded else _EXACT_TOLERANCE)
-    computed_zero = 0 in (gold, other) and not (isinstance(gold, Fraction) and isinstance(other, Fraction))
-    if computed_zero:  # sin(pi) is computed as 1e-41
+    if 0 in (gold, other):  # sin(pi) is computed as 1e-41
         return bool(abs(first - second) <= _inexact(_EXACT_TOLERANCE))
-    return bool(abs(first - second) <= tolerance * abs(first))
+    return bool(abs(first - second) <= _inexact(TOLERANCE if rounded else _EXACT_TOLERANCE) * abs(first))
 
 
 def _terminates(value: Fraction) -> bool:
@@ -159,7 +158,7 @@ def _bounded(value: Number) -> Number:
 def _divided(top: Number, bottom: Number) -> Number:
     if bottom == 0:
         raise ZeroDivisionError
-    return _both(lambda a, b: a / b, top, bottom)
+    return _both(operator.truediv, top, bottom)
 
 
 def _both(operation: Callable[[Number, Number], Number], first: Number, second: Number) -> Number:
@@ -168,15 +167,18 @@ def _both(operation: Callable[[Number, Number], Number], first: Number, second: 
     return _bounded(operation(first, second))
 
 
+_plus = functools.partial(_both, operator.add)
+_times = functools.partial(_both, operator.mul)
+_reciprocal = functools.partial(_divided, Fraction(1))
+
+
 def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction):
         if exponent.denominator == 1:
             bits = max(base.numerator.bit_length(), base.denominator.bit_length())
             if (bits - 1) * abs(exponent) > MAX_BITS:
                 raise UnreadableError("a power of too many digits")
-            if base == 0 and exponent < 0:
-                raise ZeroDivisionError
-            return _bounded(base**exponent.numerator) if base not in (0, 1, -1) else _power_of_unit(base, exponent)
+            return _bounded(base**exponent.numerator)
         root = _exact_root(base, exponent.denominator) if base >= 0 else None
         if root is not None:
             return _power(root, Fraction(exponent.numerator))
@@ -188,12 +190,6 @@ def _power(base: Number, exponent: Number) -> Number:
     if abs(_mp().mag(first) * second) > MAX_BITS or abs(_mp().mag(second)) > 60:
         raise UnreadableError("a power of too many digits")
     return _bounded(_mp().power(first, second))
-
-
-def _power_of_unit(base: Fraction, exponent: Fraction) -> Fraction:
-    if base == 0:
-        return Fraction(1) if exponent == 0 else Fraction(0)
-    return Fraction(1) if base == 1 or exponent.numerator % 2 == 0 else Fraction(-1)
 
 
 def _root(value: Number, degree: Number) -> Number:
@@ -283,17 +279,13 @@ def _rounding(up: bool) -> Callable[[Number], Number]:
     return apply
 
 
-def _absolute(value: Number) -> Number:
-    return abs(value)
-
-
 _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
     **{
         name: _of_mpmath(name)
         for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "asin", "acos", "atan")
     },
     **{f"arc{name}": _of_mpmath(f"a{name}") for name in ("sin", "cos", "tan")},
-    **{"log": _logarithm, "ln": _logarithm, "exp": _exponential, "abs": _absolute},
+    **{"log": _logarithm, "ln": _logarithm, "exp": _exponential, "abs": abs},
     "lg": lambda value: _divided(_logarithm(value), _logarithm(Fraction(10))),
 }
 _OF_TWO = {"frac": _divided, "binom": _binomial, "dbinom": _binomial, "tbinom": _binomial}
@@ -423,14 +415,14 @@ class _Reader:
         nodes = [self._signed(self._product)]
         while self._signs.next in ("+", "-"):
             sign, right = self._signs.take(), self._signed(self._product)
-            nodes.append(right if sign == "+" else _unary(_negative, right))
+            nodes.append(right if sign == "+" else _unary(operator.neg, right))
         self._depth -= 1
         return _folded(_plus, nodes)
 
     def _signed(self, read: Callable[[], Node]) -> Node:
         """Read with a sign in front, if there is one."""
         if self._signs.next in ("+", "-"):
-            return read() if self._signs.take() == "+" else _unary(_negative, read())
+            return read() if self._signs.take() == "+" else _unary(operator.neg, read())
         return read()
 
     def _product(self) -> Node:
@@ -483,7 +475,7 @@ class _Reader:
         inner = self._sum()
         self._signs.expect(_CLOSING[sign])
         self._bars -= sign == "|"
-        return _unary(_absolute, inner) if sign == "|" else inner
+        return _unary(abs, inner) if sign == "|" else inner
 
     def _number(self) -> Node:
         text = self._signs.take()
@@ -624,19 +616,3 @@ def _folded(operation: Callable[[Number, Number], Number], nodes: Sequence[Node]
 
 def _binary(operation: Callable[[Number, Number], Number], left: Node, right: Node) -> Node:
     return lambda values: operation(left(values), right(values))
-
-
-def _plus(a: Number, b: Number) -> Number:
-    return _both(lambda first, second: first + second, a, b)
-
-
-def _negative(value: Number) -> Number:
-    return -value
-
-
-def _reciprocal(value: Number) -> Number:
-    return _divided(Fraction(1), value)
-
-
-def _times(a: Number, b: Number) -> Number:
-    return _both(lambda first, second: first * second, a, b)

@@ -73,7 +73,7 @@ _NOT_LAST = re.compile(
     re.IGNORECASE,
 )
 _LEAD = re.compile(
-    r"(?:(?:that|therefore|simply|just|thus|indeed|exactly|precisely|equal to|approximately|about|around|roughly|"
+    r"\A(?:(?:that|therefore|simply|just|thus|indeed|exactly|precisely|equal to|approximately|about|around|roughly|"
     r"given by|the number|a total of|found to be|clearly|then|so|actually|really|now|also|still|obviously|equals)\b"
     r"[\s,:]*|[:=\s\"'`]+|\*+(?=\s*\S)|约)+",
     re.IGNORECASE,
@@ -221,7 +221,7 @@ def _told(before: str, phrase: str, rest: str) -> Statement | None:
 
 def in_sentence(rest: str) -> Statement | None:
     """Read a text up to the end of its sentence: an answer, or that it is open; None if it denies one."""
-    rest = _MINUS.sub("-", _GOES_ON.sub(r"\1", _without_lead(rest)), count=1)
+    rest = _MINUS.sub("-", _GOES_ON.sub(r"\1", _LEAD.sub("", rest)), count=1)
     sentence = _sentence(rest)
     if words.DENIED.match(rest):
         return None
@@ -248,11 +248,6 @@ def _values(text: str, limit: int) -> tuple[str, int]:
         joined = " or " if "or" in sign[0] else ", "
         position = sign.end()
     return answers, end
-
-
-def _without_lead(rest: str) -> str:
-    lead = _LEAD.match(rest)
-    return rest if lead is None else rest[lead.end() :]
 
 
 def _sentence(rest: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from burnish.errors import ConfigError
@@ -40,15 +40,6 @@ def check_positive(reward: str, **amounts: float) -> None:
             raise ConfigError(f"option {option} of reward {reward!r} is {amount!r}", remedy="use a number above 0")
 
 
-def first_column(columns: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
-    """Name and value of the first of these columns that is not empty; ("", None) if all are."""
-    for name in names:
-        value = columns.get(name)
-        if value is not None and value != "" and value != [] and value != {}:
-            return name, value
-    return "", None
-
-
 def parsed(value: Any, column: str) -> Any:
     """The value of a column that may hold JSON as text. NoScoreError if the text is not valid JSON."""
     if not isinstance(value, str):
@@ -56,7 +47,9 @@ def parsed(value: Any, column: str) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise NoScoreError(f"column {column!r} is not valid JSON: {error}") from error
+        raise NoScoreError(
+            f"column {column!r} is not valid JSON ({error}); convert it when the data set is made"
+        ) from error
 
 
 def after_thoughts(response: str) -> str:
@@ -72,10 +65,14 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     return [(language.lower(), block) for _, language, block in _FENCE.findall(text)]
 
 
-def last_block(response: str, languages: Sequence[str]) -> str:
-    """After the thoughts of a response: its last block marked with one of these languages, else its last block that is
-    not marked, else all of it."""
-    text = after_thoughts(response)
+def blocks_in(text: str, languages: Sequence[str]) -> list[str]:
+    """The blocks marked with one of these languages, else the blocks that are not marked."""
     blocks = fenced_blocks(text)
     marked = [block for language, block in blocks if language in languages]
-    return (marked or [block for language, block in blocks if not language] or [text])[-1]
+    return marked or [block for language, block in blocks if not language]
+
+
+def last_block(response: str, languages: Sequence[str]) -> str:
+    """The last of `blocks_in` a response after its thoughts; all of it if it has none."""
+    text = after_thoughts(response)
+    return (blocks_in(text, languages) or [text])[-1]

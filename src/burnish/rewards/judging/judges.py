@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -32,9 +32,6 @@ from burnish.types import Metric, RewardStatus, Rollout, RowKey, Score
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-T = TypeVar("T")
-Sample = tuple[str, RowKey]
-"""Label of the judge, and which response."""
 Begun = Sequence[tuple[Sequence[int], Future[list[Found]]]]
 """The positions of responses that are judged together, and the future with their results."""
 
@@ -70,7 +67,7 @@ class Judges:
         self._local_thread = ThreadPoolExecutor(1, "burnish-local-judges")
         self._gates: dict[tuple[str | None, str | None], RateLimiter] = {}
         self._benches = {spec.label: self._bench(spec, open_model) for spec in specs}
-        self._early: dict[Sample, tuple[Rollout, Future[list[Found]]]] = {}
+        self._early: dict[tuple[str, RowKey], tuple[Rollout, Future[list[Found]]]] = {}  # by label and response
 
     def signature(self, label: str) -> Signature:
         """Signature of a judge: the row values and columns that it reads."""
@@ -86,7 +83,7 @@ class Judges:
         bench = self._benches[label]
         if bench.judges_alone:
             for item, future in zip(items, self._begin(bench, [[item] for item in items]), strict=True):
-                self._early[_sample(label, item[1])] = (item[1], future)
+                self._early[label, item[1].key] = (item[1], future)
 
     def begin(self, label: str, items: Sequence[Item]) -> Callable[[], list[Outcome]]:
         """Ask about these responses, unless `begin_early` has. The returned function waits for the outcomes, in order,
@@ -151,7 +148,7 @@ class Judges:
     def _begun_early(self, label: str, item: Item) -> Future[list[Found]] | None:
         """Take the future of an early request. None for a different response under the same key: the earlier one came
         from a step that was interrupted."""
-        rollout, future = self._early.pop(_sample(label, item[1]), (None, None))
+        rollout, future = self._early.pop((label, item[1].key), (None, None))
         return future if rollout == item[1] else None
 
 
@@ -189,30 +186,19 @@ async def _judged(bench: Bench, group: Sequence[Item]) -> list[Found]:
 
 
 def _outcomes(label: str, begun: Begun) -> list[Outcome]:
-    results = _wait([future for _, future in begun])
-    by_position = {
-        position: result
-        for (positions, _), group in zip(begun, results, strict=True)
-        for position, result in zip(positions, group, strict=True)
-    }
-    return [_outcome(label, by_position[position]) for position in sorted(by_position)]
-
-
-def _wait(futures: Sequence[Future[T]]) -> list[T]:
-    """Wait for all results. An error that ends the run cancels the others."""
+    """Wait for all outcomes, in order. An error that ends the run cancels what is left."""
+    found: dict[int, Found] = {}
     try:
-        return [future.result() for future in futures]
+        for positions, future in begun:
+            found.update(zip(positions, future.result(), strict=True))
     except BaseException:
-        for future in futures:
+        for _, future in begun:
             future.cancel()
         raise
+    return [_outcome(label, found[position]) for position in sorted(found)]
 
 
 def _outcome(label: str, found: Found) -> Outcome:
     if isinstance(found, Score):
         return Outcome(RewardStatus.OK, found)
     return failure(found.status, f"judge {label!r}: {found.detail}")
-
-
-def _sample(label: str, rollout: Rollout) -> Sample:
-    return label, rollout.key

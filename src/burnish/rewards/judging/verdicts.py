@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 AnswerFormat = Literal["json", "tag", "last_line"]
@@ -78,6 +79,13 @@ class Scale:
             raise UnreadableVerdictError(f"{_shown(text.strip())} is not a number")
         return self.read(float(text))
 
+    def read_texts(self, text: str, count: int) -> tuple[float, ...]:
+        """Like `read_text`, for so many scores between commas."""
+        entries = text.split(",")
+        if len(entries) != count:
+            raise UnreadableVerdictError(f"it has {len(entries)} scores, not {count}")
+        return tuple(map(self.read_text, entries))
+
     def described(self) -> str:
         """Describe the scale in words, such as `a number from 1 to 10`."""
         if self.labels:
@@ -102,13 +110,8 @@ class AnswerForm(Generic[T]):
 
 def score_wanted(scale: Scale, style: AnswerFormat) -> AnswerForm[float]:
     """A verdict of one score."""
-    example = {
-        "json": f'{{"score": {scale.example()}}}',
-        "tag": f"<score>{scale.example().strip(chr(34))}</score>",
-        "last_line": scale.example().strip('"'),
-    }[style]
-    reader = _reader("score", style, scale.read, scale.read_text)
-    return AnswerForm(_instruction(f"score: {scale.described()}", example), reader)
+    example, what = scale.example(), f"score: {scale.described()}"
+    return _wanted("score", style, what, example, example.strip('"'), scale.read, scale.read_text)
 
 
 def named_scores_wanted(names: Sequence[str], scale: Scale, style: AnswerFormat) -> AnswerForm[tuple[float, ...]]:
@@ -119,9 +122,10 @@ def named_scores_wanted(names: Sequence[str], scale: Scale, style: AnswerFormat)
             raise UnreadableVerdictError(f"it does not have exactly one score for each of {', '.join(names)}")
         return tuple(scale.read(value[name]) for name in names)
 
-    example = {name: json.loads(scale.example()) for name in names}
+    in_json = json.dumps({name: json.loads(scale.example()) for name in names}, ensure_ascii=False)
+    in_text = ", ".join([scale.example().strip('"')] * len(names))
     asked = f"score for each criterion ({', '.join(names)}), each {scale.described()}"
-    return _several_wanted(asked, json.dumps({"scores": example}, ensure_ascii=False), read, len(names), scale, style)
+    return _wanted("scores", style, asked, in_json, in_text, read, partial(scale.read_texts, count=len(names)))
 
 
 def listed_scores_wanted(count: int, scale: Scale, style: AnswerFormat) -> AnswerForm[tuple[float, ...]]:
@@ -132,29 +136,9 @@ def listed_scores_wanted(count: int, scale: Scale, style: AnswerFormat) -> Answe
             raise UnreadableVerdictError(f"it is not a list of {count} scores")
         return tuple(scale.read(entry) for entry in value)
 
+    in_json, in_text = (", ".join([example] * count) for example in (scale.example(), scale.example().strip('"')))
     asked = f"score of each of the {count} steps in their order, each {scale.described()}"
-    return _several_wanted(asked, f'{{"scores": [{", ".join([scale.example()] * count)}]}}', read, count, scale, style)
-
-
-def _several_wanted(
-    asked: str,
-    example: str,
-    of_json: Callable[[object], tuple[float, ...]],
-    count: int,
-    scale: Scale,
-    style: AnswerFormat,
-) -> AnswerForm[tuple[float, ...]]:
-    """A verdict of `count` scores, as the JSON of the example or in a tag."""
-
-    def of_text(text: str) -> tuple[float, ...]:
-        entries = text.split(",")
-        if len(entries) != count:
-            raise UnreadableVerdictError(f"it has {len(entries)} scores, not {count}")
-        return tuple(scale.read_text(entry) for entry in entries)
-
-    if style == "tag":
-        example = f"<scores>{', '.join([scale.example().strip(chr(34))] * count)}</scores>"
-    return AnswerForm(_instruction(asked, example), _reader("scores", style, of_json, of_text))
+    return _wanted("scores", style, asked, f"[{in_json}]", in_text, read, partial(scale.read_texts, count=count))
 
 
 def better_wanted(style: AnswerFormat) -> AnswerForm[Better]:
@@ -165,27 +149,32 @@ def better_wanted(style: AnswerFormat) -> AnswerForm[Better]:
             raise UnreadableVerdictError(f"{_shown(value)} is not A, B or tie")
         return BETTER[value.strip().casefold()]
 
-    example = {"json": '{"better": "A"}', "tag": "<better>A</better>", "last_line": "A"}[style]
-    return AnswerForm(_instruction("choice: A, B or tie", example), _reader("better", style, read, read))
+    return _wanted("better", style, "choice: A, B or tie", '"A"', "A", read, read)
 
 
-def _instruction(what: str, example: str) -> str:
-    return (
+def _wanted(
+    key: str,
+    style: AnswerFormat,
+    what: str,
+    in_json: str,
+    in_text: str,
+    of_json: Callable[[object], T],
+    of_text: Callable[[str], T],
+) -> AnswerForm[T]:
+    """A verdict in this style. in_json, in_text: examples of its value. of_json, of_text: read the value."""
+    example = {"json": f'{{"{key}": {in_json}}}', "tag": f"<{key}>{in_text}</{key}>", "last_line": in_text}[style]
+    instruction = (
         "You may reason first, briefly. The last thing that you write has to be your verdict, in exactly this form and"
         f" with nothing after it:\n{example}\nIt holds your {what}."
     )
 
-
-def _reader(
-    key: str, style: AnswerFormat, of_json: Callable[[object], T], of_text: Callable[[str], T]
-) -> Callable[[str], T]:
     def read(reply: str) -> T:
         reply = reply[-END_CHARACTERS:]
         if style == "json":
             return of_json(_last_object(reply, key))
         return of_text(_last_tag(reply, key) if style == "tag" else _last_line(reply))
 
-    return read
+    return AnswerForm(instruction, read)
 
 
 def _last_object(reply: str, key: str) -> object:

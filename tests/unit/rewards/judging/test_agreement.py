@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from stub_judge import shown
+from stub_judge import judge_at, shown
 
 from burnish.errors import DataError
 from burnish.rewards.judging.agreement import agreement, measure_agreement, rank_correlation
@@ -47,12 +47,12 @@ def rows(*labels: Any) -> list[Prompt]:
 
 def test_a_judge_is_asked_about_labelled_rows_only(stub_judge: Any, make_scorer: Any) -> None:
     stub = stub_judge(lambda m: json.dumps({"score": "GOOD" if len(shown(m)["response"]) > 2 else "BAD"}))
-    options = {"url": stub.url, "model": "m", "scale": {"GOOD": 1, "BAD": 0}, "labels": "human"}
-    scorer = make_scorer({"name": "judge", "options": options, "timeout_seconds": 60})
-    found = measure_agreement(rows("bad", "GOOD", "GOOD", None, 1), scorer, JudgeOptions(**options))
+    judge = judge_at(stub, scale={"GOOD": 1, "BAD": 0}, labels="human")
+    scorer, options = make_scorer(judge), JudgeOptions(**judge["options"])
+    found = measure_agreement(rows("bad", "GOOD", "GOOD", None, 1), scorer, options)
     assert stub.requests == 4
     assert (found.kind, found.rows, found.value) == ("accuracy", 4, 0.75)
     with pytest.raises(DataError, match="row 2"):
-        measure_agreement(rows("GOOD", "fine"), scorer, JudgeOptions(**options))
+        measure_agreement(rows("GOOD", "fine"), scorer, options)
     with pytest.raises(DataError, match="no row"):
-        measure_agreement(rows(None), scorer, JudgeOptions(**options))
+        measure_agreement(rows(None), scorer, options)

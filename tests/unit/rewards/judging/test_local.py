@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stub_judge import shown
+from stub_judge import judge_at, shown
 
 from burnish.errors import ConfigError, DataError, ModelError
 from burnish.forward.fast_paths import FastPaths
@@ -70,7 +70,7 @@ def test_a_model_at_work_holds_no_other_judge_up(make_scorer: Any, make_items: A
         return '{"score": 10}'
 
     model = Model(lambda messages: '{"score": 4}' if repaired.wait(10) else "the other judge was held up")
-    far = {"name": "judge", "label": "far", "options": {"url": stub_judge(of_endpoint).url, "model": "stub"}}
+    far = {**judge_at(stub_judge(of_endpoint)), "label": "far"}
     scorer = make_scorer({**judge(scale=[0, 4]), "label": "local"}, far, open_model=lambda options: model)
     (scored,) = scorer.score(make_items(["a"]))
     assert dict(scored.reward_parts) == {"local": 1.0, "far": 1.0}

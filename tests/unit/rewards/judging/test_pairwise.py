@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stub_judge import shown
+from stub_judge import judge_at, shown
 
 from burnish.rewards.judging.pairwise import round_robin
 from burnish.types import RewardStatus
 
-
-def settings(stub: Any, **options: Any) -> dict[str, Any]:
-    return {
-        "name": "judge",
-        "options": {"url": stub.url, "model": "stub", "form": "pairwise", **options},
-        "timeout_seconds": 60,
-    }
+settings = partial(judge_at, form="pairwise")
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ import gzip
 import json
 import random
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stub_judge import shown
+from stub_judge import judge_at, shown
 
 from burnish.errors import ConfigError, RewardError
 from burnish.rewards.judging.client import ChatClient, NoVerdictError, RetryPatience
@@ -38,12 +39,7 @@ def ask(make_scorer: Any, make_items: Any) -> Any:
     return lambda stub, responses, **options: make_scorer(settings(stub, **options)).score(make_items(responses))
 
 
-def settings(stub: Any, **options: Any) -> dict[str, Any]:
-    return {
-        "name": "judge",
-        "options": {"url": stub.url, "model": "stub", "scale": [0, 10], **options},
-        "timeout_seconds": 60,
-    }
+settings = partial(judge_at, scale=[0, 10])
 
 
 def test_scores_are_those_of_the_rule(endpoint: Any, ask: Any) -> None:

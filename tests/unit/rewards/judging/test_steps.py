@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from stub_judge import judge_at
 
 from burnish.rewards.judging.forms import last_tokens, split_steps
 from burnish.types import RewardStatus, Turn
@@ -64,8 +65,7 @@ def rule(messages: Any) -> str:
 
 @pytest.fixture
 def judge(stub_judge: Any) -> dict[str, Any]:
-    options = {"url": stub_judge(rule).url, "model": "stub", "form": "steps", "scale": [0, 1]}
-    return {"name": "judge", "options": options, "timeout_seconds": 60}
+    return judge_at(stub_judge(rule), form="steps", scale=[0, 1])
 
 
 @pytest.mark.slow
@@ -105,8 +105,7 @@ def test_a_response_without_tokens_has_no_score(judge: Any, make_scorer: Any, ma
 
 
 def test_a_list_of_another_length_is_no_verdict(stub_judge: Any, make_scorer: Any, make_items: Any) -> None:
-    stub = stub_judge(lambda messages: '{"scores": [1, 1]}')
-    judge = {"name": "judge", "options": {"url": stub.url, "model": "m", "form": "steps", "scale": [0, 1]}}
-    scored = make_scorer({**judge, "timeout_seconds": 60}).score(make_items(["a", "a\n\nb"]))
+    judge = judge_at(stub_judge(lambda messages: '{"scores": [1, 1]}'), form="steps", scale=[0, 1])
+    scored = make_scorer(judge).score(make_items(["a", "a\n\nb"]))
     assert [r.reward for r in scored] == [None, 1.0]
     assert "not a list of 1 scores" in scored[0].status_detail
