@@ -192,9 +192,9 @@ class Replayer:
         estimator, in_reward = self.estimator, self.config.algorithm.kl_in == "reward"
         needed = {
             "token_values": estimator.needs_values,
-            "teacher_logprobs": estimator.needs_teacher,
-            "old_logprobs": in_reward or estimator.needs_old_logprobs,
-            "ref_logprobs": in_reward or estimator.needs_reference,
+            "teacher_logprobs": "teacher_logprobs_BT" in estimator.inputs,
+            "old_logprobs": in_reward or "old_logprobs_BT" in estimator.inputs,
+            "ref_logprobs": in_reward or "ref_logprobs_BT" in estimator.inputs,
         }
         return tuple(name for name, is_needed in needed.items() if is_needed)
 

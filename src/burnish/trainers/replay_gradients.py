@@ -169,7 +169,7 @@ def _minibatch(name: str, replayer: Replayer, recorded: ReplayedStep, policy: Lo
     minibatch = batch.select(rows)
     if config.whitens_minibatches:
         minibatch, _ = whiten_minibatch(minibatch, algorithm=config.algorithm, estimator=estimator)
-    if loss.needs_selection:
+    if loss.selection is not None:
         fresh = policy.logprobs(minibatch).logprobs_BT
         old = fresh if minibatch.old_logprobs is None else minibatch.old_logprobs
         advantages = present(minibatch.advantages, "advantages")

@@ -148,7 +148,7 @@ class RlRun(Training):
         cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
         # A single update needs none: its own log-probabilities are the old ones (`PolicyObjective`), a forward saved.
         several_updates = optimization.epochs * optimization.minibatches > 1
-        reads_old = algorithm.kl_in == "reward" or self.estimator.needs_old_logprobs
+        reads_old = algorithm.kl_in == "reward" or "old_logprobs_BT" in self.estimator.inputs
         of_sampler, share = self.config.old_logprobs_of_sampler, algorithm.top_entropy
         if of_sampler:
             batch = batch.replace(old_logprobs=present(batch.rollout_logprobs, "rollout_logprobs"))
