@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from burnish.errors import CheckpointError
 
 PRIVATE = 0o600
 """Mode of files of a run that may reveal something about its owner."""
@@ -45,6 +49,16 @@ def fsync_file(path: Path) -> None:
 def fsync_folder(folder: Path) -> None:
     """Force the entries of a folder to disk, so that a rename survives a power failure."""
     fsync_file(folder)
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Raise CheckpointError, with what to do about it, if the folder of a run cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        remedy = disk_remedy(error, folder)
+        raise CheckpointError(f"cannot write to {folder}: {error.strerror}", remedy=remedy) from error
 
 
 def disk_remedy(error: OSError, folder: Path) -> str:

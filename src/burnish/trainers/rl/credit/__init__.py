@@ -115,7 +115,7 @@ def whiten_minibatch(
         advantages_BT, returns_BT = _estimate(estimator, tensors, algorithm, None)
         minibatch = minibatch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
     minibatch, advantage_metrics = _shape(minibatch, algorithm)
-    return minibatch, metrics | advantage_metrics
+    return minibatch, metrics | advantage_metrics | describe_values(minibatch)
 
 
 def reads_responses_alone(estimator: Estimator) -> bool:
