@@ -57,9 +57,9 @@ def with_algorithm(run: RlRun, algorithm: AlgorithmConfig) -> RlRun:
         config=config,
         estimator=estimator,
         objective=lambda coef: build_objective(config, loss, numbers, coef),
-        select_tokens=partial(loss.select, options=numbers) if loss.needs_selection else None,
+        select_tokens=partial(loss.select, options=numbers) if loss.selection else None,
         kl=build_kl(algorithm),
         value_objective=build_value_objective(config),
         reference=run.reference if config.has_reference else None,
-        lessons=Lessons(cold, {ALL: Lesson(0, 1.0)}) if estimator.needs_teacher else None,
+        lessons=Lessons(cold, {ALL: Lesson(0, 1.0)}) if "teacher_logprobs_BT" in estimator.inputs else None,
     )

@@ -6,12 +6,10 @@ that the sum over micro-batches (or workers) equals the loss of the uncut miniba
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from burnish.algorithms.masking import divide, fill_masked
-from burnish.algorithms.registry import Formula, find_row
+from burnish.algorithms.registry import ARXIV, Formula, by_name, find_row
 from burnish.algorithms.turns import as_single_turn, count_turns, lengths_within_turns
 from burnish.errors import ConfigError
 
@@ -65,56 +63,38 @@ def turn_mean_token_mean(
     return divide(shares_BT.sum(), count_turns(turns_BT, mask_BT) if num_turns is None else num_turns, mask_BT)
 
 
-@dataclass(frozen=True)
-class Aggregation(Formula):
-    """A row of `AGGREGATIONS`."""
-
-    @property
-    def needs_length(self) -> bool:
-        """True if the constant `length` is required."""
-        return "length" in self.required_options
-
-
-AGGREGATIONS: dict[str, Aggregation] = {
-    "token_mean": Aggregation(
-        "token_mean",
-        token_mean,
-        "every token of the step has the same weight",
-        "https://arxiv.org/abs/2503.14476",
-        "sum_bt loss / num_tokens",
+AGGREGATIONS: dict[str, Formula] = by_name(
+    Formula(
+        token_mean, "every token of the step has the same weight", ARXIV + "2503.14476", "sum_bt loss / num_tokens"
     ),
-    "sequence_mean_token_mean": Aggregation(
-        "sequence_mean_token_mean",
+    Formula(
         sequence_mean_token_mean,
         "every sequence has the same weight",
-        "https://arxiv.org/abs/2402.03300",
+        ARXIV + "2402.03300",
         "sum_b (sum_t loss / len_b) / num_sequences",
     ),
-    "sequence_mean_token_sum": Aggregation(
-        "sequence_mean_token_sum",
+    Formula(
         sequence_mean_token_sum,
         "policy gradient at sequence level",
-        "https://arxiv.org/abs/2402.14740",
+        ARXIV + "2402.14740",
         "sum_bt loss / num_sequences",
     ),
-    "sequence_mean_token_sum_norm": Aggregation(
-        "sequence_mean_token_sum_norm",
+    Formula(
         sequence_mean_token_sum_norm,
         "sum over tokens on one constant scale, without length bias",
-        "https://arxiv.org/abs/2503.20783",
+        ARXIV + "2503.20783",
         "sum_bt loss / (num_sequences * length)",
     ),
-    "turn_mean_token_mean": Aggregation(
-        "turn_mean_token_mean",
+    Formula(
         turn_mean_token_mean,
         "every turn of the policy has the same weight",
-        "https://arxiv.org/abs/2505.10978",
+        ARXIV + "2505.10978",
         "sum_turns (sum_t loss / len_turn) / num_turns",
     ),
-}
+)
 
 
-def resolve_aggregation(name: str) -> Aggregation:
+def resolve_aggregation(name: str) -> Formula:
     """Find the row of `AGGREGATIONS` called `name`. ConfigError with the nearest name if there is none."""
     return find_row(name, AGGREGATIONS, "aggregation")
 
@@ -149,10 +129,9 @@ def aggregate(
         "length": length,
         "turn_index_BT": turn_index_BT,
     }
-    if row.needs_length and length is None:
+    if length is None and "length" in row.required_options:
         raise ConfigError(f"aggregation {mode!r} needs a constant length", remedy="set length to max_response_tokens")
-    wanted = [*row.options, *row.required_options]
-    return row.function(loss_BT, mask_BT, **{name: given[name] for name in wanted})
+    return row.function(loss_BT, mask_BT, **{name: given[name] for name in row.option_names})
 
 
 def _sequence_mean(loss_B: Tensor, mask_BT: Tensor, num_sequences: Count | None) -> Tensor:

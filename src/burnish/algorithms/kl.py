@@ -14,8 +14,8 @@ from torch import Tensor
 
 from burnish.algorithms.masking import as_float
 from burnish.algorithms.ratios import clamp_log_ratio, log_ratio, ratio
-from burnish.algorithms.registry import Formula, find_row
-from burnish.errors import CheckpointError, ConfigError, DivergenceError
+from burnish.algorithms.registry import Formula, by_name, find_row
+from burnish.errors import ConfigError, DivergenceError
 
 KLFunction = Callable[..., Tensor]
 SCHULMAN = "http://joschu.net/blog/kl-approx.html"
@@ -58,25 +58,21 @@ def straight_through(estimator: KLFunction) -> KLFunction:
     return plus
 
 
-class KLEstimator(Formula):
-    """A row of `KL_ESTIMATORS`."""
-
-
-KL_ESTIMATORS: dict[str, KLEstimator] = {
-    "k1": KLEstimator("k1", k1, "unbiased value; the usual choice inside rewards", SCHULMAN, "d"),
-    "k2": KLEstimator("k2", k2, "correct gradient; the sound choice inside a loss", SCHULMAN, "d^2 / 2"),
-    "k3": KLEstimator("k3", k3, "unbiased, non-negative, low variance value", SCHULMAN, "exp(-d) + d - 1"),
-    "abs": KLEstimator("abs", absolute, "distance of the log-probabilities", SCHULMAN, "|d|"),
-    "k1+": KLEstimator("k1+", straight_through(k1), "k1 as logged, k2 as trained", SCHULMAN, "sg(k1) + k2 - sg(k2)"),
-    "k2+": KLEstimator("k2+", straight_through(k2), "the same as k2", SCHULMAN, "sg(k2) + k2 - sg(k2)"),
-    "k3+": KLEstimator("k3+", straight_through(k3), "k3 as logged, k2 as trained", SCHULMAN, "sg(k3) + k2 - sg(k2)"),
-    "abs+": KLEstimator(
-        "abs+", straight_through(absolute), "|d| as logged, k2 as trained", SCHULMAN, "sg(|d|) + k2 - sg(k2)"
+KL_ESTIMATORS: dict[str, Formula] = by_name(
+    Formula(k1, "unbiased value; the usual choice inside rewards", SCHULMAN, "d"),
+    Formula(k2, "correct gradient; the sound choice inside a loss", SCHULMAN, "d^2 / 2"),
+    Formula(k3, "unbiased, non-negative, low variance value", SCHULMAN, "exp(-d) + d - 1"),
+    Formula(absolute, "distance of the log-probabilities", SCHULMAN, "|d|", alias="abs"),
+    Formula(straight_through(k1), "k1 as logged, k2 as trained", SCHULMAN, "sg(k1) + k2 - sg(k2)", alias="k1+"),
+    Formula(straight_through(k2), "the same as k2", SCHULMAN, "sg(k2) + k2 - sg(k2)", alias="k2+"),
+    Formula(straight_through(k3), "k3 as logged, k2 as trained", SCHULMAN, "sg(k3) + k2 - sg(k2)", alias="k3+"),
+    Formula(
+        straight_through(absolute), "|d| as logged, k2 as trained", SCHULMAN, "sg(|d|) + k2 - sg(k2)", alias="abs+"
     ),
-}
+)
 
 
-def resolve_kl(name: str) -> KLEstimator:
+def resolve_kl(name: str) -> Formula:
     """Find the row of `KL_ESTIMATORS` called `name`. ConfigError with the nearest name if there is none."""
     return find_row(name, KL_ESTIMATORS, "KL estimator")
 
@@ -116,11 +112,6 @@ class KLController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        if "coef" not in state:
-            raise CheckpointError(
-                f"the saved KL controller has no 'coef' (it has {sorted(state)})",
-                remedy="resume from another checkpoint",
-            )
         self.coef = float(state["coef"])
 
 

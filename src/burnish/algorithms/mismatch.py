@@ -90,7 +90,8 @@ def correction_weights(
     d = log_ratio(old_logprobs_BT.detach(), rollout_logprobs_BT.detach(), mask_BT)
     if mode in SEQUENCE_MODES:
         ratios_BT = clamp_log_ratio(d).exp()
-        judged = _geometric_mean(d, mask_BT) if mode == "mask_mean" else ratios_BT  # 1 in masked slots: inside
+        geometric_mean = clamp_log_ratio(_mean_of_rows(d, mask_BT)).exp()
+        judged = geometric_mean if mode == "mask_mean" else ratios_BT  # 1 in masked slots: inside
         kept_B1 = ((judged >= low) & (judged <= high)).all(dim=1, keepdim=True)
         return fill_masked(torch.where(kept_B1, ratios_BT, torch.zeros_like(ratios_BT)), mask_BT)
     if level == "turn" and turn_index_BT is not None:
@@ -116,10 +117,6 @@ def off_policy_tokens(
     d = log_ratio(rollout_logprobs_BT.detach(), logprobs_BT.detach(), mask_BT)
     advantages = fill_masked(advantages_BT.detach(), mask_BT)
     return (advantages < 0) & (_mean_of_rows(d, mask_BT) > delta)
-
-
-def _geometric_mean(d_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    return clamp_log_ratio(_mean_of_rows(d_BT, mask_BT)).exp()
 
 
 def _mean_of_rows(d_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -18,13 +18,17 @@ from burnish.words import suggestion
 
 @dataclass(frozen=True)
 class Formula:
-    """One named formula: its function, a one-line summary, its source, and the formula itself."""
+    """A function with its summary in a line, its source, and the formula itself. alias: another name than its own."""
 
-    name: str
     function: Callable[..., Any]
     summary: str
     source: str
     formula: str
+    alias: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.alias or self.function.__name__
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -48,18 +52,27 @@ class Formula:
         """Keyword-only numbers without a default, which a run file must set."""
         return tuple(p.name for p in _keywords(self.function) if p.default is inspect.Parameter.empty)
 
+    @property
+    def option_names(self) -> tuple[str, ...]:
+        return (*self.options, *self.required_options)
+
     def check_options(self, given: Iterable[str]) -> None:
         """Raise ConfigError for an unknown option, and for a required one that is missing."""
         names = set(given)
-        known = [*self.options, *self.required_options]
-        for name in sorted(names.difference(known)):
-            raise ConfigError(f"{self.name!r} has no option {name!r}", remedy=suggestion(name, known))
+        for name in sorted(names.difference(self.option_names)):
+            raise ConfigError(f"{self.name!r} has no option {name!r}", remedy=suggestion(name, self.option_names))
         missing = [name for name in self.required_options if name not in names]
         if missing:
             raise ConfigError(f"{self.name!r} needs the option {missing[0]!r}", remedy=f"set {missing[0]} to a number")
 
 
 RowT = TypeVar("RowT", bound=Formula)
+ARXIV = "https://arxiv.org/abs/"
+
+
+def by_name(*rows: RowT) -> dict[str, RowT]:
+    """Make a table of the rows."""
+    return {row.name: row for row in rows}
 
 
 def find_row(name: str, table: Mapping[str, RowT], kind: str) -> RowT:

@@ -17,13 +17,9 @@ from burnish.algorithms.masking import as_float, fill_masked, whiten
 from burnish.errors import ConfigError, ModelError
 
 
-def clip_scores(scores_B: Tensor, *, low: float | None = None, high: float | None = None) -> Tensor:
-    """Clamp scores to [low, high]. Apply it once, before any baseline."""
-    if low is None and high is None:
-        return as_float(scores_B)
-    if low is not None and high is not None and low > high:
-        raise ConfigError(f"reward clip is [{low}, {high}]", remedy="give the lower bound first")
-    return as_float(scores_B).clamp(low, high)
+def clip_scores(scores_B: Tensor, *, limit: float) -> Tensor:
+    """Clamp scores to [-limit, limit]. Apply it once, before any baseline."""
+    return as_float(scores_B).clamp(-limit, limit)
 
 
 def last_trained_BT(mask_BT: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 from burnish.api.pictures import tinted_html
 from burnish.errors import DataError
-from burnish.observability.recorder import read_rollouts
+from burnish.observability.recorder import RecordedLine, read_rollouts, recorded_rollout
 from burnish.outside.reading import reading
 from burnish.types import Json, Rollout, Turn
 
@@ -82,14 +82,10 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
 
 
-def _rollout(line: Mapping[str, Any]) -> RecordedRollout:
-    own = [field.name for field in fields(Rollout)]
-    # Numbers that are not finite are recorded as text.
-    logprobs, per_token = map(float, line["rollout_logprobs"]), line.get("token_advantages")
-    rollout = Rollout.from_dict({name: line[name] for name in own if name in line} | {"rollout_logprobs": logprobs})
-    prompt = line["prompt"]
+def _rollout(line: RecordedLine) -> RecordedRollout:
+    rollout, prompt, per_token = recorded_rollout(line), line["prompt"], line.get("token_advantages")
     return RecordedRollout(
-        **{name: getattr(rollout, name) for name in own},
+        **{field.name: getattr(rollout, field.name) for field in fields(rollout)},
         step=line["step"],
         prompt=prompt if isinstance(prompt, str) else tuple(prompt),
         answer=line["answer"],

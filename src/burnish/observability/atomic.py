@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from burnish.errors import BurnishError
+from burnish.errors import BurnishError, CheckpointError
 
 PRIVATE = 0o600
 """Mode of files of a run that may reveal something about its owner."""
@@ -52,6 +54,16 @@ def fsync_folder(folder: Path) -> None:
 def write_error(path: Path, error: OSError) -> BurnishError:
     """Make the error for a file that cannot be written."""
     return BurnishError(f"cannot write {path}: {error.strerror}", remedy=disk_remedy(error, path.parent))
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Raise CheckpointError, with what to do about it, if the folder of a run cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        remedy = disk_remedy(error, folder)
+        raise CheckpointError(f"cannot write to {folder}: {error.strerror}", remedy=remedy) from error
 
 
 def disk_remedy(error: OSError, folder: Path) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,13 @@ def each_rollout(path: Path) -> Iterator[RecordedLine]:
     with path.open(encoding="utf-8") as file:
         for line in file:
             yield json.loads(line)
+
+
+def recorded_rollout(line: RecordedLine) -> Rollout:
+    """Restore the rollout of a line, which has more, such as the prompt. Numbers that are not finite were recorded as
+    text."""
+    row = {field.name: line[field.name] for field in fields(Rollout) if field.name in line}
+    return Rollout.from_dict({**row, "rollout_logprobs": map(float, line["rollout_logprobs"])})
 
 
 def sampled_mask(line: RecordedLine) -> list[bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from burnish.checkpointing.chaining import is_best_when_lowest
@@ -16,14 +16,18 @@ _LINES_TO_COME = 10
 has to be in the first."""
 
 
+_STATE = ("step", "latest", "best", "since_best", "lines_without", "ended")
+
+
 @dataclass(slots=True)
 class EarlyStop:
-    """Measurements of one metric: the latest and the best one, and how many have come since the best.
+    """Measurements of the metric of a rule: the latest and the best one, and how many have come since the best. Without
+    a rule nothing is measured, and no run ends.
 
     The same step is observed once, also if an error interrupts it and it is completed after a resume.
     """
 
-    metric: str = ""
+    rule: StopConfig | None = None
     step: int = -1
     latest: float | None = None
     best: float | None = None
@@ -33,10 +37,16 @@ class EarlyStop:
     ended: bool = False
     """The last step was made the run's last. If only another rule says so, one more step is made, which then is."""
 
-    def observe(self, step: int, row: Mapping[str, float], rule: StopConfig) -> None:
+    def ends_with(self, step: int, row: Mapping[str, float]) -> bool:
+        """Take note of a step's metrics, and return whether it is the run's last."""
+        self.observe(step, row)
+        self.ended = bool(self.reason())
+        return self.ended
+
+    def observe(self, step: int, row: Mapping[str, float]) -> None:
         """Take note of a step's metrics."""
-        self.metric = rule.metric
-        if step <= self.step:
+        rule = self.rule
+        if rule is None or step <= self.step:
             return
         self.step = step
         if rule.metric not in row:
@@ -49,9 +59,10 @@ class EarlyStop:
         else:
             self.since_best += 1
 
-    def reason(self, rule: StopConfig) -> str:
+    def reason(self) -> str:
         """Say why the run ends here; empty if it goes on."""
-        if self.latest is None:
+        rule = self.rule
+        if rule is None or self.latest is None:
             return ""
         if rule.above is not None and self.latest >= rule.above:
             return f"{rule.metric} is {self.latest:.4g}, which is {rule.above:g} or more"
@@ -61,24 +72,25 @@ class EarlyStop:
             return f"{rule.metric} was best at {self.best:.4g}, {self.since_best} measurements ago"
         return ""
 
-    def check_measured(self, row: Mapping[str, float], rule: StopConfig) -> None:
+    def check_measured(self, row: Mapping[str, float]) -> None:
         """Raise ConfigError if the metric should have come by now. `row`: what was measured last."""
-        allowed = 0 if rule.metric.startswith("eval/") else _LINES_TO_COME - 1
-        if self.lines_without > allowed:
+        rule = self.rule
+        if rule is not None and self.lines_without >= (1 if rule.metric.startswith("eval/") else _LINES_TO_COME):
             alike = [name for name in row if name.startswith("eval/") == rule.metric.startswith("eval/")]
             raise ConfigError(
                 f"stop_when.metric is {rule.metric!r}, which this run has not measured until step {self.step}",
                 remedy=f"{suggestion(rule.metric, alike)}; start again with another one, and the run goes on",
             )
 
-    def state_dict(self) -> Mapping[str, object]:
-        return asdict(self)
+    def state_dict(self) -> dict[str, object]:
+        state = {name: getattr(self, name) for name in _STATE}
+        return state if self.rule is None else state | {"metric": self.rule.metric}
 
-    def load_state_dict(self, state: Mapping[str, Any], rule: StopConfig) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the measurements, unless they are of another metric than the one that decides now."""
-        if state.get("metric") == rule.metric:
-            for field in fields(self):
-                setattr(self, field.name, state[field.name])
+        if self.rule is not None and state.get("metric") == self.rule.metric:
+            for name in _STATE:
+                setattr(self, name, state[name])
 
 
 def _could_have(row: Mapping[str, float], metric: str) -> bool:

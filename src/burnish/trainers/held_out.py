@@ -122,8 +122,7 @@ def _comparisons(config: RmConfig, model: RewardModel, console: Console) -> tupl
     limit = min(config.max_tokens, model.loaded.context_length)
     if not config.data.eval:
         train, heldout = load_comparisons(config, tokenizer, limit, console, check_fits_loss)
-        if heldout is None:
-            raise ConfigError("held_out_fraction is 0", remedy="name the held-out comparisons in data.eval")
+        assert heldout is not None, "checked above"
         return length_rule(train), heldout
     heldout = load_set(config, config.data.eval, tokenizer, limit, console, check_fits_loss)
     try:

@@ -61,8 +61,6 @@ class Progress:
     """Work left to do for `step`: its updates are done, but its evaluation and its line of metrics are not."""
     versions: tuple[int, ...] = ()
     """Optimizer steps of each learner when the current step began; empty between steps."""
-    early_stop: EarlyStop = field(default_factory=EarlyStop)
-    """Measurements of the metric that `stop_when` names."""
 
     def advance(self, position: int | Mapping[str, int], row: dict[str, float]) -> None:
         """Record that the updates of a step are done: whatever ends the run after this, its metrics are saved too.
@@ -100,6 +98,10 @@ class Training(ABC):
     progress: Progress = field(default_factory=Progress)
     saved: SavedPolicy | None = None
     """Completes the policy in a checkpoint for other programs, and tries it; None in runs without a policy."""
+    early_stop: EarlyStop = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.early_stop = EarlyStop(self.config.stop_when)
 
     @abstractmethod
     def learners(self) -> Mapping[str, Learner]:
@@ -145,10 +147,17 @@ def train_to_end(opened: AbstractContextManager[Training], console: Console) -> 
 
 def end_of(training: Training) -> str:
     """Say why the run has no steps left to make; empty if it has some."""
-    progress, rule = training.progress, training.config.stop_when
-    if progress.step >= training.total_steps:
+    if training.progress.step >= training.total_steps:
         return "all steps are made"
-    return progress.early_stop.reason(rule) if rule is not None and progress.early_stop.ended else ""
+    return training.early_stop.reason() if training.early_stop.ended else ""
+
+
+def evaluated(training: Training) -> dict[str, float]:
+    """Metrics on held-out data, and the time that they took; empty if the run holds nothing out."""
+    stopwatch = Stopwatch(training.journal.phase)
+    with stopwatch.phase("evaluate"):
+        row = training.evaluate()
+    return row and row | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
 
 
 def run_loop(training: Training, stop: StopRequest) -> None:
@@ -164,10 +173,9 @@ def run_loop(training: Training, stop: StopRequest) -> None:
         if progress.saved_step is None:
             # Once any checkpoint exists, even of step 0, this has been done and its evaluation written.
             training.before_first_step()
-            if config.evaluation.begins and (row := training.evaluate()):
+            if config.evaluation.begins and (row := evaluated(training)):
                 training.journal.write(0, row)
-                if config.stop_when is not None:
-                    progress.early_stop.observe(0, row, config.stop_when)
+                training.early_stop.observe(0, row)
         close_step(training)  # an error may have stopped the run between the last step's updates and its metrics
         forget_requests(folder)
         while not end_of(training) and not heed_requests(folder, stop, save_now, note):
@@ -183,23 +191,18 @@ def close_step(training: Training) -> None:
     config, progress, pending = training.config, training.progress, training.progress.pending
     if pending is None:
         return
-    row, last = pending.row, progress.step == training.total_steps
+    last = progress.step == training.total_steps
     if last:
         training.after_last_step(pending)
-    evaluated = config.evaluation.due(progress.step, last=last)
-    if evaluated:
-        row = row | training.evaluate()
-    if config.stop_when is not None:
-        progress.early_stop.observe(progress.step, row, config.stop_when)
-        progress.early_stop.ended = bool(progress.early_stop.reason(config.stop_when))
-        if not last and progress.early_stop.ended:
-            last = True
-            if training.after_last_step(pending) or (config.evaluation.due(progress.step, last=True) and not evaluated):
-                row = pending.row | training.evaluate()
+    due = config.evaluation.due(progress.step, last=last)
+    row = pending.row | evaluated(training) if due else pending.row
+    if training.early_stop.ends_with(progress.step, row) and not last:
+        last = True
+        if training.after_last_step(pending) or (config.evaluation.due(progress.step, last=True) and not due):
+            row = pending.row | evaluated(training)
     training.journal.write(progress.step, row)
     progress.pending = None  # before saving: a resume from this checkpoint must not write the line a second time
-    if config.stop_when is not None:
-        progress.early_stop.check_measured(row, config.stop_when)
+    training.early_stop.check_measured(row)
     lacking = training.journal.lacks_checkpoint(progress.saved_step)  # asked at every step, because it also says so
     if lacking or config.checkpoint.due(progress.step, last=last):
         save_and_try(training)
@@ -228,7 +231,7 @@ def save(training: Training) -> Checkpoint:
             "alarms": journal.alarms.state(),
         }
         if training.config.stop_when is not None:
-            state["early_stop"] = progress.early_stop.state_dict()
+            state["early_stop"] = training.early_stop.state_dict()
         for name, learner in training.learners().items():
             learner.save_weights(folder / name)
             state[name] = learner.training_state()
@@ -259,8 +262,7 @@ def restore(training: Training, checkpoint: Checkpoint) -> None:
         for name, controller in training.controllers().items():
             controller.load_state_dict(state[name])
         training.journal.alarms.load_state(state["alarms"])
-        if training.config.stop_when is not None:
-            progress.early_stop.load_state_dict(state.get("early_stop", {}), training.config.stop_when)
+        training.early_stop.load_state_dict(state.get("early_stop", {}))
         progress.pending = read_pending(checkpoint.folder)
 
 

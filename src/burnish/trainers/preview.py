@@ -22,7 +22,7 @@ from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import Preview
 from burnish.trainers.chaining import with_weights
 from burnish.trainers.outer_loop import check_warmup
-from burnish.trainers.reward_model.loop import check_fits_loss, comparisons_of, load_comparisons
+from burnish.trainers.reward_model.loop import check_fits_loss, comparisons_of, load_comparisons, planned_steps
 from burnish.trainers.reward_model.normalization import check_measured
 from burnish.trainers.rl.setup.preflight import check_model_source, local_tokenizer, notes_on, preview_elsewhere
 from burnish.trainers.sft import Schedule, load_examples
@@ -101,8 +101,7 @@ def compared_rows(config: RmConfig, context_tokens: int | None, tokenizer: PreTr
         config, tokenizer, min(config.max_tokens, context), Console(quiet=True), check_fits_loss
     )
     check_measured(config, tokenizer, context, train)
-    size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs
-    check_warmup(config.optimization.warmup_steps, config.steps or -(-epochs * len(train) // size))
+    planned_steps(config.steps, config.optimization, len(train))
     twice = find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines()
     tokens = sum(comparison.num_tokens() for comparison in comparisons_of(train.examples))
     return Preview(len(train), tokens, notes=tuple(twice))

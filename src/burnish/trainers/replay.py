@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -24,7 +24,14 @@ from burnish.errors import ConfigError, DataError
 from burnish.forward.batch import Batch
 from burnish.models.tokenizers import load_tokenizer
 from burnish.observability.history import read_rows
-from burnish.observability.recorder import RecordedLine, RolloutNote, prompt_fields, read_rollouts, step_of
+from burnish.observability.recorder import (
+    RecordedLine,
+    RolloutNote,
+    prompt_fields,
+    read_rollouts,
+    recorded_rollout,
+    step_of,
+)
 from burnish.observability.sinks import METRICS_FILE
 from burnish.outside.reading import reading
 from burnish.rewards.scorer import ProcessRewardScorer
@@ -45,7 +52,6 @@ from burnish.trainers.run_folder import recorded_paths
 from burnish.trainers.telemetry.rollout_notes import notes_of
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup, RowKey
 
-_OF_ROLLOUT = [one.name for one in fields(Rollout)]
 _DATA = "replay with the data that the run was trained on"
 _NOT_RECORDED = "left out when it was recorded, so that what its credit needs of the models is unknown"
 
@@ -148,7 +154,7 @@ class Replayer:
         """The groups of a recorded step, with the prompts of the run's data."""
         with reading(f"{file}: reading recorded rollouts", DataError, remedy="name a step whose file is whole"):
             lines = read_rollouts(file)
-            rollouts = [_rollout(line) for line in lines]
+            rollouts = [recorded_rollout(line) for line in lines]
         groups = []
         both = list(zip(lines, rollouts, strict=True))
         for group_id, of_group in groupby(both, key=lambda pair: pair[1].group_id):
@@ -192,9 +198,9 @@ class Replayer:
         estimator, in_reward = self.estimator, self.config.algorithm.kl_in == "reward"
         needed = {
             "token_values": estimator.needs_values,
-            "teacher_logprobs": estimator.needs_teacher,
-            "old_logprobs": in_reward or estimator.needs_old_logprobs,
-            "ref_logprobs": in_reward or estimator.needs_reference,
+            "teacher_logprobs": "teacher_logprobs_BT" in estimator.inputs,
+            "old_logprobs": in_reward or "old_logprobs_BT" in estimator.inputs,
+            "ref_logprobs": in_reward or "ref_logprobs_BT" in estimator.inputs,
         }
         return tuple(name for name, is_needed in needed.items() if is_needed)
 
@@ -295,12 +301,6 @@ def _notes(config: RlConfig) -> Iterator[str]:
     running = [one.key for one in domain_settings(config) if one.own.normalize == "running"]
     if running:
         yield f"domains {', '.join(running)}: normalize is `running`, which begins anew with each step of a replay"
-
-
-def _rollout(line: RecordedLine) -> Rollout:
-    """Restore a rollout as it was recorded. Numbers that are not finite were recorded as text."""
-    row = {name: line[name] for name in _OF_ROLLOUT if name in line}
-    return Rollout.from_dict({**row, "rollout_logprobs": [float(value) for value in line["rollout_logprobs"]]})
 
 
 def _unscored(rollout: Rollout) -> Rollout:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rich.console import Console
 from burnish.checkpointing.store import CheckpointStore, verify
 from burnish.config.schema import RlConfig
 from burnish.errors import CheckpointError, ConfigError
-from burnish.forward.batch import Batch, present
+from burnish.forward.batch import Batch
 from burnish.forward.lanes import Lanes
 from burnish.forward.team import Gradients
 from burnish.models.accumulation import count_denominators
@@ -33,7 +34,7 @@ from burnish.trainers.replay import ReplayedStep, Replayer
 from burnish.trainers.result import WEIGHTS_FOLDER
 from burnish.trainers.rl.batching import epoch_rows
 from burnish.trainers.rl.credit import whiten_minibatch
-from burnish.trainers.rl.loop import ranked, with_gradient, with_left_out
+from burnish.trainers.rl.loop import ranked, with_gradient, with_left_out, with_selection
 from burnish.trainers.rl.setup.objective import objectives, resolve_algorithm
 from burnish.trainers.rl.setup.opened_models import open_model
 from burnish.trainers.rl.setup.roles import build_policy
@@ -169,12 +170,8 @@ def _minibatch(name: str, replayer: Replayer, recorded: ReplayedStep, policy: Lo
     minibatch = batch.select(rows)
     if config.whitens_minibatches:
         minibatch, _ = whiten_minibatch(minibatch, algorithm=config.algorithm, estimator=estimator)
-    if loss.needs_selection:
-        fresh = policy.logprobs(minibatch).logprobs_BT
-        old = fresh if minibatch.old_logprobs is None else minibatch.old_logprobs
-        advantages = present(minibatch.advantages, "advantages")
-        chosen = loss.select(fresh, old, advantages, minibatch.loss_mask, options=numbers)
-        minibatch = minibatch.replace(selection=chosen)
+    if loss.selection is not None:
+        minibatch = with_selection(minibatch, policy, partial(loss.select, options=numbers))
     return minibatch
 
 

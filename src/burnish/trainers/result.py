@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,15 +46,13 @@ def new_eval_folder(run_dir: Path, kind: str = "eval") -> Path:
     """`eval/001` in the folder of a run, or the next free number: earlier results stay. kind: another name for it."""
     place = run_dir / kind
     place.mkdir(parents=True, exist_ok=True)
-    taken = [int(entry.name) for entry in place.iterdir() if entry.name.isdecimal()]
-    for number in itertools.count(max(taken, default=0) + 1):
+    number = max((int(entry.name) for entry in place.iterdir() if entry.name.isdecimal()), default=0)
+    while True:
+        number += 1
         folder = place / f"{number:03d}"
-        try:
+        with suppress(FileExistsError):  # another evaluation has just taken it
             folder.mkdir()
-        except FileExistsError:  # another evaluation has just taken it
-            continue
-        return folder
-    raise AssertionError("itertools.count has no end")
+            return folder
 
 
 def write_eval_metrics(folder: Path, config: RunConfig, metrics: Mapping[str, float]) -> Path:

@@ -22,7 +22,7 @@ from burnish.checkpointing.store import FINGERPRINT_FILE, Checkpoint, Checkpoint
 from burnish.config.schema import RunConfig
 from burnish.errors import CheckpointError
 from burnish.forward.fast_paths import FastPaths
-from burnish.observability.atomic import disk_remedy, write_text_atomically
+from burnish.observability.atomic import write_text_atomically, writing_to
 from burnish.outside.reading import UnreadableError, read_json, reason_of
 
 
@@ -58,8 +58,7 @@ class Workplace:
 
     def has_steps_to_make(self, total_steps: int) -> bool:
         """Return whether anything is left to do: a step, or the rest of one that an error interrupted."""
-        checkpoint = self.checkpoint
-        return checkpoint is None or checkpoint.step < total_steps or read_pending(checkpoint.folder) is not None
+        return self.written_step is None or self.written_step < total_steps
 
     def check(self) -> None:
         """Raise CheckpointError if the folder is not the one that was locked. To be called before writing. Removed
@@ -167,10 +166,5 @@ def recorded_ways(folder: Path) -> dict[str, str]:
 
 def record_paths(folder: Path, paths: FastPaths) -> None:
     """Write the choices. Raises CheckpointError if the folder cannot be written to."""
-    text = json.dumps({"ways": paths.record()}, indent=2) + "\n"
-    try:
-        write_text_atomically(folder / PATHS_FILE, text)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write to {folder}: {error.strerror}", remedy=disk_remedy(error, folder)
-        ) from error
+    with writing_to(folder):
+        write_text_atomically(folder / PATHS_FILE, json.dumps({"ways": paths.record()}, indent=2) + "\n")

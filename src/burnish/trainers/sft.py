@@ -123,14 +123,11 @@ class SftRun(Training):
         return self.policy.logprobs(batch, correct=True)
 
     def evaluate(self) -> dict[str, float]:
-        """`held_out_loss` of the current policy, and how long it took."""
+        """`held_out_loss` of the current policy."""
         if self.heldout is None:
             return {}
-        stopwatch = Stopwatch()
         examples = heldout_examples(self.heldout, self.config.evaluation.max_prompts, seed=self.config.seed)
-        with stopwatch.phase("evaluate"):
-            row = held_out_loss(self.score, examples, pad_token_id=self.loaded.pad_token_id)
-        return row | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
+        return held_out_loss(self.score, examples, pad_token_id=self.loaded.pad_token_id)
 
 
 @contextmanager
@@ -292,7 +289,7 @@ def open_sft_run(
             store=begun.workplace.store,
             last_position=None if config.steps else config.optimization.epochs * len(train),
             objective=LikelihoodObjective(dynamic=config.token_loss == "dft"),
-            saved=SavedPolicy(config.model, loaded, policy, response_ends(train.examples, loaded.tokenizer)),
+            saved=SavedPolicy(config.model, loaded, policy, response_ends(train.last_tokens(), loaded.tokenizer)),
         )
         yield begun.restored(run)
 
@@ -329,11 +326,11 @@ def load_examples(
     )
 
 
-def response_ends(examples: Sequence[SftExample], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Control tokens with which responses end in training. A token that ends only a few comes from truncation."""
-    control = set(tokenizer.added_tokens_decoder)
-    last = Counter(example.tokens[_trained_span(example)[1] - 1] for example in examples)
-    return [token for token, count in last.most_common() if token in control and count * RARE_END >= len(examples)]
+def response_ends(last: Counter[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Control tokens among the last ones of responses in training. A token that ends only a few comes from
+    truncation."""
+    control = tokenizer.added_tokens_decoder
+    return [token for token, count in last.most_common() if token in control and count * RARE_END >= last.total()]
 
 
 def _trained_span(example: SftExample) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from burnish.checkpointing.store import CheckpointStore
 from burnish.config.kinds import find_kind, load
 from burnish.config.schema_run import RunConfig
 from burnish.errors import BurnishError, CheckpointError
-from burnish.observability.atomic import disk_remedy
+from burnish.observability.atomic import writing_to
 from burnish.observability.history import read_rows
 from burnish.observability.sinks import METRICS_FILE
 from burnish.trainers.forking import fork_run
@@ -94,9 +94,7 @@ def _train_until(last: int, config: RunConfig) -> int:
 @contextmanager
 def _beside(run: Path) -> Iterator[Path]:
     """A temporary folder on the file system of the run, where files of checkpoints need not be copied."""
-    try:
+    with writing_to(run):
         place = TemporaryDirectory(prefix="verify-", dir=run)
-    except OSError as error:
-        raise CheckpointError(f"cannot write to {run}: {error.strerror}", remedy=disk_remedy(error, run)) from error
     with place as folder:
         yield Path(folder)

@@ -21,7 +21,7 @@ from burnish.algorithms.advantages import (
 )
 from burnish.errors import ConfigError
 
-GROUP_ESTIMATORS = [name for name, row in ESTIMATORS.items() if row.needs_groups]
+GROUP_ESTIMATORS = [name for name, row in ESTIMATORS.items() if "group_ids_B" in row.inputs]
 
 
 def call(name: str, scores: list[float], ids: list[int], **options: object) -> torch.Tensor:
@@ -186,9 +186,9 @@ def test_what_estimators_need_is_read_from_their_signatures():
     assert ESTIMATORS["gae"].options == {"gamma": 1.0, "lam": 0.95}
     assert ESTIMATORS["remax"].needs_greedy
     assert ESTIMATORS["remax"].token_level
-    assert ESTIMATORS["gdpo"].needs_parts
+    assert "parts_BC" in ESTIMATORS["gdpo"].inputs
     assert ESTIMATORS["opo"].inputs == ("scores_B", "group_ids_B", "lengths_B")
-    assert not ESTIMATORS["reinforce_plus_plus"].needs_groups
+    assert "group_ids_B" not in ESTIMATORS["reinforce_plus_plus"].inputs
     assert ESTIMATORS["reinforce_plus_plus"].token_level
     assert not ESTIMATORS["grpo"].token_level
 

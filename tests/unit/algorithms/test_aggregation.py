@@ -63,4 +63,6 @@ def test_a_misspelt_mode_and_a_missing_length_are_named():
         aggregate(LOSS, MASK, "sequence_mean_token_sum_norm")
     with pytest.raises(ConfigError, match="length is 0"):
         aggregate(LOSS, MASK, "sequence_mean_token_sum_norm", length=0)
-    assert [name for name, row in AGGREGATIONS.items() if row.needs_length] == ["sequence_mean_token_sum_norm"]
+    assert [name for name, row in AGGREGATIONS.items() if "length" in row.required_options] == [
+        "sequence_mean_token_sum_norm"
+    ]

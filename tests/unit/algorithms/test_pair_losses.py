@@ -15,7 +15,7 @@ from burnish.algorithms.pair_losses import PAIR_LOSSES, Pairs, kto, kto_z, resol
 from burnish.algorithms.pair_losses.formulas import DIVERGENCES, apo_zero, exo_pair, hinge, robust, sigmoid, simpo
 from burnish.errors import ConfigError
 
-PAIRED = {name: row for name, row in PAIR_LOSSES.items() if row.takes_pairs}
+PAIRED = {name: row for name, row in PAIR_LOSSES.items() if row.inputs == ("pairs",)}
 FIELDS = tuple(Pairs.__dataclass_fields__)
 VARIANTS = [
     *((name, {}) for name in PAIRED),
@@ -188,11 +188,11 @@ def test_a_loss_of_the_users_own(tmp_path: Path) -> None:
         "def single(logprobs_B): ...\n"
     )
     row = resolve_pair_loss(f"{file}:margin")
-    assert (row.summary, row.options, row.needs_reference, row.reorders) == (
+    assert (row.summary, row.options, row.needs_reference, row.order) == (
         "Plain margin.",
         {"beta": 1.0},
         True,
-        False,
+        None,
     )
     with pytest.raises(ConfigError, match=r"takes \(logprobs_B\)"):
         resolve_pair_loss(f"{file}:single")

@@ -211,12 +211,12 @@ def test_the_row_selects_over_the_minibatch_what_the_loss_would_select_itself(na
         row_.function(*inputs, **options).per_token_BT,
     )
     assert chosen.sum() == 2
-    assert row_.needs_selection
+    assert row_.selection
     assert "selection_BT" not in row_.options
 
 
 def test_losses_that_select_nothing_say_so():
-    assert not POLICY_LOSSES["ppo_clip"].needs_selection
+    assert not POLICY_LOSSES["ppo_clip"].selection
     assert POLICY_LOSSES["ppo_clip"].select(*[torch.ones(1, 1)] * 4, {}) is None
 
 

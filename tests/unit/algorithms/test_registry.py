@@ -81,7 +81,7 @@ def outside(monkeypatch):
 @pytest.mark.usefixtures("outside")
 def test_functions_from_outside_are_found_and_understood():
     estimator = resolve_estimator("my_algorithms:halved")
-    assert estimator.needs_groups
+    assert "group_ids_B" in estimator.inputs
     assert not estimator.token_level
     assert estimator.options == {"factor": 0.5}
     assert estimator.summary == "Half the score."
@@ -89,7 +89,7 @@ def test_functions_from_outside_are_found_and_understood():
     assert estimator(tensors, {"factor": 0.25}).tolist() == [0.5]
     loss = resolve_policy_loss("my_algorithms:constant_loss")
     assert loss.options == {"level": 1.0}
-    assert not loss.needs_selection
+    assert not loss.selection
 
 
 @pytest.mark.usefixtures("outside")

@@ -25,28 +25,28 @@ def test_the_tables_have_the_same_names() -> None:
 
 
 def test_what_estimators_need_agrees_with_their_signatures() -> None:
-    assert {n for n, e in ESTIMATORS.items() if e.needs_groups} == set(names.GROUP_ESTIMATORS)
+    assert {n for n, e in ESTIMATORS.items() if "group_ids_B" in e.inputs} == set(names.GROUP_ESTIMATORS)
     assert {n for n, e in ESTIMATORS.items() if e.needs_values} == set(names.CRITIC_ESTIMATORS)
     assert {n for n, e in ESTIMATORS.items() if e.needs_greedy} == set(names.GREEDY_ESTIMATORS)
-    assert {n for n, e in ESTIMATORS.items() if e.needs_teacher} == set(names.TEACHER_ESTIMATORS)
-    assert {n for n, e in ESTIMATORS.items() if e.needs_reference} == set(names.REFERENCE_ESTIMATORS)
-    assert {n for n, e in ESTIMATORS.items() if e.needs_old_logprobs} == set(names.OLD_ESTIMATORS)
+    assert {n for n, e in ESTIMATORS.items() if "teacher_logprobs_BT" in e.inputs} == set(names.TEACHER_ESTIMATORS)
+    assert {n for n, e in ESTIMATORS.items() if "ref_logprobs_BT" in e.inputs} == set(names.REFERENCE_ESTIMATORS)
+    assert {n for n, e in ESTIMATORS.items() if "old_logprobs_BT" in e.inputs} == set(names.OLD_ESTIMATORS)
     for option, users in (("gamma", names.GAMMA_ESTIMATORS), ("lam", names.LAM_ESTIMATORS)):
         assert {n for n, e in ESTIMATORS.items() if option in e.options} == set(users)
-    assert {n for n, e in ESTIMATORS.items() if e.may_discount_by_turn} == set(names.DISCOUNT_ESTIMATORS)
+    assert {n for n, e in ESTIMATORS.items() if "turn_index_BT" in e.optional_inputs} == set(names.DISCOUNT_ESTIMATORS)
     assert {n for n, e in ESTIMATORS.items() if e.compares_turns} == set(names.TURN_ESTIMATORS)
 
 
 def test_what_losses_clip_agrees_with_their_signatures() -> None:
     for option, users in (("clip_low", names.CLIP_LOW_LOSSES), ("clip_high", names.CLIP_HIGH_LOSSES)):
-        assert {n for n, row in POLICY_LOSSES.items() if option in (*row.options, *row.required_options)} == set(users)
+        assert {n for n, row in POLICY_LOSSES.items() if option in row.option_names} == set(users)
 
 
 def test_losses_on_preferences_agree_with_their_table() -> None:
-    assert {name: (*row.options, *row.required_options) for name, row in PAIR_LOSSES.items()} == names.PAIR_LOSSES
+    assert {name: row.option_names for name, row in PAIR_LOSSES.items()} == names.PAIR_LOSSES
     assert tuple(n for n, row in PAIR_LOSSES.items() if row.needs_reference) == names.REFERENCE_LOSSES
-    assert tuple(n for n, row in PAIR_LOSSES.items() if row.reorders) == names.REORDERING_LOSSES
-    assert [n for n, row in PAIR_LOSSES.items() if not row.takes_pairs] == [names.RATED_LOSS]
+    assert tuple(n for n, row in PAIR_LOSSES.items() if row.order) == names.REORDERING_LOSSES
+    assert [n for n, row in PAIR_LOSSES.items() if row.inputs != ("pairs",)] == [names.RATED_LOSS]
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))

@@ -100,7 +100,7 @@ def policy_objective(name: str) -> Objective:
         9,
         kl_coef=0.1,
         entropy_coef=0.01,
-        takes_selection=row.needs_selection,
+        takes_selection=row.selection is not None,
         takes_turns=row.needs_turns,
     )
 
@@ -174,7 +174,7 @@ def test_a_policy_accumulates_without_waiting(load, batch, gpu) -> None:
 def test_objectives_wait_for_nothing(load, batch, gpu, name) -> None:
     scorer = on_pretended_gpu(load, "llama", "varlen", torch.bfloat16)
     whole = shared_prompts(batch)
-    if POLICY_LOSSES[name].needs_selection:
+    if POLICY_LOSSES[name].selection:
         whole = whole.replace(selection=whole.loss_mask)
     with gpu:
         micro_batch(scorer, whole.to(META), policy_objective(name))

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from burnish.config.schema_data import LoraConfig, ModelConfig
-from burnish.data.sft import SftExample
+from burnish.data.sft import SftExample, SftSet
 from burnish.models import saved
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
@@ -47,7 +47,8 @@ def test_the_ends_of_supervised_responses_are_the_control_tokens_that_end_them()
     tokenizer = SimpleNamespace(added_tokens_decoder={1: "<end>", 2: "<call>", 9: "<sep>"})
     rows = [SftExample("a", (5, 9, 6, 1), (False, True, True, True))] * 99
     cut, words = SftExample("b", (5, 2, 7), (False, True, False)), SftExample("c", (5, 6), (False, True))
-    assert response_ends([*rows, cut, *[words] * 50], tokenizer) == [1]
+    last = SftSet(examples=(*rows, cut, *[words] * 50), source_sizes=(), weights=()).last_tokens()
+    assert response_ends(last, tokenizer) == [1]
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])

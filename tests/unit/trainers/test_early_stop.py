@@ -15,10 +15,9 @@ from burnish.trainers.early_stop import EarlyStop
 
 def ends_after(values: list[float | None], rule: StopConfig) -> int | None:
     """The step that ends a run which measures these values, None for a step without the metric."""
-    seen = EarlyStop()
+    seen = EarlyStop(rule)
     for step, value in enumerate(values, start=1):
-        seen.observe(step, {} if value is None else {rule.metric: value}, rule)
-        if seen.reason(rule):
+        if seen.ends_with(step, {} if value is None else {rule.metric: value}):
             return step
     return None
 
@@ -43,37 +42,35 @@ def test_a_loss_is_better_when_lower() -> None:
 
 
 def test_a_step_counts_once_and_its_state_is_restored() -> None:
-    rule, seen, again = StopConfig(metric="eval/loss", no_better_for=3), EarlyStop(), EarlyStop()
+    rule = StopConfig(metric="eval/loss", no_better_for=3)
+    seen, again = EarlyStop(rule), EarlyStop(rule)
     for step, value in ((1, 1.0), (2, 1.5), (2, 1.5)):
-        seen.observe(step, {"eval/loss": value}, rule)
-    assert (seen.best, seen.since_best, seen.reason(rule)) == (1.0, 1, "")
-    again.load_state_dict(dict(seen.state_dict()), rule)
+        seen.observe(step, {"eval/loss": value})
+    assert (seen.best, seen.since_best, seen.reason()) == (1.0, 1, "")
+    again.load_state_dict(seen.state_dict())
     assert again == seen
-    other = EarlyStop()
-    other.load_state_dict(dict(seen.state_dict()), StopConfig(metric="eval/accuracy", above=1.0))
-    assert other == EarlyStop()
+    for rule in (StopConfig(metric="eval/accuracy", above=1.0), None):
+        other = EarlyStop(rule)
+        other.load_state_dict(seen.state_dict())
+        assert other == EarlyStop(rule)
 
 
 def test_a_metric_that_never_comes_is_an_error_with_its_neighbours() -> None:
-    rule, seen, row = (
-        StopConfig(metric="eval/acuracy", above=0.9),
-        EarlyStop(),
-        {"eval/accuracy": 1.0, "policy/loss": 0.0},
-    )
-    seen.observe(4, {"policy/loss": 0.0}, rule)
-    seen.check_measured({"policy/loss": 0.0}, rule)  # a step without an evaluation
-    seen.observe(5, row, rule)
+    seen, row = EarlyStop(StopConfig(metric="eval/acuracy", above=0.9)), {"eval/accuracy": 1.0, "policy/loss": 0.0}
+    seen.observe(4, {"policy/loss": 0.0})
+    seen.check_measured({"policy/loss": 0.0})  # a step without an evaluation
+    seen.observe(5, row)
     with pytest.raises(
         ConfigError, match=r"'eval/acuracy', which this run has not measured until step 5\n.*eval/accuracy"
     ):
-        seen.check_measured(row, rule)
-    rule, seen = StopConfig(metric="reward/domain/b", above=0.9), EarlyStop()
+        seen.check_measured(row)
+    seen = EarlyStop(StopConfig(metric="reward/domain/b", above=0.9))
     for step in range(1, 10):
-        seen.observe(step, row, rule)
-        seen.check_measured(row, rule)
-    seen.observe(10, row, rule)
+        seen.observe(step, row)
+        seen.check_measured(row)
+    seen.observe(10, row)
     with pytest.raises(ConfigError, match="until step 10"):
-        seen.check_measured(row, rule)
+        seen.check_measured(row)
 
 
 def config_of(**fields: Any) -> Any:

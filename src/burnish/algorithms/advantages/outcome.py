@@ -70,20 +70,13 @@ def form_groups(name: str, scores_B: Tensor, group_ids_B: Tensor, *, allow_singl
     if scores_B.shape[:1] != group_ids_B.shape:
         raise ValueError(f"{scores_B.shape[0]} rows of scores, but group_ids of shape {tuple(group_ids_B.shape)}")
     groups = Groups.of(group_ids_B)
-    if not allow_single:
-        _refuse_single(name, groups, group_ids_B)
-    return groups
-
-
-def _refuse_single(name: str, groups: Groups, group_ids_B: Tensor) -> None:
-    single_B = torch.bincount(groups.index_B, minlength=groups.num_groups)[groups.index_B] == 1
-    if bool(single_B.any()):
-        ids = group_ids_B[single_B].tolist()
+    if not allow_single and len(alone := group_ids_B[groups.size(group_ids_B) == 1]):
         raise ConfigError(
-            f"estimator {name!r} compares the responses to each prompt, but {len(ids)} group(s) have only one response"
-            f" (group_id {ids[0]})",
+            f"estimator {name!r} compares the responses to each prompt, but {len(alone)} group(s) have only one "
+            f"response (group_id {int(alone[0])})",
             remedy="set group_size to at least 2, or choose an estimator without groups, such as reinforce_plus_plus",
         )
+    return groups
 
 
 def grpo(

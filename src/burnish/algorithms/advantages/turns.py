@@ -135,18 +135,13 @@ class _Turns:
     def relative(self, groups: Groups, cohort_BK: Tensor, *, unbiased: bool, eps: float | None) -> Tensor:
         """The return of each turn relative to the turns of its group with the same number, not below 0, in
         `cohort_BK`. 0 for turns that a row does not have."""
-        here = self.present_BK
         among_BK = groups.index_B[:, None] * (cohort_BK.max() + 1) + cohort_BK
-        cohorts = Groups.of(among_BK[here])
-        relative_N = _relative(self.returns_BK[here], self.sizes_BK[here], cohorts, unbiased=unbiased, eps=eps)
-        return torch.zeros_like(self.returns_BK).masked_scatter(here, relative_N)
+        return _relative(self.present_BK, self.returns_BK, self.sizes_BK, among_BK, unbiased=unbiased, eps=eps)
 
     def relative_of_rows(self, groups: Groups, *, unbiased: bool, eps: float | None) -> Tensor:
         """The undiscounted sum of each row `[B]` relative to its group; 0 for a row without turns."""
         here, sums_B = self.present_BK.any(dim=1), self.rewards_BK.sum(dim=1)
-        cohorts = Groups.of(groups.index_B[here])
-        relative_N = _relative(sums_B[here], self.sizes_BK[here, 0], cohorts, unbiased=unbiased, eps=eps)
-        return torch.zeros_like(sums_B).masked_scatter(here, relative_N)
+        return _relative(here, sums_B, self.sizes_BK[:, 0], groups.index_B, unbiased=unbiased, eps=eps)
 
     def spread(self, advantages_BK: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and returns at the unmasked tokens of each turn."""
@@ -172,15 +167,16 @@ def _to_go(rewards_BK: Tensor, gamma: float) -> Tensor:
     return torch.stack(columns[::-1], dim=1)
 
 
-def _relative(values_N: Tensor, sizes_N: Tensor, groups: Groups, *, unbiased: bool, eps: float | None) -> Tensor:
-    """Distance from the group's mean, divided by its deviation unless `eps` is None. sizes_N: scale of the values'
-    rounding errors."""
-    if not values_N.numel():
-        return values_N
-    constant_N = groups.max(values_N) - groups.min(values_N) <= ROUNDING * groups.max(sizes_N)
-    centred_N = torch.where(constant_N, torch.zeros_like(values_N), values_N - groups.mean(values_N))
-    if eps is None:
-        return centred_N
-    variance_N = groups.sum(centred_N.square()) / (groups.size(values_N) - int(unbiased)).clamp(min=1)
-    # Replaced before the square root, whose gradient at 0 is infinite.
-    return centred_N / (torch.where(constant_N, torch.ones_like(variance_N), variance_N).sqrt() + eps)
+def _relative(
+    here: Tensor, values: Tensor, sizes: Tensor, group_ids: Tensor, *, unbiased: bool, eps: float | None
+) -> Tensor:
+    """Distance of the values that are `here` from the mean of their group, divided by its deviation unless `eps` is
+    None; 0 elsewhere. sizes: scale of the values' rounding errors."""
+    values_N, groups = values[here], Groups.of(group_ids[here])
+    constant_N = groups.max(values_N) - groups.min(values_N) <= ROUNDING * groups.max(sizes[here])
+    relative_N = torch.where(constant_N, torch.zeros_like(values_N), values_N - groups.mean(values_N))
+    if eps is not None:
+        variance_N = groups.sum(relative_N.square()) / (groups.size(values_N) - int(unbiased)).clamp(min=1)
+        # Replaced before the square root, whose gradient at 0 is infinite.
+        relative_N = relative_N / (torch.where(constant_N, torch.ones_like(variance_N), variance_N).sqrt() + eps)
+    return torch.zeros_like(values).masked_scatter(here, relative_N)

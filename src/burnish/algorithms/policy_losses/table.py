@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnish.algorithms.policy_losses import clipped, covariance, divergence, weighted
-from burnish.algorithms.registry import Formula, find_row, first_line, load_function
+from burnish.algorithms.registry import ARXIV, Formula, by_name, find_row, first_line, load_function
 from burnish.errors import ConfigError
 
 LOSS_INPUTS = ("logprobs_BT", "old_logprobs_BT", "advantages_BT", "mask_BT")
@@ -24,10 +24,6 @@ class PolicyLossSpec(Formula):
 
     selection: Callable[..., Tensor] | None = None
     zero_at_zero_advantage: bool = True
-
-    @property
-    def needs_selection(self) -> bool:
-        return self.selection is not None
 
     @property
     def needs_turns(self) -> bool:
@@ -64,112 +60,96 @@ class PolicyLossSpec(Formula):
         if self.selection is None:
             return None
         tensors = dict(zip(LOSS_INPUTS, (logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT), strict=True))
-        wanted = Formula("selection", self.selection, "", "", "")
-        numbers = {**self.options, **options}
-        names = [*wanted.options, *wanted.required_options]
-        return self.selection(
-            *(tensors[name] for name in wanted.inputs), **{n: numbers[n] for n in names if n in numbers}
-        )
+        wanted, numbers = Formula(self.selection, "", "", ""), {**self.options, **options}
+        known = {name: numbers[name] for name in wanted.option_names if name in numbers}
+        return self.selection(*(tensors[name] for name in wanted.inputs), **known)
 
 
-POLICY_LOSSES: dict[str, PolicyLossSpec] = {
-    "ppo_clip": PolicyLossSpec(
-        "ppo_clip",
+POLICY_LOSSES: dict[str, PolicyLossSpec] = by_name(
+    PolicyLossSpec(
         clipped.ppo_clip,
         "pessimistic clip of the token ratio",
-        "https://arxiv.org/abs/1707.06347",
+        ARXIV + "1707.06347",
         "max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))",
     ),
-    "reinforce": PolicyLossSpec(
-        "reinforce",
+    PolicyLossSpec(
         weighted.reinforce,
         "plain policy gradient; one update per rollout",
         "https://doi.org/10.1007/BF00992696",
         "-A logprob",
     ),
-    "gspo": PolicyLossSpec(
-        "gspo",
+    PolicyLossSpec(
         clipped.gspo,
         "clip of the sequence ratio",
-        "https://arxiv.org/abs/2507.18071",
+        ARXIV + "2507.18071",
         "max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean_t d)",
     ),
-    "turn_gspo": PolicyLossSpec(
-        "turn_gspo",
+    PolicyLossSpec(
         clipped.turn_gspo,
         "clip of the ratio of each turn of a conversation",
-        "https://arxiv.org/abs/2511.20718",
+        ARXIV + "2511.20718",
         "max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean_turn d)",
     ),
-    "gmpo": PolicyLossSpec(
-        "gmpo",
+    PolicyLossSpec(
         clipped.gmpo,
         "geometric mean of clipped token ratios",
-        "https://arxiv.org/abs/2507.20673",
+        ARXIV + "2507.20673",
         "-A exp(mean_t bounded d), d <= clip_high where A > 0, d >= -clip_low where A < 0",
     ),
-    "cispo": PolicyLossSpec(
-        "cispo",
+    PolicyLossSpec(
         weighted.cispo,
         "clips the weight but keeps every token's gradient",
-        "https://arxiv.org/abs/2506.13585",
+        ARXIV + "2506.13585",
         "-sg(clip(rho, 1 - clip_low, ratio_cap)) A logprob",
     ),
-    "tis": PolicyLossSpec(
-        "tis",
+    PolicyLossSpec(
         weighted.tis,
         "truncated importance sampling",
-        "https://arxiv.org/abs/2503.14286",
+        ARXIV + "2503.14286",
         "-sg(clip(rho, ratio_low, ratio_high)) A logprob",
     ),
-    "topr": PolicyLossSpec(
-        "topr",
+    PolicyLossSpec(
         weighted.topr,
         "tis for bad responses, full weight for good ones",
-        "https://arxiv.org/abs/2503.14286",
+        ARXIV + "2503.14286",
         "-w A logprob, w = sg(clip(rho, ratio_low, ratio_high)) where A < 0, else 1",
     ),
-    "sapo": PolicyLossSpec(
-        "sapo",
+    PolicyLossSpec(
         weighted.sapo,
         "smooth gate instead of the clip",
-        "https://arxiv.org/abs/2511.20347",
+        ARXIV + "2511.20347",
         "-A sigmoid(tau (rho - 1)) 4 / tau, tau by the sign of A",
     ),
-    "kl_cov": PolicyLossSpec(
-        "kl_cov",
+    PolicyLossSpec(
         covariance.kl_cov,
         "KL penalty on the tokens that reduce entropy most",
-        "https://arxiv.org/abs/2505.22617",
+        ARXIV + "2505.22617",
         "-A rho + coef |d| on the tokens of highest covariance",
         selection=covariance.covariance_selection,
         zero_at_zero_advantage=False,
     ),
-    "clip_cov": PolicyLossSpec(
-        "clip_cov",
+    PolicyLossSpec(
         covariance.clip_cov,
         "ppo_clip without the tokens that reduce entropy most",
-        "https://arxiv.org/abs/2505.22617",
+        ARXIV + "2505.22617",
         "ppo_clip, 0 on the unclipped tokens of highest covariance inside (covariance_low, covariance_high)",
         selection=covariance.unclipped_selection,
         zero_at_zero_advantage=False,
     ),
-    "kimi": PolicyLossSpec(
-        "kimi",
+    PolicyLossSpec(
         weighted.kimi,
         "policy gradient with a quadratic pull to the old policy",
-        "https://arxiv.org/abs/2501.12599",
+        ARXIV + "2501.12599",
         "-A logprob + tau / 2 d^2",
         zero_at_zero_advantage=False,
     ),
-    "dppo": PolicyLossSpec(
-        "dppo",
+    PolicyLossSpec(
         divergence.dppo,
         "drops tokens by the distance of probabilities, not by their ratio",
-        "https://arxiv.org/abs/2602.04879",
+        ARXIV + "2602.04879",
         "-sg(min(rho, ratio_cap)) A logprob, 0 where D > clip_high, p > p_old, A > 0 or D > clip_low, p < p_old, A < 0",
     ),
-}
+)
 
 
 def resolve_policy_loss(name: str) -> PolicyLossSpec:
@@ -181,7 +161,9 @@ def resolve_policy_loss(name: str) -> PolicyLossSpec:
     if ":" not in name:
         return find_row(name, POLICY_LOSSES, "policy loss")
     function = load_function(name, "policy loss")
-    row = PolicyLossSpec(name, function, first_line(function), name, "see its source", zero_at_zero_advantage=False)
+    row = PolicyLossSpec(
+        function, first_line(function), name, "see its source", alias=name, zero_at_zero_advantage=False
+    )
     if row.inputs != LOSS_INPUTS:
         raise ConfigError(
             f"policy loss {name!r} takes ({', '.join(row.inputs)})",

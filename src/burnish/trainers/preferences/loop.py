@@ -21,22 +21,21 @@ from burnish.data.samplers import PromptSampler
 from burnish.errors import DataError
 from burnish.forward.batch import Batch
 from burnish.forward.lanes import Lanes
-from burnish.models.loading import LoadedModel
 from burnish.models.roles import Learner, Policy
 from burnish.models.saved import SavedPolicy
 from burnish.models.tokenizers import require_same_tokens
 from burnish.observability.console import say
 from burnish.observability.metrics import MetricStore, total
 from burnish.trainers.chaining import with_weights
-from burnish.trainers.outer_loop import Beginning, OpenLearner, Training, beginning, check_warmup, trained_on
+from burnish.trainers.outer_loop import Beginning, OpenLearner, Training, beginning, trained_on
 from burnish.trainers.preferences.batches import build_batch, mismatched, plain_batch, responses_of
 from burnish.trainers.preferences.objective import PreferenceObjective, matched, objective_of
 from burnish.trainers.preferences.reference import KeptReference, Text
 from burnish.trainers.preferences.scores import HeldOutPreferences, are_pairs
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
-from burnish.trainers.reward_model.loop import evaluated_comparisons, length_rule, load_comparisons
+from burnish.trainers.reward_model.loop import evaluated_comparisons, length_rule, load_comparisons, planned_steps
 from burnish.trainers.reward_model.preference_metrics import LengthRule
-from burnish.trainers.sft import RARE_END, open_policy, unheard_end
+from burnish.trainers.sft import open_policy, response_ends, unheard_end
 from burnish.trainers.telemetry.divergence import keeping_batch
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Reduction
@@ -103,12 +102,9 @@ class PreferRun(Training):
         """Accuracy with its interval, margin and loss on the held-out comparisons, and the accuracy of length alone."""
         if not self.heldout.examples:
             return {}
-        stopwatch = Stopwatch()
-        with stopwatch.phase("evaluate"):
-            row = self.heldout.measure(
-                self.score, self.reference, self.objective, self.length_rule, pad_token_id=self.pad_token_id
-            )
-        return row | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
+        return self.heldout.measure(
+            self.score, self.reference, self.objective, self.length_rule, pad_token_id=self.pad_token_id
+        )
 
 
 def train_preferences(config: PreferConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
@@ -141,9 +137,7 @@ def open_prefer_run(
         train, heldout = load_examples(config, loaded.tokenizer, limit, console)
         say(console, unheard_end(train.last_tokens(), loaded))
         say(console, find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines())
-        size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs
-        total_steps = config.steps or -(-epochs * len(train) // size)
-        check_warmup(config.optimization.warmup_steps, total_steps)
+        total_steps = planned_steps(config.steps, config.optimization, len(train))
         others = mismatched(train.examples) if objective.rates_responses else []
         evaluated = HeldOutPreferences.of(evaluated_comparisons(config, heldout), objective)
         texts = [*(one.text for one in responses_of(train.examples)), *others, *evaluated.texts()]
@@ -165,10 +159,10 @@ def open_prefer_run(
             length_rule=length_rule(train) if are_pairs(train.examples) else None,
             pad_token_id=loaded.pad_token_id,
             total_steps=total_steps,
-            last_position=None if config.steps else epochs * len(train),
+            last_position=None if config.steps else config.optimization.epochs * len(train),
             journal=begun.journal(total_steps),
             store=begun.workplace.store,
-            saved=SavedPolicy(config.model, loaded, policy, usual_ends(train, loaded)),
+            saved=SavedPolicy(config.model, loaded, policy, response_ends(train.last_tokens(), loaded.tokenizer)),
         )
         yield begun.restored(run)
 
@@ -195,12 +189,6 @@ def check_fits_losses(config: PreferConfig, found: PreferenceSet) -> None:
             f"comparison {rated.id} rates a single response, but the losses compare two",
             remedy=f"set losses: {RATED_LOSS}, or give chosen and rejected responses",
         )
-
-
-def usual_ends(train: PreferenceSet, loaded: LoadedModel) -> list[int]:
-    """Control tokens with which responses end in the data. A token that ends only a few comes from truncation."""
-    last, control = train.last_tokens(), set(loaded.tokenizer.added_tokens_decoder)
-    return [token for token, count in last.most_common() if token in control and count * RARE_END >= last.total()]
 
 
 def other_reference(

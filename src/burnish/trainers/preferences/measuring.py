@@ -23,7 +23,6 @@ from burnish.observability.console import say
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import Preview
 from burnish.trainers.chaining import measured, pinned, with_weights
-from burnish.trainers.outer_loop import check_warmup
 from burnish.trainers.placement import model_facts
 from burnish.trainers.preferences.batches import plain_batch, responses_of
 from burnish.trainers.preferences.loop import load_examples, preference_objective
@@ -31,7 +30,7 @@ from burnish.trainers.preferences.reference import KeptReference
 from burnish.trainers.preferences.scores import HeldOutPreferences, Score, are_pairs
 from burnish.trainers.preview import preview_of_data
 from burnish.trainers.result import EvalReport, new_eval_folder, write_eval_metrics
-from burnish.trainers.reward_model.loop import evaluated_comparisons, length_rule
+from burnish.trainers.reward_model.loop import evaluated_comparisons, length_rule, planned_steps
 from burnish.trainers.rl.setup.preflight import local_tokenizer
 from burnish.trainers.run_folder import recorded_paths
 
@@ -53,8 +52,7 @@ def count_rows(config: PreferConfig, context_tokens: int | None, tokenizer: PreT
         return Preview(rows=counts[0])
     limit = min(config.max_tokens, UNLIMITED_CONTEXT if context_tokens is None else context_tokens)
     train, heldout = load_examples(config, tokenizer, limit, Console(quiet=True))
-    size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs
-    check_warmup(config.optimization.warmup_steps, config.steps or -(-epochs * len(train) // size))
+    planned_steps(config.steps, config.optimization, len(train))
     twice = find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines()
     tokens = sum(len(one.text[0]) + len(one.text[1]) for one in responses_of(train.examples))
     return Preview(len(train), tokens, notes=tuple(twice))

@@ -77,7 +77,7 @@ class PreferenceObjective:
     def sorts(self) -> PairLoss | None:
         """The loss that makes the pairs of the whole step anew, if there is one."""
         rows = (resolve_pair_loss(term.name) for term in self.terms)
-        return next((row for row in rows if row.reorders), None)
+        return next((row for row in rows if row.order), None)
 
     @property
     def needs_entropy(self) -> bool:
@@ -174,9 +174,9 @@ def objective_of(
     rows = [resolve_pair_loss(name) for name, _, _ in losses]
     terms, used = [], set[str]()
     for number, (row, (name, weight, own)) in enumerate(zip(rows, losses, strict=True)):
-        known = {*row.options, *row.required_options}
-        used |= known & shared.keys()
-        options = {key: value for key, value in shared.items() if key in known} | dict(own)
+        taken = {key: value for key, value in shared.items() if key in row.option_names}
+        used |= taken.keys()
+        options = taken | dict(own)
         try:
             row.check_options(options)
         except ConfigError as error:

@@ -18,7 +18,7 @@ from burnish.algorithms.preference_losses import best_lead, best_of, bradley_ter
 from burnish.checkpointing.store import Pending
 from burnish.config.schema import RmConfig
 from burnish.config.schema_data import Sources
-from burnish.config.schema_rm import ComparedFields
+from burnish.config.schema_rm import ComparedFields, RmOptimizationConfig
 from burnish.data.overlap import find_overlap
 from burnish.data.preference_tokens import PreferenceExample
 from burnish.data.preferences import PreferenceSet, load_preferences
@@ -151,9 +151,7 @@ class RmRun(Training):
         Writes the histogram of their scores to `score_histogram.json` in the run's folder."""
         if not self.heldout:
             return {}
-        stopwatch = Stopwatch()
-        with stopwatch.phase("evaluate"):
-            scores = self.learner.compare(comparisons_of(self.heldout))
+        scores = self.learner.compare(comparisons_of(self.heldout))
         if not all(math.isfinite(score) for row in scores for score in row):
             raise DivergenceError(
                 f"after step {self.progress.step} held-out scores are not finite numbers",
@@ -162,7 +160,7 @@ class RmRun(Training):
         scored = scored_comparisons(self.heldout, scores)
         content = {"step": self.progress.step, **histogram(scored)}
         write_text_atomically(Path(self.config.output) / HISTOGRAM_FILE, json.dumps(content) + "\n")
-        return describe(scored, self.length_rule) | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
+        return describe(scored, self.length_rule)
 
 
 @contextmanager
@@ -236,9 +234,7 @@ def open_rm_run(
             say(console, unheard_end(train.last_tokens(), loaded))
         say(console, find_overlap(train.asked(), () if heldout is None else heldout.asked()).lines())
         check_measured(config, loaded.tokenizer, loaded.context_length, train)
-        size, epochs = config.optimization.comparisons_per_batch, config.optimization.epochs
-        total_steps = config.steps or -(-epochs * len(train) // size)
-        check_warmup(config.optimization.warmup_steps, total_steps)
+        total_steps = planned_steps(config.steps, config.optimization, len(train))
         run = RmRun(
             config=config,
             learner=begun.opened.learner(total_steps),
@@ -249,11 +245,18 @@ def open_rm_run(
             length_rule=length_rule(train),
             measure=_measure(config, loaded, begun.paths, train, console),
             total_steps=total_steps,
-            last_position=None if config.steps else epochs * len(train),
+            last_position=None if config.steps else config.optimization.epochs * len(train),
             journal=begun.journal(total_steps),
             store=begun.workplace.store,
         )
         yield begun.restored(run)
+
+
+def planned_steps(steps: int | None, optimization: RmOptimizationConfig, comparisons: int) -> int:
+    """The `steps` of the run file, or of its passes over this many comparisons. Raises like `check_warmup`."""
+    total = steps or -(-optimization.epochs * comparisons // optimization.comparisons_per_batch)
+    check_warmup(optimization.warmup_steps, total)
+    return total
 
 
 def load_comparisons(

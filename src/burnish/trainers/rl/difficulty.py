@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,12 @@ from burnish.checkpointing.run import RunDirectory
 from burnish.config.domains import at_step, stages
 from burnish.config.schema_domains import DifficultyConfig
 from burnish.errors import ConfigError
-from burnish.observability.recorder import recorded_files
+from burnish.observability.recorder import recorded_files, recorded_rollout
 from burnish.outside.reading import reading
 from burnish.rewards.success import Success
 from burnish.trainers.outer_loop import Progress
 from burnish.types import Rollout, RolloutGroup
 
-_OF_ROLLOUT = [field.name for field in fields(Rollout)]
-"""A recorded line has more, such as the prompt."""
 Key = tuple[str, str]
 """Domain and prompt id."""
 
@@ -212,8 +210,7 @@ def _sampled(file: Path) -> Iterator[tuple[str, Rollout]]:
     for number, line in enumerate(lines, start=1):
         with reading(f"{file}:{number}: reading a recorded rollout", ConfigError, remedy=remedy):
             row = json.loads(line)
-            of, greedy = str(row["domain"]), bool(row["greedy"])
-            rollout = Rollout.from_dict({name: row[name] for name in _OF_ROLLOUT if name in row})
+            of, greedy, rollout = str(row["domain"]), bool(row["greedy"]), recorded_rollout(row)
         if not greedy:
             yield of, rollout
 

@@ -35,7 +35,7 @@ from burnish.trainers.rl.lessons import Lessons, distance_to_teacher, teacher_we
 from burnish.trainers.rl.setup.roles import ALONE, Beside
 from burnish.trainers.rl.supply import Supply
 from burnish.trainers.telemetry.divergence import keeping_batch
-from burnish.trainers.telemetry.moments import derive, describe_values
+from burnish.trainers.telemetry.moments import derive
 from burnish.trainers.telemetry.rollout_notes import rollout_notes
 from burnish.trainers.telemetry.stopwatch import Stopwatch
 from burnish.types import Metric, Reduction
@@ -148,7 +148,7 @@ class RlRun(Training):
         cut_off = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
         # A single update needs none: its own log-probabilities are the old ones (`PolicyObjective`), a forward saved.
         several_updates = optimization.epochs * optimization.minibatches > 1
-        reads_old = algorithm.kl_in == "reward" or self.estimator.needs_old_logprobs
+        reads_old = algorithm.kl_in == "reward" or "old_logprobs_BT" in self.estimator.inputs
         of_sampler, share = self.config.old_logprobs_of_sampler, algorithm.top_entropy
         if of_sampler:
             batch = batch.replace(old_logprobs=present(batch.rollout_logprobs, "rollout_logprobs"))
@@ -182,9 +182,10 @@ class RlRun(Training):
             for planned, rows in enumerate(order, start=first):
                 minibatch = batch.select(rows)
                 if config.whitens_minibatches:
-                    minibatch = self.whiten(minibatch, metrics)
+                    minibatch, found = whiten_minibatch(minibatch, algorithm=config.algorithm, estimator=self.estimator)
+                    metrics.merge(found)
                 if self.select_tokens is not None and not warming_up:
-                    minibatch = minibatch.replace(selection=self.chosen_tokens(minibatch, self.select_tokens))
+                    minibatch = with_selection(minibatch, self.policy, self.select_tokens)
                 with keeping_batch(Path(config.output), step, minibatch):
                     critic_update = None
                     if self.critic is not None:
@@ -211,21 +212,6 @@ class RlRun(Training):
             if bound is not None and approx_kl is not None and approx_kl > bound:
                 break
 
-    def whiten(self, minibatch: Batch, metrics: MetricStore) -> Batch:
-        """The minibatch whitened by itself (`algorithm.whiten_over`)."""
-        algorithm = self.config.algorithm
-        minibatch, credit_metrics = whiten_minibatch(minibatch, algorithm=algorithm, estimator=self.estimator)
-        metrics.merge(credit_metrics)
-        metrics.merge(describe_values(minibatch))
-        return minibatch
-
-    def chosen_tokens(self, minibatch: Batch, select: TokenSelection) -> Tensor | None:
-        """The tokens that the loss treats specially: chosen over the whole minibatch with the weights of this moment,
-        before micro-batches see only parts of it."""
-        fresh = self.policy.logprobs(minibatch).logprobs_BT
-        old = fresh if minibatch.old_logprobs is None else minibatch.old_logprobs
-        return select(fresh, old, present(minibatch.advantages, "advantages"), minibatch.loss_mask)
-
     def begin_critic(self, critic: Critic, minibatch: Batch, planned: int, *, warming_up: bool) -> Callable[[], Update]:
         """One optimizer step of the critic, to be waited for. A head on the policy's backbone is trained by the
         policy's update, except while the critic warms up alone."""
@@ -238,18 +224,15 @@ class RlRun(Training):
         """Metrics of the current policy on the held-out prompts; records their rollouts."""
         if self.evaluator is None:
             return {}
-        stopwatch, store = Stopwatch(self.journal.phase), MetricStore()
         values: TokenValues = {}
-        with stopwatch.phase("evaluate"):
-            with self.supply.evaluating():
-                patience = self.supply.collector.patience if self.progress.step else Patience()
-                metrics, groups = patience.through(self.evaluator.evaluate)
-            store.merge(metrics)
-            if self.critic is not None:
-                expected, values = held_out_values(self.critic, groups, pad_token_id=self.pad_token_id)
-                store.merge(expected)
+        with self.supply.evaluating():
+            patience = self.supply.collector.patience if self.progress.step else Patience()
+            metrics, groups = patience.through(self.evaluator.evaluate)
+        if self.critic is not None:
+            expected, values = held_out_values(self.critic, groups, pad_token_id=self.pad_token_id)
+            metrics |= expected
         self.journal.record_evaluation(self.progress.step, groups, values)
-        return store.row() | {"time/evaluate_seconds": stopwatch.seconds("evaluate")}
+        return MetricStore.of([metrics]).row()
 
 
 def ranked(batch: Batch, scores: TokenScores, share: float) -> Batch:
@@ -257,6 +240,15 @@ def ranked(batch: Batch, scores: TokenScores, share: float) -> Batch:
     others."""
     chosen = highest_entropy(present(scores.entropy_BT, "entropy_BT"), batch.loss_mask, share=share)
     return batch.replace(weights=chosen.float())
+
+
+def with_selection(minibatch: Batch, policy: Policy, select: TokenSelection) -> Batch:
+    """The minibatch with the tokens that the loss treats specially: chosen over all of it with the weights of this
+    moment, before micro-batches see only parts of it."""
+    fresh = policy.logprobs(minibatch).logprobs_BT
+    old = fresh if minibatch.old_logprobs is None else minibatch.old_logprobs
+    chosen = select(fresh, old, present(minibatch.advantages, "advantages"), minibatch.loss_mask)
+    return minibatch.replace(selection=chosen)
 
 
 def with_gradient(minibatch: Batch) -> Batch:

@@ -176,4 +176,4 @@ def describe_staleness(groups: Sequence[RolloutGroup], steps: Mapping[int, int],
 def describe_renewal(groups: Sequence[RolloutGroup]) -> dict[str, Metric]:
     """Fraction of the responses within which the weights changed."""
     renewed = [bool(rollout.versions) for group in groups for rollout in group.rollouts]
-    return {"rollout/renewed_fraction": mean(sum(renewed), len(renewed))}
+    return {"rollout/renewed_fraction": mean_of(renewed)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -35,47 +35,27 @@ def rollout_notes(
 def notes_of(batch: Batch) -> Iterator[RolloutNote]:
     """One note per row of a batch in the host's memory. Whole tensors become lists at once: row by row takes longer
     than a small model's update."""
-    lengths = batch.response_lengths.tolist()
     trained_B = batch.loss_mask.sum(dim=1)
-    advantages = _rows(batch.advantages, lengths)
     means = [None] * len(batch) if batch.advantages is None else _means(batch.advantages, batch.loss_mask, trained_B)
-    columns = zip(
-        trained_B.tolist(),
-        means,
-        advantages,
-        *(
-            _rows(values, lengths)
-            for values in (
-                batch.old_logprobs,
-                batch.ref_logprobs,
-                batch.teacher_logprobs,
-                batch.values,
-                batch.returns,
-            )
-        ),
-        strict=True,
-    )
-    for trained, mean, token_advantages, old, reference, teacher, token_values, token_returns in columns:
+    columns = {
+        "token_advantages": batch.advantages,
+        "old_logprobs": batch.old_logprobs,
+        "ref_logprobs": batch.ref_logprobs,
+        "teacher_logprobs": batch.teacher_logprobs,
+        "token_values": batch.values,
+        "token_returns": batch.returns,
+    }
+    known = {name: values.tolist() for name, values in columns.items() if values is not None}
+    lengths = zip(batch.response_lengths.tolist(), trained_B.tolist(), strict=True)
+    for row, (length, trained) in enumerate(lengths):
         yield RolloutNote(
             kept=trained > 0,
             dropped_because="" if trained else "truncated",
-            advantage=mean if trained else None,
-            token_advantages=token_advantages,
-            old_logprobs=old,
-            ref_logprobs=reference,
-            teacher_logprobs=teacher,
-            token_values=token_values,
-            token_returns=token_returns,
+            advantage=means[row] if trained else None,
+            **{name: tuple(rows[row][:length]) for name, rows in known.items()},
         )
 
 
 def _means(values_BT: Tensor, mask_BT: Tensor, counts_B: Tensor) -> list[float]:
     sums_B = torch.where(mask_BT, values_BT, 0.0).sum(dim=1)
     return (sums_B / counts_B.clamp(min=1)).tolist()
-
-
-def _rows(values_BT: Tensor | None, lengths: Sequence[int]) -> list[tuple[float, ...] | None]:
-    """The values at the response's tokens, row by row."""
-    if values_BT is None:
-        return [None] * len(lengths)
-    return [tuple(row[:length]) for row, length in zip(values_BT.tolist(), lengths, strict=True)]

@@ -140,7 +140,7 @@ def credit(rollouts: Sequence[Rollout], algorithm: AlgorithmConfig, batch: Batch
     estimator = resolve_estimator(algorithm.estimator)
     rows = [(RolloutGroup(Prompt(r.prompt_id, text="x"), r.group_id, ()), r) for r in rollouts]
     rewards = build_rewards(rows, {})
-    if estimator.needs_states:
+    if "observation_ids_BT" in estimator.inputs:
         rewards = with_states(rewards, rollouts)
     batch = batch_of(rollouts) if batch is None else batch
     return assign_advantages(batch, rewards, algorithm=algorithm, estimator=estimator, kl_coef=kl_coef)[0]

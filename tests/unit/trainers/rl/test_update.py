@@ -51,7 +51,7 @@ def four_rows(trained: list[bool]) -> Batch:
 
 def run_of(tmp_path: object = "out", *, reference: object = None, **sections: Any) -> Any:
     config = RlConfig(output=str(tmp_path), model="m", rewards="exact", **sections)
-    unused: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(RlRun))
+    unused: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(RlRun) if field.init)
     parts = {
         "config": config,
         "policy": Policy(),

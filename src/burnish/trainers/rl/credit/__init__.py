@@ -29,8 +29,8 @@ from burnish.types import Metric, Reduction
 def estimator_numbers(estimator: Estimator, algorithm: AlgorithmConfig) -> dict[str, object]:
     """Keyword numbers of the estimator: the fields of the run file that it takes, then `estimator_options`."""
     shared = {"gamma": algorithm.gamma, "lam": algorithm.lam, "allow_single": True}
-    known = {*estimator.options, *estimator.required_options}
-    return {name: value for name, value in shared.items() if name in known} | algorithm.estimator_options
+    known = {name: value for name, value in shared.items() if name in estimator.option_names}
+    return known | algorithm.estimator_options
 
 
 def assign_advantages(
@@ -115,7 +115,7 @@ def whiten_minibatch(
         advantages_BT, returns_BT = _estimate(estimator, tensors, algorithm, None)
         minibatch = minibatch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
     minibatch, advantage_metrics = _shape(minibatch, algorithm)
-    return minibatch, metrics | advantage_metrics
+    return minibatch, metrics | advantage_metrics | describe_values(minibatch)
 
 
 def reads_responses_alone(estimator: Estimator) -> bool:
@@ -142,11 +142,7 @@ def _clip(rewards: BatchRewards, limit: float) -> tuple[BatchRewards, dict[str, 
         "greedy_scores_B": rewards.greedy_scores_B,
         "dense_rewards_BT": rewards.dense_rewards_BT,
     }
-    inside = {
-        name: shaping.clip_scores(tensor, low=-limit, high=limit)
-        for name, tensor in given.items()
-        if tensor is not None
-    }
+    inside = {name: shaping.clip_scores(tensor, limit=limit) for name, tensor in given.items() if tensor is not None}
     clipped = dataclasses.replace(rewards, **inside)
     outside_B = rewards.scores_B.abs() > limit
     return clipped, {"reward/clipped_fraction": Metric(Reduction.MEAN, outside_B.sum(), outside_B.numel())}
@@ -209,7 +205,7 @@ def _estimate(
 
     ConfigError if a user's estimator fails, or returns something that is not advantages.
     """
-    if counted_B is not None and estimator.needs_old_logprobs and not estimator.token_level:
+    if counted_B is not None and "old_logprobs_BT" in estimator.inputs and not estimator.token_level:
         raise _of_several_rows(estimator)
     whole = tensors if counted_B is None or estimator.token_level else _once(tensors, counted_B)
     given = {name: tensor for name, tensor in whole.items() if tensor is not None}
@@ -260,7 +256,7 @@ def credit_rows(
     """
     reads_parts = not {"parts_BC", "weights_C"}.isdisjoint(estimator.inputs)
     rewards = build_rewards(rows, config.reward_weights if reads_parts else {})
-    if estimator.needs_states:
+    if not {"observation_ids_BT", "history_ids_BT"}.isdisjoint(estimator.inputs):
         rewards = with_states(rewards, [rollout for _, rollout in rows])
     if domain_credit is not None:
         rewards = domain_credit.normalized(rewards, batch, rows)

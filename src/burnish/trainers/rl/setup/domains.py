@@ -121,7 +121,7 @@ def build_domains(
     """Build the domains. `begins`: the run has no checkpoint to read pass rates from, so recorded ones are read."""
     windows = {one.key: one.difficulty.window for one in settings if one.difficulty is not None}
     rates = PassRates(windows, progress)
-    compares_parts = resolve_estimator(config.algorithm.estimator).needs_parts
+    compares_parts = "parts_BC" in resolve_estimator(config.algorithm.estimator).inputs
     domains = {}
     for one in settings:
         success = success_of_domain(one, scorer.answer_labels)

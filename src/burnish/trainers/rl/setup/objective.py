@@ -36,8 +36,7 @@ def resolve_algorithm(algorithm: AlgorithmConfig) -> AlgorithmParts:
     estimator.check_options(estimator_numbers(estimator, algorithm))
     loss = resolve_policy_loss(algorithm.loss)
     clips = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
-    known = {*loss.options, *loss.required_options}
-    numbers = {name: value for name, value in clips.items() if name in known and value is not None}
+    numbers = {name: value for name, value in clips.items() if name in loss.option_names and value is not None}
     numbers |= algorithm.loss_options
     loss.check_options(numbers)
     loss.check_numbers(numbers)
@@ -68,7 +67,7 @@ def build_objective(
         entropy_coef=algorithm.entropy_coef,
         correction=_correction(algorithm),
         off_policy_delta=algorithm.mismatch_delta,
-        takes_selection=loss.needs_selection,
+        takes_selection=loss.selection is not None,
         takes_turns=loss.needs_turns,
         old_logprobs_of_sampler=config.old_logprobs_of_sampler,
     )

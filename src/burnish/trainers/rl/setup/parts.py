@@ -111,7 +111,7 @@ def open_rl_run(
             evaluator=evaluator,
             estimator=estimator,
             objective=players.objective or objectives(config, parts),
-            select_tokens=partial(loss.select, options=numbers) if loss.needs_selection else None,
+            select_tokens=partial(loss.select, options=numbers) if loss.selection else None,
             kl=build_kl(config.algorithm),
             lessons=None if roles.teacher is None else Lessons(roles.teacher, read_lessons(config, loaded.tokenizer)),
             domain_credit=DomainCredit(collector.domains) if config.domains else None,

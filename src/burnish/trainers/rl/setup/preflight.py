@@ -255,21 +255,22 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
             f"critic.{field} is {value!r}, but the estimator {name!r} asks for no values, so there is no critic",
             remedy=f"remove critic.{field}, or let the estimator ask for values_BT",
         )
-    if estimator.needs_teacher != bool(config.named_teachers):
+    asks_teacher = "teacher_logprobs_BT" in estimator.inputs
+    if asks_teacher != bool(config.named_teachers):
         raise ConfigError(
             f"the estimator {name!r} asks for teacher_logprobs_BT, but the run file has no teacher"
-            if estimator.needs_teacher
+            if asks_teacher
             else f"teacher is set, but the estimator {name!r} does not ask for teacher_logprobs_BT",
             remedy="name a model under `teacher`, or remove it and choose another estimator",
         )
-    if estimator.needs_reference and not config.has_reference:
+    if "ref_logprobs_BT" in estimator.inputs and not config.has_reference:
         raise ConfigError(
             f"the estimator {name!r} asks for ref_logprobs_BT, but the run has no reference",
             remedy="set algorithm.kl_in and kl_coef, which load one",
         )
     trained = [domain for domain in domain_settings(config) if domain.is_trained]
     for field in (one.place("rollout", "group_size") for one in trained if one.group_size == 1):
-        if estimator.needs_groups:
+        if "group_ids_B" in estimator.inputs:
             raise ConfigError(
                 f"{field} is 1, but the estimator {name!r} compares the responses to one prompt",
                 remedy=f"set {field} to 2 or more",

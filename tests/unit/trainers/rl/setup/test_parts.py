@@ -105,9 +105,7 @@ def without_values(scores_B: Any) -> Any:
 def test_a_critic_that_no_estimator_asks_for_is_refused() -> None:
     """Its warm-up would be subtracted from the policy's steps, whose learning rate would then be negative."""
     config = config_of(f"{__name__}:without_values").model_copy(update={"critic": CriticConfig(warmup_steps=10)})
-    estimator = SimpleNamespace(
-        name="mine", needs_values=False, token_level=False, needs_groups=False, inputs=("scores_B",)
-    )
+    estimator = SimpleNamespace(name="mine", needs_values=False, token_level=False, inputs=("scores_B",))
     with pytest.raises(ConfigError, match=r"critic\.warmup_steps is 10, but the estimator 'mine' asks for no values"):
         check_estimator(config, estimator)
 
