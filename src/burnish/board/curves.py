@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 
 from burnish.board.tables import Column, MetricTable
 from burnish.observability.metric_names import explain
-from burnish.report.charts import CHARTS, FAMILIES, peaks
+from burnish.report.charts import named_charts, peaks
 
 Axis = Literal["step", "tokens", "time"]
 MOST_POINTS = 1_500
@@ -200,12 +200,7 @@ def _first(names: Sequence[str]) -> Iterator[BoardChart]:
 
 
 def _rest(names: Sequence[str]) -> Iterator[BoardChart]:
-    for chart in CHARTS:
-        lines = [_line(label, metric) for label, metric in chart.metrics if metric in names]
-        remark = chart.help or (explain(chart.metrics[0][1]) if len(chart.metrics) == 1 else "")
-        yield _chart(chart.title, chart.section, lines, remark)
-    for section, title, begin, end in FAMILIES:
-        family = [name for name in names if name.startswith(begin) and name.endswith(end)]
-        yield _chart(title, section, [_line(n.removeprefix(begin).removesuffix(end), n) for n in family])
+    for chart in named_charts(names):
+        yield _chart(chart.title, chart.section, [_line(*one) for one in chart.metrics], chart.help)
     for name in names:
         yield _chart(name, "Further", [_line(name, name)], explain(name))

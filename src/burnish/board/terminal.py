@@ -23,6 +23,7 @@ from burnish.board.rollouts import GroupSummary, ResponseFilter, group_page, ste
 from burnish.board.runs import Runs, WatchedRun
 from burnish.errors import BurnishError
 from burnish.observability.console import duration
+from burnish.report.charts import evenly
 from burnish.report.samples import ShownResponse
 
 _UPDATE_SECONDS = 1.0
@@ -38,8 +39,8 @@ def sparkline(values: Sequence[float], columns: int) -> str:
     if not values:
         return ""
     count = min(columns, len(values))
-    cuts = [round(i * len(values) / count) for i in range(count + 1)]
-    means = [sum(values[start:stop]) / (stop - start) for start, stop in pairwise(cuts)]
+    cuts = pairwise(evenly(range(len(values) + 1), count + 1))
+    means = [sum(values[start:stop]) / (stop - start) for start, stop in cuts]
     low, high = min(means), max(means)
     if low == high:
         return _BARS[0] * count

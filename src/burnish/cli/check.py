@@ -171,7 +171,7 @@ def _check_domain(
     from burnish.data.prompts import DomainRows, check_bound_rewards, check_golds, read_prompts
     from burnish.observability.console import say
 
-    name = domain.title("data", split)
+    name = domain.title(f"data.{split}")
     sources = sources_of(config, domain, split)
     prompts, understandings = read_prompts(sources, DomainRows.of(config, domain, split))
     check_golds(domain, sources, prompts)

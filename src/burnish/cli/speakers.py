@@ -127,9 +127,7 @@ def conversing_config(name: str, tools: str | None) -> RlConfig | None:
     if config is None and offered:
         # A run file has to name data and rewards, which nothing reads here.
         run: dict[str, Json] = {"model": name, "data": {"train": "none.jsonl"}, "rewards": "exact"}
-        loaded = load_run_data({**run, "conversation": {"tools": offered}}, (), "rl", source="--tools").config
-        assert isinstance(loaded, RlConfig)
-        config = loaded
+        config = load_run_data({**run, "conversation": {"tools": offered}}, (), "rl", source="--tools").of(RlConfig)
     holds = config is not None and any(domain.conversation is not None for domain in domain_settings(config))
     return config if holds else None
 
@@ -142,15 +140,13 @@ def _config_of_run(name: str, offered: list[Json]) -> RlConfig | None:
         return None
     if not offered:
         return config
-    if any(domain.conversation_section != "conversation" for domain in domain_settings(config)):
+    if any(domain.place("conversation") != "conversation" for domain in domain_settings(config)):
         raise BurnishError(
             f"{chosen.run} has domains with tools or environments of their own, which --tools does not replace",
             remedy="name one of them with --domain instead",
         )
     words = [f"conversation.tools={json.dumps(offered)}", "conversation.environment=null"]
-    replaced = run_config(chosen.run, words).config
-    assert isinstance(replaced, RlConfig)
-    return replaced
+    return run_config(chosen.run, words).of(RlConfig)
 
 
 def policy_named(name: str) -> Policy:

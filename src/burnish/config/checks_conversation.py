@@ -16,7 +16,7 @@ def check_conversations(config: RlFields) -> Iterator[Problem]:
     found = domain_settings(config)
     for domain in found:
         if domain.conversation is not None:
-            yield from _partner(domain.conversation, domain.conversation_section)
+            yield from _partner(domain.conversation, domain.place("conversation"))
             yield from _limits(domain, domain.conversation)
         yield from _paid_by_environment(domain)
     if any(domain.conversation is not None for domain in found):
@@ -59,13 +59,13 @@ def _agent_alone(conversation: ConversationConfig, section: str) -> Iterator[Pro
 
 
 def _limits(domain: DomainSettings, conversation: ConversationConfig) -> Iterator[Problem]:
-    section, most = domain.conversation_section, domain.max_response_tokens
+    section, most = domain.place("conversation"), domain.max_response_tokens
     if conversation.max_turn_tokens is not None and conversation.max_turn_tokens > most:
         message = f"is {conversation.max_turn_tokens}, but all turns together may have {most}"
-        remedy = f"lower it, or raise {domain.title('rollout', 'max_response_tokens')}"
+        remedy = f"lower it, or raise {domain.title('rollout.max_response_tokens')}"
         yield Problem(f"{section}.max_turn_tokens", message, remedy)
     if domain.chat == "never":
-        field = domain.title("data", "chat")
+        field = domain.title("data.chat")
         yield Problem(field, f"is never, but {section} needs a chat template", "set it to always or auto")
 
 
@@ -76,7 +76,7 @@ def _paid_by_environment(domain: DomainSettings) -> Iterator[Problem]:
     if paid and (conversation is None or (conversation.environment is None and conversation.agent is None)):
         of = f" of the domain {domain.name}" if domain.name is not None else ""
         message = f"has the reward environment, but no environment or agent pays for the prompts{of}"
-        yield Problem("rewards", message, f"set {domain.conversation_section}.environment or .agent")
+        yield Problem("rewards", message, f"set {domain.place('conversation')}.environment or .agent")
 
 
 def _together(config: RlFields) -> Iterator[Problem]:
@@ -99,7 +99,7 @@ def _together(config: RlFields) -> Iterator[Problem]:
 def _credit_of_turns(config: RlFields, domain: DomainSettings) -> Iterator[Problem]:
     """Refuse settings that look at all turns of a conversation: `trajectory: fork` may spread them over several
     rows."""
-    section = domain.conversation_section
+    section = domain.place("conversation")
     remedy = f"remove it, or {section}.trajectory: fork, with a chat template that leaves earlier turns as they are"
     message = f"looks at all turns of a conversation, but with {section}.trajectory: fork they may be in several rows"
     if config.algorithm.estimator in names.TURN_ESTIMATORS:

@@ -116,14 +116,14 @@ def _groups_of_one(config: RlFields, found: tuple[DomainSettings, ...]) -> Itera
     """Refuse groups of one response in trained domains if a setting compares the responses to a prompt."""
     estimator, said = config.algorithm.estimator, set[str]()
     for domain in (domain for domain in found if domain.is_trained and domain.group_size == 1):
-        field, difficulty = domain.place("rollout", "group_size"), domain.difficulty
+        field, difficulty = domain.place("rollout.group_size"), domain.difficulty
         if estimator in names.GROUP_ESTIMATORS and field not in said:
             said.add(field)  # several domains may have the value of `rollout`
             message = f"is 1, but the estimator {estimator!r} compares the responses to each prompt with one another"
             others = "reinforce_plus_plus, remax, raw"
             yield Problem(field, message, f"set it to 2 or more (8 is usual), or use one without groups: {others}")
         spread = difficulty is not None and bool(difficulty.min_spread)
-        dynamic = domain.place("algorithm", "dynamic_sampling")
+        dynamic = domain.place("algorithm.dynamic_sampling")
         for setting, is_on, does in (
             (dynamic, domain.dynamic_sampling, "replaces groups whose scores are"),
             (f"domains.{domain.name}.difficulty.min_spread", spread, "leaves out groups whose scores are"),
@@ -148,7 +148,7 @@ def _difficulty(config: RlFields, domain: DomainSettings) -> Iterator[Problem]:
             message = f"is [{low:g}, {high:g}], but no share of {domain.group_size} responses (group_size) lies within"
             yield Problem(f"{field}.keep", message, "widen it, or raise group_size")
     if domain.is_trained and domain.dynamic_sampling and difficulty.outside == "drop":
-        message = f"is drop, but {domain.place('algorithm', 'dynamic_sampling')} replaces the groups that are left out"
+        message = f"is drop, but {domain.place('algorithm.dynamic_sampling')} replaces the groups that are left out"
         remedy = f"set it to refill, or domains.{domain.name}.dynamic_sampling to false"
         yield Problem(f"{field}.outside", message, remedy)
 

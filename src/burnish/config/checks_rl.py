@@ -91,7 +91,7 @@ def check_engine(config: RlFields) -> Iterator[Problem]:
             message = f"is {temperature:g}, but {traits.label} samples at {traits.lowest_temperature:g} or above"
             yield Problem(field, message, f"raise it, or use rollout.engine: {FALLBACK}")
     if not traits.takes_stop_texts:
-        for field in sorted({domain.place("rollout", "stop") for domain in domain_settings(config) if domain.stop}):
+        for field in sorted({domain.place("rollout.stop") for domain in domain_settings(config) if domain.stop}):
             remedy = f"use rollout.stop_token_ids, or rollout.engine: {FALLBACK}"
             yield Problem(field, f"is set, but {traits.label} takes no stop texts", remedy)
     if "rollout_engine" in config.cluster.offload and (why := _awake(config, traits)):
@@ -135,7 +135,7 @@ def _arithmetic(config: RlFields) -> Iterator[Problem]:
     smallest = min(trained, key=lambda domain: domain.group_size, default=None)  # without any, `check_domains` objects
     responses = 0 if smallest is None else rollout.prompts_per_step * smallest.group_size
     if smallest is not None and optimization.minibatches > responses:
-        size = f"{smallest.place('rollout', 'group_size')} {smallest.group_size}"
+        size = f"{smallest.place('rollout.group_size')} {smallest.group_size}"
         product = f"rollout.prompts_per_step {rollout.prompts_per_step} x {size}"
         message = f"is {optimization.minibatches}, but a step may have only {responses} responses ({product})"
         yield Problem("optimization.minibatches", message, f"set it to at most {responses}")
@@ -174,7 +174,7 @@ def _teachers(config: RlFields) -> Iterator[Problem]:
             yield Problem(f"domains.{domain.name}.teacher", "is not set, and there is no teacher of all", "name one")
         if domain.teacher is not None and domain.teacher.prompt is not None and domain.conversation is not None:
             message = "is set, but in a conversation the prompt grows, and a teacher could not read another one"
-            yield Problem(f"{domain.teacher_section}.prompt", message, "remove it, or the conversation")
+            yield Problem(f"{domain.place('teacher')}.prompt", message, "remove it, or the conversation")
     if config.teacher is not None and config.domains and all(one.teacher for one in config.domains.values()):
         yield Problem("teacher", "is set, but every domain has a teacher of its own", "remove it")
     mixed = OWN_POLICY in config.teacher_paths and len(config.teacher_paths) > 1
@@ -320,7 +320,7 @@ def _cuts(config: RlFields) -> Iterator[Problem]:
     most = shortest.max_response_tokens
     if token is not None and after >= most:
         message = f"is {after}, but a response{_of_domain(shortest)} has at most {most} tokens"
-        limit = shortest.place("rollout", "max_response_tokens")
+        limit = shortest.place("rollout.max_response_tokens")
         yield Problem("scoring.truncate_after", message, f"set it below {limit}")
 
 
@@ -331,7 +331,7 @@ def _endings(config: RlFields) -> Iterator[Problem]:
     endless = next((domain for domain in trained if not (domain.stop or rollout.stop_token_ids)), None)
     if not rollout.ignore_eos or endless is None:
         return
-    domain, stop = _of_domain(endless), endless.place("rollout", "stop")
+    domain, stop = _of_domain(endless), endless.place("rollout.stop")
     if scoring.incomplete_score is not None and scoring.truncate_token is None:
         score = f"{scoring.incomplete_score:g}"
         message = f"is {score}, but with rollout.ignore_eos no response{domain} ends, so all would get it"

@@ -89,23 +89,14 @@ class DomainSettings:
             asking.append("difficulty.recorded")
         return [*asking, "difficulty_weight"] if self.own.difficulty_weight else asking
 
-    def place(self, section: str, name: str) -> str:
-        """The dotted path of the field that a setting comes from: the domain's own, or one of another section."""
-        return f"{section}.{name}" if vars(self.own)[name] is None else f"domains.{self.name}.{name}"
+    def place(self, shared: str) -> str:
+        """The dotted path that a setting comes from: of the domain, or the one that all domains share
+        (`rollout.group_size`, `conversation`)."""
+        return shared if vars(self.own)[shared.rpartition(".")[2]] is None else self.title(shared)
 
-    @property
-    def conversation_section(self) -> str:
-        """The dotted path of the section that `conversation` comes from."""
-        return "conversation" if self.own.conversation is None else f"domains.{self.name}.conversation"
-
-    @property
-    def teacher_section(self) -> str:
-        """The dotted path of the section that `teacher` comes from."""
-        return "teacher" if self.own.teacher is None else f"domains.{self.name}.teacher"
-
-    def title(self, section: str, name: str) -> str:
+    def title(self, shared: str) -> str:
         """The dotted path of a setting, for messages: `domains.math.group_size`, or `rollout.group_size`."""
-        return f"domains.{self.name}.{name}" if self.name is not None else f"{section}.{name}"
+        return shared if self.name is None else f"domains.{self.name}.{shared.rpartition('.')[2]}"
 
 
 def domain_settings(config: RlFields) -> tuple[DomainSettings, ...]:

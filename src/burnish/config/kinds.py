@@ -188,7 +188,7 @@ register(
         function="prefer",
         plan="burnish.planning.prefer:plan_prefer",
         memory="burnish.planning.prefer:PreferTable",
-        time="burnish.planning.prefer:PreferTimes",
+        time="burnish.planning.rm:ComparedTimes",
         preview="burnish.trainers.preferences.measuring:preview_prefer",
         check="burnish.trainers.preferences.measuring:check_prefer",
         train="burnish.trainers.preferences.loop:train_preferences",

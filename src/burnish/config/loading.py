@@ -63,17 +63,10 @@ class LoadedConfig:
 
 @dataclass(slots=True)
 class _Layers:
-    """The data merged so far, which layer set each leaf, and the place of each key for error messages."""
+    """The data merged so far, and which layer set each leaf."""
 
-    kind: str
     data: dict[str, Json] = field(default_factory=dict)
     provenance: dict[str, str] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-
-    @property
-    def section(self) -> type[RunConfig]:
-        return find_kind(self.kind).section
 
     def add(self, data: dict[str, Json], origin: str) -> None:
         _merge(self.data, data)
@@ -125,36 +118,40 @@ def flat_values(config: RunConfig) -> dict[str, Json]:
 
 
 def _load(parsed: ParsedYaml, overrides: Sequence[str], kind: str, *, source: str) -> LoadedConfig:
-    layers = _Layers(kind)
-    layers.places = {key: f"{source}:{line}" for key, line in parsed.lines.items()}
-    raise_problems(parsed.problems, source=source, where=layers.places)
+    places = {key: f"{source}:{line}" for key, line in parsed.lines.items()}
+    raise_problems(parsed.problems, source=source, where=places)
     if not isinstance(parsed.data, dict):
         found = "is empty" if parsed.data is None else f"contains {parsed.data!r:.80}, not keys with values"
         raise ConfigError(f"{source} {found}", remedy="write at least `model:` and `data:`; see docs/configuration.md")
-    given = _Layers(kind)
-    given.add(fields.expand_section(layers.section, parsed.data), FILE)
-    for override in overrides:
-        given.problems += _apply_override(given, layers.places, override)
-    _add_preset(layers, given.data)
+    section = find_kind(kind).section
+    given = _Layers()
+    given.add(fields.expand_section(section, parsed.data), FILE)
+    problems = [problem for word in overrides for problem in _apply_override(section, given, places, word)]
+    layers = _preset_layer(section, given.data)
     _merge(layers.data, given.data)
     for path, origin in given.provenance.items():
         layers.set_by(origin, [path])
-    config = _validate(layers, given.problems, source)
+    config, wrong = _validated(section, layers, kind)
+    raise_problems(named([*problems, *wrong]), source=source, where=places)
+    assert config is not None  # its errors are problems
     provenance = {path: place_of(path, layers.provenance, DEFAULT) for path in flat_values(config)}
     return LoadedConfig(config, provenance, source)
 
 
-def _add_preset(layers: _Layers, given: Mapping[str, Json]) -> None:
-    preset = preset_of(layers.section, given)
-    if preset is None:
-        return  # no preset, or an unknown one, which the checks report with the nearest name
-    nested: dict[str, Json] = {}
-    for key, value in preset_values(preset, given).items():
-        _put(nested, key.split("."), copy.deepcopy(value))
-    layers.add(nested, f"preset {preset.name}")
+def _preset_layer(section: type[RunConfig], given: Mapping[str, Json]) -> _Layers:
+    """The values of the preset; none for an unknown one, which the checks report with the nearest name."""
+    layers, preset = _Layers(), preset_of(section, given)
+    if preset is not None:
+        nested: dict[str, Json] = {}
+        for key, value in preset_values(preset, given).items():
+            _put(nested, key.split("."), copy.deepcopy(value))
+        layers.add(nested, f"preset {preset.name}")
+    return layers
 
 
-def _apply_override(given: _Layers, places: dict[str, str], override: str) -> Iterator[Problem]:
+def _apply_override(
+    section: type[RunConfig], given: _Layers, places: dict[str, str], override: str
+) -> Iterator[Problem]:
     key, equals, text = override.partition("=")
     key = key.strip().lstrip("-")
     parts = key.split(".")
@@ -172,7 +169,7 @@ def _apply_override(given: _Layers, places: dict[str, str], override: str) -> It
         message = f"{override!r:.200}: the value is not readable as YAML: {error}"
         yield Problem("", message, "quote the value for YAML, for example 'output=\"my: run\"'", COMMAND_LINE)
         return
-    annotation = fields.annotation_at(given.section, key)
+    annotation = fields.annotation_at(section, key)
     value = value if annotation is None else fields.expand(annotation, value)
     wrong = _put(given.data, key.split("."), value)
     if wrong is not None:
@@ -216,20 +213,15 @@ def _index_problem(items: list[Json], part: str, path: str) -> str | None:
     return None
 
 
-def _validate(layers: _Layers, problems: list[Problem], source: str) -> RunConfig:
-    problems = list(problems)
-    config: RunConfig | None = None
+def _validated(section: type[RunConfig], layers: _Layers, kind: str) -> tuple[RunConfig | None, list[Problem]]:
+    """The configuration, None if it has errors, and its problems."""
+    config, problems = None, []
     try:
-        config = layers.section.model_validate(layers.data)
+        config = section.model_validate(layers.data)
+        problems = check_complete(config, f"burnish {kind}")
     except ValidationError as error:
-        problems += explain(error, layers.section, layers.data, layers.provenance)
-    if config is not None:
-        problems += check_complete(config, f"burnish {layers.kind}")
-    problems += [_masked_value(place) for place in masked_places(layers.data)]
-    raise_problems(named(problems), source=source, where=layers.places)
-    if config is None:  # explain() never returns an empty list for an error
-        raise ConfigError(f"{source} cannot be used", remedy="see docs/configuration.md")
-    return config
+        problems = explain(error, section, layers.data, layers.provenance)
+    return config, problems + [_masked_value(place) for place in masked_places(layers.data)]
 
 
 def _masked_value(place: str) -> Problem:

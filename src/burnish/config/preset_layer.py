@@ -25,12 +25,17 @@ def preset_values(preset: Preset, given: Mapping[str, Json]) -> dict[str, Json]:
     return {key: value for key, value in preset.values.items() if key not in dropped}
 
 
+def values_beneath(run_file: type[RunConfig], resolved: Mapping[str, Json]) -> dict[str, object]:
+    """Settings that the defaults and the preset of a resolved run file say, by dotted path."""
+    defaults = {field.path: field.info.get_default(call_default_factory=True) for field in fields.iter_fields(run_file)}
+    preset = preset_of(run_file, resolved)
+    return defaults | ({} if preset is None else dict(preset.values))
+
+
 def own_section(run_file: type[RunConfig], resolved: Mapping[str, Json], section: str) -> dict[str, Json]:
     """A section of a resolved run file, without what the preset and the defaults say by themselves: another preset can
     then take its place."""
-    known = {field.path: field.info.get_default(call_default_factory=True) for field in fields.iter_fields(run_file)}
-    preset = preset_of(run_file, resolved)
-    known |= {} if preset is None else dict(preset.values)
+    known = values_beneath(run_file, resolved)
     own = _section(resolved, section)
     return {name: value for name, value in own.items() if value != known.get(f"{section}.{name}")}
 

@@ -87,7 +87,7 @@ class TrainersConfig(Section):
     @property
     def num_processes(self) -> int:
         """Number of processes with a model. The command's own counts if it is the only trainer."""
-        return self.trainers
+        return self.trainers + self.num_workers + len(self.own_models)
 
     @property
     def num_workers(self) -> int:
@@ -122,13 +122,16 @@ class TrainersConfig(Section):
 
     @property
     def trains_here(self) -> bool:
-        """True if the command's own process is the only trainer."""
-        return not self.uses_processes
+        """True if the command's own process is the only trainer. With Ray even a single trainer is an actor."""
+        alone = self.runs_on != "ray" and self.trainers == 1 and self.num_workers > 0
+        return alone or not self.uses_processes
 
     @property
     def num_lanes(self) -> int:
         """The `lanes` to use."""
-        return self.trainers if self.lanes is None else self.lanes
+        if self.lanes is not None:
+            return self.lanes
+        return self.trainers * max(1, -(-self.num_workers // self.trainers))
 
 
 class ClusterConfig(TrainersConfig):
@@ -165,21 +168,3 @@ class ClusterConfig(TrainersConfig):
     def own_names(self) -> tuple[str, ...]:
         """Names of the processes of `own_process`, in its order."""
         return tuple(model.replace("_", " ") for model in self.own_process)
-
-    @property
-    def num_processes(self) -> int:
-        """Number of processes with a model. The command's own counts if it is the only trainer."""
-        return self.trainers + self.rollout_workers + len(self.own_process)
-
-    @property
-    def trains_here(self) -> bool:
-        """True if the command's own process is the only trainer. With Ray even a single trainer is an actor."""
-        alone = self.runs_on != "ray" and self.trainers == 1 and self.rollout_workers > 0
-        return alone or not self.uses_processes
-
-    @property
-    def num_lanes(self) -> int:
-        """The `lanes` to use."""
-        if self.lanes is not None:
-            return self.lanes
-        return self.trainers * max(1, -(-self.rollout_workers // self.trainers))

@@ -112,6 +112,7 @@ class ComparedFields(RunConfig):
     held_out_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Without data.eval: fraction of the conversations of data.train to hold out (all rows of a conversation stay on
     one side)."""
+    optimization: RmOptimizationConfig = RmOptimizationConfig()
     evaluation: RmEvaluationConfig = RmEvaluationConfig()
     cluster: TrainersConfig = TrainersConfig()
 
@@ -155,7 +156,6 @@ class RmFields(ComparedFields):
     response_length: PositiveInt | None = None
     """Fixed length of responses for `score_at: last_position`."""
     normalization: NormalizationConfig = NormalizationConfig()
-    optimization: RmOptimizationConfig = RmOptimizationConfig()
 
     def named_places(self) -> Iterator[NamedPlace]:
         yield from super().named_places()

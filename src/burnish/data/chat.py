@@ -101,6 +101,13 @@ def turns_of(prompt: Prompt) -> tuple[Message, ...]:
     return prompt.messages if prompt.messages is not None else (Message("user", prompt.text or ""),)
 
 
+def cut_front(tokens: Tokens, limit: int, bos_token_id: int | None) -> Tokens:
+    """The last `limit` tokens, behind a leading BOS: the model was trained with one at the beginning of every text."""
+    if tokens[0] == bos_token_id and limit > 1:
+        return (tokens[0], *tokens[len(tokens) - limit + 1 :])
+    return tokens[len(tokens) - limit :]
+
+
 def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Tokens of plain text with the special tokens that the tokenizer puts before it, but none after it."""
     tokens = _ids(text, tokenizer, add_special_tokens=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from burnish.data.chat import plain_messages
 from burnish.data.conversations import checked_messages, in_context, prompt_content, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource
-from burnish.data.rows import Row, describe, lookup, value_at, weight_at
+from burnish.data.rows import Row, common_length, describe, lookup, value_at, weight_at
 from burnish.errors import DataError
 from burnish.types import Message
 
@@ -275,7 +275,7 @@ def _common_prompt(chosen: Text, rejected: Text, where: str) -> tuple[Text, Text
     in plain text after the last common white space, so that no word is split.
     """
     if isinstance(chosen, str) and isinstance(rejected, str):
-        shared = chosen[: _common_length(chosen, rejected)]
+        shared = chosen[: common_length(chosen, rejected)]
         if _ASSISTANT in chosen:
             end = shared.rfind(_ASSISTANT)
             if end < 0:
@@ -292,10 +292,8 @@ def _common_prompt(chosen: Text, rejected: Text, where: str) -> tuple[Text, Text
 def _common_turns(
     chosen: tuple[Message, ...], rejected: tuple[Message, ...], where: str
 ) -> tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]:
-    end = _common_length(chosen, rejected)
     # An answer of the assistant that both share belongs to the responses: a prompt ends with the other side's turn.
-    while end and chosen[end - 1].role == "assistant":
-        end -= 1
+    end = len(without_last_answer(chosen[: common_length(chosen, rejected)]))
     if end == 0:
         _no_common_prompt(where)
     return chosen[:end], chosen[end:], rejected[end:]
@@ -303,12 +301,6 @@ def _common_turns(
 
 def _turns(value: Text) -> tuple[Message, ...]:
     return (Message("assistant", value),) if isinstance(value, str) else value
-
-
-def _common_length(first: Sequence[object], second: Sequence[object]) -> int:
-    """Number of leading items that both have in common."""
-    differing = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-    return next(differing, min(len(first), len(second)))
 
 
 def _no_common_prompt(where: str) -> NoReturn:

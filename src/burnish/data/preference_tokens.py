@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from burnish.data.assistant_turns import encode_with_turns
-from burnish.data.chat import PLAIN, asked_prompt, encode_continuation, encode_prompt, plain_text, turns_of
+from burnish.data.chat import PLAIN, asked_prompt, cut_front, encode_continuation, encode_prompt, plain_text, turns_of
 from burnish.data.preference_rows import (
     BadRow,
     PreferenceRow,
@@ -85,9 +85,7 @@ def fitted(example: PreferenceExample, limit: int, *, bos_token_id: int | None) 
     longest = max(len(tokens) for tokens in example.responses_tokens)
     room = max(limit - longest, 1)
     prompt = example.prompt_tokens
-    if len(prompt) > room:
-        keeps_bos = prompt[0] == bos_token_id and room > 1
-        prompt = (prompt[0], *prompt[len(prompt) - room + 1 :]) if keeps_bos else prompt[len(prompt) - room :]
+    prompt = cut_front(prompt, room, bos_token_id) if len(prompt) > room else prompt
     left = limit - len(prompt)
     responses = tuple(tokens[:left] for tokens in example.responses_tokens)
     return replace(example, prompt_tokens=prompt, responses_tokens=responses, whole_prompt=example.prompt_tokens)

@@ -13,7 +13,7 @@ from burnish.data.loaded_sources import LoadedSource, RowSet, Understanding, loa
 from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, PreferenceRow, PreferenceRules, read_row
 from burnish.data.preference_tokens import PreferenceExample, encode_preference, fitted, goes_through_template
-from burnish.data.rows import reading_row
+from burnish.data.rows import over_long_error, reading_row
 from burnish.data.template import ChatFormat, refuse_unused_options
 from burnish.errors import DataError
 
@@ -123,10 +123,7 @@ def _source_examples(
         longest = example.longest()
         if longest > max_tokens:
             if over_long == "error":
-                raise DataError(
-                    f"{read.where}: prompt and response have {longest:,} tokens, over max_tokens {max_tokens:,}",
-                    remedy="raise max_tokens, or set data.over_long to drop or truncate",
-                )
+                raise over_long_error(read.where, "prompt and response have", longest, "max_tokens", max_tokens)
             if over_long == "drop":
                 skipped[reason] += 1
                 continue

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from burnish.config.domains import DomainSettings, Split
 from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.config.schema_rl import RlFields
-from burnish.data.chat import AUTO, asked_prompt, encode_prompt, turns_of, uses_template
+from burnish.data.chat import AUTO, asked_prompt, cut_front, encode_prompt, turns_of, uses_template
 from burnish.data.conversations import prompt_of, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
 from burnish.data.preference_rows import BadRow, has_prompt, is_transcript, shared_prompt, transcript_messages
-from burnish.data.rows import Row, describe, reading_row, value_at
+from burnish.data.rows import Row, describe, over_long_error, reading_row, value_at
 from burnish.data.template import ChatFormat, Template, notes_on
 from burnish.data.text_documents import cut_query
 from burnish.errors import ConfigError, DataError
@@ -160,7 +160,8 @@ def _source_prompts(
         if max_prompt_tokens is not None and len(whole) > max_prompt_tokens:
             tokens = _shorten(whole, max_prompt_tokens, over_long, row, tokenizer)
             counter = skipped if tokens is None else changed
-            counter[f"prompts over max_prompt_tokens ({max_prompt_tokens:,})" + _cut_note(over_long)] += 1
+            note = ", cut at the beginning" if over_long == "truncate" else ""
+            counter[f"prompts over max_prompt_tokens ({max_prompt_tokens:,}){note}"] += 1
             if tokens is not None and _nothing_left(prompt, tokens, tokenizer, chat):
                 changed[_NOTHING_LEFT] += 1
         if tokens is None:
@@ -231,15 +232,9 @@ def _prompt_of_row(
         raise DataError(error.message, remedy="fix or remove the row") from error
     if not has_prompt(loaded):
         changed[_COMMON_BEGINNING] += 1
-    return (
-        transcript_messages(asked)
-        if chat.chat == "always" and isinstance(asked, str) and is_transcript(asked)
-        else asked
-    )
-
-
-def _cut_note(over_long: OverLong) -> str:
-    return ", cut at the beginning" if over_long == "truncate" else ""
+    if chat.chat == "always" and isinstance(asked, str) and is_transcript(asked):
+        return transcript_messages(asked)
+    return asked
 
 
 def _shorten(
@@ -248,14 +243,8 @@ def _shorten(
     if over_long == "drop":
         return None
     if over_long == "error":
-        raise DataError(
-            f"{row.where}: the prompt has {len(tokens):,} tokens, over max_prompt_tokens {limit:,}",
-            remedy="raise rollout.max_prompt_tokens, or set data.over_long to drop or truncate",
-        )
-    if tokens[0] == tokenizer.bos_token_id and limit > 1:
-        # The model was trained with BOS at the beginning of every text, so a text without it is out of distribution.
-        return (tokens[0], *tokens[len(tokens) - limit + 1 :])
-    return tokens[len(tokens) - limit :]
+        raise over_long_error(row.where, "the prompt has", len(tokens), "rollout.max_prompt_tokens", limit)
+    return cut_front(tokens, limit, tokenizer.bos_token_id)
 
 
 def _nothing_left(

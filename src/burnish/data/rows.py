@@ -6,7 +6,7 @@ import base64
 import datetime
 import decimal
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -111,6 +111,12 @@ def lookup(values: Mapping[str, Any], path: str, default: Any = _ABSENT) -> Any:
     return current
 
 
+def common_length(first: Sequence[object], second: Sequence[object]) -> int:
+    """Number of leading items that both have in common."""
+    differing = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    return next(differing, min(len(first), len(second)))
+
+
 def has_column(values: Mapping[str, Any], path: str) -> bool:
     return lookup(values, path, None) is not None or path in values  # a column that holds null is still there
 
@@ -182,6 +188,14 @@ def describe(value: Any, width: int = 60) -> str:
         return "nothing (null)"
     shown = repr(value)
     return f"{type(value).__name__} {shown if len(shown) <= width else shown[: width - 3] + '...'}"
+
+
+def over_long_error(where: str, what: str, num_tokens: int, field: str, limit: int) -> DataError:
+    """The error for a row that is longer than the limit in a field, where `data.over_long` is error."""
+    return DataError(
+        f"{where}: {what} {num_tokens:,} tokens, over {field.rpartition('.')[2]} {limit:,}",
+        remedy=f"raise {field}, or set data.over_long to drop or truncate",
+    )
 
 
 MAX_TEXT_CHARACTERS = 4_000_000

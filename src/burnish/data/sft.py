@@ -24,7 +24,7 @@ from burnish.data.chat import (
 from burnish.data.conversations import checked_messages, prompt_of, tools_at
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
-from burnish.data.rows import Row, reading_row, text_at, value_at, weight_at
+from burnish.data.rows import Row, over_long_error, reading_row, text_at, value_at, weight_at
 from burnish.data.template import ChatFormat, Template, notes_on, refuse_unused_options
 from burnish.errors import DataError
 from burnish.types import Message, Prompt
@@ -154,10 +154,7 @@ def _shorten(encoded: Encoded, limit: int, over_long: OverLong, row: Row) -> Enc
     if over_long == "drop":
         return (), ()
     if over_long == "error":
-        raise DataError(
-            f"{row.where}: the example has {len(encoded[0]):,} tokens, over max_tokens {limit:,}",
-            remedy="raise max_tokens, or set data.over_long to drop or truncate",
-        )
+        raise over_long_error(row.where, "the example has", len(encoded[0]), "max_tokens", limit)
     return encoded[0][:limit], encoded[1][:limit]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from burnish.data.chat import encode_bare
+from burnish.data.rows import common_length
 from burnish.data.template import Template
 from burnish.errors import DataError
 from burnish.types import Message
@@ -116,6 +117,4 @@ class TurnFrame:
 
 def shared_length(first: str, second: str) -> int:
     """Length of the common beginning of both texts, without a tag that is only partly common."""
-    differing = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-    shared = next(differing, min(len(first), len(second)))
-    return len(_OPEN_TAG.sub("", first[:shared]))
+    return len(_OPEN_TAG.sub("", first[: common_length(first, second)]))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from burnish.config.schema_distill import SAMPLED_ROWS, DistillConfig
-from burnish.planning.memory import MemoryItem, comparison, layer_numbers, weights_item
+from burnish.planning.memory import MemoryItem, comparison, passes_item, weights_item
 from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import NOTHING_KNOWN, ModelRole, Plan, PlanLine, Preview
 from burnish.planning.processes import Processes
@@ -39,9 +39,7 @@ class DistillTable(SftTable):
         width = 2 if (self.config.teacher.dtype or self.config.model.dtype) == "bfloat16" else 4
         weights = weights_item("teacher", facts, width)
         yield weights.needed_in("update", if_any="teacher" in self.offload)
-        tokens, numbers = self.pass_tokens(self.config), layer_numbers(facts)
-        formula = f"{tokens:,} tokens x {numbers:,} numbers x {width} bytes, one layer"
-        yield MemoryItem("teacher's pass", tokens * numbers * width, formula, ("update",), at_most=True)
+        yield passes_item("teacher's pass", facts, self.pass_tokens(self.config), width, "update")
 
     def logprobs(self) -> Iterator[MemoryItem]:
         """Logits of both models in a chunk of rows, with what the divergence and its gradient are computed from."""

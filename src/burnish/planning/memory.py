@@ -333,6 +333,13 @@ def logits_bytes(tokens: int, facts: ModelFacts, width: int, where: Where) -> tu
     return width * kept + 4 * (3 * chunk + 3 * tokens * hidden), formula
 
 
+def passes_item(name: str, facts: ModelFacts, tokens: int, width: int, *phases: Phase) -> MemoryItem:
+    """Memory of passes of so many tokens without gradient, which keep one layer's numbers at a time."""
+    numbers = layer_numbers(facts)
+    formula = f"{tokens:,} tokens x {numbers:,} numbers x {width} bytes, one layer"
+    return MemoryItem(name, tokens * numbers * width, formula, phases, at_most=True)
+
+
 def num_trained(lora: LoraConfig | None, facts: ModelFacts) -> int:
     """Count all parameters, or only the adapters': rank x (inputs + outputs) for each adapted matrix of each layer."""
     if lora is None:

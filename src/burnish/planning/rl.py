@@ -28,12 +28,12 @@ _LONGEST = 2.0
 
 def plan_rl(config: RlConfig, data: Preview = NOTHING_KNOWN, facts: ModelFacts | None = None) -> Plan:
     """The plan of `burnish rl`."""
-    rollout, optimization, num_prompts = config.rollout, config.optimization, data.rows
-    passes = None if not num_prompts else config.steps * rollout.prompts_per_step / num_prompts
+    num_prompts = data.rows
+    passes = None if not num_prompts else config.steps * config.rollout.prompts_per_step / num_prompts
     evaluations = num_evaluations(config)
     return Plan(
         steps=config.steps,
-        optimizer_steps=config.steps * optimization.epochs * optimization.minibatches,
+        optimizer_steps=config.planned_updates,
         passes_over_data=passes,
         evaluations=evaluations,
         models=tuple(_models(config)),
@@ -249,7 +249,7 @@ def _slow_critic(config: RlConfig, facts: ModelFacts | None) -> Iterator[str]:
     fresh = config.critic.kind == "shared" or config.critic.init == "policy"
     if facts is None or not fresh or config.algorithm.estimator not in names.CRITIC_ESTIMATORS:
         return
-    steps = config.steps * config.optimization.epochs * config.optimization.minibatches
+    steps = config.planned_updates
     rate = _critic_rate(config)
     reach = rate * facts.hidden_size * steps
     if reach < 1:

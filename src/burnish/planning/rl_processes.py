@@ -21,7 +21,7 @@ from burnish.planning.memory import (
     RoleMemory,
     bytes_in_words,
     comparison,
-    layer_numbers,
+    passes_item,
     weights_item,
 )
 from burnish.planning.model_facts import RewardFacts
@@ -77,23 +77,19 @@ class RlTable(RoleMemory):
     def reference(self) -> Iterator[MemoryItem]:
         """Memory of the reference. Empty with LoRA, where the policy without its adapters is the reference."""
         if self.config.has_reference and self.config.model.lora is None:
-            weights = self.weights("reference weights")
-            weights = replace(weights, num_bytes=round(self.facts.num_parameters * self.frozen))
+            num_bytes = round(self.facts.num_parameters * self.frozen)
+            weights = replace(self.weights("reference weights"), num_bytes=num_bytes)
             yield weights.needed_in("reference", if_any="reference" in self.offload)
 
     def teachers(self) -> Iterator[MemoryItem]:
-        """Memory of the teachers whose sizes are known: weights, and passes without gradient, which keep one layer's
-        numbers at a time. Weights of the policy count only where it has no adapters to turn off."""
-        tokens = self.pass_tokens(self.config)
+        """Memory of teachers of known sizes. The policy's weights count only where it has no adapters to turn off."""
         for path, facts in zip(self.config.teacher_paths, teacher_facts(self.config, self.facts), strict=True):
             if facts is None or (path == OWN_POLICY and self.config.model.lora is not None):
                 continue
             weights = weights_item(f"weights of teacher {path}", facts, self.width)
             yield weights.needed_in("teacher", if_any="teacher" in self.offload)
-            numbers = layer_numbers(facts)
-            formula = f"{tokens:,} tokens x {numbers:,} numbers x {self.width} bytes"
             phases: tuple[Phase, ...] = ("teacher", "update") if self.config.compares_vocabulary else ("teacher",)
-            yield MemoryItem("passes of a teacher", tokens * numbers * self.width, formula, phases, at_most=True)
+            yield passes_item("passes of a teacher", facts, self.pass_tokens(self.config), self.width, *phases)
             if self.config.compares_vocabulary:
                 yield comparison(self, facts)
 
@@ -116,12 +112,8 @@ class RlTable(RoleMemory):
 
     def alone(self, model: str) -> Iterator[MemoryItem]:
         """Memory of the whole `reference`, `teacher` or `critic` in a process of its own."""
-        if model == "teacher":
-            yield from self.teachers()
-            yield from self.logprobs()
-            return
-        if model == "reference":
-            yield self.weights("reference weights")
+        if model != "critic":
+            yield from self.teachers() if model == "teacher" else [self.weights("reference weights")]
             yield from self.logprobs()
             return
         yield self.weights("policy weights, which it begins with")
@@ -175,18 +167,10 @@ class RlTable(RoleMemory):
             yield from _fixed_steps(self.cache(rows, tokens), rows, self.facts.vocabulary_size)
         else:
             yield self.cache(rows, self.config.longest_text)
-        yield from self._kept_conversations()
-
-    def _kept_conversations(self) -> Iterator[MemoryItem]:
-        """Keys and values that an engine may keep between the turns of conversations, where it samples in the process
-        that holds them and in one portion."""
-        config = self.config
-        talks = any(domain.conversation is not None for domain in domain_settings(config))
-        alone = config.cluster.num_lanes == 1 and not config.cluster.rollout_workers
-        if talks and alone and config.engine.traits.keeps_rows:
-            whole = replace(self.cache(responses_per_step(config), config.longest_text), name="kept conversations")
+        if _keeps_conversations(self.config):
+            whole = self.cache(responses_per_step(self.config), self.config.longest_text)
             most = replace(whole, num_bytes=_KEPT_BYTES, formula=f"{bytes_in_words(_KEPT_BYTES)}, however many")
-            yield whole if whole.num_bytes < _KEPT_BYTES else most
+            yield replace(whole if whole.num_bytes < _KEPT_BYTES else most, name="kept conversations")
 
     def versions(self) -> Iterator[MemoryItem]:
         """The host's memory through which rollout workers get weights: this version, the next one while it is written,
@@ -202,8 +186,15 @@ class RlTable(RoleMemory):
             yield MemoryItem("later versions in shared memory", (ahead + 1) * this.num_bytes, formula, at_most=True)
 
     def scoring(self, rewards: Sequence[RewardFacts]) -> Iterator[MemoryItem]:
-        for reward in rewards:
-            yield from reward_items(self.config, reward)
+        return (item for reward in rewards for item in reward_items(self.config, reward))
+
+
+def _keeps_conversations(config: RlConfig) -> bool:
+    """Return whether an engine may keep keys and values between the turns of conversations: where it samples in the
+    process that holds them, and in one portion."""
+    talks = any(domain.conversation is not None for domain in domain_settings(config))
+    alone = config.cluster.num_lanes == 1 and not config.cluster.rollout_workers
+    return talks and alone and config.engine.traits.keeps_rows
 
 
 def _rounded_up(rows: int, tokens: int) -> tuple[int, int]:
@@ -241,13 +232,7 @@ def reward_items(config: RlConfig, reward: RewardFacts) -> tuple[MemoryItem, ...
     phases: tuple[Phase, ...] = PHASES if ahead else ("scoring",)
     weights = weights_item(f"weights of reward {reward.label!r}", facts, reward.width)
     tokens = _scored_tokens(config, reward.tokens_per_microbatch)
-    passes = MemoryItem(
-        f"passes of reward {reward.label!r}",
-        tokens * layer_numbers(facts) * reward.width,
-        f"{tokens:,} tokens x {layer_numbers(facts):,} numbers x {reward.width} bytes",
-        phases,
-        at_most=True,
-    )
+    passes = passes_item(f"passes of reward {reward.label!r}", facts, tokens, reward.width, *phases)
     return weights.needed_in(*phases, if_any="reward_model" in config.cluster.offload), passes
 
 

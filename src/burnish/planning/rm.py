@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from burnish.config.schema import RmConfig
+from burnish.config.schema_rm import ComparedFields
 from burnish.config.schema_run import RunConfig
 from burnish.planning.memory import MemoryItem, RoleMemory
 from burnish.planning.model_facts import ModelFacts
@@ -17,18 +18,25 @@ _NORMALIZATION_ROWS = 64  # as `max_batch_rows` in burnish.trainers.reward_model
 
 def plan_rm(config: RmConfig, data: Preview = NOTHING_KNOWN, facts: ModelFacts | None = None) -> Plan:
     """The plan of `burnish rm`."""
-    epochs, size = config.optimization.epochs, config.optimization.comparisons_per_batch
-    rows, tokens = count_in_words(data.rows), count_in_words(data.tokens)
     split = f", without held_out_fraction {config.held_out_fraction:g}" if config.held_out_fraction else ""
+    texts = "all candidates with their prompts, one pass"
+    return plan_of_comparisons(config, data, facts, _models(config), f"data.train{split}", texts)
+
+
+def plan_of_comparisons(
+    config: ComparedFields, data: Preview, facts: ModelFacts | None, models: Iterable[ModelRole], rows: str, texts: str
+) -> Plan:
+    """The plan of a run whose data are comparisons. rows, texts: which of them are counted, in words."""
+    epochs, size = config.optimization.epochs, config.optimization.comparisons_per_batch
     lines = (
-        PlanLine("data", "comparisons", rows, f"data.train{split}"),
-        PlanLine("data", "tokens", tokens, "all candidates with their prompts, one pass"),
+        PlanLine("data", "comparisons", count_in_words(data.rows), rows),
+        PlanLine("data", "tokens", count_in_words(data.tokens), texts),
         PlanLine("one step", "comparisons", f"{size:,}", "optimization.comparisons_per_batch"),
     )
     steps = None if data.rows is None else -(-epochs * data.rows // size)
     passes = None if config.steps is None or data.rows is None else config.steps * size / data.rows
     because = f"{epochs} (optimization.epochs) passes / {size:,}", f"steps x {size:,} / comparisons"
-    return plan_of_passes(config, facts, _models(config), lines, steps=steps, passes=passes, because=because)
+    return plan_of_passes(config, facts, models, lines, steps=steps, passes=passes, because=because)
 
 
 def _models(config: RmConfig) -> Iterator[ModelRole]:
@@ -36,6 +44,14 @@ def _models(config: RmConfig) -> Iterator[ModelRole]:
     if config.normalization.kind != "none" and config.normalization.on == "policy":
         path = config.normalization.policy or config.model.path
         yield ModelRole("policy", f"{path} samples responses once, for normalization.kind {config.normalization.kind}")
+
+
+def comparison_tokens(config: RunConfig, together: int) -> int:
+    """Tokens in one pass over comparisons, in which so many texts are read together, however small the budget."""
+    assert isinstance(config, ComparedFields)
+    step = config.optimization.comparisons_per_batch * config.texts_each * config.max_tokens
+    share = min(config.optimization.microbatch_tokens, -(-step // config.cluster.num_lanes))
+    return max(share, together * config.max_tokens)
 
 
 class RmTable(RoleMemory):
@@ -47,9 +63,7 @@ class RmTable(RoleMemory):
     @staticmethod
     def pass_tokens(config: RunConfig) -> int:
         """A comparison is never split, however small the budget."""
-        assert isinstance(config, RmConfig)
-        one, size = config.texts_each * config.max_tokens, config.optimization.comparisons_per_batch
-        return max(min(config.optimization.microbatch_tokens, -(-size * one // config.cluster.num_lanes)), one)
+        return comparison_tokens(config, config.texts_each)
 
     def logprobs(self) -> Iterator[MemoryItem]:
         """Nothing, as there is no output head."""
@@ -77,16 +91,20 @@ class RmProcesses(Processes):
     trained = "reward model"
 
 
-class RmTimes(StepTimes):
-    """An update on comparisons, none of whose tokens is scored by itself."""
+class ComparedTimes(StepTimes):
+    """An update on whole comparisons."""
 
-    config: RmConfig
+    config: ComparedFields
+
+    def sizes(self) -> tuple[float, float]:
+        texts = float(self.config.optimization.comparisons_per_batch * self.config.texts_each)
+        return texts, texts
+
+
+class RmTimes(ComparedTimes):
+    """An update on whole comparisons, none of whose tokens is scored by itself."""
 
     @staticmethod
     def assumed(config: RunConfig, prompt: float | None, response: float | None) -> Lengths:
         mean = StepTimes.assumed(config, prompt, response)
         return Lengths(mean.response, 0.0, mean.because)
-
-    def sizes(self) -> tuple[float, float]:
-        texts = float(self.config.optimization.comparisons_per_batch * self.config.texts_each)
-        return texts, texts

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NotRequired, TypedDict, TypeVar
 
@@ -180,9 +180,8 @@ FAMILIES: tuple[tuple[str, str, str, str], ...] = (
 def build_charts(rows: Sequence[Mapping[str, float]]) -> list[ChartData]:
     """Build the charts that the run has data for. Other metrics follow in "Further", each with its own chart."""
     data = columns([dict(row) for row in rows])
-    charts = [_chart(c.section, c.title, c.help or _meaning(c.metrics), c.metrics, data) for c in CHARTS]
-    families = {title: _family(begin, end, data) for _, title, begin, end in FAMILIES}
-    charts += [_chart(section, title, "", families[title], data) for section, title, _, _ in FAMILIES]
+    known = list(named_charts(data))
+    charts = [_chart(one.section, one.title, one.help, one.metrics, data) for one in known]
     charts.append(_chart("Speed", "Seconds per step", "", (("step", "time/step_seconds"),), data))
     remark = "seconds of engines, of all rollout workers together, without evaluation"
     charts.append(_chart("Speed", "Sampling", remark, _SAMPLING, data))
@@ -190,11 +189,22 @@ def build_charts(rows: Sequence[Mapping[str, float]]) -> list[ChartData]:
     if _WAIT in data:
         charts.append(_chart("Speed", "Sampling ahead", "seconds next to the steps", _AHEAD, data))
     charts.append(_time_split(data))
-    named = {metric for c in CHARTS for _, metric in c.metrics}
-    named |= {metric for family in families.values() for _, metric in family}
+    named = {metric for one in known for _, metric in one.metrics}
     further = [name for name in data if name not in named and not _is_phase(name)]
     charts += [_chart("Further", name, explain(name), ((name, name),), data) for name in further]
     return [chart for chart in charts if chart["series"]]
+
+
+def named_charts(names: Collection[str]) -> Iterator[Chart]:
+    """Yield the charts of `CHARTS` and `FAMILIES` with those of their metrics that a run has. A chart of one metric
+    says what that means."""
+    for chart in CHARTS:
+        about = chart.help or (explain(chart.metrics[0][1]) if len(chart.metrics) == 1 else "")
+        yield replace(chart, metrics=tuple(one for one in chart.metrics if one[1] in names), help=about)
+    for section, title, begin, end in FAMILIES:
+        family = [name for name in names if name.startswith(begin) and name.endswith(end)]
+        labels = (name.removeprefix(begin).removesuffix(end) for name in family)
+        yield Chart(section, title, tuple(zip(labels, family, strict=True)))
 
 
 def overlay(runs: Sequence[tuple[str, Sequence[ChartData]]]) -> list[ChartData]:
@@ -275,17 +285,6 @@ def _chart(
 ) -> ChartData:
     series = [_series(label, data[name]) for label, name in metrics if name in data]
     return {"section": section, "title": title, "help": remark, "kind": "line", "series": series}
-
-
-def _meaning(metrics: Sequence[tuple[str, str]]) -> str:
-    """Explanation of a chart of a single metric; empty for several, which their labels explain."""
-    return explain(metrics[0][1]) if len(metrics) == 1 else ""
-
-
-def _family(begin: str, end: str, data: Mapping[str, Column]) -> list[tuple[str, str]]:
-    """(label, metric) of every metric with this prefix and suffix. The label is the part between them."""
-    names = [name for name in data if name.startswith(begin) and name.endswith(end)]
-    return [(name.removeprefix(begin).removesuffix(end), name) for name in names]
 
 
 def _series(label: str, column: Column) -> Series:

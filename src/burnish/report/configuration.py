@@ -10,11 +10,9 @@ from typing import TypedDict
 
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from burnish.config import fields
 from burnish.config.kinds import find_kind
 from burnish.config.loading import kind_of_data
-from burnish.config.preset_layer import preset_of
-from burnish.config.schema_run import RunConfig
+from burnish.config.preset_layer import values_beneath
 from burnish.config.secrets import masked_yaml
 from burnish.config.yaml_text import parse_yaml
 from burnish.report.turns import as_text
@@ -88,10 +86,7 @@ def departures(resolved: Mapping[str, Json]) -> list[Departure]:
 
     Fields without a default, and fields that this version does not know, are always included.
     """
-    run_file = find_kind(kind_of_data(resolved)).section
-    known = _defaults(run_file)
-    preset = preset_of(run_file, resolved)
-    known |= dict(preset.values) if preset is not None else {}
+    known = values_beneath(find_kind(kind_of_data(resolved)).section, resolved)
     found = []
     for path, value in leaves(resolved).items():
         default = known.get(_NUMBER.sub(".N", _DOMAIN.sub("domains.NAME", path)), PydanticUndefined)
@@ -100,11 +95,6 @@ def departures(resolved: Mapping[str, Json]) -> list[Departure]:
         if required or value != plain:
             found.append(Departure(path, value, plain, required))
     return found
-
-
-def _defaults(run_file: type[RunConfig]) -> dict[str, object]:
-    """Default of each field, by path."""
-    return {item.path: item.info.get_default(call_default_factory=True) for item in fields.iter_fields(run_file)}
 
 
 def leaves(value: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:

@@ -12,6 +12,7 @@ from burnish.config.schema_run import RunConfig
 from burnish.config.secrets import masked
 from burnish.config.yaml_text import dump_yaml
 from burnish.observability.console import number_text, table_of
+from burnish.report.charts import evenly
 from burnish.types import Json
 
 _CURVE_ROWS = 12
@@ -86,9 +87,7 @@ def _data(config: RunConfig) -> Iterator[str]:
 def _spread(rows: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
     """Choose about a dozen rows, spread evenly from the first to the last; evaluated ones if there are any."""
     chosen = [row for row in rows if any(name.startswith("eval/") for name in row)] or list(rows)
-    last = len(chosen) - 1
-    places = {round(index * last / (_CURVE_ROWS - 1)) for index in range(_CURVE_ROWS)} if last > 0 else {0}
-    return [chosen[place] for place in sorted(places) if chosen]
+    return evenly(chosen, _CURVE_ROWS)
 
 
 def _repeat(config: RunConfig) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from burnish.observability.recorder import RecordedLine, each_rollout, num_sampled, recorded_files, sampled_mask
@@ -127,8 +128,7 @@ def mean_by_value(points: Sequence[Point]) -> list[Point]:
     if not ordered or ordered[0][0] == ordered[-1][0]:
         return []
     count = min(PARTS, len(ordered))
-    cuts = [round(i * len(ordered) / count) for i in range(count + 1)]
-    parts = [ordered[cuts[i] : cuts[i + 1]] for i in range(count)]
+    parts = [ordered[start:stop] for start, stop in pairwise(evenly(range(len(ordered) + 1), count + 1))]
     return [(sum(v for v, _ in part) / len(part), sum(r for _, r in part) / len(part)) for part in parts]
 
 

@@ -283,9 +283,9 @@ def check_same_teachers(recorded: RlConfig, config: RlConfig) -> None:
         own, before = domain.teacher, known.get(domain.key)
         if own is not None and (before is None or (own.path, own.prompt) != (before.path, before.prompt)):
             raise ConfigError(
-                f"{domain.teacher_section} is not the teacher that the run was recorded with, and log-probabilities of "
-                "another one were not recorded",
-                remedy=f"change {domain.teacher_section}.weight alone, or replay without a teacher",
+                f"{domain.place('teacher')} is not the teacher that the run was recorded with, and log-probabilities "
+                "of another one were not recorded",
+                remedy=f"change {domain.place('teacher')}.weight alone, or replay without a teacher",
             )
 
 

@@ -76,7 +76,7 @@ def open_agents(
 
 
 def _open_talk(config: RlConfig, domain: DomainSettings, loaded: LoadedModel, stack: ExitStack) -> AgentTalk:
-    conversation, where = domain.conversation, domain.conversation_section
+    conversation, where = domain.conversation, domain.place("conversation")
     assert conversation is not None
     host = ConversationHost(
         Wanted(
@@ -113,7 +113,7 @@ def _open_talk(config: RlConfig, domain: DomainSettings, loaded: LoadedModel, st
 
 def _lines(domain: DomainSettings) -> list[str]:
     """Lines for the user on a domain's agent: its name, turns, and whether runs differ in rounding."""
-    conversation, where = domain.conversation, domain.conversation_section
+    conversation, where = domain.conversation, domain.place("conversation")
     assert conversation is not None
     lines = [f"{where}: agent {conversation.agent}; at most {conversation.max_turns} turns"]
     if not conversation.in_rounds:

@@ -144,7 +144,7 @@ def open_partner(
 ) -> tuple[ToolsAndEnvironment, Sequence[str]]:
     """Start the tools and the environment of a domain, which `stack` ends. Returns them, and lines for the user. Raises
     like `open_conversations`."""
-    conversation, where = domain.conversation, domain.conversation_section
+    conversation, where = domain.conversation, domain.place("conversation")
     assert conversation is not None
     host = None
     if conversation.own_tools or conversation.environment is not None:

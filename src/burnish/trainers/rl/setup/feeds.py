@@ -32,7 +32,7 @@ def load_prompt_set(
     ConfigError if the domain has none to train on, or none at all."""
     sources = sources_of(config, domain, split)
     if not sources:
-        field = domain.title("data", split)
+        field = domain.title(f"data.{split}")
         raise ConfigError(f"{field} is empty", remedy=f"name at least one data set in {field}")
     found = load_prompts(
         sources,
@@ -51,7 +51,7 @@ def load_prompt_set(
     if split == "train" and found and has_own:
         chat = ChatFormat(domain.chat, domain.template_options)
         applied = sum(uses_template(prompt, chat) for prompt in found.prompts)
-        refuse_unused_options(chat, applied=applied, field=domain.place("data", "template_options"))
+        refuse_unused_options(chat, applied=applied, field=domain.place("data.template_options"))
     if not found and (split == "train" or not domain.is_trained):
         purpose = "trained" if split == "train" else "evaluated"
         raise ConfigError(

@@ -269,7 +269,7 @@ def check_estimator(config: RlConfig, estimator: Estimator) -> None:
             remedy="set algorithm.kl_in and kl_coef, which load one",
         )
     trained = [domain for domain in domain_settings(config) if domain.is_trained]
-    for field in (one.place("rollout", "group_size") for one in trained if one.group_size == 1):
+    for field in (one.place("rollout.group_size") for one in trained if one.group_size == 1):
         if "group_ids_B" in estimator.inputs:
             raise ConfigError(
                 f"{field} is 1, but the estimator {name!r} compares the responses to one prompt",

@@ -71,7 +71,7 @@ def _prompts(
 ) -> TeacherPrompts | None:
     if teacher.prompt is None:
         return None
-    chat, field = ChatFormat(domain.chat, domain.template_options), f"{domain.teacher_section}.prompt"
+    chat, field = ChatFormat(domain.chat, domain.template_options), f"{domain.place('teacher')}.prompt"
     return TeacherPrompts(teacher.prompt, with_template(tokenizer, domain.chat_template), chat, field)
 
 
