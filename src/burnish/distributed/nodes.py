@@ -97,6 +97,12 @@ def problems_here(expected: Expected) -> list[str]:
     return found
 
 
+def refuse(what: str, found: Sequence[str], *, remedy: str) -> None:
+    """ConfigError with a line for everything that was found, if anything was."""
+    if found:
+        raise ConfigError("\n".join([what, *found]), remedy=remedy)
+
+
 def enter(folder: str | None, paths: Sequence[str]) -> bool:
     """Work in this folder, and import from these as well; whether there is such a folder."""
     if folder is not None and not Path(folder).is_dir():
