@@ -8,7 +8,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
@@ -23,7 +23,7 @@ from burnish.config.schema import RunConfig
 from burnish.config.secrets import masked, masked_command, restored
 from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DifferentRunError
-from burnish.observability.atomic import disk_remedy, write_text_atomically
+from burnish.observability.atomic import disk_errors, write_text_atomically
 from burnish.observability.ending import ENDING_FILE
 from burnish.outside.plugins import installed_version
 from burnish.outside.reading import UnreadableError, read_json
@@ -152,24 +152,23 @@ class RunDirectory:
         `accepted`: changes of files and versions that the user has accepted, recorded in the environment. Raises
         CheckpointError if the folder cannot be written.
         """
-        try:
+        with self._writing():
             if config.logging.keeps_rollouts:
                 self.rollouts.mkdir(parents=True, exist_ok=True)
             self._remove_torn_files()
             (self.path / ENDING_FILE).unlink(missing_ok=True)
             self._add_environment(accepted)
             write_text_atomically(self.config_file, dump_config(config))
-        except OSError as error:
-            raise _write_error(self.path, error) from error
 
     def begin_fork(self, config: RunConfig, forked_from: dict[str, Json]) -> None:
         """Write the configuration of a run that goes on from a checkpoint of another one, and note that run and step in
         the environment. Raises CheckpointError if the folder cannot be written."""
-        try:
+        with self._writing():
             self._write_environment(self._environment() | {"forked_from": forked_from})
             write_text_atomically(self.config_file, dump_config(config))
-        except OSError as error:
-            raise _write_error(self.path, error) from error
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return disk_errors(f"write to {self.path}", self.path, CheckpointError)
 
     def forked_from(self) -> Json:
         """The `run` and `step` that this run was forked from; None if it began by itself."""
@@ -225,15 +224,13 @@ class RunDirectory:
         """
         wanted = [self.config_file, self.environment_file, *([self.rollouts] if config.logging.keeps_rollouts else [])]
         missing = [path for path in wanted if not path.exists()]
-        try:
+        with self._writing():
             if self.config_file in missing:
                 write_text_atomically(self.config_file, dump_config(config))
             if self.environment_file in missing:
                 self._add_environment(())
             if self.rollouts in missing:
                 self.rollouts.mkdir()
-        except OSError as error:
-            raise _write_error(self.path, error) from error
         return [f"{path} was removed during the run and has been restored" for path in missing]
 
     def _add_environment(self, accepted: Sequence[str]) -> None:
@@ -252,10 +249,6 @@ def dump_config(config: RunConfig) -> str:
     """The resolved run file as YAML, with all fields in the order of the reference, and secrets masked."""
     values = masked(config.model_dump(mode="json"), hashed=True)
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-
-
-def _write_error(run_dir: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"cannot write to {run_dir}: {error.strerror}", remedy=disk_remedy(error, run_dir))
 
 
 def refused_differences(before: dict[str, Json], config: RunConfig) -> list[Difference]:
@@ -408,14 +401,10 @@ def move_run_aside(folder: Path, *, signs: Sequence[str] = RUN_SIGNS) -> Path | 
         for inner in _run_folders(target):
             stack.enter_context(RunLock(inner))
         aside = _free_name(target)
-        try:
+        with disk_errors(f"move {folder} aside", target.parent, CheckpointError):
             target.rename(aside)
             if folder.is_symlink():
                 target.mkdir()
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot move {folder} aside: {error.strerror}", remedy=disk_remedy(error, target.parent)
-            ) from error
     return aside
 
 

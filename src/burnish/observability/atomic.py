@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from burnish.errors import BurnishError
 
 PRIVATE = 0o600
 """Mode of files of a run that may reveal something about its owner."""
@@ -45,6 +49,15 @@ def fsync_file(path: Path) -> None:
 def fsync_folder(folder: Path) -> None:
     """Force the entries of a folder to disk, so that a rename survives a power failure."""
     fsync_file(folder)
+
+
+@contextmanager
+def disk_errors(doing: str, folder: Path, raises: type[BurnishError] = BurnishError) -> Iterator[None]:
+    """Turn OSError into `raises`, which says what cannot be done (`doing`: "write to X") below `folder`, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise raises(f"cannot {doing}: {error.strerror}", remedy=disk_remedy(error, folder)) from error
 
 
 def disk_remedy(error: OSError, folder: Path) -> str:
