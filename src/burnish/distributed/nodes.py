@@ -67,7 +67,7 @@ def other_words(theirs: Sequence[Sequence[str]], ours: Sequence[Sequence[str]]) 
     for (word, content), (own, own_content) in zip_longest(theirs, ours, fillvalue=("nothing", "")):
         if content and own_content:
             if content != own_content:
-                yield f"the content of {word} is another one than at rank 0"
+                yield f"the content of {word} differs from rank 0's"
         elif word != own:
             yield f"{word} is where rank 0 has {own}"
 

@@ -145,8 +145,7 @@ class Peer(ABC):
         """The weights that this role, a policy, has published, written once for all who want them."""
 
     def _await_end(self, seconds: float) -> None:
-        """Wait until a process that was asked to has released its roles, at most that long. It closes its connection
-        then."""
+        """Wait, at most so long, until a process that was asked to end has released its roles and its connection."""
         self._channel.receive(seconds=seconds)
 
     @abstractmethod

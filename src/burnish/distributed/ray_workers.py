@@ -102,7 +102,7 @@ class StoredWeights(SealedWeights):
 
     @contextmanager
     def blaming(self, what: str) -> Iterator[None]:
-        """Whoever reads them here and cannot is not to blame: RoleLostError for the process that published them."""
+        """Blame a failure to read them here on the process that published them: RoleLostError."""
         try:
             yield
         except UnreadableWeightsError as error:
