@@ -87,6 +87,7 @@ def updates(folder: Path) -> list[dict[str, Any]]:
 
 def pushes(folder: Path) -> list[dict[str, Any]]:
     """Seconds until two other processes sample with new weights."""
+    from burnish.distributed.peers import ProcessSpec
     from burnish.distributed.processes import RoleProcess
     from burnish.distributed.weight_transfer import SharedWeights
     from burnish.models.loading import load_model
@@ -97,7 +98,8 @@ def pushes(folder: Path) -> list[dict[str, Any]]:
     loaded = load_model(config.model)
     found = []
     with ThreadPoolExecutor(2) as both:
-        processes = [RoleProcess(f"rollout worker {n}", engine_role, config, threads=1) for n in range(2)]
+        seats = [ProcessSpec(f"rollout worker {n}", engine_role, (config,)) for n in range(2)]
+        processes = [RoleProcess(seat, threads=1) for seat in seats]
         engines = [process.role("engine", seconds=60.0) for process in processes]
         try:
             for version in range(1, 8):

@@ -121,17 +121,19 @@ worker = EngineProcess(sys.executable, pathlib.Path("log"))
 close = worker.kill
 """
 ROLE = """
+from burnish.distributed.peers import ProcessSpec
 from burnish.distributed.processes import RoleProcess
 import user
-process = RoleProcess("role", user.roles, threads=1)
+process = RoleProcess(ProcessSpec("role", user.roles, ()), threads=1)
 close = process.close
 """
 FORKED_ROLE = """
+from burnish.distributed.peers import ProcessSpec
 from burnish.distributed.processes import RoleProcess
 from burnish.distributed.fork_server import ForkServer
 import user
 fork_server = ForkServer()
-process = RoleProcess("role", user.roles, threads=1, fork_server=fork_server)
+process = RoleProcess(ProcessSpec("role", user.roles, ()), threads=1, fork_server=fork_server)
 def close():
     process.close()
     fork_server.close()

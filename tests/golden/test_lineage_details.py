@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from batches import joined
+from batches import batch_of, joined
 from torch import Tensor
 
 from burnish.algorithms.advantages import resolve_estimator
@@ -42,17 +42,8 @@ def credited(*overrides: str) -> Batch:
     given = any(override.startswith("algorithm.kl_coef=") for override in overrides)
     config = preset(*(() if given else ("algorithm.kl_coef=0.1",)), *overrides)
     old = torch.full((2, 3), -1.0)
-    batch = Batch(
-        prompt_tokens=torch.ones(2, 1, dtype=torch.int64),
-        prompt_lengths=torch.ones(2, dtype=torch.int64),
-        response_tokens=torch.ones(2, 3, dtype=torch.int64),
-        response_lengths=torch.tensor([3, 3]),
-        loss_mask=torch.ones(2, 3, dtype=torch.bool),
-        group_ids=torch.arange(2),
-        old_logprobs=old,
-        ref_logprobs=old - torch.tensor(KL),
-        values=torch.tensor(VALUES),
-    )
+    fields = {"old_logprobs": old, "ref_logprobs": old - torch.tensor(KL), "values": torch.tensor(VALUES)}
+    batch = batch_of([[1]] * 2, [[1] * 3] * 2, **fields)
     scored, _ = assign_advantages(
         batch,
         BatchRewards(scores_B=torch.tensor(SCORES)),
@@ -154,16 +145,8 @@ def test_the_coefficient_follows_the_kl_and_stays_without_a_target() -> None:
 def value_loss(values: list[float], old: list[float], returns: list[float], *overrides: str, name: str) -> float:
     config = preset(*overrides, name=name)
     row = {key: torch.tensor([numbers]) for key, numbers in (("values", old), ("returns", returns))}
-    batch = Batch(
-        prompt_tokens=torch.ones(1, 1, dtype=torch.int64),
-        prompt_lengths=torch.ones(1, dtype=torch.int64),
-        response_tokens=torch.ones(1, 2, dtype=torch.int64),
-        response_lengths=torch.tensor([2]),
-        loss_mask=torch.ones(1, 2, dtype=torch.bool),
-        group_ids=torch.zeros(1, dtype=torch.int64),
-        **row,
-    )
     objective = build_value_objective(config)
+    batch = batch_of([[1]], [[1, 1]], **row)
     return float(objective(torch.tensor([values]), batch, Denominators(num_tokens=2, num_sequences=1)).loss)
 
 

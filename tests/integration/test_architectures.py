@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from batches import batch_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from burnish.errors import BurnishError, ModelError, RolloutError
@@ -236,20 +237,9 @@ def alone(model: Any, rollout: Rollout) -> torch.Tensor:
     return logits.log_softmax(-1).gather(-1, torch.tensor(rollout.response_tokens)[:, None])[:, 0]
 
 
-def batch_of(rollouts: list[Rollout]) -> Batch:
-    def padded(rows: list[tuple[int, ...]]) -> torch.Tensor:
-        return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-
-    lengths = torch.tensor([len(rollout.response_tokens) for rollout in rollouts])
-    responses = padded([rollout.response_tokens for rollout in rollouts])
-    return Batch(
-        prompt_tokens=padded([rollout.prompt_tokens for rollout in rollouts]),
-        prompt_lengths=torch.tensor([len(rollout.prompt_tokens) for rollout in rollouts]),
-        response_tokens=responses,
-        response_lengths=lengths,
-        loss_mask=torch.arange(responses.shape[1]) < lengths[:, None],
-        group_ids=torch.tensor([rollout.group_id for rollout in rollouts]),
-    )
+def batch_from(rollouts: list[Rollout]) -> Batch:
+    groups = torch.tensor([rollout.group_id for rollout in rollouts])
+    return batch_of([r.prompt_tokens for r in rollouts], [r.response_tokens for r in rollouts], group_ids=groups)
 
 
 def check(model: Any, rollouts: list[Rollout], bound: float) -> None:
@@ -257,7 +247,7 @@ def check(model: Any, rollouts: list[Rollout], bound: float) -> None:
     expected = [alone(model, rollout) for rollout in rollouts]
     for rollout, own in zip(rollouts, expected, strict=True):
         assert (torch.tensor(rollout.rollout_logprobs) - own).abs().max() < bound
-    batch = batch_of(rollouts)
+    batch = batch_from(rollouts)
     for packs in (False, True):
         if packs and not use_packed_rows(model):
             continue
@@ -323,7 +313,7 @@ def test_angles_that_depend_on_length_do_not_depend_on_neighbours() -> None:
     lengths = [len(rollout.prompt_tokens) + len(rollout.response_tokens) for rollout in rollouts]
     assert min(lengths) <= 32 < max(lengths)
     expected = [alone(model, rollout) for rollout in rollouts]
-    batch = batch_of(rollouts)
+    batch = batch_from(rollouts)
     scorer = ResponseScorer(model)
     cut = scorer.score_in_microbatches(batch, 10_000).logprobs_BT
     for found in (cut, scorer.score(batch).logprobs_BT.detach()):
@@ -345,5 +335,5 @@ def test_dynamic_angles_are_refused_beyond_their_boundary_everywhere() -> None:
         sample(model, context=64)
     rollouts = sample(build("llama", USUAL))
     with pytest.raises(ModelError, match="beyond 32 this model's rotations"):
-        ResponseScorer(model).score(batch_of(rollouts))
+        ResponseScorer(model).score(batch_from(rollouts))
     check(model, sample(model, context=32, lengths=(3, 20, 1, 9)), BOUND)

@@ -145,7 +145,7 @@ def lose_node(cluster: Any, gone: Callable[..., bool], monkeypatch: pytest.Monke
 
 def node_of(launcher: Any, name: str, there: list[Any]) -> Any:
     """Where a process runs that has the places of its node to itself."""
-    (node_id,) = ray_workers._nodes_of(launcher.places[name][0])
+    node_id = ray_workers.Place.now(*launcher.places[name]).node
     return next(node for node in there if node.node_id == node_id)
 
 

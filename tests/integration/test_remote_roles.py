@@ -16,7 +16,7 @@ from rich.console import Console
 from burnish.config.schema import RlConfig
 from burnish.distributed.fork_server import ForkServer
 from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference
-from burnish.distributed.peers import ProcessRole, RoleLostError
+from burnish.distributed.peers import ProcessRole, ProcessSpec, RoleLostError
 from burnish.distributed.processes import RoleProcess
 from burnish.distributed.server import buckets
 from burnish.models.policy import LocalPolicy
@@ -104,8 +104,8 @@ def remote(
         config = tiny_run(f"output={tmp_path}/remote", *overrides, **fields)
         with ExitStack() as stack:
             run = stack.enter_context(open_rl_run(config, Console(quiet=True)))
-            trainer = stack.enter_context(RoleProcess("trainer", trained_roles, config, fork_server=fork_server))
-            sampler = stack.enter_context(RoleProcess("sampler", engine_role, config, fork_server=fork_server))
+            seats = ProcessSpec("trainer", trained_roles, (config,)), ProcessSpec("sampler", engine_role, (config,))
+            trainer, sampler = (stack.enter_context(RoleProcess(seat, fork_server=fork_server)) for seat in seats)
             move_roles(run, trainer, sampler)
             if run.progress.saved_step is not None:
                 restore(run, run.store.at(run.progress.saved_step))

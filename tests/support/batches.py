@@ -11,6 +11,30 @@ from torch.nn.functional import pad
 from burnish.forward.batch import Batch
 
 
+def batch_of(
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    *,
+    pad_token_id: int = 0,
+    **fields: torch.Tensor,
+) -> Batch:
+    """Right-padded rows, trained on at every response token; group ids count the rows unless they are given."""
+
+    def padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        width = max(map(len, rows))
+        return torch.tensor([[*row, *[pad_token_id] * (width - len(row))] for row in rows], dtype=torch.int64)
+
+    lengths, tokens = torch.tensor([len(row) for row in responses]), padded(responses)
+    return Batch(
+        prompt_tokens=padded(prompts),
+        prompt_lengths=torch.tensor([len(row) for row in prompts]),
+        response_tokens=tokens,
+        response_lengths=lengths,
+        loss_mask=torch.arange(tokens.shape[1]) < lengths[:, None],
+        **{"group_ids": torch.arange(len(prompts)), **fields},
+    )
+
+
 def joined(batches: Sequence[Batch], pad_token_id: int = 0) -> Batch:
     """The rows of several batches under each other. A field is set in all of them or in none."""
     fills = {"prompt_tokens": pad_token_id, "response_tokens": pad_token_id, "turn_index": -1}

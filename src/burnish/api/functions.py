@@ -6,14 +6,14 @@ import functools
 import hashlib
 import inspect
 import sys
-import sysconfig
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+from burnish.outside.plugins import INSTALLED
+
 _LONGEST_VALUE = 1000
 _MOST_FUNCTIONS = 100
 
@@ -126,7 +126,7 @@ def _is_code(value: object) -> bool:
     """Return whether a value is a user's function, whose text becomes part of the text of the function that calls
     it."""
     function, _ = _unwrapped(value) if callable(value) and not inspect.isclass(value) else (None, {})
-    return function is not None and not function.__code__.co_filename.startswith(_INSTALLED)
+    return function is not None and not function.__code__.co_filename.startswith(INSTALLED)
 
 
 def _source(function: FunctionType) -> str:

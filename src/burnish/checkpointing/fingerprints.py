@@ -7,7 +7,6 @@ not silently continue as a different run.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -26,6 +25,7 @@ from burnish.checkpointing.store import FINGERPRINT_FILE, reading_own
 from burnish.config.schema import RunConfig
 from burnish.data import puzzles
 from burnish.errors import CheckpointError
+from burnish.outside.plugins import installed_version
 from burnish.outside.reading import read_json
 from burnish.types import Json
 
@@ -165,13 +165,9 @@ def _packages_of(config: RunConfig) -> tuple[str, ...]:
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:
-    found = {"burnish": __version__, "python": platform.python_version()}
-    for name in packages:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    versions = {name: installed_version(name) for name in packages}
+    own = {"burnish": __version__, "python": platform.python_version()}
+    return own | {name: version for name, version in versions.items() if version is not None}
 
 
 def _machine() -> dict[str, str]:

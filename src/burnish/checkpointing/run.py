@@ -8,7 +8,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
@@ -23,7 +23,7 @@ from burnish.config.schema import RunConfig
 from burnish.config.secrets import masked, masked_command, restored
 from burnish.config.yaml_text import parse_yaml, read_run_text
 from burnish.errors import BurnishError, CheckpointError, ConfigError, DifferentRunError
-from burnish.observability.atomic import disk_remedy, write_text_atomically, writing_to
+from burnish.observability.atomic import disk_errors, write_text_atomically
 from burnish.observability.ending import ENDING_FILE
 from burnish.outside.plugins import installed_version
 from burnish.outside.reading import UnreadableError, read_json
@@ -152,7 +152,7 @@ class RunDirectory:
         `accepted`: changes of files and versions that the user has accepted, recorded in the environment. Raises
         CheckpointError if the folder cannot be written.
         """
-        with writing_to(self.path):
+        with self._writing():
             if config.logging.keeps_rollouts:
                 self.rollouts.mkdir(parents=True, exist_ok=True)
             self._remove_torn_files()
@@ -163,9 +163,12 @@ class RunDirectory:
     def begin_fork(self, config: RunConfig, forked_from: dict[str, Json]) -> None:
         """Write the configuration of a run that goes on from a checkpoint of another one, and note that run and step in
         the environment. Raises CheckpointError if the folder cannot be written."""
-        with writing_to(self.path):
+        with self._writing():
             self._write_environment(self._environment() | {"forked_from": forked_from})
             write_text_atomically(self.config_file, dump_config(config))
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return disk_errors(f"write to {self.path}", self.path, CheckpointError)
 
     def forked_from(self) -> Json:
         """The `run` and `step` that this run was forked from; None if it began by itself."""
@@ -221,7 +224,7 @@ class RunDirectory:
         """
         wanted = [self.config_file, self.environment_file, *([self.rollouts] if config.logging.keeps_rollouts else [])]
         missing = [path for path in wanted if not path.exists()]
-        with writing_to(self.path):
+        with self._writing():
             if self.config_file in missing:
                 write_text_atomically(self.config_file, dump_config(config))
             if self.environment_file in missing:
@@ -398,14 +401,10 @@ def move_run_aside(folder: Path, *, signs: Sequence[str] = RUN_SIGNS) -> Path | 
         for inner in _run_folders(target):
             stack.enter_context(RunLock(inner))
         aside = _free_name(target)
-        try:
+        with disk_errors(f"move {folder} aside", target.parent, CheckpointError):
             target.rename(aside)
             if folder.is_symlink():
                 target.mkdir()
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot move {folder} aside: {error.strerror}", remedy=disk_remedy(error, target.parent)
-            ) from error
     return aside
 
 

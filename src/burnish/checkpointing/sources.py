@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from burnish.config.schema_data import places_of_sources
 from burnish.config.schema_run import RunConfig
 from burnish.config.section import NamedPlace
 from burnish.errors import ConfigError
+from burnish.outside.plugins import INSTALLED
 from burnish.outside.reading import FOLDER, file_problem
 from burnish.types import Json
 
@@ -23,7 +23,6 @@ MODEL_SUFFIXES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoke
 INPUTS_FOLDER = "inputs"
 """Subfolder of a run for inputs that the training program held in memory: rows, a model, sources of its functions."""
 _MOST_MODULES = 500
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 _OUTPUT_REMEDY = "set output to a separate folder, for example runs/first"
 
@@ -135,7 +134,7 @@ def _code(field: str, name: str) -> Found:
         if file in seen:
             continue
         seen[file] = None
-        if not str(root).startswith(_INSTALLED):
+        if not str(root).startswith(INSTALLED):
             waiting += _imported(file, root)
     for file in seen:
         inner = file.parent.relative_to(root) if file.is_relative_to(root) else file.parent

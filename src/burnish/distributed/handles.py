@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -21,62 +21,37 @@ from burnish.models.weights import Weights
 from burnish.types import Metric
 
 
-class RoleHandle(Protocol):
-    """A role elsewhere: `ProcessRole` in one process, `TeamRole` in several at once."""
-
-    def ask(self, method: str, *arguments: object, **named: object) -> Any:
-        """Call the method, or read the property, of the role, of every one of them where there are several."""
-
-    def ask_one(self, method: str, *arguments: object, **named: object) -> Any:
-        """The same, of one of them only: for what must happen once, such as writing a file."""
-
-    def read(self, version: int) -> Iterator[Named]:
-        """The weights that the role, a policy, has published."""
-
-    def share(self, version: int) -> SealedWeights:
-        """The same, written once where all who want them can read them."""
-
-
 @dataclass(frozen=True, slots=True)
-class TeamRole:
-    """A handle to one role that every process of a team has: the same models in each, which share the micro-batches of
-    a step and step alike. `seconds`: how long it may go without doing anything. `cuts_weights`: each process has a
-    slice of every weight only, so all take part in reading them."""
+class TeamRole(ProcessRole):
+    """A handle to one role that `process` and the `others` of its team have: the same models in each, which share the
+    micro-batches of a step and step alike. The first process answers for all where nothing else is said.
 
-    processes: tuple[Peer, ...]
-    name: str
-    seconds: float
+    cuts_weights: each process has a slice of every weight only, so all take part in reading them.
+    """
+
+    others: tuple[Peer, ...] = ()
     cuts_weights: bool = False
 
     def ask(self, method: str, *arguments: object, **named: object) -> Any:
         """Call the method of the role in all processes side by side; the result of the first one. Raises as
         `peers.ask_all` does."""
         message: tuple[object, ...] = ("call", self.name, method, arguments, named)
-        what = f"{self.name}.{method}"
-        return ask_all(self.processes, message, what=what, seconds=self.seconds, alone_stuck=self.cuts_weights)[0]
-
-    def ask_one(self, method: str, *arguments: object, **named: object) -> Any:
-        """Call the method, or read the property, in the first process only."""
-        return self._first.ask(method, *arguments, **named)
-
-    def read(self, version: int) -> Iterator[Named]:
-        """The weights of the first process, which are those of all."""
-        return self._first.read(version)
+        team, what = (self.process, *self.others), f"{self.name}.{method}"
+        return ask_all(team, message, what=what, seconds=self.seconds, alone_stuck=self.cuts_weights)[0]
 
     def share(self, version: int) -> SealedWeights:
-        """The same in memory that other processes can read. Where each process has slices, all of them take part."""
-        others = self.processes[1:]
-        if not self.cuts_weights or not others:
-            return self._first.share(version)
+        """See `ProcessRole`. Where each process has slices, all of them take part."""
+        if not self.cuts_weights or not self.others:
+            return ProcessRole.share(self, version)
         message: tuple[object, ...] = ("call", self.name, "give_weights", (version,), dict[str, object]())
         with ThreadPoolExecutor(1) as giving:
-            given = giving.submit(ask_all, others, message, what=f"weights of {self.name}", seconds=self.seconds)
+            given = giving.submit(ask_all, self.others, message, what=f"weights of {self.name}", seconds=self.seconds)
             given.add_done_callback(self._end_first_after)
             try:
-                shared = self._first.share(version)
+                shared = ProcessRole.share(self, version)
             except Exception:  # raised again; mostly because another one is lost, which is then what there is to say
                 wait([given], timeout=GRACE_SECONDS)
-                for process in others:
+                for process in self.others:
                     process.kill()
                 lost = given.exception()
                 if isinstance(lost, RoleLostError):
@@ -88,17 +63,13 @@ class TeamRole:
     def _end_first_after(self, given: Future[list[Any]]) -> None:
         """The first process would wait for the slices of processes that have failed."""
         if given.exception() is not None:
-            self.processes[0].kill()
-
-    @property
-    def _first(self) -> ProcessRole:
-        return self.processes[0].role(self.name, seconds=self.seconds)
+            self.process.kill()
 
 
 class _RemoteLearner:
     """Base of the handles of trained models. Folders must be on a disk that both processes see."""
 
-    def __init__(self, role: RoleHandle) -> None:
+    def __init__(self, role: ProcessRole) -> None:
         self._role = role
 
     @property
@@ -161,7 +132,7 @@ class RemoteStudent(RemotePolicy):
 class PublishedElsewhere:
     """`Weights.tensors` of a policy in another process."""
 
-    role: RoleHandle
+    role: ProcessRole
     version: int
 
     def __call__(self) -> Iterator[Named]:
@@ -205,7 +176,7 @@ class RemoteRewardLearner(_RemoteLearner):
 class RemoteReference:
     """`roles.Reference` in another process."""
 
-    def __init__(self, role: RoleHandle) -> None:
+    def __init__(self, role: ProcessRole) -> None:
         self._role = role
 
     def logprobs(self, batch: Batch) -> Tensor:

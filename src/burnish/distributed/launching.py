@@ -15,7 +15,7 @@ import torch
 
 from burnish.config.schema_cluster import TrainersConfig
 from burnish.distributed.fork_server import ForkServer
-from burnish.distributed.peers import START_SECONDS, Peer, ProcessSpec
+from burnish.distributed.peers import Peer, ProcessSpec
 from burnish.distributed.processes import RoleProcess
 from burnish.distributed.team import Rendezvous
 from burnish.distributed.weight_transfer import SealedWeights, SharedWeights
@@ -82,15 +82,10 @@ class LocalLauncher:
     def start(self, seat: ProcessSpec) -> RoleProcess:
         """See `Launcher`."""
         return RoleProcess(
-            seat.name,
-            seat.build,
-            *seat.arguments,
-            seconds=START_SECONDS,
+            seat,
             threads=self.threads,
             environment=self._environment(seat.name),
             stacks=self.stacks,
-            awaited=seat.awaited,
-            given_up=seat.given_up,
             fork_server=self.fork_server,
         )
 

@@ -161,28 +161,25 @@ class DistantPulse:
     def read(self) -> tuple[int, int]:
         """Beats so far, and pieces of work done so far."""
         with self._reading:
-            return self._read()
+            try:
+                while more := self._stream.recv(1 << 16):
+                    self._arrived += more
+                self.ended = True
+            except BlockingIOError:
+                pass  # nothing new
+            except OSError:
+                self.ended = True
+            whole = len(self._arrived) // _COUNTERS.size * _COUNTERS.size
+            if whole:
+                beats, done = _COUNTERS.unpack_from(self._arrived, whole - _COUNTERS.size)
+                self._counters = (beats, done)
+                self._arrived = self._arrived[whole:]
+            return self._counters
 
     def wish(self, text: str) -> None:
         """Send a short text to whoever beats. Nothing happens if nobody does any more."""
         with contextlib.suppress(OSError):
             self._stream.sendall(text.encode()[:_MOST_OF_A_WISH])
-
-    def _read(self) -> tuple[int, int]:
-        try:
-            while more := self._stream.recv(1 << 16):
-                self._arrived += more
-            self.ended = True
-        except BlockingIOError:
-            pass  # nothing new
-        except OSError:
-            self.ended = True
-        whole = len(self._arrived) // _COUNTERS.size * _COUNTERS.size
-        if whole:
-            beats, done = _COUNTERS.unpack_from(self._arrived, whole - _COUNTERS.size)
-            self._counters = (beats, done)
-            self._arrived = self._arrived[whole:]
-        return self._counters
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

@@ -67,7 +67,7 @@ def other_words(theirs: Sequence[Sequence[str]], ours: Sequence[Sequence[str]]) 
     for (word, content), (own, own_content) in zip_longest(theirs, ours, fillvalue=("nothing", "")):
         if content and own_content:
             if content != own_content:
-                yield f"the content of {word} is another one than at rank 0"
+                yield f"the content of {word} differs from rank 0's"
         elif word != own:
             yield f"{word} is where rank 0 has {own}"
 
@@ -95,6 +95,12 @@ def problems_here(expected: Expected) -> list[str]:
     if expected["marked"] is not None and not _is_marked(*expected["marked"]):
         found.append(f"the run's folder {expected['marked'][0]} cannot be seen or not be written to")
     return found
+
+
+def refuse(what: str, found: Sequence[str], *, remedy: str) -> None:
+    """ConfigError with a line for everything that was found, if anything was."""
+    if found:
+        raise ConfigError("\n".join([what, *found]), remedy=remedy)
 
 
 def enter(folder: str | None, paths: Sequence[str]) -> bool:

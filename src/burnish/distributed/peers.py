@@ -149,8 +149,7 @@ class Peer(ABC):
         """The weights that this role, a policy, has published, written once for all who want them."""
 
     def _await_end(self, seconds: float) -> None:
-        """Wait until a process that was asked to has released its roles, at most that long. It closes its connection
-        then."""
+        """Wait, at most so long, until a process that was asked to end has released its roles and its connection."""
         self._channel.receive(seconds=seconds)
 
     @abstractmethod
@@ -221,28 +220,21 @@ class Peer(ABC):
             raise self._error(what, self._lost)
         self._watch.restart()
         self._asked = what, time.monotonic()
-        try:
-            self._channel.send(data, seconds=min(seconds, SILENT_SECONDS))
+        seconds = min(seconds, SILENT_SECONDS)
+        with self._reaching(what, f"did not read within {seconds:g} seconds"):
+            self._channel.send(data, seconds=seconds)
             if descriptor is not None:
                 self._channel.send_descriptor(descriptor, seconds=SILENT_SECONDS)
-        except TimeoutError as error:
-            raise self.lose(what, f"did not read within {min(seconds, SILENT_SECONDS):g} seconds") from error
-        except EOFError as error:
-            raise self._ended(what) from error
 
     def take(self, *, what: str, seconds: float, giving: Iterator[list[Named]] | None = None) -> tuple[Any, ...] | None:
         """The answer that has begun to arrive: ("done", result) or ("raised", error, traceback). None when it was a
         question for tensors, which has been answered."""
-        try:
+        with self._reaching(what, f"did not answer within {seconds:g} seconds"):
             kind, *rest = self._channel.receive(seconds=seconds)
             if kind != "want":
                 self._note_span()
                 return (kind, *rest)
             self._channel.send(pickled([] if giving is None else next(giving, [])), seconds=seconds)
-        except TimeoutError as error:
-            raise self.lose(what, f"did not answer within {seconds:g} seconds") from error
-        except EOFError as error:
-            raise self._ended(what) from error
         self._watch.restart()
         return None
 
@@ -263,10 +255,6 @@ class Peer(ABC):
         self._watch.look()
         return self._watch.idle_seconds
 
-    def restart_idle(self) -> None:
-        """Begin to count `idle_seconds` anew."""
-        self._watch.restart()
-
     def check_alive(self, *, what: str, seconds: float, team: Sequence[Peer] = ()) -> None:
         """RoleLostError, with the process killed, when it gives no sign of life, or has done nothing for `seconds`.
         `team`: peers that it may be waiting for; while one of them works, it need not."""
@@ -286,9 +274,16 @@ class Peer(ABC):
         self._lost = f"{why} and was killed"
         return self._error(what, self._lost, remedy)
 
-    def _ended(self, what: str) -> RoleLostError:
-        self._lost = self._lost or self._epitaph()
-        return self._error(what, self._lost)
+    @contextlib.contextmanager
+    def _reaching(self, what: str, late: str) -> Iterator[None]:
+        """RoleLostError if the other end is gone, or if it takes too long (`late` says what it did not do in time)."""
+        try:
+            yield
+        except TimeoutError as error:
+            raise self.lose(what, late) from error
+        except EOFError as error:
+            self._lost = self._lost or self._epitaph()
+            raise self._error(what, self._lost) from error
 
     def close(self) -> None:
         """Let the process release its roles and end; kill it if that takes too long. Idempotent."""
@@ -320,17 +315,6 @@ class Peer(ABC):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def sendable(self, message: tuple[object, ...], what: str) -> bytes:
-        """The message for `post`. BurnishError if it cannot be pickled."""
-        try:
-            return pickled(message)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise BurnishError(
-                f"{what}: cannot be sent to process {self.name!r}: {error}",
-                remedy="code that a run file names by its path cannot be sent to another process; make it a module and "
-                "name it as package.module:name",
-            ) from error
-
     def _error(self, what: str, why: str, remedy: str | None = None) -> RoleLostError:
         return RoleLostError(f"{what}: process {self.name!r} {why}", remedy=remedy or _ENDED, process=self.name)
 
@@ -352,30 +336,14 @@ def ask_all(
     Raises as `Peer.ask` does. When one is lost, the others get `GRACE_SECONDS` to find out; then all are killed,
     because nobody knows how far their common work has come.
     """
-    with ExitStack() as turns:
-        for process in processes:
-            turns.enter_context(process.turn)
-        return _ask_in_turn(processes, message, what, seconds, giving, descriptor, alone_stuck, stop)
-
-
-def _ask_in_turn(
-    processes: Sequence[Peer],
-    message: tuple[object, ...],
-    what: str,
-    seconds: float,
-    giving: Iterator[list[Named]] | None,
-    descriptor: int | None,
-    alone_stuck: bool,
-    stop: Stop | None,
-) -> list[Any]:
-    data = processes[0].sendable(message, what)  # nothing is sent yet: an error here leaves the processes as they are
+    data = _sendable(message, what, processes[0])
     answers: dict[str, tuple[Any, ...]] = {}
     lost: RoleLostError | None = None
     left_alone = False
     until = math.inf
     """The time at which peers that have not answered count as lost, too."""
     waiting = list(processes)
-    try:
+    with _taking_turns(processes):
         for process in processes:
             process.post(data, what=what, seconds=seconds, descriptor=descriptor)
         while waiting:
@@ -401,21 +369,41 @@ def _ask_in_turn(
                     answers[process.name] = answer
                     waiting.remove(process)
                     for other in waiting:  # which may have waited for this one until now
-                        other.restart_idle()
+                        other._watch.restart()
                     if alone_stuck and answer[0] == "raised" and lost is None:
                         left_alone, until = True, min(until, time.monotonic() + GRACE_SECONDS)
-    except BaseException:  # the answers that are still to come would be taken for answers to the next request
-        for process in processes:
-            process.kill()
-        raise
-    if lost is not None:
-        for process in processes:
-            process.kill()
-        if left_alone:
-            _raise_first(answers)
-        raise lost
+        if lost is not None:
+            if left_alone:
+                _raise_first(answers)
+            raise lost
     _raise_first(answers)
     return [answers[process.name][1] for process in processes]
+
+
+def _sendable(message: tuple[object, ...], what: str, process: Peer) -> bytes:
+    try:
+        return pickled(message)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise BurnishError(
+            f"{what}: cannot be sent to process {process.name!r}: {error}",
+            remedy="code that a run file names by its path cannot be sent to another process; make it a module and "
+            "name it as package.module:name",
+        ) from error
+
+
+@contextlib.contextmanager
+def _taking_turns(processes: Sequence[Peer]) -> Iterator[None]:
+    """Let nobody else ask these processes. They are killed if the block fails: answers that are still to come would be
+    taken for answers to the next request."""
+    with ExitStack() as turns:
+        for process in processes:
+            turns.enter_context(process.turn)
+        try:
+            yield
+        except BaseException:
+            for process in processes:
+                process.kill()
+            raise
 
 
 def _raise_first(answers: Mapping[str, tuple[Any, ...]]) -> None:
@@ -434,12 +422,13 @@ class ProcessRole:
     seconds: float
 
     def ask(self, method: str, *arguments: object, **named: object) -> Any:
-        """Call the method, or read the property, of the role; raises as `Peer.ask` does."""
-        return self._ask("call", f"{self.name}.{method}", method, arguments, named)
+        """Call the method, or read the property, of the role, of every one of them where there are several
+        (`handles.TeamRole`). Raises as `Peer.ask` does."""
+        return self.ask_one(method, *arguments, **named)
 
     def ask_one(self, method: str, *arguments: object, **named: object) -> Any:
-        """The same as `ask`: there is only one process."""
-        return self.ask(method, *arguments, **named)
+        """`ask` one of them only: for what must happen once."""
+        return self._ask("call", f"{self.name}.{method}", method, arguments, named)
 
     def read(self, version: int) -> Iterator[Named]:
         """Begin to read the weights that this role, a policy, has published. RolloutError if it has a newer version."""

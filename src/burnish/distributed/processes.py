@@ -7,15 +7,13 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from burnish.distributed.channel import Channel
 from burnish.distributed.fork_server import ForkServer
-from burnish.distributed.peers import AGAIN, END_SECONDS, START_SECONDS, BuildRoles, Peer, ProcessSpec, RoleLostError
+from burnish.distributed.peers import AGAIN, END_SECONDS, START_SECONDS, Peer, ProcessSpec, RoleLostError
 from burnish.distributed.pulse import Pulse, PulseWatch
 from burnish.distributed.server import STACKS_SIGNAL
 from burnish.distributed.weight_transfer import SealedWeights, SharedWeights, TensorLayout
@@ -40,12 +38,8 @@ class MemoryPeer(Peer):
         """See `Peer`."""
         with self.turn:  # which ends with the descriptor behind the answer
             layout: TensorLayout = self.ask(("share", role, version), what=what, seconds=seconds)
-            try:
+            with self._reaching(what, f"did not answer within {seconds:g} seconds"):
                 return SharedWeights(layout, self._channel.receive_descriptor(seconds=seconds))
-            except TimeoutError as error:
-                raise self.lose(what, f"did not answer within {seconds:g} seconds") from error
-            except EOFError as error:
-                raise self._ended(what) from error
 
 
 class RoleProcess(MemoryPeer):
@@ -53,40 +47,32 @@ class RoleProcess(MemoryPeer):
 
     def __init__(
         self,
-        name: str,
-        build: BuildRoles,
-        *arguments: object,
+        seat: ProcessSpec,
+        *,
         seconds: float = START_SECONDS,
         threads: int | None = None,
         environment: Mapping[str, str] | None = None,
         stacks: Path | None = None,
-        awaited: Future[Any] | None = None,
-        given_up: threading.Event | None = None,
         fork_server: ForkServer | None = None,
     ) -> None:
-        """Start the process, and return when its roles are built: `build(*arguments)`, both pickled by reference.
+        """Start the process, and return when the roles of the seat are built; its `build` is pickled by reference.
 
-        `name` is for messages. threads: of PyTorch there, as many as here where None. environment: variables that it
-        has in addition. stacks: the folder in which a process that stalls says where its threads are. awaited,
-        given_up: see `ProcessSpec`. fork_server: None starts an interpreter. Raises what `build` raises, and
-        RoleLostError when it takes longer than `seconds` or is given up.
+        threads: of PyTorch there; None: as many as here. environment: variables that it has in addition. stacks: the
+        folder in which a process that stalls says where its threads are. fork_server: None starts an interpreter.
+        Raises what `build` raises, and RoleLostError when it takes longer than `seconds` or is given up.
         """
-        self.name = name
+        self.name = seat.name
         self._stacks = stacks
-        given_up = given_up or threading.Event()
         try:
-            self._start(fork_server, environment or {}, given_up)
+            self._start(fork_server, environment or {}, seat.given_up)
         except TimeoutError as error:
-            raise RoleLostError(f"start: process {name!r}: {error}", remedy=AGAIN, process=name) from error
+            raise RoleLostError(f"start: process {self.name!r}: {error}", remedy=AGAIN, process=self.name) from error
         except OSError as error:
-            raise BurnishError(
-                f"process {name!r} cannot be started: {error.strerror or error}", remedy=FEWER
-            ) from error
+            why = f"process {self.name!r} cannot be started: {error.strerror or error}"
+            raise BurnishError(why, remedy=FEWER) from error
         self._watch = PulseWatch(self._signs)
         try:
-            count = threads or torch.get_num_threads()
-            seat = ProcessSpec(name, build, arguments, awaited, given_up=given_up)
-            self._build(seat, count, seconds=seconds)
+            self._build(seat, threads or torch.get_num_threads(), seconds=seconds)
         except BaseException:
             self.kill()
             raise

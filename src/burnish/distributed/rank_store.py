@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
@@ -61,7 +62,7 @@ class RankStore:
     @staticmethod
     def joined(here: TorchrunRank) -> RankStore:
         """ConfigError if there is no store at the address that torchrun has given."""
-        try:
+        with _reaching(here):
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 here.address,
                 here.port,
@@ -70,8 +71,6 @@ class RankStore:
                 multi_tenant=True,
                 timeout=timedelta(seconds=MEETING_SECONDS),
             )
-        except dist.DistError as error:
-            raise _unreachable(here, error) from error
         return RankStore(here, store)
 
     def call(self, token: bytes) -> dict[int, RankReply]:
@@ -133,16 +132,12 @@ class RankStore:
         return listen(address_towards(self.here.address if ip_address(controller).is_loopback else controller))
 
     def _write(self, key: str, note: RankCall | RankReply) -> None:
-        try:
+        with _reaching(self.here):
             self.store.set(key, json.dumps(note))
-        except dist.DistError as error:
-            raise _unreachable(self.here, error) from error
 
     def _read(self, key: str) -> object | None:
-        try:
+        with _reaching(self.here):
             return json.loads(self.store.get(key)) if self.store.check([key]) else None
-        except dist.DistError as error:
-            raise _unreachable(self.here, error) from error
 
 
 def _answer_at(listener: socket.socket) -> RankReply:
@@ -150,9 +145,13 @@ def _answer_at(listener: socket.socket) -> RankReply:
     return RankReply(host=host, address=address, versions=versions_here(), words=words_here())
 
 
-def _unreachable(here: TorchrunRank, error: Exception) -> ConfigError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return ConfigError(
-        f"rank {here.rank}: torchrun's store at {here.address}:{here.port} cannot be reached ({reason})",
-        remedy="see whether torchrun has ended on the first node, and whether nodes reach each other at every port",
-    )
+@contextmanager
+def _reaching(here: TorchrunRank) -> Iterator[None]:
+    try:
+        yield
+    except dist.DistError as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"rank {here.rank}: torchrun's store at {here.address}:{here.port} cannot be reached ({reason})",
+            remedy="see whether torchrun has ended on the first node, and whether nodes reach each other at every port",
+        ) from error

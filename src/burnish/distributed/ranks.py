@@ -28,7 +28,7 @@ from burnish.config.torchrun import TorchrunRank
 from burnish.distributed.channel import Channel
 from burnish.distributed.launching import Crew, LocalLauncher
 from burnish.distributed.network import TOKEN_BYTES, DistantPulse, address_towards, connect
-from burnish.distributed.nodes import Expected, expected_here, marked, other_words, versions_here, words_here
+from burnish.distributed.nodes import Expected, expected_here, marked, other_words, refuse, versions_here, words_here
 from burnish.distributed.peers import START_SECONDS, Peer, ProcessSpec, RoleLostError
 from burnish.distributed.processes import MemoryPeer
 from burnish.distributed.pulse import PulseWatch
@@ -334,11 +334,8 @@ def refuse_other_versions(others: Mapping[int, RankReply]) -> None:
         for name, version in there["versions"].items()
         if here.get(name) != version
     ]
-    if found:
-        raise ConfigError(
-            "\n".join(["not all processes of torchrun run the same versions", *found]),
-            remedy="install the same versions of Python, PyTorch and Burnish on every node",
-        )
+    remedy = "install the same versions of Python, PyTorch and Burnish on every node"
+    refuse("not all processes of torchrun run the same versions", found, remedy=remedy)
 
 
 def refuse_other_words(others: Mapping[int, RankReply]) -> None:
@@ -350,11 +347,8 @@ def refuse_other_words(others: Mapping[int, RankReply]) -> None:
         for rank, there in others.items()
         for line in other_words(there["words"], here)
     ]
-    if found:
-        raise ConfigError(
-            "\n".join(["not all processes of torchrun were started with the same command", *found]),
-            remedy="start the same command, with the same run file, on every node",
-        )
+    remedy = "start the same command, with the same run file, on every node"
+    refuse("not all processes of torchrun were started with the same command", found, remedy=remedy)
 
 
 def _check_nodes(peers: Mapping[str, RankPeer], crew: Crew) -> None:
@@ -365,8 +359,5 @@ def _check_nodes(peers: Mapping[str, RankPeer], crew: Crew) -> None:
             needs_folder = name not in crew.workers or crew.workers_log
             mark = (str(crew.output), text) if needs_folder else None
             found += peer.problems(expected_here(crew.plugins, folder=os.getcwd(), marked=mark))
-    if found:
-        raise ConfigError(
-            "\n".join(["not all nodes of torchrun can take part in this run", *found]),
-            remedy="start torchrun in a folder that all nodes see, with `output` on a disk that they share",
-        )
+    remedy = "start torchrun in a folder that all nodes see, with `output` on a disk that they share"
+    refuse("not all nodes of torchrun can take part in this run", found, remedy=remedy)

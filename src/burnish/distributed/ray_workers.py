@@ -37,7 +37,7 @@ from burnish.distributed.channel import Channel
 from burnish.distributed.host import Host
 from burnish.distributed.launching import Crew
 from burnish.distributed.network import DistantPulse, connect
-from burnish.distributed.nodes import Expected, check_address, check_room, expected_here, marked
+from burnish.distributed.nodes import Expected, check_address, check_room, expected_here, marked, refuse
 from burnish.distributed.peers import START_SECONDS, Peer, ProcessSpec, RoleLostError
 from burnish.distributed.pulse import PulseWatch
 from burnish.distributed.team import Rendezvous
@@ -102,7 +102,7 @@ class StoredWeights(SealedWeights):
 
     @contextmanager
     def blaming(self, what: str) -> Iterator[None]:
-        """Whoever reads them here and cannot is not to blame: RoleLostError for the process that published them."""
+        """Blame a failure to read them here on the process that published them: RoleLostError."""
         try:
             yield
         except UnreadableWeightsError as error:
@@ -361,13 +361,16 @@ class RaySite:
                 count = f"{len(names)} process{'es' * (len(names) > 1)}"
                 some = ", ".join((*names[:3], *(["..."] if len(names) > 3 else [])))
                 _await_places(group, f"{count} ({some})", amount, crew.say)
-            expected = _expected(crew)
+            packed = ray.get_runtime_context().runtime_env.get("working_dir")  # then Ray gives each process the folder
+            expected = expected_here(crew.plugins, folder=None if packed else os.getcwd())
             places: dict[str, tuple[PlacementGroup, int]] = {}
             for group, (names, _) in zip(groups, kinds, strict=True):
                 needs_folder = names != crew.workers or crew.workers_log
-                _check_nodes(_nodes_of(group), expected, crew, needs_folder=needs_folder)
+                nodes_of_group = sorted(set(placement_group_table(group)["bundles_to_node_id"].values()))
+                _check_nodes(nodes_of_group, expected, crew, needs_folder=needs_folder)
                 places |= {name: (group, number) for number, name in enumerate(names)}
-            yield RayLauncher(crew, places, each, of_worker, _threads(crew, each), expected["folder"])
+            threads = crew.cluster.threads or max(1, int(each["CPU"]))
+            yield RayLauncher(crew, places, each, of_worker, threads, expected["folder"])
         finally:
             for group in groups:
                 remove_placement_group(group)
@@ -423,10 +426,6 @@ def _resources(crew: Crew, nodes: Sequence[Mapping[str, float]]) -> dict[str, fl
     return {"CPU": float(cluster.threads or 1) if cpus is None else cpus, "GPU": gpus}
 
 
-def _threads(crew: Crew, each: Mapping[str, float]) -> int:
-    return crew.cluster.threads or max(1, int(each["CPU"]))
-
-
 def _await_places(group: PlacementGroup, what: str, each: Mapping[str, float], say: Callable[[str], None]) -> None:
     """Wait until Ray has set aside what the group asks for. Raises ConfigError."""
     if group.wait(_QUIET_SECONDS):
@@ -442,15 +441,6 @@ def _await_places(group: PlacementGroup, what: str, each: Mapping[str, float], s
     )
 
 
-def _nodes_of(group: PlacementGroup) -> list[str]:
-    return sorted(set(placement_group_table(group)["bundles_to_node_id"].values()))
-
-
-def _expected(crew: Crew) -> Expected:
-    packed = bool(ray.get_runtime_context().runtime_env.get("working_dir"))  # then Ray gives each process the folder
-    return expected_here(crew.plugins, folder=None if packed else os.getcwd())
-
-
 def _check_nodes(nodes: Sequence[str], expected: Expected, crew: Crew, *, needs_folder: bool) -> None:
     """ConfigError with a line for everything that is not as expected on one of the nodes."""
     with marked(crew.output) as text:
@@ -463,12 +453,12 @@ def _check_nodes(nodes: Sequence[str], expected: Expected, crew: Crew, *, needs_
         }
         ray.wait(list(calls.values()), num_returns=len(calls), timeout=ACTOR_SECONDS)
         found = [line for node, call in calls.items() for line in _problems(node, call)]
-    if found:
-        raise ConfigError(
-            "\n".join(["not all nodes of the Ray cluster can take part in this run", *found]),
-            remedy="install the same versions everywhere, and start the run in a folder that all nodes see "
-            "(or ray job submit --working-dir), with `output` on a disk that they share",
-        )
+    refuse(
+        "not all nodes of the Ray cluster can take part in this run",
+        found,
+        remedy="install the same versions everywhere, and start the run in a folder that all nodes see "
+        "(or ray job submit --working-dir), with `output` on a disk that they share",
+    )
 
 
 def _problems(node: str, call: Reference) -> list[str]:

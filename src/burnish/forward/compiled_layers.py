@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from burnish.forward.kernel_layers import FAMILIES
+from burnish.forward.kernel_layers import FAMILIES, FasterLayer
 from burnish.forward.quantized_layers import QuantizedLinear
 from burnish.machine import processor
 
@@ -54,13 +54,6 @@ def set_compiled_layers(model: PreTrainedModel) -> None:
             layer.__class__ = _compiled(own, inductor)
 
 
-def unset_compiled_layers(model: nn.Module) -> None:
-    """Restore the layers' own forward pass."""
-    for layer in model.modules():
-        if isinstance(layer, CompiledLayer):
-            layer.__class__ = type(layer).own_class
-
-
 def uses_compiled_layers(model: nn.Module) -> bool:
     """Return whether `set_compiled_layers` is in force."""
     return any(isinstance(module, CompiledLayer) for module in model.modules())
@@ -94,10 +87,9 @@ def _counted(compiler: Compiler, graph: torch.fx.GraphModule, inputs: list[Any])
     return compiler(graph, inputs)
 
 
-class CompiledLayer:
-    """Placed before a layer's own class in the order of inheritance."""
+class CompiledLayer(FasterLayer):
+    """A layer with a compiled forward pass."""
 
-    own_class: type
     compiled: Callable[..., Tensor]
 
     def forward(self, *given: object, packed: PackedAttention | None = None, **others: Any) -> Tensor:

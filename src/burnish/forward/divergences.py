@@ -66,20 +66,16 @@ def divergence(
     return temperature**2 * _DIVERGENCES[name](log_s, log_t, beta)
 
 
-def _forward_kl(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:
-    return _kl(log_t, log_s)
-
-
-def _reverse_kl(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:
-    return _kl(log_s, log_t)
-
-
 def _jsd(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:
     log_m = torch.logaddexp(log_t + math.log(beta), log_s + math.log1p(-beta))
     return beta * _kl(log_t, log_m) + (1 - beta) * _kl(log_s, log_m)
 
 
-_DIVERGENCES = {"forward_kl": _forward_kl, "reverse_kl": _reverse_kl, "jsd": _jsd}
+_DIVERGENCES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "forward_kl": lambda log_s, log_t, beta: _kl(log_t, log_s),
+    "reverse_kl": lambda log_s, log_t, beta: _kl(log_s, log_t),
+    "jsd": _jsd,
+}
 
 
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:

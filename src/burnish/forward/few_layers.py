@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from burnish.forward.compiled_layers import CompiledLayer
-from burnish.forward.kernel_layers import FAMILIES, KernelLayer
+from burnish.forward.kernel_layers import FAMILIES, FasterLayer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,7 +70,7 @@ def _has_known_code(model: PreTrainedModel) -> bool:
     layers = getattr(trunk, "layers", None)  # a foreign trunk may call them anything
     if model.config.model_type not in FAMILIES or not isinstance(layers, nn.ModuleList) or not len(layers):
         return False
-    own = {part.own_class if isinstance(part, KernelLayer | CompiledLayer) else type(part) for part in layers.modules()}
+    own = {part.own_class if isinstance(part, FasterLayer) else type(part) for part in layers.modules()}
     classes = {type(trunk)} | own
     return all(known.__module__.partition(".")[0] in _KNOWN_CODE for known in classes)
 

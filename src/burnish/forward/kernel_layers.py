@@ -48,13 +48,6 @@ def set_layer_kernels(model: PreTrainedModel) -> None:
             layer.__class__ = _with_kernels(own)
 
 
-def unset_layer_kernels(model: PreTrainedModel) -> None:
-    """Restore the layers' own forward pass."""
-    for layer in model.modules():
-        if isinstance(layer, KernelLayer):
-            layer.__class__ = type(layer).own_class
-
-
 def uses_layer_kernels(model: nn.Module) -> bool:
     """Return whether `set_layer_kernels` is in force."""
     return any(isinstance(module, KernelLayer) for module in model.modules())
@@ -67,10 +60,21 @@ def _with_kernels(layer_class: type) -> type:
     return type(layer_class.__name__, (KernelLayer, layer_class), {"own_class": layer_class})
 
 
-class KernelLayer:
+class FasterLayer:
     """Placed before a layer's own class in the order of inheritance."""
 
     own_class: type
+
+
+def own_layers(model: nn.Module, *, instead_of: type[FasterLayer] = FasterLayer) -> None:
+    """Restore the layers' own forward pass."""
+    for layer in model.modules():
+        if isinstance(layer, instead_of):
+            layer.__class__ = type(layer).own_class
+
+
+class KernelLayer(FasterLayer):
+    """A layer with kernels in C."""
 
     def forward(self, hidden_states: Tensor, *given: object, packed: object = None, **others: Any) -> Tensor:
         """The layer's own pass, except for rows packed for a CPU."""

@@ -83,9 +83,9 @@ class Lanes:
 
     def budget(self, tokens: int, tokens_per_microbatch: int) -> int:
         """Tokens in a micro-batch: fewer if this gives every lane something to do. The same on every process."""
-        return (
-            tokens_per_microbatch if self.count == 1 else max(1, min(tokens_per_microbatch, -(-tokens // self.count)))
-        )
+        if self.count == 1:
+            return tokens_per_microbatch
+        return max(1, min(tokens_per_microbatch, -(-tokens // self.count)))
 
     def map(self, parts: Sequence[Part], costs: Sequence[int], work: Callable[[Part], Result]) -> list[Result]:
         """Do `work` on every part, each in the process that has its lane; return the results in the order of the parts.
@@ -93,17 +93,20 @@ class Lanes:
         Every process of a team makes this call, and gets all results. Raises what `work` raises here, PeerFailedError
         if it has raised in another process.
         """
-        return [work(part) for part in parts] if self.team is None else self._map_in(self.team, parts, costs, work)
-
-    def _map_in(
-        self, team: Team, parts: Sequence[Part], costs: Sequence[int], work: Callable[[Part], Result]
-    ) -> list[Result]:
-        with telling(team) as outcome:
-            outcome.own = {index: work(parts[index]) for index in self.indices(costs)}
+        if self.team is None:
+            return [work(part) for part in parts]
         results: dict[int, Result] = {}
-        for given in outcome.everyones:
+        for given in self._everyones(self.team, parts, costs, work):
             results.update(given)
         return [results[index] for index in range(len(parts))]
+
+    def _everyones(
+        self, team: Team, parts: Sequence[Part], costs: Sequence[int], work: Callable[[Part], Result]
+    ) -> list[dict[int, Result]]:
+        """The results of each process, by the numbers of its parts."""
+        with telling(team) as outcome:
+            outcome.own = {index: work(parts[index]) for index in self.indices(costs)}
+        return outcome.everyones
 
     def indices(self, costs: Sequence[int]) -> list[int]:
         """The parts of this process, lane by lane."""
@@ -221,16 +224,13 @@ class LanesInStep(Lanes):
     messages. They notice when it ends.
     """
 
-    def _map_in(
+    def _everyones(
         self, team: Team, parts: Sequence[Part], costs: Sequence[int], work: Callable[[Part], Result]
-    ) -> list[Result]:
+    ) -> list[dict[int, Result]]:
         own = {index: work(parts[index]) for index in self.indices(costs)}
         for part in self.fillers(parts, costs):
             work(part)  # for the others, whose passes need this process' weights
-        results: dict[int, Result] = {}
-        for given in team.exchange(own):
-            results.update(given)
-        return [results[index] for index in range(len(parts))]
+        return team.exchange(own)
 
     @contextmanager
     def adding(

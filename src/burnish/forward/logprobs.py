@@ -313,7 +313,7 @@ class _ChunkedTokenScores(torch.autograd.Function):
             for rows in plan.whole_rows(slice(kept_rows, hidden_NH.shape[0]), ctx.weight.shape[0]):
                 _add_whole_rows(gradients, rows, plan.logits(hidden_NH[rows], ctx.weight, bias_V), outer, plan)
         elif kept_rows < hidden_NH.shape[0]:
-            _add_streamed(gradients, hidden_NH, ctx.weight, bias_V, log_normalizer_R, outer, plan)
+            _add_streamed(gradients, bias_V, log_normalizer_R, outer, plan)
         return *gradients.finish(), None, None
 
 
@@ -357,15 +357,10 @@ def _add_whole_rows(gradients: HeadGradients, positions: slice, raw_KV: Tensor, 
 
 
 def _add_streamed(
-    gradients: HeadGradients,
-    hidden_NH: Tensor,
-    weight_VH: Tensor,
-    bias_V: Tensor | None,
-    log_normalizer_R: Tensor,
-    outer: _Outer,
-    plan: _Plan,
+    gradients: HeadGradients, bias_V: Tensor | None, log_normalizer_R: Tensor, outer: _Outer, plan: _Plan
 ) -> None:
     """Add the gradients from each chunk of the head's output at the last R positions, computed again."""
+    hidden_NH, weight_VH = gradients.hidden_NH, gradients.weight_VH
     kept_rows = hidden_NH.shape[0] - log_normalizer_R.shape[0]
     token_chunks = [
         slice(kept_rows + rows.start, kept_rows + rows.stop) for rows in plan.token_chunks(log_normalizer_R.shape[0])

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from burnish.forward.batch import Ints
+from burnish.forward.logprobs import reduction_dtype
 from burnish.forward.packing import Packing, bunches
 from burnish.kernels.attention import SequenceGroups
 from burnish.machine.matmul_precision import usual_float32
@@ -130,7 +131,7 @@ class _MergedAttention(torch.autograd.Function):
         scaling: float | None,
     ) -> Tensor:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
-        sums_SH = output.new_empty(output.shape[:2], dtype=_sum_type(query.dtype))
+        sums_SH = output.new_empty(output.shape[:2], dtype=reduction_dtype(query))
         for rows in layout.causal:
             part, sums = _attend(_rows(query, rows), _rows(key, rows), _rows(value, rows), scaling, is_causal=True)
             output.index_copy_(0, rows.targets_M, _real(part, rows))
@@ -242,7 +243,3 @@ def _attend_backward(
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, query, key, value, output, sums, 0.0, is_causal, scale=scaling
     )
-
-
-def _sum_type(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -15,10 +15,7 @@ def microbatches_by_tokens(lengths: Sequence[int], tokens_per_microbatch: int) -
     """Row numbers of each micro-batch, longest rows first; rows x longest row stays within the budget.
 
     A single row above the budget gets a micro-batch of its own. Deterministic: equal lengths keep their order.
-    Raises ValueError for a budget below 1.
     """
-    if tokens_per_microbatch < 1:
-        raise ValueError(f"tokens_per_microbatch must be at least 1, got {tokens_per_microbatch}")
     microbatches: list[list[int]] = []
     width = 0
     for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -47,10 +44,7 @@ def microbatches_by_groups(
     it further would take memory and save no time. For the same reason it has at most `shared_responses` tokens of
     responses. A single group may use all of the budget, because a group that is split reads its prompt again.
     A single row above the budget gets a micro-batch of its own, with `whole` a single group, because none is split.
-    Raises ValueError for a budget below 1.
     """
-    if tokens_per_microbatch < 1:
-        raise ValueError(f"tokens_per_microbatch must be at least 1, got {tokens_per_microbatch}")
     microbatches: list[list[int]] = [[]]
     used = answered = 0
     shared = min(tokens_per_microbatch, max(tokens_per_microbatch // 2, shared_tokens))

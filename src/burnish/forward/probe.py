@@ -6,7 +6,8 @@ model that drops the keyword argument of its attention function would see all ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -14,33 +15,22 @@ import torch
 from torch import Tensor
 
 from burnish.errors import KernelError
-from burnish.forward.attention import WAYS, packs_rows, set_packed_attention, ways_on
+from burnish.forward.attention import WAYS, PackedAttention, packs_rows, set_packed_attention, ways_on
 from burnish.forward.batch import Batch, HostRows
-from burnish.forward.compiled_layers import (
-    may_compile,
-    set_compiled_layers,
-    times_compiled,
-    unset_compiled_layers,
-)
+from burnish.forward.compiled_layers import may_compile, set_compiled_layers, times_compiled
 from burnish.forward.fast_paths import FastPaths, failure, shape_of
 from burnish.forward.few_layers import few_layers, num_weights, telling_layers
-from burnish.forward.kernel_layers import (
-    has_known_layers,
-    set_layer_kernels,
-    unset_layer_kernels,
-    uses_layer_kernels,
-)
+from burnish.forward.kernel_layers import has_known_layers, own_layers, set_layer_kernels, uses_layer_kernels
 from burnish.forward.matmul_choice import fast_float32
 from burnish.forward.packing import Packing
 from burnish.forward.race import Contender, tokens_for
+from burnish.forward.row_rules import is_near
 from burnish.forward.scoring import ResponsePositions, TrunkRunner, hidden_width
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Result = TypeVar("Result")
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
-"""Largest relative distance of hidden states that rounding explains. A row that sees its neighbour differs more."""
 _WIDE = 4_000_000
 """If a layer has more weights than this, only one layer is timed."""
 _TRIED_WEIGHTS = 8
@@ -50,7 +40,7 @@ TRAINING = "training passes"
 ATTENTION = "packed attention"
 KERNELS, COMPILED, OWN = "C kernels", "compiled layers", "the model's own layers"
 """The paths that `use_packed_rows` and `keep_faster_layers` choose for, and the ways of the latter."""
-_PREPARE = {KERNELS: (set_layer_kernels, unset_layer_kernels), COMPILED: (set_compiled_layers, unset_compiled_layers)}
+_PREPARE = {KERNELS: set_layer_kernels, COMPILED: set_compiled_layers, OWN: own_layers}
 RECOMPILATIONS = 8
 """If a model's layers are compiled more often than this beyond the first time, they stay as they are."""
 _LENGTHS = (((20, 3), (37, 18, 2, 33, 5)), ((9, 4), (3, 18, 5, 33, 2)), ((31, 14), (4, 28, 6, 13, 3)))
@@ -94,19 +84,15 @@ def _fastest_attention(model: PreTrainedModel, ways: Sequence[str], paths: FastP
     shapes = ((packing.size, count, width) for count in (heads, key_heads, key_heads))
     inputs = [torch.ones(shape, device=device, dtype=model.dtype, requires_grad=True) for shape in shapes]
 
-    def one_pass(way: str) -> Callable[[], object]:
-        attention = WAYS[way](packing, device, model.dtype)
-
-        def run() -> object:
-            with torch.enable_grad():
-                output_SHD = attention.attend(inputs[0], inputs[1], inputs[2], None)
-            return _finished(torch.autograd.grad(output_SHD, inputs, torch.ones_like(output_SHD)), device)
-
-        return run
+    def one_pass(attention: PackedAttention) -> object:
+        with torch.enable_grad():
+            output_SHD = attention.attend(inputs[0], inputs[1], inputs[2], None)
+        return _finished(torch.autograd.grad(output_SHD, inputs, torch.ones_like(output_SHD)), device)
 
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     shape = f"{shape_of(model)}, {where}"
-    return paths.choose(ATTENTION, shape, [Contender(way, one_pass(way)) for way in ways])
+    made = {way: WAYS[way](packing, device, model.dtype) for way in ways}
+    return paths.choose(ATTENTION, shape, [Contender(way, partial(one_pass, made[way])) for way in ways])
 
 
 def _finished(results: Result, device: torch.device) -> Result:
@@ -134,7 +120,7 @@ def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) ->
         set_layer_kernels(model)
         with telling_layers(model):
             states, gradient = _states_and_gradient(model, batch)
-        accepted = _is_near(states, own_states) and _is_near(gradient, own_gradient, times=OF_GRADIENTS)
+        accepted = is_near(states, own_states) and is_near(gradient, own_gradient, times=OF_GRADIENTS)
     except KernelError:
         raise
     except Exception as error:  # noqa: BLE001 boundary: layers with another structure may raise anything
@@ -143,7 +129,7 @@ def use_layer_kernels(model: PreTrainedModel, notes: list[str] | None = None) ->
         return False
     finally:
         if not accepted:
-            unset_layer_kernels(model)
+            own_layers(model)
     return accepted
 
 
@@ -178,7 +164,7 @@ def use_compiled_layers(model: PreTrainedModel, notes: list[str]) -> bool:
         with telling_layers(model):
             found = [_states_and_gradient(model, batch) for batch in batches]
         agree = all(
-            _is_near(states, own_states) and _is_near(gradient, own_gradient, times=OF_GRADIENTS)
+            is_near(states, own_states) and is_near(gradient, own_gradient, times=OF_GRADIENTS)
             for (states, gradient), (own_states, own_gradient) in zip(found, own, strict=True)
         )
         accepted = agree and times <= RECOMPILATIONS
@@ -190,7 +176,7 @@ def use_compiled_layers(model: PreTrainedModel, notes: list[str]) -> bool:
         notes.append(failure(error))
     finally:
         if not accepted:
-            unset_compiled_layers(model)
+            own_layers(model)
     return accepted
 
 
@@ -222,25 +208,22 @@ def keep_faster_layers(
     """After `use_layer_kernels` or `use_compiled_layers` has accepted them: keep the `faster` layers if a forward and
     backward pass through the first ones is faster with them, or if they are `required`; returns whether they are
     kept."""
-    wide, use, leave = num_weights(model.base_model.layers[0]), *_PREPARE[faster]
+    wide = num_weights(model.base_model.layers[0])
     count = 1 if wide > _WIDE else 2
     size = (_GPU_TOKENS if model.device.type == "cuda" else tokens_for(count * wide, wanted=512, fewest=64)) // 32
     longest = max(4, model.config.max_position_embeddings // 2)
     prompts, responses = (tuple(min(longest, part * size) for part in parts) for parts in ((16, 1), (4, 3, 4, 1, 2)))
     batch = _rows(model, prompts, responses)
 
-    def one_pass(prepare: Callable[[PreTrainedModel], None]) -> Callable[[], object]:
-        def run() -> object:
-            with few_layers(model, count):
-                prepare(model)
-                return _finished(_states_and_gradient(model, batch), model.device)
+    def one_pass(way: str) -> object:
+        with few_layers(model, count):
+            _PREPARE[way](model)
+            return _finished(_states_and_gradient(model, batch), model.device)
 
-        return run
-
-    ways = [Contender(faster, one_pass(use)), Contender(OWN, one_pass(leave))]
+    ways = [Contender(way, partial(one_pass, way)) for way in (faster, OWN)]
     with fast_float32(model, paths=paths):  # as it will be in training
         way = paths.choose(TRAINING, _training_shape(model), ways, required=faster if required else None)
-    (use if way == faster else leave)(model)
+    _PREPARE[way](model)
     return way == faster
 
 
@@ -279,7 +262,7 @@ def _gives_the_same(model: PreTrainedModel, batch: Batch) -> bool:
             return False
         padded = runner.padded(batch, positions)
         wanted = _gradient(padded, weights)
-    return _is_near(packed, padded) and _is_near(gradient, wanted, times=OF_GRADIENTS)
+    return is_near(packed, padded) and is_near(gradient, wanted, times=OF_GRADIENTS)
 
 
 def _first_weights(model: PreTrainedModel) -> list[Tensor]:
@@ -288,11 +271,6 @@ def _first_weights(model: PreTrainedModel) -> list[Tensor]:
     return [weight for weight in model.parameters() if weight.requires_grad and weight is not embedding][
         :_TRIED_WEIGHTS
     ]
-
-
-def _is_near(found: Tensor, wanted: Tensor, *, times: float = 1.0) -> bool:
-    tolerance = times * TOLERANCE.get(wanted.dtype, 1e-4)
-    return float((found - wanted).float().norm()) <= tolerance * float(wanted.float().norm())
 
 
 def _rows(

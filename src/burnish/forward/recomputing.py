@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -32,7 +33,7 @@ def allow_recomputing(model: PreTrainedModel) -> None:
     if not layers:
         raise ModelError(f"{type(model).__name__} has no layers that checkpoint gradients one by one", remedy=remedy)
     for layer in layers:
-        layer._gradient_checkpointing_func = _Recomputed(layer)
+        layer._gradient_checkpointing_func = partial(_recomputed, layer)
 
 
 @contextmanager
@@ -49,22 +50,18 @@ def recomputing(model: nn.Module, *, on: bool) -> Iterator[None]:
             layer.training = False
 
 
-class _Recomputed:
+def _recomputed(layer: nn.Module, forward: Callable[..., Any], *given: object) -> Any:
     """Called by a layer in place of its own forward pass."""
 
-    def __init__(self, layer: nn.Module) -> None:
-        self._layer = layer
-
-    def __call__(self, forward: Callable[..., Any], *given: object) -> Any:
-        # Nothing in a layer is random, so there is no generator whose state would have to be the same again.
-        return checkpoint(self._quietly, forward, *given, use_reentrant=False, preserve_rng_state=False)
-
-    def _quietly(self, forward: Callable[..., Any], *given: object) -> Any:
-        before, self._layer.training = self._layer.training, False
+    def quietly(*given: object) -> Any:
+        before, layer.training = layer.training, False
         try:
             return forward(*given)
         finally:
-            self._layer.training = before
+            layer.training = before
+
+    # Nothing in a layer is random, so there is no generator whose state would have to be the same again.
+    return checkpoint(quietly, *given, use_reentrant=False, preserve_rng_state=False)
 
 
 def _checkpointed(model: nn.Module) -> Iterator[Any]:

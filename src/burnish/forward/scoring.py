@@ -333,45 +333,35 @@ class ResponseScorer:
         not chunked show only their logits, and run their trunk once more for it). `compare` gives log-probabilities and
         the divergence from a teacher, and no entropy.
         """
-        if compare is not None:
-            return self._root(partial(self._compared, batch, only_trained, correct, compare))
-        return self._root(partial(self._score, batch, only_trained, entropy, correct, value_head))
+        return self._root(partial(self._score, batch, only_trained, entropy, correct, value_head, compare))
 
     def _score(
-        self, batch: Batch, only_trained: bool, entropy: bool, correct: bool, value_head: nn.Module | None
+        self,
+        batch: Batch,
+        only_trained: bool,
+        entropy: bool,
+        correct: bool,
+        value_head: nn.Module | None,
+        compare: Compare | None,
     ) -> TokenScores:
         batch = batch.to(self.model.device)
         positions = ResponsePositions.of(batch, only_trained=only_trained)
         read = positions.rounded() if rounds_up(self.model) else positions
         targets_N = read.take(batch.response_tokens)
         head_inputs = self._below_head.hidden(batch, read)
-        logprobs_N, entropy_N = self._token_scores(head_inputs, targets_N, entropy)
-        values_N = None
-        if value_head is not None:
-            values_N = value_head(head_inputs if self.is_chunked else self._trunk.hidden(batch, read))
-        return TokenScores(
-            positions.scatter(logprobs_N),
-            None if entropy_N is None else positions.scatter(entropy_N),
-            positions.scatter(self._likeliest(head_inputs) == targets_N) if correct else None,
-            None if values_N is None else positions.scatter(values_N),
-            None if self._router is None or not torch.is_grad_enabled() else self._router.take(),
-        )
-
-    def _compared(self, batch: Batch, only_trained: bool, correct: bool, compare: Compare) -> TokenScores:
-        """`_score` with the divergence from a teacher, and without entropy and values."""
-        batch = batch.to(self.model.device)
-        positions = ResponsePositions.of(batch, only_trained=only_trained)
-        read = positions.rounded() if rounds_up(self.model) else positions
-        targets_N = read.take(batch.response_tokens)
-        head_inputs = self._below_head.hidden(batch, read)
-        compared = compare(batch, read, self._head_input(head_inputs), targets_N)
-        return TokenScores(
-            positions.scatter(compared.logprobs_N),
-            correct_BT=positions.scatter(self._likeliest(head_inputs) == targets_N) if correct else None,
-            router_loss=None if self._router is None or not torch.is_grad_enabled() else self._router.take(),
-            divergence_BT=positions.scatter(compared.divergence_N),
-            agrees_BT=positions.scatter(compared.agrees_N),
-        )
+        found: dict[str, Tensor | None] = {}
+        if compare is not None:
+            student = self._head_input(head_inputs)
+            logprobs_N, found["divergence_BT"], found["agrees_BT"] = compare(batch, read, student, targets_N)
+        else:
+            logprobs_N, found["entropy_BT"] = self._token_scores(head_inputs, targets_N, entropy)
+            if value_head is not None:
+                found["values_BT"] = value_head(head_inputs if self.is_chunked else self._trunk.hidden(batch, read))
+        if correct:
+            found["correct_BT"] = self._likeliest(head_inputs) == targets_N
+        router_loss = None if self._router is None or not torch.is_grad_enabled() else self._router.take()
+        placed = {name: positions.scatter(values_N) for name, values_N in found.items() if values_N is not None}
+        return TokenScores(positions.scatter(logprobs_N), router_loss=router_loss, **placed)
 
     @torch.no_grad()
     def below_head(self, batch: Batch, positions: ResponsePositions) -> HeadInput:
@@ -431,36 +421,22 @@ class ResponseScorer:
         cut = list(self.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
         score = partial(self.score, entropy=entropy, correct=correct, compare=compare)
         scored = lanes.map([part for _, part in cut], [part.num_tokens for _, part in cut], score)
-        parts = [(rows, scores) for (rows, _), scores in zip(cut, scored, strict=True)]
-        shape, device = tuple(batch.response_tokens.shape), batch.device
-        whole = TokenScores(
-            put_back([(rows, scores.logprobs_BT) for rows, scores in parts], shape, device),
-            put_back([(rows, scores.entropy_BT) for rows, scores in parts], shape, device) if entropy else None,
-            put_back([(rows, scores.correct_BT) for rows, scores in parts], shape, device) if correct else None,
-        )
-        return whole if compare is None else _with_comparison(whole, parts)
-
-
-def _with_comparison(whole: TokenScores, parts: Sequence[tuple[list[int], TokenScores]]) -> TokenScores:
-    """The scores of a batch with what its micro-batches say of a teacher."""
-    shape, device = tuple(whole.logprobs_BT.shape), whole.logprobs_BT.device
-    divergence_BT = put_back([(rows, scores.divergence_BT) for rows, scores in parts], shape, device)
-    agrees_BT = put_back([(rows, scores.agrees_BT) for rows, scores in parts], shape, device)
-    return whole._replace(divergence_BT=divergence_BT, agrees_BT=agrees_BT)
+        rows, shape = [rows for rows, _ in cut], tuple(batch.response_tokens.shape)
+        wanted = {"logprobs_BT": True, "entropy_BT": entropy, "correct_BT": correct}
+        wanted |= dict.fromkeys(("divergence_BT", "agrees_BT"), compare is not None)
+        parts = {name: [getattr(scores, name) for scores in scored] for name, is_wanted in wanted.items() if is_wanted}
+        return TokenScores(**{name: put_back(rows, values, shape, batch.device) for name, values in parts.items()})
 
 
 def put_back(
-    parts: Sequence[tuple[Sequence[int], Tensor | None]], shape: tuple[int, ...], device: torch.device
+    rows: Sequence[Sequence[int]], parts: Sequence[Tensor], shape: tuple[int, ...], device: torch.device
 ) -> Tensor:
-    """(B, T) on `device` from (row numbers, values of these rows) of each micro-batch, 0 where there is none."""
-    whole_BT: Tensor | None = None
-    for rows, values_RT in parts:
-        assert values_RT is not None
-        if whole_BT is None:
-            whole_BT = values_RT.new_zeros(shape)
-        index_R = upload(np.asarray(rows, dtype=np.int64), values_RT.device)
+    """(B, T) on `device` from the row numbers of each micro-batch, and its values; 0 where there is none."""
+    whole_BT = parts[0].new_zeros(shape) if parts else torch.zeros(shape)
+    for numbers, values_RT in zip(rows, parts, strict=True):
+        index_R = upload(np.asarray(numbers, dtype=np.int64), values_RT.device)
         whole_BT[:, : values_RT.shape[1]].index_copy_(0, index_R, values_RT)
-    return torch.zeros(shape, device=device) if whole_BT is None else whole_BT.to(device)
+    return whole_BT.to(device)
 
 
 def light_tokens(model: PreTrainedModel) -> int:

@@ -23,6 +23,7 @@ import torch
 
 from burnish.errors import KernelError
 from burnish.machine.private_folders import check_owner, private_folder, temporary_folder
+from burnish.machine.processor import description
 from burnish.outside.plugins import describe_exit
 from burnish.outside.supervise import run_program
 
@@ -99,7 +100,10 @@ def _from_any_compiler(source: str, dtype: torch.dtype) -> ctypes.CDLL:
 def _build_and_load(compiler: list[str], source: Path, dtype: torch.dtype) -> ctypes.CDLL:
     options = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", f"-DBFLOAT16={ELEMENTS[dtype]}", *_target(compiler)]
     texts = [path.read_bytes() for path in (source, *sorted(_HERE.glob("*.h")))]
-    identity = [os.fsencode(shlex.join([*compiler, *options])), compiler_version(compiler), _processor(), *texts]
+    processor = "\n".join(description()).encode()
+    if not processor:
+        raise KernelError("cannot read the type of this processor")
+    identity = [os.fsencode(shlex.join([*compiler, *options])), compiler_version(compiler), processor, *texts]
     name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:32] + ".so"
     compile_it = [*compiler, *options, "-c", str(source), "-o", _OBJECT]
     link_it = [*compiler, "-shared", _OBJECT, "-o", _LIBRARY, "-lm"]
@@ -214,13 +218,3 @@ def _target(compiler: list[str]) -> list[str]:
     if any(word.startswith(("-march=", "-mcpu=")) for word in named):
         return []
     return ["-march=native" if platform.machine() == "x86_64" else "-mcpu=native", *named]
-
-
-def _processor() -> bytes:
-    """Lines of /proc/cpuinfo about the first processor, without changing values such as its clock rate."""
-    try:
-        first = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0].splitlines()
-    except OSError as error:
-        raise KernelError(f"cannot read the type of this processor: {error}") from error
-    kept = (b"model name", b"flags", b"features", b"cpu implementer", b"cpu part")
-    return b"\n".join(line for line in first if line.lower().startswith(kept))

@@ -28,7 +28,7 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.resting import Resting, own_memory, resting_place
 from burnish.models.reward_model import load_reward_model
 from burnish.models.role_optimizer import Owner, RoleOptimizer
-from burnish.models.roles import Denominators, ObjectiveValue, TrainingState, Update, ValueObjective
+from burnish.models.roles import Denominators, ObjectiveValue, Update, ValueObjective
 from burnish.models.tokenizers import vocabulary_difference
 from burnish.models.value_head import ValueHead, ValueScorer, hidden_size, trunk_of
 from burnish.models.weights import load_folder
@@ -70,7 +70,8 @@ class HeadCritic(LearnerByParts[ValueObjective]):
 
     def values(self, batch: Batch) -> Tensor:
         """(B, T) values of the states before the response tokens, without gradient. 0 past the end of a response."""
-        return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes)
+        with self._awake():
+            return self._scorer.score_in_microbatches(batch, self._tokens_per_microbatch, lanes=self._lanes)
 
     def _forward(
         self, part: Batch, objective: ValueObjective, denominators: Denominators
@@ -202,11 +203,6 @@ class SeparateCritic(HeadCritic):
     def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return _named(self.trunk, self.head)
 
-    def values(self, batch: Batch) -> Tensor:
-        """See `HeadCritic.values`."""
-        with self._awake():
-            return super().values(batch)
-
     @contextmanager
     def _passes(self) -> Iterator[None]:
         with self._awake(), recomputing(self.trunk, on=self._gradient_checkpointing):
@@ -234,11 +230,6 @@ class SeparateCritic(HeadCritic):
         with self._awake():
             load_folder(folder, self.trunk, Tensor.copy_ if self._shared is None else self._shared.copy)
             super().load_weights(folder)
-
-    def load_training_state(self, state: TrainingState) -> None:
-        """See `LearnerByParts.load_training_state`."""
-        with self._awake():
-            super().load_training_state(state)
 
 
 def _named(trunk: PreTrainedModel, head: ValueHead) -> list[tuple[str, nn.Parameter]]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from burnish.forward.compiled_layers import unset_compiled_layers
+from burnish.forward.compiled_layers import CompiledLayer
+from burnish.forward.kernel_layers import own_layers
 from burnish.forward.lanes import Lanes, LanesInStep
 from burnish.forward.team import WeightSlices, is_cut
 from burnish.models.loading import LoadedModel
@@ -38,7 +39,7 @@ class CutModel:
         self.model = model
         own_types = {name: parameter.dtype for name, parameter in model.named_parameters()}
         self._dtype = model.dtype
-        unset_compiled_layers(model)  # their code was made for whole weights
+        own_layers(model, instead_of=CompiledLayer)  # whose code was made for whole weights
         self.root = cut(model, *heads)
         self._types: dict[Tensor, torch.dtype] = {
             parameter: own_types[name] for name, parameter in model.named_parameters()

@@ -16,7 +16,7 @@ from burnish.forward.scoring import ResponsePositions, ResponseScorer
 from burnish.models.loading import LoadedModel
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
-from burnish.models.resting import Resting, own_memory, resting_place
+from burnish.models.resting import rest_frozen
 from burnish.models.tokenizers import require_same_tokens
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ class Teacher:
 
     def rest(self, folder: Path) -> None:
         """Offload the weights from now on, except while `awake` (`burnish.models.resting`)."""
-        own_memory(self.loaded.model)
-        place = resting_place(self.loaded.model.device, folder)
-        self.awake = Resting("teacher", place, self.loaded.model.parameters, changes=False).awake
+        self.awake = rest_frozen("teacher", self.loaded.model, folder).awake
 
     def compare(self, batch: Batch, positions: ResponsePositions, student: HeadInput, targets_N: Tensor) -> Compared:
         """Read the batch and compare the student with what comes out (`burnish.forward.scoring.Compare`)."""

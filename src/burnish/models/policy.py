@@ -140,7 +140,11 @@ class LocalPolicy(LearnerByParts[Objective]):
 
     def _tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
         if version != self.version:
-            raise _outdated(version, self.version)
+            raise RolloutError(
+                f"version {version} of the policy's weights was asked for, but the policy is now at version "
+                f"{self.version}",
+                remedy="after every update, call sync() with the weights that publish() returns",
+            )
         return tensors_for_engines(self.model, self._cut, adapter_only=self._publishes_adapter)
 
     def give_weights(self, version: int) -> None:
@@ -198,13 +202,6 @@ class LocalPolicy(LearnerByParts[Objective]):
         else:
             load_folder(folder, self.model, copy)
         self._optimizers[0].refresh()
-
-
-def _outdated(asked: int, now: int) -> RolloutError:
-    return RolloutError(
-        f"version {asked} of the policy's weights was asked for, but the policy is now at version {now}",
-        remedy="after every update, call sync() with the weights that publish() returns",
-    )
 
 
 def tensors_for_engines(

@@ -16,7 +16,7 @@ from burnish.forward.scoring import ResponseScorer
 from burnish.models.cut import Cut, CutModel
 from burnish.models.loading import LoadedModel
 from burnish.models.lora import Adapter
-from burnish.models.resting import Resting, own_memory, resting_place
+from burnish.models.resting import rest_frozen
 
 
 class FrozenReference:
@@ -38,9 +38,7 @@ class FrozenReference:
 
     def rest(self, folder: Path, *, name: str = "reference") -> None:
         """Offload the weights from now on, except while scoring (`burnish.models.resting`)."""
-        own_memory(self.model)
-        place = resting_place(self.model.device, folder)
-        self._awake = Resting(name, place, self.model.parameters, changes=False).awake
+        self._awake = rest_frozen(name, self.model, folder).awake
 
     @staticmethod
     def copy_of(

@@ -241,6 +241,13 @@ class Resting:
         )
 
 
+def rest_frozen(role: str, model: nn.Module, folder: Path) -> Resting:
+    """Offload the weights of a model that never trains. OffloadError if there is no room."""
+    own_memory(model)
+    device = next(model.parameters()).device
+    return Resting(role, resting_place(device, folder), model.parameters, changes=False)
+
+
 def own_memory(module: nn.Module) -> None:
     """Copy weights that are in memory which PyTorch cannot give back, such as a file that is mapped. Call it before
     anything holds a view of them."""

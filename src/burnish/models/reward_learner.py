@@ -20,6 +20,7 @@ from burnish.models.optimizers import OptimizerSettings
 from burnish.models.reward_model import PromptResponse, RewardModel, find_reward_file, read_reward_file
 from burnish.models.role_optimizer import Owner, RoleOptimizer
 from burnish.models.roles import Denominators, Learner, ObjectiveValue, TrainingState
+from burnish.models.weights import load_folder
 from burnish.types import Metric, Reduction
 
 
@@ -118,18 +119,14 @@ class RewardLearner:
         parts = self._parts(comparisons)
         costs = [sum(comparison.num_tokens() for comparison in part) for part in parts]
         self.model.check_common(_pairs(part) for part in parts)
+
+        def forward(part: Sequence[Comparison]) -> tuple[Sequence[Tensor], ObjectiveValue]:
+            scores_B = self.model.scores(_pairs(part))
+            return [scores_B], objective(compared_scores(scores_B, part), len(comparisons))
+
         try:
-            with (
-                recomputing(self.model.loaded.model, on=self._gradient_checkpointing),
-                self._lanes.adding(parts, costs, self._optimizer.parameters, accumulation.values) as own_parts,
-            ):
-                for part in own_parts:
-                    value = objective(compared_scores(self.model.scores(_pairs(part)), part), len(comparisons))
-                    value.loss.backward()
-                    accumulation.values.append(replace(value, loss=value.loss.detach()))
-                for part in self._lanes.fillers(parts, costs):
-                    scores_B = self.model.scores(_pairs(part))
-                    self._lanes.reaching([scores_B], scores_B.new_zeros(())).backward()
+            with recomputing(self.model.loaded.model, on=self._gradient_checkpointing):
+                accumulation.add(self._lanes, parts, costs, self._optimizer.parameters, forward)
         except BaseException:
             self._optimizer.clear()  # half a gradient must not become a step
             raise
@@ -167,21 +164,12 @@ class RewardLearner:
     @torch.no_grad()
     def load_weights(self, folder: Path) -> None:
         """Load what `RewardModel.save` wrote, bit for bit. Raises CheckpointError if it does not fit."""
-        model = self.model.loaded.model
-        saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
-        found = dict(saved.named_parameters())
         copy = Tensor.copy_ if self.model.shared is None else self.model.shared.copy
+        head: dict[str, nn.Parameter] | None = None
         if self.model.adapter is not None:
             self.model.adapter.load(folder / "adapter", copy)
-            own = {f"{self.model.head_name}.{name}": value for name, value in self.model.head.named_parameters()}
-        else:
-            own = dict(model.named_parameters())
-        for name, parameter in own.items():
-            if name not in found or found[name].shape != parameter.shape:
-                raise CheckpointError(
-                    f"weights in {folder} do not fit the model: {name}", remedy="resume with the model it was made with"
-                )
-            copy(parameter, found[name])
+            head = dict(self.model.head.named_parameters(prefix=self.model.head_name))
+        load_folder(folder, self.model.loaded.model, copy, only=head)
         self.model.normalization, self.model.readout = read_reward_file(find_reward_file(str(folder), None))
         self._optimizer.refresh()
 

@@ -76,22 +76,13 @@ class Readout:
         return length
 
 
-@dataclass(frozen=True, slots=True)
-class RewardLayout:
-    """Right-padded rows (B, S) for the model, and the column at which each is scored, (B,).
-
-    The mask depends on lengths only, so the padding id may be any token, even end of sequence.
-    """
-
-    tokens_BS: Tensor
-    attention_mask_BS: Tensor
-    read_B: Tensor
-
-
 def lay_out_pairs(
     pairs: Sequence[PromptResponse], readout: Readout, *, pad_token_id: int, eos_token_ids: Sequence[int]
-) -> RewardLayout:
-    """Rows `prompt|response|padding`. Raises ValueError for an empty response."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(tokens, attention mask, columns): rows `prompt|response|padding` (B, S), and where each is scored (B,), int64.
+
+    The mask depends on lengths only, so the padding id may be any token, even end of sequence. Raises ValueError for an
+    empty response."""
     if any(not response for _, response in pairs):
         raise ValueError("an empty response has no token to be scored at")
     widths = [len(prompt) + readout.width(response) for prompt, response in pairs]
@@ -102,11 +93,7 @@ def lay_out_pairs(
     ]
     mask_BS = torch.arange(max(widths)) < lengths_B[:, None]
     read = [len(prompt) + readout.offset(response, eos_token_ids) for prompt, response in pairs]
-    return RewardLayout(
-        tokens_BS=torch.tensor(rows, dtype=torch.int64),
-        attention_mask_BS=mask_BS.to(torch.int64),
-        read_B=torch.tensor(read, dtype=torch.int64),
-    )
+    return torch.tensor(rows, dtype=torch.int64), mask_BS.to(torch.int64), torch.tensor(read, dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +181,14 @@ class RewardModel:
     def _read(self, pairs: Sequence[PromptResponse]) -> Tensor:
         """(B, H) hidden states that the head reads, in one forward pass."""
         trunk, device = self.loaded.model.base_model, self.loaded.model.device
-        layout = lay_out_pairs(
-            pairs, self.readout, pad_token_id=self.loaded.pad_token_id, eos_token_ids=self.loaded.eos_token_ids
-        )
-        tokens_BS, mask_BS = layout.tokens_BS.to(device), layout.attention_mask_BS.to(device)
+        pad, ends = self.loaded.pad_token_id, self.loaded.eos_token_ids
+        layout = lay_out_pairs(pairs, self.readout, pad_token_id=pad, eos_token_ids=ends)
+        tokens_BS, mask_BS, read_B = (part.to(device) for part in layout)
         if self._rules.beside != "padded" and bool(mask_BS.all()):
             inputs = plain_inputs(trunk, tokens_BS)
         else:
             inputs = padded_inputs(trunk, tokens_BS, mask_BS)
-        return trunk(**inputs)[0][torch.arange(len(pairs), device=device), layout.read_B.to(device)]
+        return trunk(**inputs)[0][torch.arange(len(pairs), device=device), read_B]
 
     def train_gain_and_bias(self) -> None:
         """Make gain and bias separate parameters from now on (`normalization.trainable`)."""
@@ -353,14 +339,9 @@ def check_reward_folder(path: str, *, field: str) -> str:
     """The folder or hub name. Raises ModelError if the folder's files show that it is not a reward model."""
     source = resolve_source(path, field=field)
     check_model_folder(source, needs_weights=True)
-    _check_is_reward_model(source, field)
-    return source
-
-
-def _check_is_reward_model(source: str, field: str) -> None:
     file = Path(source) / "config.json"
     if not file.is_file():
-        return  # a hub name: the missing head is found on loading
+        return source  # a hub name: the missing head is found on loading
     words = json.loads(file.read_text(encoding="utf-8"))
     architectures = words.get("architectures") or []
     if not any("ForSequenceClassification" in name for name in architectures):
@@ -368,6 +349,7 @@ def _check_is_reward_model(source: str, field: str) -> None:
     labels = len(words.get("id2label") or {0: "", 1: ""})
     if labels != 1:
         raise _no_reward_model(source, field, f"it classifies into {labels} labels, but a reward is one number")
+    return source
 
 
 def _no_reward_model(source: str, field: str, why: str) -> ModelError:
@@ -411,4 +393,4 @@ def read_reward_file(file: Path | None) -> tuple[Normalization, Readout]:
         readout = Readout(words["score_at"], words["response_length"])
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{file} cannot be read: {error!r}", remedy="save the reward model again") from error
-    return normalization, replace(readout)
+    return normalization, readout

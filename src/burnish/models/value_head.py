@@ -119,11 +119,7 @@ class ValueScorer:
         """Score all rows without gradient, in row order and the batch's width, on the batch's device."""
         cut = list(self.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
         values = lanes.map([part for _, part in cut], [part.num_tokens for _, part in cut], self.score)
-        return put_back(
-            [(rows, value) for (rows, _), value in zip(cut, values, strict=True)],
-            tuple(batch.response_tokens.shape),
-            batch.device,
-        )
+        return put_back([rows for rows, _ in cut], values, tuple(batch.response_tokens.shape), batch.device)
 
 
 def trunk_of(model: PreTrainedModel) -> PreTrainedModel:

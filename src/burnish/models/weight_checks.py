@@ -61,8 +61,7 @@ def refuse_mismatched(mismatched: list[tuple[str, torch.Size, torch.Size]], path
 
 def check_declared_sizes(raw_config: Mapping[str, Any], path: str) -> None:
     """Raise ModelError if config.json gives a size that is not a whole number above 0 or exceeds any model's."""
-    nested = raw_config.get("text_config")
-    for words in (raw_config, nested if isinstance(nested, dict) else {}):
+    for words in _sections(raw_config):
         for name, largest in _LARGEST.items():
             value = words.get(name)
             if value is None:
@@ -78,8 +77,7 @@ def check_declared_sizes(raw_config: Mapping[str, Any], path: str) -> None:
 def check_quantization(raw_config: Mapping[str, Any], path: str) -> None:
     """Raise ModelError for weights in few bits of a kind that transformers does not know: it would load them as if they
     were ordinary ones."""
-    nested = raw_config.get("text_config")
-    for words in (raw_config, nested if isinstance(nested, dict) else {}):
+    for words in _sections(raw_config):
         found = words.get("quantization_config")
         if found is None:
             continue
@@ -92,6 +90,12 @@ def check_quantization(raw_config: Mapping[str, Any], path: str) -> None:
                 f"config.json of model {path!r}: its weights are quantized by {kind!r:.60}, which is not known here",
                 remedy="use the model's weights before quantization (model.quantization can round them)",
             )
+
+
+def _sections(raw_config: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The config itself, and the one of the language model in it."""
+    nested = raw_config.get("text_config")
+    return (raw_config, nested) if isinstance(nested, dict) else (raw_config,)
 
 
 def _is_no_size(value: object, largest: int) -> bool:

@@ -96,19 +96,24 @@ def take_tensors(
 
 @torch.no_grad()
 def load_folder(
-    folder: Path, model: PreTrainedModel, copy: Callable[[nn.Parameter, Tensor], object] = Tensor.copy_
+    folder: Path,
+    model: PreTrainedModel,
+    copy: Callable[[nn.Parameter, Tensor], object] = Tensor.copy_,
+    *,
+    only: Mapping[str, nn.Parameter] | None = None,
 ) -> None:
     """Read the folder with `from_pretrained`, which knows the architecture's layout on disk, and copy: `copy(own,
-    found)` for every parameter.
+    found)` for every parameter, or `only` for these.
 
     Raises CheckpointError if names or shapes are not the model's."""
     saved, info = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True, output_loading_info=True)
-    own, found = dict(model.named_parameters()), dict(saved.named_parameters())
-    unlike = {name for name in own.keys() & found.keys() if own[name].shape != found[name].shape}
-    if info["missing_keys"] or own.keys() != found.keys() or unlike:
-        odd = sorted(set(info["missing_keys"]) | (own.keys() ^ found.keys()) | unlike)
+    own, found = only or dict(model.named_parameters()), dict(saved.named_parameters())
+    odd = set(info["missing_keys"]) | (own.keys() - found.keys()) | (set() if only else found.keys() - own.keys())
+    odd |= {name for name in own.keys() & found.keys() if own[name].shape != found[name].shape}
+    if odd:
         raise CheckpointError(
-            f"weights in {folder} do not fit the model: {_some(odd)}", remedy="resume with the model it was made with"
+            f"weights in {folder} do not fit the model: {_some(sorted(odd))}",
+            remedy="resume with the model it was made with",
         )
     for name, parameter in own.items():
         copy(parameter, found[name])

@@ -386,9 +386,6 @@ class Memory:
         self.readings += 1
         if self.readings <= START_READINGS:
             self.start_sum += value
-        return self.start()
-
-    def start(self) -> float | None:
         return self.start_sum / START_READINGS if self.readings > START_READINGS else None
 
 

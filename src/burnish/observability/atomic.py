@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from burnish.errors import BurnishError, CheckpointError
+from burnish.errors import BurnishError
 
 PRIVATE = 0o600
 """Mode of files of a run that may reveal something about its owner."""
@@ -51,19 +51,13 @@ def fsync_folder(folder: Path) -> None:
     fsync_file(folder)
 
 
-def write_error(path: Path, error: OSError) -> BurnishError:
-    """Make the error for a file that cannot be written."""
-    return BurnishError(f"cannot write {path}: {error.strerror}", remedy=disk_remedy(error, path.parent))
-
-
 @contextmanager
-def writing_to(folder: Path) -> Iterator[None]:
-    """Raise CheckpointError, with what to do about it, if the folder of a run cannot be written to."""
+def disk_errors(doing: str, folder: Path, raises: type[BurnishError] = BurnishError) -> Iterator[None]:
+    """Turn OSError into `raises`, which says what cannot be done (`doing`: "write to X") below `folder`, and why."""
     try:
         yield
     except OSError as error:
-        remedy = disk_remedy(error, folder)
-        raise CheckpointError(f"cannot write to {folder}: {error.strerror}", remedy=remedy) from error
+        raise raises(f"cannot {doing}: {error.strerror}", remedy=disk_remedy(error, folder)) from error
 
 
 def disk_remedy(error: OSError, folder: Path) -> str:

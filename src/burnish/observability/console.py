@@ -141,9 +141,10 @@ class Display:
         self._step = step
         self._known |= row
         self._rows = [*self._rows, {**row, "step": step}][-_VISIBLE_ROWS:]
+        is_due = step % self._plain_every == 0 or step == self._total_steps
         if self._live is not None:
             self._refresh()
-        elif step % self._plain_every == 0 or step == self._total_steps or _evaluated(row):
+        elif is_due or any(name.startswith("eval/") for name in row):
             line = plain_line(step, self._total_steps, row, self.seconds_left(), verbose=self._verbose)
             self._console.print(line, markup=False, soft_wrap=True)
 
@@ -294,10 +295,6 @@ def duration(seconds: float) -> str:
 
 def _short(number: float) -> str:
     return f"{number / 1000:.1f}k" if number >= 1000 else f"{number:.0f}"
-
-
-def _evaluated(row: Mapping[str, float]) -> bool:
-    return any(name.startswith("eval/") for name in row)
 
 
 class NotebookLive:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from burnish.errors import CheckpointError
-from burnish.observability.atomic import write_text_atomically, writing_to
+from burnish.observability.atomic import disk_errors, write_text_atomically
 from burnish.outside.reading import UnreadableError, read_json
 
 ENDING_FILE = "finished.json"
@@ -40,5 +40,5 @@ def read_ending(run_dir: Path) -> RunEnding | None:
 
 def write_ending(run_dir: Path, ending: RunEnding) -> None:
     """Write that the run has ended, and why. CheckpointError if the folder cannot be written."""
-    with writing_to(run_dir):
+    with disk_errors(f"write to {run_dir}", run_dir, CheckpointError):
         write_text_atomically(run_dir / ENDING_FILE, json.dumps(asdict(ending), indent=2) + "\n")

@@ -37,7 +37,9 @@ def read_rows(path: Path) -> list[dict[str, float]]:
     whole, torn = lines[:-1], lines[-1]  # a complete line ends with a newline
     rows: list[dict[str, float]] = []
     for number, line in enumerate(whole, start=1):
-        row = _parse(line, path, number)
+        row = problem_or_row(line)
+        if isinstance(row, str):
+            raise DataError(f"{path}:{number} is not a row of metrics: {row}", remedy=_REMEDY)
         if rows and row["step"] <= rows[-1]["step"]:
             raise DataError(
                 f"{path}:{number} is the line of step {row['step']}, but follows that of step {rows[-1]['step']}: "
@@ -68,13 +70,6 @@ def columns(rows: Sequence[dict[str, float]]) -> dict[str, tuple[list[int], list
 def read_history(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
     """The metrics of a run, by name (see `columns`)."""
     return columns(read_rows(run_dir / "metrics.jsonl"))
-
-
-def _parse(line: bytes, path: Path, number: int) -> dict[str, float]:
-    row = problem_or_row(line)
-    if isinstance(row, str):
-        raise DataError(f"{path}:{number} is not a row of metrics: {row}", remedy=_REMEDY)
-    return row
 
 
 def problem_or_row(line: bytes) -> dict[str, float] | str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import BurnishError
-from burnish.observability.atomic import disk_remedy, write_text_atomically
+from burnish.observability.atomic import disk_errors, write_text_atomically
 from burnish.types import Json, Prompt, RewardStatus, Rollout, RolloutGroup, RowKey
 
 RecordedLine = dict[str, Any]
@@ -94,12 +94,8 @@ class RolloutRecorder:
     ) -> Path:
         path = self._folder / name
         lines = [_dump(self._entry(step, *item, notes, values or {})) for item in _rollouts(groups)]
-        try:
+        with disk_errors(f"write {path}", path.parent):
             write_text_atomically(path, "".join(lines))  # at once, so that a killed run leaves no partial file
-        except OSError as error:
-            raise BurnishError(
-                f"cannot write {path}: {error.strerror}", remedy=disk_remedy(error, path.parent)
-            ) from error
         return path
 
     def _entry(

@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +21,7 @@ from typing import Protocol
 from burnish.config.names import SINK_NAMES
 from burnish.errors import BurnishError, ConfigError, DataError, DivergenceError
 from burnish.observability.alarms import Alarm
-from burnish.observability.atomic import fsync_folder, write_error, write_text_atomically
+from burnish.observability.atomic import disk_errors, fsync_folder, write_text_atomically
 from burnish.observability.history import read_rows
 from burnish.outside.plugins import construct, describe_failure, find_class
 from burnish.types import Json
@@ -59,13 +59,14 @@ class JsonlSink:
         kept = [] if resume_step is None else _rows_until(path, resume_step)
         self._last_step = int(kept[-1]["step"]) if kept else -1
         self.missing = max(0, int(kept[0]["step"]) - 1) if kept else resume_step or 0
-        try:
+        with self._writing():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomically(path, "".join(_line(int(row["step"]), row) for row in kept))
             self._descriptor, self._size = _open_to_append(path)
             fsync_folder(path.parent)
-        except OSError as error:
-            raise write_error(path, error) from error
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return disk_errors(f"write {self._path}", self._path.parent)
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         """Append a line. Raises DivergenceError for a value that is not finite, and ValueError for a step out of order.
@@ -76,15 +77,16 @@ class JsonlSink:
             raise ValueError(f"step {step} comes after step {self._last_step} was written to {self._path}")
         _refuse_non_finite(step, row)
         line = _line(step, row).encode()
-        try:
-            # A single `write`, because only a full disk makes it short, and then the line can be cut off again.
-            if os.write(self._descriptor, line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._descriptor)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._size)
-            raise write_error(self._path, error) from error
+        with self._writing():
+            try:
+                # A single `write`, because only a full disk makes it short, and then the line can be cut off again.
+                if os.write(self._descriptor, line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(self._descriptor)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._descriptor, self._size)
+                raise
         self._size += len(line)
         self._last_step = step
 
@@ -94,7 +96,7 @@ class JsonlSink:
         Returns a message if it was restored (with all its lines), else an empty string. Raises BurnishError if someone
         else has changed the file.
         """
-        try:
+        with self._writing():
             ours, there = os.fstat(self._descriptor), _stat(self._path)
             content = b"" if there is not None else os.pread(self._descriptor, ours.st_size, 0)
             if there is None and len(content) == self._size:
@@ -102,8 +104,6 @@ class JsonlSink:
                 os.close(self._descriptor)
                 self._descriptor, self._size = _open_to_append(self._path)
                 return f"{self._path} was removed during the run and has been restored with all its lines"
-        except OSError as error:
-            raise write_error(self._path, error) from error
         if there is not None and (ours.st_dev, ours.st_ino, self._size) == (there.st_dev, there.st_ino, there.st_size):
             return ""
         raise BurnishError(
@@ -121,10 +121,8 @@ class TensorBoardSink:
     """Event files in `tensorboard/`. After a resume, points of later steps are hidden."""
 
     def __init__(self, folder: Path, *, resume_step: int | None = None) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _missing_package("tensorboard") from error
+        from torch.utils.tensorboard import SummaryWriter
+
         # Without a checkpoint the run begins anew, without the points that a killed one wrote here.
         purge_step = 0 if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(log_dir=str(folder), purge_step=purge_step)  # type: ignore[no-untyped-call]
@@ -145,10 +143,8 @@ class WandbSink:
     failed = False
 
     def __init__(self, run_dir: Path, *, project: str, config: Mapping[str, Json]) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise _missing_package("wandb") from error
+        import wandb
+
         identity = _kept_identity(run_dir / "wandb_run_id.txt", lambda: secrets.token_hex(8))
         self._run = wandb.init(
             project=project, id=identity, name=run_dir.name, dir=str(run_dir), resume="allow", config=dict(config)
@@ -170,11 +166,9 @@ class MlflowSink:
     failed = False
 
     def __init__(self, run_dir: Path, *, project: str, config: Mapping[str, Json]) -> None:
-        try:
-            from mlflow.entities import Metric
-            from mlflow.tracking import MlflowClient
-        except ImportError as error:
-            raise _missing_package("mlflow") from error
+        from mlflow.entities import Metric
+        from mlflow.tracking import MlflowClient
+
         self._metric = Metric
         self._client = MlflowClient()
         self._run_id = _kept_identity(run_dir / "mlflow_run_id.txt", lambda: self._create(project, run_dir, config))
@@ -202,10 +196,8 @@ class TrackioSink:
     same page: its name, which tells it from others of the project, is kept in `trackio_run_name.txt`."""
 
     def __init__(self, run_dir: Path, *, project: str, config: Mapping[str, Json]) -> None:
-        try:
-            import trackio
-        except ImportError as error:
-            raise _missing_package("trackio") from error
+        import trackio
+
         name = _kept_identity(run_dir / "trackio_run_name.txt", lambda: f"{run_dir.name}-{secrets.token_hex(3)}")
         self._run = trackio.init(project=project, name=name, config=dict(config), resume="allow", embed=False)
 
@@ -301,11 +293,16 @@ def build_sinks(
         "trackio": lambda: TrackioSink(run_dir, project=project, config=values),
     }
 
-    def outside(name: str) -> MetricSink:
+    def build(name: str) -> MetricSink:
+        if name in builders:
+            try:
+                return builders[name]()
+            except ImportError as error:
+                raise _missing_package(name) from error
         arguments = {"project": project, "config": values, "resume_step": resume_step}
         return construct(_sink_class(name), name, run_dir, arguments, field=_FIELD, first_name="run_dir")
 
-    further = {name: builders.get(name, partial(outside, name)) for name in names}
+    further = {name: partial(build, name) for name in names}
     open_file = partial(JsonlSink, run_dir / METRICS_FILE, resume_step=resume_step)
     return Sinks(open_file, further, step=resume_step or 0)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from burnish.observability.atomic import write_error, write_text_atomically
+from burnish.observability.atomic import disk_errors, write_text_atomically
 
 TIMELINE_FILE = "timeline.jsonl"
 MAIN = "run"
@@ -59,11 +59,9 @@ class Timeline:
         self._epoch = time.time() - time.monotonic()
         self._spans: list[Span] = []
         self._phase, self._since = "", 0.0
-        try:
+        with disk_errors(f"write {file}", file.parent):
             kept = [] if resume_step is None else [line for line in _lines(file) if line[0] <= resume_step]
             write_text_atomically(file, "".join(line for _, line in kept))
-        except OSError as error:
-            raise write_error(file, error) from error
 
     def phase(self, name: str) -> None:
         """Begin a phase of the main process; an empty name only ends the last one."""
@@ -77,11 +75,8 @@ class Timeline:
         spans = [*self._spans, *(span for process in self._processes() for span in process.take_spans())]
         self._spans = []
         rows = [[*span[:2], *(round(self._epoch + moment, 4) for moment in span[2:])] for span in spans]
-        try:
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, "spans": rows}, separators=(",", ":")) + "\n")
-        except OSError as error:
-            raise write_error(self._file, error) from error
+        with disk_errors(f"write {self._file}", self._file.parent), self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "spans": rows}, separators=(",", ":")) + "\n")
 
 
 def read_spans(file: Path, first: int, last: int) -> Mapping[int, Sequence[Span]]:

@@ -23,7 +23,8 @@ from burnish.words import did_you_mean
 
 FIX_IT = "fix it (--debug shows the whole traceback)"
 
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+"""Folders of installed code."""
 _OWN = str(Path(__file__).parents[1])
 
 
@@ -38,7 +39,7 @@ def describe_failure(error: BaseException) -> str:
         source = f": {error.text.strip()}" if error.text else ""
         return f"{type(error).__name__}: {error.msg} ({place}){source}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    theirs = [frame for frame in frames if not frame.filename.startswith((_OWN, *_INSTALLED))]
+    theirs = [frame for frame in frames if not frame.filename.startswith((_OWN, *INSTALLED))]
     place = "".join(f" ({frame.filename}:{frame.lineno})" for frame in (theirs or frames)[-1:])
     return f"{type(error).__name__}: {error}{place}"
 

@@ -53,12 +53,10 @@ def reading(what: str, raises: type[BurnishError] = DataError, *, remedy: str = 
 
 def reason_of(error: BaseException) -> str:
     """`ValueError: its message`, without line breaks and cut to a few lines of a terminal."""
-    message = " ".join(str(error).split()) or _DEFAULT_MESSAGES.get(type(error), "no message given")
+    without = "not enough memory" if type(error) is MemoryError else "no message given"
+    message = " ".join(str(error).split()) or without
     reason = f"{type(error).__name__}: {message}"
     return reason if len(reason) <= _MAX_REASON_CHARACTERS else reason[:_MAX_REASON_CHARACTERS] + " ..."
-
-
-_DEFAULT_MESSAGES: dict[type[BaseException], str] = {MemoryError: "not enough memory"}
 
 
 def file_problem(path: Path) -> str | None:

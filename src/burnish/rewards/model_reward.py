@@ -23,7 +23,7 @@ from burnish.config.section import PositiveInt, Section
 from burnish.data.chat import encode_bare, encode_prompt
 from burnish.data.template import Chat, ChatFormat
 from burnish.errors import DataError, RewardError
-from burnish.models.resting import Resting, own_memory, resting_place
+from burnish.models.resting import Resting, rest_frozen
 from burnish.models.reward_model import PromptResponse, RewardModel, check_reward_folder, load_reward_model
 from burnish.models.tokenizers import same_tokens
 from burnish.outside.plugins import describe_failure
@@ -62,10 +62,7 @@ class ModelReward:
     def rest(self, folder: Path) -> None:
         """From now on, offload the weights while nothing is scored: to pinned host memory or, for a model on the CPU,
         to a file in `folder`. OffloadError if there is no room."""
-        model = self.model.loaded.model
-        own_memory(model)
-        place = resting_place(model.device, folder)
-        self.resting = Resting(f"reward model of {self.spec.label!r}", place, model.parameters, changes=False)
+        self.resting = rest_frozen(f"reward model of {self.spec.label!r}", self.model.loaded.model, folder)
 
     def attach_policy(self, tokenizer: PreTrainedTokenizerBase) -> str:
         """Score the policy's own tokens if both tokenizers give the same ids, else the text.

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from burnish.config.schema import RlConfig, RunConfig
 from burnish.config.torchrun import TorchrunRank, check_world
-from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference, RoleHandle, TeamRole
+from burnish.distributed.handles import RemoteCritic, RemotePolicy, RemoteReference, TeamRole
 from burnish.distributed.launching import Crew, Launcher, Site, ThisMachine, start_all
 from burnish.distributed.peers import START_SECONDS, BuildRoles, Peer, ProcessRole, ProcessSpec, RoleLostError
 from burnish.distributed.pool import RolloutPool, Worker
@@ -305,11 +305,12 @@ def open_team(
 def _remote_roles(config: RlConfig, team: tuple[Peer, ...]) -> Roles:
     """Make handles to the models that all trainers have."""
     cuts = config.cluster.sharding == "full"
-    there = {name: TeamRole(team, name, config.cluster.stall_seconds, cuts) for name in team[0].roles}
+    first, *others = team
+    there = {name: TeamRole(first, name, config.cluster.stall_seconds, tuple(others), cuts) for name in first.roles}
     return _with_handles(Roles(RemotePolicy(there["policy"]), None, None), there)
 
 
-def _with_handles(roles: Roles, there: Mapping[str, RoleHandle]) -> Roles:
+def _with_handles(roles: Roles, there: Mapping[str, ProcessRole]) -> Roles:
     """The roles, with handles to the ones that are in other processes."""
     reference = RemoteReference(there["reference"]) if "reference" in there else roles.reference
     critic = RemoteCritic(there["critic"]) if "critic" in there else roles.critic

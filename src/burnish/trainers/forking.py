@@ -22,7 +22,7 @@ from burnish.checkpointing.store import FINGERPRINT_FILE, MANIFEST, CheckpointSt
 from burnish.config.loading import kind_of_data
 from burnish.config.schema_run import RunConfig
 from burnish.errors import CheckpointError, ConfigError
-from burnish.observability.atomic import write_text_atomically, writing_to
+from burnish.observability.atomic import disk_errors, write_text_atomically
 from burnish.observability.console import say
 from burnish.observability.history import read_rows
 from burnish.observability.sinks import METRICS_FILE
@@ -94,7 +94,7 @@ def _copy(config: RunConfig, chosen: Chosen, now: Fingerprints) -> None:
     store = CheckpointStore(path, keep=config.checkpoint.keep, extra_files={FINGERPRINT_FILE: now.dump})
     store.save(chosen.checkpoint.step, copy)
     rows = [row for row in read_rows(source / METRICS_FILE) if row["step"] <= written]
-    with writing_to(path):
+    with disk_errors(f"write to {path}", path, CheckpointError):
         write_text_atomically(path / METRICS_FILE, "".join(f"{json.dumps(row)}\n" for row in rows))
         if (source / PATHS_FILE).exists():
             shutil.copyfile(source / PATHS_FILE, path / PATHS_FILE)

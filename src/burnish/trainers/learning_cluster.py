@@ -12,9 +12,9 @@ from typing import TypeVar
 from rich.console import Console
 
 from burnish.config.schema import RunConfig
-from burnish.distributed.handles import RoleHandle, TeamRole
+from burnish.distributed.handles import TeamRole
 from burnish.distributed.launching import Site
-from burnish.distributed.peers import Peer
+from burnish.distributed.peers import Peer, ProcessRole
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import load_outline
@@ -34,7 +34,7 @@ def train_on_data(
     config: ConfigT,
     open_run: OpenRun,
     open_here: OpenLearner[ConfigT, LearnerT],
-    handle: Callable[[RoleHandle], LearnerT],
+    handle: Callable[[ProcessRole], LearnerT],
     *,
     console: Console,
     accept_changes: bool,
@@ -55,7 +55,7 @@ def train_on_data(
 def _open_elsewhere(
     site: Site,
     open_here: OpenLearner[ConfigT, LearnerT],
-    handle: Callable[[RoleHandle], LearnerT],
+    handle: Callable[[ProcessRole], LearnerT],
     config: ConfigT,
     paths: FastPaths,
     console: Console,
@@ -75,7 +75,7 @@ def _open_elsewhere(
             team.extend(stack.enter_context(opened).values())
             paths.follow(team[0].role("ways", seconds=config.cluster.stall_seconds).ask("record"))
             cuts = config.cluster.sharding == "full"
-            return handle(TeamRole(tuple(team), "learner", config.cluster.stall_seconds, cuts))
+            return handle(TeamRole(team[0], "learner", config.cluster.stall_seconds, tuple(team[1:]), cuts))
 
         outline = load_outline(config.model, head=config.head, plain=config.debug.plain)
         yield OpenedModel(outline, learner, lambda: team)

@@ -22,7 +22,7 @@ from burnish.checkpointing.store import FINGERPRINT_FILE, Checkpoint, Checkpoint
 from burnish.config.schema import RunConfig
 from burnish.errors import CheckpointError
 from burnish.forward.fast_paths import FastPaths
-from burnish.observability.atomic import write_text_atomically, writing_to
+from burnish.observability.atomic import disk_errors, write_text_atomically
 from burnish.outside.reading import UnreadableError, read_json, reason_of
 
 
@@ -166,5 +166,5 @@ def recorded_ways(folder: Path) -> dict[str, str]:
 
 def record_paths(folder: Path, paths: FastPaths) -> None:
     """Write the choices. Raises CheckpointError if the folder cannot be written to."""
-    with writing_to(folder):
+    with disk_errors(f"write to {folder}", folder, CheckpointError):
         write_text_atomically(folder / PATHS_FILE, json.dumps({"ways": paths.record()}, indent=2) + "\n")

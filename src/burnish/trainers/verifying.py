@@ -17,7 +17,7 @@ from burnish.checkpointing.store import CheckpointStore
 from burnish.config.kinds import find_kind, load
 from burnish.config.schema_run import RunConfig
 from burnish.errors import BurnishError, CheckpointError
-from burnish.observability.atomic import writing_to
+from burnish.observability.atomic import disk_errors
 from burnish.observability.history import read_rows
 from burnish.observability.sinks import METRICS_FILE
 from burnish.trainers.forking import fork_run
@@ -94,7 +94,7 @@ def _train_until(last: int, config: RunConfig) -> int:
 @contextmanager
 def _beside(run: Path) -> Iterator[Path]:
     """A temporary folder on the file system of the run, where files of checkpoints need not be copied."""
-    with writing_to(run):
+    with disk_errors(f"write to {run}", run, CheckpointError):
         place = TemporaryDirectory(prefix="verify-", dir=run)
     with place as folder:
         yield Path(folder)

@@ -55,21 +55,13 @@ def test_plain_values_round_trip_exactly(tmp_path: Path, state: dict[str, Any]) 
     assert same(round_trip(tmp_path, state), state)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
-)
-def test_tensors_keep_dtype_shape_and_bits(tmp_path: Path, dtype: torch.dtype) -> None:
-    tensors = [torch.tensor([[0, 1], [1, 0]]).to(dtype), torch.tensor(1).to(dtype), torch.empty(0, 3).to(dtype)]
-    back = round_trip(tmp_path, {"t": tensors})["t"]
-    assert [t.dtype for t in back] == [dtype] * 3
-    assert all(torch.equal(a, b) for a, b in zip(tensors, back, strict=True))
-
-
 def test_nan_bits_views_and_shared_memory(tmp_path: Path) -> None:
     base = torch.tensor([[1.0, float("nan")], [-0.0, float("inf")]])
-    back = round_trip(tmp_path, {"whole": base, "again": base, "view": base.t(), "row": base[1]})
-    for name, tensor in {"whole": base, "again": base, "view": base.t(), "row": base[1]}.items():
-        assert torch.equal(back[name].view(torch.int32), tensor.contiguous().view(torch.int32))
+    state = {"whole": base, "again": base, "view": base.t(), "row": base[1], "half": base.bfloat16(), "none": base[:0]}
+    back = round_trip(tmp_path, state)
+    for name, tensor in state.items():
+        assert (back[name].dtype, back[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(back[name].view(torch.int16), tensor.contiguous().view(torch.int16))
 
 
 def test_an_optimizer_continues_to_the_same_bits(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_one_process_up_to_rounding(size: int, case: str, module: Any, tmp_path:
     launcher = LocalLauncher(threads=1, stacks=tmp_path, fork_server=fork_server)
     with ExitStack() as stack:
         processes = [stack.enter_context(p) for p in start_all(launcher, seats)]
-        team = TeamRole(tuple(processes), "learner", seconds=300, cuts_weights=True)
+        team = TeamRole(processes[0], "learner", 300, tuple(processes[1:]), cuts_weights=True)
         wanted = one.gradients()
         assert difference(team.ask("gradients"), wanted) < 1e-6
         assert team.ask("settle") == pytest.approx(one.settle(), rel=1e-6)

@@ -20,9 +20,10 @@ from watching import runs, wait_for
 
 from burnish.distributed import fork_server as fork_server_module
 from burnish.distributed import handles, peers, processes, server
+from burnish.distributed.channel import pickled
 from burnish.distributed.fork_server import ForkServer
 from burnish.distributed.handles import RemotePolicy, TeamRole
-from burnish.distributed.peers import ProcessRole, RoleLostError, Stop, TracebackElsewhereError
+from burnish.distributed.peers import ProcessRole, ProcessSpec, RoleLostError, Stop, TracebackElsewhereError
 from burnish.distributed.processes import RoleProcess
 from burnish.distributed.pulse import Pulse
 from burnish.errors import BurnishError, DivergenceError, RolloutError
@@ -143,9 +144,13 @@ def adopts_orphans() -> bool:
 Start = Callable[..., RoleProcess]
 
 
+def started(name: str, build: Any, *arguments: object, **settings: Any) -> RoleProcess:
+    return RoleProcess(ProcessSpec(name, build, arguments), **settings)
+
+
 @pytest.fixture(scope="module")
 def start(fork_server: ForkServer) -> Start:
-    return partial(RoleProcess, fork_server=fork_server)
+    return partial(started, fork_server=fork_server)
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +319,7 @@ def test_one_that_waits_for_another_need_not_work(start: Start, module: Any, tmp
         start("trainer 0", module.roles, tmp_path / "left", environment={"WORKS": "no"}) as first,
         start("trainer 1", module.roles, tmp_path / "left", environment={"WORKS": "yes"}) as second,
     ):
-        TeamRole((first, second), "policy", seconds=1.0).ask("trains_or_waits")
+        TeamRole(first, "policy", 1.0, (second,)).ask("trains_or_waits")
 
 
 @pytest.mark.slow
@@ -354,7 +359,7 @@ def test_a_process_that_is_stopped_before_it_can_beat_is_noticed(
 ) -> None:
     """While it still imports. One that takes its time is left alone: the others of this file take longer."""
     begun: list[int] = []
-    start = processes.start_interpreter
+    seat, start = ProcessSpec("trainer", module.roles, (tmp_path / "left",)), processes.start_interpreter
 
     def stopped(*arguments: Any, **named: Any) -> Any:
         process = start(*arguments, **named)
@@ -366,14 +371,14 @@ def test_a_process_that_is_stopped_before_it_can_beat_is_noticed(
     monkeypatch.setattr(processes, "start_interpreter", stopped)
     monkeypatch.setattr(peers, "SILENT_SECONDS", 1.5)
     with pytest.raises(RoleLostError, match=r"start: process 'trainer' has given no sign of life for 1.5 seconds"):
-        RoleProcess("trainer", module.roles, tmp_path / "left", seconds=30)
+        RoleProcess(seat, seconds=30)
     monkeypatch.setattr(fork_server_module, "start_interpreter", stopped)
     monkeypatch.setattr(fork_server_module, "SILENT_SECONDS", 1.5)
     with (
         ForkServer() as fork_server,
         pytest.raises(RoleLostError, match=r"start: process 'trainer': its fork server has given no sign of life"),
     ):
-        RoleProcess("trainer", module.roles, tmp_path / "left", seconds=30, fork_server=fork_server)
+        RoleProcess(seat, seconds=30, fork_server=fork_server)
     assert all(gone(pid) for pid in begun)
 
 
@@ -391,7 +396,7 @@ def test_one_that_dies_ends_those_that_worked_with_it(
         with pytest.raises(
             RoleLostError, match=r"policy.sleeps: process 'trainer 1' ended \(killed by SIGKILL\)"
         ) as lost:
-            TeamRole((first, second), "policy", seconds=60).ask("sleeps")
+            TeamRole(first, "policy", 60, (second,)).ask("sleeps")
         kill.join()
         assert lost.value.process == "trainer 1"
         assert gone(first.pid)
@@ -406,7 +411,7 @@ def test_one_that_answers_soon_after_another_is_waited_for_however_long_both_too
         start("trainer 0", module.roles, tmp_path / "left", environment={"DELAY": "5"}) as first,
         start("trainer 1", module.roles, tmp_path / "left", environment={"DELAY": "5.2"}) as second,
     ):
-        team = TeamRole((first, second), "policy", seconds=60, cuts_weights=True)
+        team = TeamRole(first, "policy", 60, (second,), cuts_weights=True)
         with pytest.raises(DivergenceError, match="loss is nan after 5"):
             team.ask("diverges_late")
         assert team.ask("echo", 1) == 1  # so that the run can still be saved
@@ -420,10 +425,7 @@ class Slices:
         self.fate = fate
         self.killed = threading.Event()
 
-    def role(self, name: str, *, seconds: float) -> Any:
-        return self
-
-    def share(self, version: int) -> object:
+    def share(self, *arguments: object, **named: object) -> object:
         return self.fate()
 
     def kill(self) -> None:
@@ -446,7 +448,7 @@ def test_one_that_is_lost_while_weights_are_read_is_what_is_told(monkeypatch: py
         first = Slices("trainer 0", fate)
         others: Any = (first, Slices("trainer 1", closed))
         with pytest.raises(RoleLostError) as raised:
-            TeamRole(others, "policy", seconds=60, cuts_weights=True).share(3)
+            TeamRole(others[0], "policy", 60, others[1:], cuts_weights=True).share(3)
         assert raised.value is lost
 
 
@@ -479,7 +481,7 @@ def test_one_that_is_gone_before_a_request_leaves_no_answer_behind(start: Start,
     ):
         os.kill(second.pid, signal.SIGKILL)
         wait_for(lambda: not runs(second.pid))
-        team = TeamRole((first, second), "policy", seconds=30)
+        team = TeamRole(first, "policy", 30, (second,))
         with pytest.raises(RoleLostError, match="'trainer 1' ended"):
             team.ask("echo", "one")
         with pytest.raises(RoleLostError, match="'trainer 0' has been ended"):
@@ -506,7 +508,7 @@ def test_forks_of_a_server_have_their_own_variables_and_need_it_no_more(
     module: Any, tmp_path: Path, gone: Callable[..., bool]
 ) -> None:
     with ForkServer() as fork_server:
-        start = partial(RoleProcess, fork_server=fork_server)
+        start = partial(started, fork_server=fork_server)
         first = start("first", module.roles, tmp_path / "left", environment={"DELAY": "0.1"})
         interpreter = fork_server._process
         assert interpreter is not None
@@ -525,7 +527,7 @@ def test_forks_of_a_server_have_their_own_variables_and_need_it_no_more(
 def test_it_says_what_it_has_been_asked_for(start: Start, module: Any, tmp_path: Path) -> None:
     with start("trainer", module.roles, tmp_path / "left") as process:
         assert process.standing == "idle"
-        request = process.sendable(("call", "policy", "version", (), {}), "policy.version")
+        request = pickled(("call", "policy", "version", (), {}))
         process.post(request, what="policy.version", seconds=30)
         assert process.standing.startswith("policy.version, ")
         assert process.take(what="policy.version", seconds=30) == ("done", 3)

@@ -246,7 +246,7 @@ def test_other_versions_are_refused_by_rank() -> None:
         ("rl HERE steps=4", "rank 1 on b: steps=4 is where rank 0 has steps=3"),
         ("rl HERE", "rank 1 on b: nothing is where rank 0 has steps=3"),
         ("rl HERE steps=3 --fresh", "rank 1 on b: --fresh is where rank 0 has nothing"),
-        ("rl OTHER steps=3", r"rank 1 on b: the content of \S+ is another one than at rank 0"),
+        ("rl OTHER steps=3", r"rank 1 on b: the content of \S+ differs from rank 0's"),
         ("sft HERE steps=3", "rank 1 on b: sft is where rank 0 has rl"),
     ],
 )

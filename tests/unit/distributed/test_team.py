@@ -95,7 +95,7 @@ def team_of(module: Any, size: int, lanes: int, folder: Path, fork_server: ForkS
     meetings = [Rendezvous.at_file(rank, size, folder / "meeting", seconds=60) for rank in range(size)]
     seats = [ProcessSpec(f"trainer {meeting.rank}", module.member, (meeting, lanes)) for meeting in meetings]
     started = start_all(LocalLauncher(threads=1, stacks=folder, fork_server=fork_server), seats)
-    return TeamRole(tuple(started), "member", seconds=60)
+    return TeamRole(started[0], "member", 60, tuple(started[1:]))
 
 
 @pytest.mark.slow
@@ -104,10 +104,9 @@ def test_the_bits_of_one_process(size: int, lanes: int, module: Any, tmp_path: P
     wanted, values = module.accumulate(Lanes(lanes))
     team = team_of(module, size, lanes, tmp_path, fork_server)
     with ExitStack() as stack:
-        for process in team.processes:
+        for process in (team.process, *team.others):
             stack.enter_context(process)
-        for process in team.processes[:1]:
-            assert process.roles == ("member",)
+        assert team.process.roles == ("member",)
         for method in ("accumulate", "accumulate_slices"):
             gradients, found = team.ask(method)
             assert found == values

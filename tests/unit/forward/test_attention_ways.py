@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from dense_attention import dense
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -50,15 +51,6 @@ def visible(packing: Packing) -> Tensor:
         for row in group:
             sees[responses[row], prompt] = True
     return sees
-
-
-def dense(query: Tensor, key: Tensor, value: Tensor, sees: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-    """(output (Q, H, D), log-sum-exps (H, Q)) with all scores at once."""
-    shared = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
-    scores = torch.einsum("qhd,khd->hqk", query, key) * scaling
-    scores = scores.masked_fill(~sees, -torch.inf)
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value), scores.logsumexp(-1)
 
 
 def sees_of(ends: SequenceEnds, queries: int, keys: int) -> Tensor:

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from batches import joined
+from batches import batch_of, joined
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,29 +16,11 @@ from burnish.forward.batch import Batch
 PAD = 99
 
 
-def batch_of(prompts: list[list[int]], responses: list[list[int]], **fields: torch.Tensor) -> Batch:
-    """Right-padded rows; every response token is trained on, group ids count the rows."""
-    lengths = torch.tensor([len(r) for r in responses])
-    return Batch(
-        prompt_tokens=padded(prompts),
-        prompt_lengths=torch.tensor([len(p) for p in prompts]),
-        response_tokens=padded(responses),
-        response_lengths=lengths,
-        loss_mask=torch.arange(int(lengths.max())) < lengths[:, None],
-        group_ids=torch.arange(len(prompts)),
-        **fields,
-    )
-
-
-def padded(rows: list[list[int]]) -> torch.Tensor:
-    width = max(map(len, rows))
-    return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
-
-
 def three_rows() -> Batch:
     return batch_of(
         [[1, 2, 3], [4], [5, 6]],
         [[10], [20, 21], [30, 31, 32]],
+        pad_token_id=PAD,
         advantages=torch.tensor([[0.1, 0.0, 0.0], [0.2, 0.3, 0.0], [0.4, 0.5, 0.6]]),
     )
 
@@ -101,7 +83,7 @@ def test_cut_anywhere_and_joined_again_it_is_the_same_batch(
     rows: list[tuple[list[int], list[int]]], data: st.DataObject
 ) -> None:
     prompts, responses = [prompt for prompt, _ in rows], [response for _, response in rows]
-    plain = batch_of(prompts, responses)
+    plain = batch_of(prompts, responses, pad_token_id=PAD)
     numbers = torch.arange(plain.loss_mask.numel(), dtype=torch.float32).reshape(plain.loss_mask.shape)
     batch = plain.replace(old_logprobs=torch.where(plain.loss_mask, -numbers, 0.0))
     order = data.draw(st.permutations(range(len(rows))))

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from batches import batch_of
 from transformers import LlamaForCausalLM
 
 from burnish.errors import ModelError
@@ -42,14 +43,7 @@ def test_noise_is_within_its_bounds_and_a_function_of_the_key() -> None:
 
 def test_noise_in_slots_by_hand() -> None:
     """Rows of 2 + 3 and 1 + 1 tokens; the last token of each is in no slot."""
-    batch = Batch(
-        prompt_tokens=torch.tensor([[4, 5], [4, 0]]),
-        prompt_lengths=torch.tensor([2, 1]),
-        response_tokens=torch.tensor([[6, 7, 8], [9, 0, 0]]),
-        response_lengths=torch.tensor([3, 1]),
-        loss_mask=torch.ones(2, 3, dtype=torch.bool),
-        group_ids=torch.arange(2),
-    )
+    batch = batch_of([[4, 5], [4]], [[6, 7, 8], [9]])
     rows = [torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0]]), torch.tensor([[6.0], [7.0]])]
     assert in_slots(Packing.of(keyed(batch).host), rows)[0, :, 0].tolist() == [1, 2, 6, 3, 4]
 

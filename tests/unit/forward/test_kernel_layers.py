@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from burnish.config.schema_data import LoraConfig, ModelConfig
 from burnish.errors import ModelError
-from burnish.forward.kernel_layers import remade_in_backward, unset_layer_kernels, uses_layer_kernels
+from burnish.forward.kernel_layers import own_layers, remade_in_backward, uses_layer_kernels
 from burnish.forward.probe import use_layer_kernels, use_packed_rows
 from burnish.forward.scoring import ResponseScorer
 from burnish.kernels import training
@@ -215,7 +215,7 @@ def test_the_trial_sees_gradients_and_rows_longer_than_a_block(
     monkeypatch.undo()
     assert use_layer_kernels(model)
     assert use_layer_kernels(model)  # twice is once
-    unset_layer_kernels(model)
+    own_layers(model)
     assert not uses_layer_kernels(model)
 
 

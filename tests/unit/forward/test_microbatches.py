@@ -8,12 +8,8 @@ from hypothesis import strategies as st
 from burnish.forward.microbatches import microbatches_by_groups, microbatches_by_tokens, position_ids
 
 
-def test_position_ids_skip_padding_golden():
-    mask = torch.tensor([[1, 0, 0, 1, 1, 1]])
-    assert position_ids(mask).tolist() == [[0, 1, 1, 1, 2, 3]]
-
-
-def test_position_ids_of_left_and_right_padding():
+def test_position_ids_skip_padding():
+    assert position_ids(torch.tensor([[1, 0, 0, 1, 1, 1]])).tolist() == [[0, 1, 1, 1, 2, 3]]
     mask = torch.tensor([[False, False, True, True], [True, True, False, False]])
     assert position_ids(mask).tolist() == [[0, 0, 0, 1], [0, 1, 2, 2]]
 
@@ -28,11 +24,6 @@ def test_a_row_above_the_budget_stands_alone():
 
 def test_no_rows_no_microbatches():
     assert microbatches_by_tokens([], 10) == []
-
-
-def test_budget_must_be_positive():
-    with pytest.raises(ValueError, match="tokens_per_microbatch"):
-        microbatches_by_tokens([1], 0)
 
 
 @pytest.mark.slow
@@ -71,8 +62,6 @@ def test_groups_share_a_micro_batch_up_to_so_many_tokens_of_responses() -> None:
 def test_a_group_above_the_budget_is_split_and_pays_its_prompt_again() -> None:
     assert microbatches_by_groups([5] * 4, [4, 6, 3, 6], [[0, 1, 2, 3]], 15) == [[1], [3, 0], [2]]
     assert microbatches_by_groups([5], [40], [[0]], 15) == [[0]]
-    with pytest.raises(ValueError, match="at least 1"):
-        microbatches_by_groups([1], [1], [[0]], 0)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from batches import batch_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
@@ -32,34 +33,16 @@ from burnish.forward.probe import use_packed_rows
 from burnish.forward.scoring import ResponseScorer
 from burnish.machine.matmul_precision import matmul_precision
 
-
-def make_batch(prompts: list[list[int]], responses: list[list[int]]) -> Batch:
-    def padded(rows: list[list[int]]) -> torch.Tensor:
-        width = max(map(len, rows))
-        return torch.tensor([row + [2] * (width - len(row)) for row in rows], dtype=torch.int64)
-
-    lengths = torch.tensor([len(row) for row in responses])
-    tokens = padded(responses)
-    return Batch(
-        prompt_tokens=padded(prompts),
-        prompt_lengths=torch.tensor([len(row) for row in prompts]),
-        response_tokens=tokens,
-        response_lengths=lengths,
-        loss_mask=torch.arange(tokens.shape[1]) < lengths[:, None],
-        group_ids=torch.zeros(len(prompts), dtype=torch.int64),
-    )
-
-
 A, B = [4, 5, 6], [7, 8]
 
 
 def packing_of(prompts: list[list[int]], responses: list[list[int]]) -> Packing:
-    return Packing.of(make_batch(prompts, responses).host)
+    return Packing.of(batch_of(prompts, responses).host)
 
 
 def test_the_layout_of_the_page() -> None:
     """The example in the module's docstring."""
-    batch = make_batch([[1, 2, 3], [4, 5], [1, 2, 3]], [[11, 12, 13], [15, 16], [14]])
+    batch = batch_of([[1, 2, 3], [4, 5], [1, 2, 3]], [[11, 12, 13], [15, 16], [14]])
     packing = Packing.of(batch.host)
     assert packing.groups == [[0, 2], [1]]
     assert packing.tokens(batch).tolist() == [[1, 2, 3, 4, 5, 11, 12, 15]]
@@ -76,7 +59,7 @@ def test_the_layout_of_the_page() -> None:
 
 def test_padding_belongs_to_no_row(monkeypatch) -> None:
     """As above, with 8 slots rounded up to 10."""
-    batch = make_batch([[1, 2, 3], [4, 5], [1, 2, 3]], [[11, 12, 13], [15, 16], [14]])
+    batch = batch_of([[1, 2, 3], [4, 5], [1, 2, 3]], [[11, 12, 13], [15, 16], [14]])
     monkeypatch.setattr("burnish.forward.packing.rounded_up", lambda size: size + 2)
     packing, rounded = Packing.of(batch.host), Packing.of(batch.host, rounded=True)
     assert (rounded.size, rounded.padding, rounded.padding_span) == (10, 2, slice(8, 10))
@@ -183,7 +166,7 @@ def test_packed_rows_score_like_padded_ones(load, family, fields, way, rounded, 
         loaded.model.train()
     if way == "copied":
         set_packed_attention(loaded.model, way)
-    batch = make_batch([A, B, A, B + A], [[9, 10, 14, 4, 1], [11, 1], [12], [4, 4, 4]])
+    batch = batch_of([A, B, A, B + A], [[9, 10, 14, 4, 1], [11, 1], [12], [4, 4, 4]])
     assert_like_plain(loaded, load(family, plain=True), batch, monkeypatch, rounded=rounded)
 
 
@@ -191,7 +174,7 @@ def test_a_narrow_model_meets_few_shapes_through_onednn(monkeypatch) -> None:
     settings = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 16}
     model = LlamaForCausalLM(LlamaConfig(hidden_size=NARROW_WIDTH, **settings))
     assert use_packed_rows(model)
-    batch = make_batch([A, B], [[9] * 70, [11] * 80])  # packing does not pay
+    batch = batch_of([A, B], [[9] * 70, [11] * 80])  # packing does not pay
     scorer, slots, positions = ResponseScorer(model), [], []
     model.model.layers[0].mlp.down_proj.register_forward_hook(lambda _, given, __: slots.append(given[0].shape[-2]))
     unwatched = scoring.chunked_token_scores
@@ -220,7 +203,7 @@ prompt = st.lists(tokens, min_size=1, max_size=9)
     rounded=st.booleans(),
 )
 def test_any_mix_of_prompts_and_lengths(load_once, rows, prompts, rounded) -> None:
-    batch = make_batch([prompts[number] for number, _ in rows], [response for _, response in rows])
+    batch = batch_of([prompts[number] for number, _ in rows], [response for _, response in rows])
     with pytest.MonkeyPatch.context() as patch:
         assert_like_plain(*load_once, batch, patch, rounded=rounded)
 
@@ -325,7 +308,7 @@ def test_padding_gives_nothing_back_however_large_its_scores_would_be() -> None:
 def test_bfloat16_attention_has_the_gradients_of_float32(float32_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through PyTorch's bfloat16 kernel, and the way round it for few keys: both within bfloat16's rounding."""
     monkeypatch.setattr("burnish.forward.merged_attention.FLOAT32_KEYS", float32_keys)
-    batch = make_batch([A, A, A, B], [[9, 10, 14, 4, 1], [11, 1], [12] * 9, [4, 4, 4]])
+    batch = batch_of([A, A, A, B], [[9, 10, 14, 4, 1], [11, 1], [12] * 9, [4, 4, 4]])
     packing = Packing.of(batch.host)
     generator = torch.Generator().manual_seed(0)
 

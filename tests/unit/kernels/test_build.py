@@ -299,7 +299,7 @@ def test_a_cache_that_cannot_be_had_is_no_obstacle(monkeypatch: pytest.MonkeyPat
             BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
         ),
         ("burnish.kernels.build.Path.read_bytes", PermissionError(errno.EACCES, "Permission denied")),
-        ("burnish.kernels.build._processor", RuntimeError("what nobody has thought of")),
+        ("burnish.kernels.build.description", RuntimeError("what nobody has thought of")),
         ("burnish.kernels.build.ctypes.CDLL", OSError("failed to map segment from shared object")),
     ],
 )

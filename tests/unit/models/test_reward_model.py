@@ -52,15 +52,15 @@ def new(folder: Path, readout: Readout | None = None, **model: object) -> Reward
 
 def test_layout_reads_where_it_is_told() -> None:
     def read(readout: Readout) -> list[int]:
-        return lay_out_pairs(PAIRS, readout, pad_token_id=0, eos_token_ids=(2, 6)).read_B.tolist()
+        return lay_out_pairs(PAIRS, readout, pad_token_id=0, eos_token_ids=(2, 6))[2].tolist()
 
     assert read(Readout("last")) == [4, 2, 6]
     assert read(Readout("eos")) == [3, 2, 6]  # first end in 5 6 2 is the 6
     assert read(Readout("last_position", 5)) == [6, 5, 7]
-    layout = lay_out_pairs(PAIRS[:1], Readout("last_position", 5), pad_token_id=0, eos_token_ids=())
-    assert layout.tokens_BS.tolist() == [[3, 4, 5, 6, 2, 0, 0]]
-    assert layout.attention_mask_BS.tolist() == [[1, 1, 1, 1, 1, 0, 0]]
-    assert position_ids(layout.attention_mask_BS).tolist() == [[0, 1, 2, 3, 4, 5, 5]]
+    tokens_BS, mask_BS, _ = lay_out_pairs(PAIRS[:1], Readout("last_position", 5), pad_token_id=0, eos_token_ids=())
+    assert tokens_BS.tolist() == [[3, 4, 5, 6, 2, 0, 0]]
+    assert mask_BS.tolist() == [[1, 1, 1, 1, 1, 0, 0]]
+    assert position_ids(mask_BS).tolist() == [[0, 1, 2, 3, 4, 5, 5]]
     with pytest.raises(ModelError, match="4 tokens, but the reward model scores at position 3"):
         read(Readout("last_position", 3))
     with pytest.raises(ValueError, match="empty response"):
@@ -135,9 +135,9 @@ def test_transformers_gives_the_same_logits(kind: str, llama: Path, tmp_path: Pa
     model.save(tmp_path / "rm")
     other = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
     assert other.config.num_labels == 1
-    layout = lay_out_pairs(PAIRS, Readout(), pad_token_id=model.loaded.pad_token_id, eos_token_ids=())
+    tokens_BS, mask_BS, _ = lay_out_pairs(PAIRS, Readout(), pad_token_id=model.loaded.pad_token_id, eos_token_ids=())
     with torch.no_grad():
-        logits = other(layout.tokens_BS, attention_mask=layout.attention_mask_BS).logits[:, 0]
+        logits = other(tokens_BS, attention_mask=mask_BS).logits[:, 0]
     expected = [score - model.normalization.bias for score in model.score(PAIRS)]
     assert logits.tolist() == pytest.approx(expected, abs=1e-5)
 

@@ -73,21 +73,6 @@ def test_a_step_comes_once(tmp_path: Path) -> None:
         sink.write(1, {})
 
 
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0}\nnonsense\n{"step": 1}\n')
-    with pytest.raises(DataError, match=r"metrics\.jsonl:2 is not a row"):
-        read_rows(path)
-
-
-def test_a_full_disk_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = JsonlSink(tmp_path / "m")
-
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-    with pytest.raises(BurnishError, match=r"No space left(.|\n)*free space on the disk"):
-        sink.write(0, {"a": 1.0})
-
-
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
 def test_a_missing_service_names_the_command_and_touches_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -160,7 +145,9 @@ def test_a_line_lost_doubled_or_out_of_order_is_named(tmp_path: Path, lines: lis
     assert path.read_text() == "".join(written[line] for line in lines)
 
 
-@pytest.mark.parametrize("text", ['{"step": 1, "a": NaN}', '{"step": 1, "a": "x"}', '{"step": true}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["nonsense", '{"step": 1, "a": NaN}', '{"step": 1, "a": "x"}', '{"step": true}', "[" * 100_000]
+)
 def test_a_line_that_is_no_row_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n' + text + "\n")
     with pytest.raises(DataError, match=r"metrics\.jsonl:2 is not a row of metrics"):
@@ -215,7 +202,7 @@ def test_a_line_that_the_disk_refuses_is_taken_back(tmp_path: Path, monkeypatch:
     sink.write(1, {"a": 1.0})
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-        with pytest.raises(BurnishError, match="No space left"):
+        with pytest.raises(BurnishError, match=r"No space left(.|\n)*free space on the disk"):
             sink.write(2, {"a": 2.0})
     sink.write(2, {"a": 3.0})
     assert [(row["step"], row["a"]) for row in read_rows(tmp_path / "m")] == [(1, 1.0), (2, 3.0)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from batches import batch_of
 
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
@@ -60,15 +61,11 @@ def config(folder: Path) -> Callable[..., RlConfig]:
     return build
 
 
-def batch_of(tokens: tuple[int, ...], prompt: tuple[int, ...]) -> Batch:
+def one_row(tokens: tuple[int, ...], prompt: tuple[int, ...]) -> Batch:
     size = len(tokens)
-    return Batch(
-        prompt_tokens=torch.tensor([prompt]),
-        prompt_lengths=torch.tensor([len(prompt)]),
-        response_tokens=torch.tensor([tokens]),
-        response_lengths=torch.tensor([size]),
-        loss_mask=torch.ones(1, size, dtype=torch.bool),
-        group_ids=torch.zeros(1, dtype=torch.int64),
+    return batch_of(
+        [prompt],
+        [tokens],
         values=torch.zeros(1, size),
         returns=torch.linspace(0.5, 1.0, size)[None],
         advantages=torch.linspace(-1.0, 1.0, size)[None],
@@ -86,7 +83,7 @@ def test_a_critic_from_the_reward_model_begins_with_its_scores(
     critic = build_separate_critic(config(algorithm="tldr_2020", reward=f"model:{tmp_path}"), loaded)
     assert critic is not None
     response = (5, 6, 2)
-    values = critic.values(batch_of(response, (3, 4)))[0, 1:].tolist()
+    values = critic.values(one_row(response, (3, 4)))[0, 1:].tolist()
     assert values == pytest.approx(model.score([((3, 4), response[:t]) for t in (1, 2)]), abs=1e-5)
     assert model.normalization.bias == pytest.approx(-1.0)
 
@@ -99,7 +96,7 @@ def test_first_values_are_0_unless_the_head_has_a_spread(
     for std in (0.0, 0.5):
         given = config(f"critic.kind={kind}", f"critic.head_init_std={std}")
         critic = build_separate_critic(given, loaded) or build_shared_critic(given, build_policy(given, loaded))
-        found[std] = critic.values(batch_of((5, 6, 2), (3, 4)))
+        found[std] = critic.values(one_row((5, 6, 2), (3, 4)))
     assert found[0.0].tolist() == [[0.0, 0.0, 0.0]]
     assert bool((found[0.5] != 0).all())
 
@@ -136,7 +133,7 @@ def test_policy_and_head_step_as_by_one_optimizer(config: Callable[..., RlConfig
     policy._optimizers[0].weights.grad_norm = keep  # type: ignore[method-assign]
     objective = with_value_loss(given, policy_gradient)  # type: ignore[arg-type]
     for step in range(2):
-        policy.update(batch_of((5, 6, 2), (3, 4)), objective)
+        policy.update(one_row((5, 6, 2), (3, 4)), objective)
         for copy, gradient in zip(copies, gradients[step], strict=True):
             copy.grad = gradient
         joint.step()
