@@ -17,7 +17,7 @@ from burnish.config.kinds import all_kinds
 
 MAX_ANY_PER_1000_LINES = 9.2
 """What is reached so far. Lower it whenever there is less; the aim is 6."""
-MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 63_160, 568, 57_390
+MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 62_640, 570, 57_440
 """Without blanks, comments and docstrings. Lines are what is reached so far; the aims are 48,000 and 45,000. Lower them
 whenever there are fewer. A change that adds a capability names its own allowance: of the lines, 1,200 replaced
 math-verify and SymPy in the reward `math`, 130 call rewards of other systems, and 2,150 (of the tests' lines 2,300)
@@ -25,7 +25,7 @@ check what data say, answer the clients of an endpoint, and end what hangs: proc
 plan for machines that are not here, decode and train on GPUs, and push to vLLM what has changed. 3,000 (1,500), in 26
 files, are preferences, teachers and the losses of 2026, and supervised training as people expect it (330 more). 3,500
 are experiments: the board, sweeps and tables, replayed gradients, and what a newcomer meets first. 310 (215) fork role
-processes from a server, compare with a teacher over the vocabulary, and replay what teachers said."""
+processes from a server, compare with a teacher over the vocabulary, and replay what teachers said. 200 (140), in two files, record and draw what each process of a run does when."""
 MAX_LONG_CLASSES, LONG_CLASS = 17, 150
 """More than `LONG_CLASS` lines, docstrings and blanks included. What is reached so far; the aim is 12."""
 MAX_LOOSE_FILES = 7

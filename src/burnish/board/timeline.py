@@ -1,4 +1,4 @@
-"""Which process of a run was at work when, and in which phases of the run it waited."""
+"""The work of each process of a run over time, and the phases of the run in which it waited."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from burnish.observability.timeline import MAIN, TIMELINE_FILE, Span, read_spans
+from burnish.observability.timeline import MAIN, TIMELINE_FILE, WorkSpan, read_spans
 
 Interval = tuple[float, float]
 
@@ -62,7 +62,9 @@ def picture_of(folder: Path, first: int, last: int) -> Picture:
     }
 
 
-def _lane(process: str, spans: Sequence[Span], phases: dict[str, list[Interval]], began: float, whole: float) -> Lane:
+def _lane(
+    process: str, spans: Sequence[WorkSpan], phases: dict[str, list[Interval]], began: float, whole: float
+) -> Lane:
     work = _union((span.began, span.ended) for span in spans)
     return {
         "process": process,
@@ -75,7 +77,7 @@ def _lane(process: str, spans: Sequence[Span], phases: dict[str, list[Interval]]
     }
 
 
-def _cut(span: Span, began: float, ended: float) -> Span:
+def _cut(span: WorkSpan, began: float, ended: float) -> WorkSpan:
     return span._replace(began=max(span.began, began), ended=min(span.ended, ended))
 
 

@@ -25,7 +25,7 @@ from burnish.distributed.server import STOP, Named
 from burnish.distributed.weight_transfer import SealedWeights
 from burnish.errors import BurnishError
 from burnish.forward.team import PeerFailedError
-from burnish.observability.timeline import Span
+from burnish.observability.timeline import WorkSpan
 from burnish.types import Metric, Rollout, RolloutRequest
 
 START_SECONDS = 600.0
@@ -125,7 +125,7 @@ class Peer(ABC):
     _lost: str | None = None
     _asked: tuple[str, float] | None = None
     """What it has been asked for and has not answered, and since when."""
-    _spans: tuple[Span, ...] = ()
+    _spans: tuple[WorkSpan, ...] = ()
     """What it has answered since they were taken, at most `_MOST_SPANS`."""
     _given_up: threading.Event | None = None
     """While it starts: set when that is in vain."""
@@ -241,10 +241,10 @@ class Peer(ABC):
     def _note_span(self) -> None:
         if self._asked is not None:
             work, since = self._asked
-            self._spans = (*self._spans[1 - _MOST_SPANS :], Span(self.name, work, since, time.monotonic()))
+            self._spans = (*self._spans[1 - _MOST_SPANS :], WorkSpan(self.name, work, since, time.monotonic()))
         self._asked = None
 
-    def take_spans(self) -> Sequence[Span]:
+    def take_spans(self) -> Sequence[WorkSpan]:
         """See `WorkingProcess`."""
         spans, self._spans = self._spans, ()
         return spans

@@ -21,7 +21,7 @@ from burnish.distributed.weight_transfer import SealedWeights, SharedWeights
 from burnish.errors import BurnishError, RolloutError
 from burnish.models.weights import Weights
 from burnish.observability.metrics import MetricStore, total
-from burnish.observability.timeline import Span
+from burnish.observability.timeline import WorkSpan
 from burnish.rollouts.engine import OnFinished, Requests, RestingEngine, Sampling
 from burnish.rollouts.portions import Portion, cut, in_order
 from burnish.types import Metric, Rollout
@@ -65,7 +65,7 @@ class Worker:
         version = "its first weights" if self.version is None else f"version {self.version}"
         return "lost" if self.gone else f"{version}, {self.engine.process.standing}"
 
-    def take_spans(self) -> Sequence[Span]:
+    def take_spans(self) -> Sequence[WorkSpan]:
         """See `WorkingProcess`."""
         return self.engine.process.take_spans()
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from burnish.distributed.peers import Peer, RoleLostError
 from burnish.errors import RewardError
-from burnish.observability.timeline import Span
+from burnish.observability.timeline import WorkSpan
 from burnish.rewards.inputs import Item
 from burnish.rewards.outcome import Outcome
 
@@ -71,7 +71,7 @@ class RewardModelProcess:
         """See `WorkingProcess`."""
         return "is started again" if self._process is None else self._process.standing
 
-    def take_spans(self) -> Sequence[Span]:
+    def take_spans(self) -> Sequence[WorkSpan]:
         """See `WorkingProcess`."""
         return () if self._process is None else self._process.take_spans()
 

@@ -1,4 +1,4 @@
-"""Which process worked on what, and when: `timeline.jsonl` of a run, with a line for each line of metrics.
+"""The work of each process over time: `timeline.jsonl` of a run, with a line for each line of metrics.
 
 The main process measures all of it: its own phases, and how long each other process took to answer.
 """
@@ -18,7 +18,7 @@ MAIN = "run"
 """Name of the main process."""
 
 
-class Span(NamedTuple):
+class WorkSpan(NamedTuple):
     """A piece of work, between two times in seconds."""
 
     process: str
@@ -37,7 +37,7 @@ class WorkingProcess(Protocol):
     def standing(self) -> str:
         """Its present work, and for how long it has been at it."""
 
-    def take_spans(self) -> Sequence[Span]:
+    def take_spans(self) -> Sequence[WorkSpan]:
         """Return, and forget, the work that it has done. Times are those of `time.monotonic`."""
 
 
@@ -50,14 +50,14 @@ def nobody() -> tuple[WorkingProcess, ...]:
     return ()
 
 
-class Timeline:
+class TimelineRecorder:
     """Collects a step's spans, and writes them as seconds since 1970. A resumed run loses the lines after its step."""
 
     def __init__(self, file: Path, processes: Processes = nobody, *, resume_step: int | None = None) -> None:
         self._file = file
         self._processes = processes
         self._epoch = time.time() - time.monotonic()
-        self._spans: list[Span] = []
+        self._spans: list[WorkSpan] = []
         self._phase, self._since = "", 0.0
         with disk_errors(f"write {file}", file.parent):
             kept = [] if resume_step is None else [line for line in _lines(file) if line[0] <= resume_step]
@@ -67,7 +67,7 @@ class Timeline:
         """Begin a phase of the main process; an empty name only ends the last one."""
         now = time.monotonic()
         if self._phase:
-            self._spans.append(Span(MAIN, self._phase, self._since, now))
+            self._spans.append(WorkSpan(MAIN, self._phase, self._since, now))
         self._phase, self._since = name, now
 
     def write(self, step: int) -> None:
@@ -79,11 +79,11 @@ class Timeline:
             file.write(json.dumps({"step": step, "spans": rows}, separators=(",", ":")) + "\n")
 
 
-def read_spans(file: Path, first: int, last: int) -> Mapping[int, Sequence[Span]]:
+def read_spans(file: Path, first: int, last: int) -> Mapping[int, Sequence[WorkSpan]]:
     """Read the spans of the steps from `first` to `last`. Empty without a file; lines that are not whole are left
     out. OSError if the file cannot be read."""
     lines = {step: line for step, line in _lines(file) if first <= step <= last}
-    return {step: [Span(*span) for span in json.loads(line)["spans"]] for step, line in lines.items()}
+    return {step: [WorkSpan(*span) for span in json.loads(line)["spans"]] for step, line in lines.items()}
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from burnish.cli.demo_result import plot_curve
 from burnish.observability.alarms import Alarm
 from burnish.observability.console import COLUMNS, Display, duration, fitting, number_text, plain_line
-from burnish.observability.timeline import Span
+from burnish.observability.timeline import WorkSpan
 
 
 class Clock:
@@ -104,7 +104,7 @@ class Doing(NamedTuple):
     name: str
     standing: str
 
-    def take_spans(self) -> list[Span]:
+    def take_spans(self) -> list[WorkSpan]:
         return []
 
 

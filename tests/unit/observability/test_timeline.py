@@ -10,25 +10,25 @@ from pathlib import Path
 import pytest
 
 from burnish.errors import BurnishError
-from burnish.observability.timeline import Span, Timeline, read_spans
+from burnish.observability.timeline import TimelineRecorder, WorkSpan, read_spans
 
 
 @dataclass
 class Worker:
     name: str = "rollout worker 0"
     standing: str = "idle"
-    spans: list[Span] = field(default_factory=list)
+    spans: list[WorkSpan] = field(default_factory=list)
 
-    def take_spans(self) -> list[Span]:
+    def take_spans(self) -> list[WorkSpan]:
         taken, self.spans = self.spans, []
         return taken
 
 
 def test_phases_and_the_work_of_others_are_written_once_with_the_step(tmp_path: Path) -> None:
     worker, file, before = Worker(), tmp_path / "timeline.jsonl", time.time()
-    timeline = Timeline(file, lambda: [worker])
+    timeline = TimelineRecorder(file, lambda: [worker])
     timeline.phase("generate")
-    worker.spans.append(Span(worker.name, "engine.generate", time.monotonic() - 2, time.monotonic()))
+    worker.spans.append(WorkSpan(worker.name, "engine.generate", time.monotonic() - 2, time.monotonic()))
     timeline.phase("update")
     timeline.phase("")
     timeline.write(1)
@@ -52,9 +52,9 @@ def test_a_resumed_run_keeps_what_came_before_and_no_torn_line(tmp_path: Path) -
     ]
     file.write_text("\n".join([*lines, lines[0][:-4]]))
     assert list(read_spans(file, 0, 9)) == [1, 2, 3]
-    Timeline(file, resume_step=2).write(3)
+    TimelineRecorder(file, resume_step=2).write(3)
     assert file.read_text().splitlines() == [*lines[:2], '{"step":3,"spans":[]}']
-    Timeline(file)
+    TimelineRecorder(file)
     assert file.read_text() == ""
     assert read_spans(tmp_path / "none", 0, 9) == {}
 
@@ -62,4 +62,4 @@ def test_a_resumed_run_keeps_what_came_before_and_no_torn_line(tmp_path: Path) -
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "timeline.jsonl").mkdir()
     with pytest.raises(BurnishError, match=r"cannot write .*timeline.jsonl"):
-        Timeline(tmp_path / "timeline.jsonl")
+        TimelineRecorder(tmp_path / "timeline.jsonl")
