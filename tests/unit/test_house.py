@@ -25,7 +25,8 @@ check what data say, answer the clients of an endpoint, and end what hangs: proc
 plan for machines that are not here, decode and train on GPUs, and push to vLLM what has changed. 3,000 (1,500), in 26
 files, are preferences, teachers and the losses of 2026, and supervised training as people expect it (330 more). 3,500
 are experiments: the board, sweeps and tables, replayed gradients, and what a newcomer meets first. 310 (215) fork role
-processes from a server, compare with a teacher over the vocabulary, and replay what teachers said. 200 (140), in two files, record and draw what each process of a run does when."""
+processes from a server, compare with a teacher over the vocabulary, and replay what teachers said. 200 (140), in two
+files, record and draw what each process of a run does when."""
 MAX_LONG_CLASSES, LONG_CLASS = 17, 150
 """More than `LONG_CLASS` lines, docstrings and blanks included. What is reached so far; the aim is 12."""
 MAX_LOOSE_FILES = 7
