@@ -139,14 +139,10 @@ def test_a_fenced_body_continues_the_beginning_however_it_is_indented(body: str)
 
 
 def test_wrong_options_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"option score of reward 'code' is 'al'(?s:.*)did you mean 'all'"):
-        Code(score="al")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="option tier"):
         Code(tier="docker")
     with pytest.raises(ConfigError, match="have to be positive"):
         Code(seconds=0)
-    with pytest.raises(ConfigError, match=r"option grade(?s:.*)did you mean 'shared'"):
-        Code(grade="share")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="are for a sandbox on another machine"):
         Code(grade="shared")
     with pytest.raises(ConfigError, match=r"option tier(?s:.*)programs run at http://host"):

@@ -224,11 +224,6 @@ def test_an_unknown_language_is_an_error() -> None:
         parts("x", ("language:response_language", {"language": "xx"}))
 
 
-def test_wrong_options_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"option mode of reward 'instructions' is 'lose'(?s:.*)did you mean 'loose'"):
-        Instructions(mode="lose")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("text", "count"),
     [

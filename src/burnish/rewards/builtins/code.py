@@ -19,8 +19,6 @@ from burnish.types import Score
 
 _PYTHON = ("python", "py", "python3")
 _FUTURE = re.compile(r"^from __future__ import [^\n]*\n?", re.MULTILINE)
-_SCORES = ("all", "fraction")
-_GRADES = ("split", "shared")
 
 
 class Code:
@@ -55,9 +53,7 @@ class Code:
             Grade, "split (default), or shared: a server that only runs programs may test in the candidate's process"
         ] = "split",
     ) -> None:
-        check_word("code", "score", score, _SCORES)
         check_word("code", "tier", tier, ("auto", *TIERS))
-        check_word("code", "grade", grade, _GRADES)
         if seconds <= 0 or memory_mb <= 0:
             raise ConfigError("options seconds and memory_mb of reward 'code' have to be positive")
         self._fraction = score == "fraction"

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from burnish.errors import ConfigError
 from burnish.outside.supervise import limit, start
-from burnish.rewards.builtins.reading_rows import NoScoreError, check_positive, check_word
+from burnish.rewards.builtins.reading_rows import NoScoreError, check_positive
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _PLACEHOLDERS = ("file", "row", "here")
@@ -58,8 +58,6 @@ class Command:
         memory_mb: Annotated[int | None, "address space of each of its processes (default no limit)"] = None,
         output_mb: Annotated[int, "of each file that it writes, standard output too"] = 16,
     ) -> None:
-        check_word("command", "score", score, ("exit_code", "stdout"))
-        check_word("command", "too_slow", too_slow, ("error", "wrong"))
         check_positive("command", seconds=seconds, output_mb=output_mb, memory_mb=1 if memory_mb is None else memory_mb)
         if os.sep in suffix:
             raise ConfigError(

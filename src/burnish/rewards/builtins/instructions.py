@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from burnish.rewards.builtins.instruction_checks import instruction_named
-from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, check_word, parsed
+from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, parsed
 from burnish.types import Score
-
-_MODES = ("strict", "loose")
-_SCORES = ("all", "fraction")
 
 
 class Instructions:
@@ -34,8 +31,6 @@ class Instructions:
             Literal["all", "fraction"], "all (default), or fraction: the share of the instructions that it follows"
         ] = "all",
     ) -> None:
-        check_word("instructions", "mode", mode, _MODES)
-        check_word("instructions", "score", score, _SCORES)
         self._mode, self._score = mode, score
 
     def __call__(self, response: str, instruction_id_list: Any = None, kwargs: Any = None) -> Score | None:
