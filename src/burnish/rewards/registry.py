@@ -35,7 +35,7 @@ class BuiltIn:
         return inspect.signature(self.load(), eval_str=True).parameters
 
     def check_words(self, reward: str, given: Mapping[str, Any]) -> None:
-        """Raise ConfigError for the value of an option that is none of the words of its type."""
+        """Raise ConfigError for an option whose type lists words, if its value is none of them."""
         for name, option in self.parameters().items():
             kind = option.annotation.__origin__
             if name in given and get_origin(kind) is Literal:

@@ -64,12 +64,12 @@ def variants(response: str) -> list[str]:
 
 def _checks(names: Any, kwargs: Any) -> list[Callable[[str], bool]]:
     if not isinstance(names, (list, tuple)):
-        raise NoScoreError("column 'instruction_id_list' has to be a list")
+        raise NoScoreError("column 'instruction_id_list' must be a list")
     given = [None] * len(names) if kwargs is None else kwargs
     if not isinstance(given, (list, tuple)) or len(given) != len(names):
-        raise NoScoreError("column 'kwargs' has to be a list with one entry for each instruction")
+        raise NoScoreError("column 'kwargs' must be a list with one entry for each instruction")
     if not all(entry is None or isinstance(entry, Mapping) for entry in given):
-        raise NoScoreError("an entry of column 'kwargs' has to be an object")
+        raise NoScoreError("an entry of column 'kwargs' must be an object")
     return [instruction_named(name).bound(name, entry) for name, entry in zip(names, given, strict=True)]
 
 
