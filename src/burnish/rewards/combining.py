@@ -119,27 +119,18 @@ def _token_rewards(rollout: Rollout, scored: Sequence[tuple[str, float, Score]])
 
 
 def _check_token_rewards(rollout: Rollout, label: str, value: float, token_rewards: tuple[float, ...]) -> None:
-    tokens = len(rollout.response_tokens)
+    tokens, size = len(rollout.response_tokens), sum(map(abs, token_rewards))
     if len(token_rewards) != tokens:
-        raise RewardError(
-            f"reward {label!r} returned {len(token_rewards)} token_rewards for a response of {tokens} tokens"
-            f" (prompt {rollout.prompt_id!r}, sample {rollout.sample_index})",
-            remedy="return one number per entry of response_tokens",
-        )
-    # Such a reward would have no effect: nothing is learned from tokens that the policy did not sample.
-    lost = [
-        i for i, (one, ours) in enumerate(zip(token_rewards, rollout.sampled_mask(), strict=True)) if one and not ours
-    ]
-    if lost:
-        raise RewardError(
-            f"reward {label!r} returned {token_rewards[lost[0]]:g} as token_rewards[{lost[0]}], but the policy did not"
-            f" sample this token of the conversation (prompt {rollout.prompt_id!r}, sample {rollout.sample_index})",
-            remedy="put it on the last token of a turn whose author is policy (see the parameter turns)",
-        )
-    size = sum(abs(entry) for entry in token_rewards)
-    if abs(sum(token_rewards) - value) > TOLERANCE * max(size, abs(value)):
-        raise RewardError(
-            f"reward {label!r} returned the value {value:g}, but its token_rewards sum to {sum(token_rewards):g}"
-            f" (prompt {rollout.prompt_id!r}, sample {rollout.sample_index})",
-            remedy="make value the sum of token_rewards",
-        )
+        what = f"{len(token_rewards)} token_rewards for a response of {tokens} tokens"
+        remedy = "return one number per entry of response_tokens"
+    elif lost := [n for n, ours in enumerate(rollout.sampled_mask()) if token_rewards[n] and not ours]:
+        # Such a reward would have no effect: nothing is learned from tokens that the policy did not sample.
+        what = f"{token_rewards[lost[0]]:g} as token_rewards[{lost[0]}], but the policy did not sample this token"
+        remedy = "put it on the last token of a turn whose author is policy (see the parameter turns)"
+    elif abs(sum(token_rewards) - value) > TOLERANCE * max(size, abs(value)):
+        what = f"the value {value:g}, but its token_rewards sum to {sum(token_rewards):g}"
+        remedy = "make value the sum of token_rewards"
+    else:
+        return
+    where = f"prompt {rollout.prompt_id!r}, sample {rollout.sample_index}"
+    raise RewardError(f"reward {label!r} returned {what} ({where})", remedy=remedy)

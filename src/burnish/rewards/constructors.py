@@ -107,8 +107,8 @@ def model(
 def function(
     call: Callable[..., Any], *, options: dict[str, Any] | None = None, **settings: Unpack[WorkerSettings]
 ) -> FunctionReward:
-    """A function of this program, or any object that can be called by parameter name (docs/rewards.md), with a weight
-    or a label of its own. `options` are arguments of every call."""
+    """A function of this program, or any object that can be called by parameter name (docs/rewards.md), with its own
+    weight or label. `options` are arguments of every call."""
     return FunctionReward(call, _reward(f"{IN_MEMORY}{name_of(call)}", options or {}, settings))
 
 

@@ -138,7 +138,9 @@ def check_gold(
         scored = scorer.score([(prompt, as_rollout(prompt, gold, encode)) for prompt, gold in batch])
         for (prompt, gold), first in zip(batch, scored, strict=True):
             rollout = first if passes(first) else _other_solution(prompt, gold, scorer, encode, passes) or first
-            _record_scores(rollout, readings)
+            for name, value in (*rollout.reward_parts.items(), (TOTAL, rollout.reward)):
+                if value is not None:
+                    readings.setdefault(name, []).append(value)
             solved += success is not None and success.solved(rollout) is True
             if not passes(rollout):
                 score = _judged_score(rollout, judging)
@@ -159,13 +161,6 @@ def _other_solution(
         if passes(rollout):
             return rollout
     return None
-
-
-def _record_scores(rollout: Rollout, readings: dict[str, list[float]]) -> None:
-    for name, value in rollout.reward_parts.items():
-        readings.setdefault(name, []).append(value)
-    if rollout.reward is not None:
-        readings.setdefault(TOTAL, []).append(rollout.reward)
 
 
 def _judged_score(rollout: Rollout, labels: Sequence[str]) -> float | None:

@@ -100,18 +100,12 @@ def _score(status: str, plain: Any) -> Score | None:
     match plain:
         case None if status != RewardStatus.OK.value:
             return None
-        case [value, dict(parts), tokens] if status == RewardStatus.OK.value:
-            numbers = [value, *parts.values(), *_list_of_tokens(tokens)]
+        case [value, dict(parts), list() | None as tokens] if status == RewardStatus.OK.value:
+            numbers = [value, *parts.values(), *(tokens or ())]
             # `type` instead of `isinstance`, which would let True and whole numbers pass.
             if all(type(number) is float and math.isfinite(number) for number in numbers):
                 return Score(value, parts, None if tokens is None else tuple(tokens))
     raise GarbledError(f"the status {status!r} with the score {plain!r:.80}")
-
-
-def _list_of_tokens(plain: Any) -> list[Any]:
-    if plain is None or isinstance(plain, list):
-        return plain or []
-    raise GarbledError(f"the token rewards {plain!r:.80}")
 
 
 def _signature(plain: Any) -> tuple[int, Signature]:

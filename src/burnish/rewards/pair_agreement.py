@@ -30,7 +30,7 @@ class ScoredPair:
 
     @property
     def lead(self) -> float | None:
-        """Score of the better response minus that of the worse one; None if one of them could not be scored."""
+        """Score of the better response minus the score of the worse one; None if one of them could not be scored."""
         if self.better.reward is None or self.worse.reward is None:
             return None
         return self.better.reward - self.worse.reward

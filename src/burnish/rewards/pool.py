@@ -182,7 +182,7 @@ class WorkerPool:
         queue = min(free, key=lambda queue: queue.age)
         if not self._awaits(queue.reward):
             return queue.take()
-        # Workers that are busy take no share: what was left for them would wait until they are done.
+        # Busy workers take no share: their responses would wait until they are done.
         busy = sum(worker.task is not None for worker in self._workers if worker.group is group)
         share = -(-queue.responses // (self.size - busy))
         return queue.take_joined(min(share, self._room(queue.reward), MAX_CONCURRENT))

@@ -114,7 +114,7 @@ class WorkerProcess(Correspondent):
         return _GONE if status is None else status
 
     def _reported(self, report: int, seconds: float) -> int | None:
-        """Wait for a report of the supervisor, at most so many seconds. None if it does not arrive."""
+        """Wait for a report of the supervisor, at most this many seconds. None if it does not arrive."""
         source = until(time.monotonic() + seconds, self._control)
         with contextlib.suppress(TimeoutError, EOFError):
             while len(self._reports) <= report:

@@ -6,7 +6,9 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
+
+from burnish.rewards.builtins.reading_rows import check_word
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,13 @@ class BuiltIn:
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """The options: parameters of the class, each annotated with its type and one line of help."""
         return inspect.signature(self.load(), eval_str=True).parameters
+
+    def check_words(self, reward: str, given: Mapping[str, Any]) -> None:
+        """Raise ConfigError for an option whose type lists words, if its value is none of them."""
+        for name, option in self.parameters().items():
+            kind = option.annotation.__origin__
+            if name in given and get_origin(kind) is Literal:
+                check_word(reward, name, given[name], get_args(kind))
 
     @property
     def options(self) -> dict[str, str]:

@@ -44,7 +44,7 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
     (`model:PATH`) run in this process, except with `models_elsewhere`: then `ask_models` says where the models are,
     before anything is scored. Judges are asked from a thread of this process; `open_model` loads judges that are models
     of this process, and without it they are only checked. `sandbox` is where programs run, for rewards that do not say
-    it in their options. `say` is told what a user should know and no number says. Rewards are loaded in the
+    it in their options. `say` is told what a user should know and no metric shows. Rewards are loaded in the
     constructor, so a wrong name or option raises RewardError or ConfigError before anything is sampled, and so does a
     parameter that `columns` does not provide.
     """
@@ -142,7 +142,7 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
             reward.signature.check_columns(columns)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """RewardError if a reward has a parameter that not all prompts which it is for provide."""
+        """RewardError if a reward has a parameter that some of its prompts do not provide."""
         check_rows(self._rewards, prompts, set.intersection)
         self._asking_for_answers |= {one.spec.label for one in self._rewards if asks_for_answers(one, prompts)}
 
@@ -170,8 +170,8 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         """The rollouts in the same order, scored; see `RewardScorer`.
 
         Raises RewardError if a reward breaks its contract, or if more than `max_failure_fraction` of the responses
-        could not be scored (missing scores count as well); OutageError if conversations whose environment has failed
-        are among these. They are returned as they are, and all rows of a conversation have the score of the last one.
+        could not be scored (missing scores count as well); OutageError if some of these are conversations with a
+        failed environment. They are returned as they are, and all rows of a conversation have the score of the last.
         """
         own = to_score(items)
         scored = with_scores(items, self._score(own) if own else ())
@@ -232,10 +232,10 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
 
 
 class AskedModels:
-    """The reward models and judges of a run, either of which it may have none of (None).
+    """The reward models and judges of a run; None where it has none.
 
-    `here` are the reward models of this process. `models` are the same, or set to those of another process before
-    anything is scored.
+    `here` are the reward models of this process. `models` are the same, or are set to the models of another process
+    before anything is scored.
     """
 
     def __init__(self, specs: Sequence[RewardSpec], *, elsewhere: bool, open_model: OpenModel | None) -> None:
@@ -256,8 +256,8 @@ class AskedModels:
                 self.judges.begin_early(reward.spec.label, [item for _, item in reward.select(numbered)])
 
     def begin(self, rewards: Iterable[RunReward], items: Sequence[Item]) -> Callable[[], Outcomes]:
-        """Start scoring with those of the rewards that are models or judges. The returned function waits for the
-        outcome of every (reward, position)."""
+        """Start scoring with the rewards that are models or judges. The returned function waits for the outcome of
+        every (reward, position)."""
         begun = [self._begin(reward, items) for reward in rewards if reward.spec.is_model or reward.spec.is_judge]
         return lambda: {key: outcome for scored in begun for key, outcome in scored().items()}
 

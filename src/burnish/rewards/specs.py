@@ -24,7 +24,7 @@ _LIMITED = {"code": 1.0 + START_SHARE, "command": 1.0}
 """Built-in rewards that stop a program after their option `seconds` -> the multiple of it that they may take."""
 
 Numbered = tuple[int, Item]
-"""A response and its number: its position, or that in the tasks of the worker pool."""
+"""A response and its number: its position, or its number in the tasks of the worker pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ def _check_environment(spec: RewardSpec) -> None:
 
 
 def check_rows(rewards: Iterable[RunReward], prompts: Sequence[Prompt], provided: Callable[..., set[str]]) -> None:
-    """Raise RewardError if a reward has a parameter that the prompts which it is for do not provide. `provided` makes
-    one set of their columns: `set.union` those of any prompt, `set.intersection` those of all."""
+    """Raise RewardError if a reward has a parameter that its prompts do not provide. `provided` makes one set of their
+    columns: `set.union` the columns of any prompt, `set.intersection` the columns of all."""
     for reward in rewards:
         columns = [set(prompt.columns) for prompt in prompts if reward.is_for(prompt)]
         if columns:
@@ -139,7 +139,7 @@ def check_rows(rewards: Iterable[RunReward], prompts: Sequence[Prompt], provided
 
 
 def asks_for_answers(reward: RunReward, prompts: Iterable[Prompt]) -> bool:
-    """Return whether a parameter is a column that holds the answer of every prompt which the reward is for."""
+    """Return whether a parameter is a column that holds the answer of each of the reward's prompts."""
     answered = [prompt for prompt in prompts if reward.is_for(prompt) and prompt.answer is not None]
     names = set(answered[0].columns).intersection(reward.signature.names) if answered else ()
     return any(all(prompt.columns.get(name) == prompt.answer for prompt in answered) for name in names)

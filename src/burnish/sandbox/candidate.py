@@ -171,7 +171,7 @@ class Answers:
         if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):  # they have plain values
             return self._encoded(value.tolist())
         if isinstance(value, (int, float, str, bytes, list, tuple, dict, set, frozenset)):
-            raise NotPlainError(f"an object of a class of its own, {type(value).__name__!r}, instead of a plain value")
+            raise NotPlainError(f"an object of its own class {type(value).__name__!r}, instead of a plain value")
         self._objects.append(value)
         return {"handle": len(self._objects) - 1}
 

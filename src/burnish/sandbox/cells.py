@@ -57,7 +57,7 @@ def main(source: str, limit: int) -> int:
 
 
 class _Screen(io.RawIOBase):
-    """A descriptor to which so many bytes can be written. More is counted and lost, and no error."""
+    """A descriptor that takes a limited number of bytes. Further bytes are counted and lost, without an error."""
 
     def __init__(self, descriptor: int, limit: int) -> None:
         self._descriptor = descriptor
@@ -80,7 +80,7 @@ class _Screen(io.RawIOBase):
         return len(given)
 
     def write_last(self, text: str) -> None:
-        """Write the text that stands below the output, however long the output was."""
+        """Write the text below the output, however long the output was."""
         marks = f"\n[{self._lost} more bytes were printed]\n" if self._lost else ""
         if text and not marks and self._last not in (b"", b"\n"):
             marks = "\n"

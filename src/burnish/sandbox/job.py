@@ -30,8 +30,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call of a function and what it should return. Tuples count as lists, because JSON has one of them. wrapped:
-    `expected` may be a list whose only element is what should be returned, as APPS has it."""
+    """One call of a function and the value that it should return. Tuples count as lists, because JSON has only one such
+    type. wrapped: `expected` may be a list that holds just this value, as APPS has it."""
 
     arguments: tuple[Any, ...]
     expected: Any

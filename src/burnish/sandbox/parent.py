@@ -25,7 +25,7 @@ START_SECONDS = 60.0
 GRACE_SECONDS = 40.0
 """For the warm parent to begin a job, and to end one whose time is up, on a busy machine."""
 _END_SECONDS = 10.0
-"""For the warm parent to end what it has started, before it is killed."""
+"""For the warm parent to end its own processes, before it is killed."""
 _ROOT = Path(__file__).parents[2]
 _BOOT = (
     "import sys, importlib; sys.path.insert(0, sys.argv[1]); module = importlib.import_module(sys.argv[2]); "
@@ -93,7 +93,7 @@ class Parent:
             self._channel.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it, and with it what it has started. Idempotent."""
+        """End it and the processes that it has started. Idempotent."""
         self._channel.close()
         try:
             self._process.end(_END_SECONDS)  # where nothing else does, it ends its candidates itself

@@ -1,4 +1,4 @@
-"""Programs against tests, many at once, each in a process of its own that can do nothing but compute."""
+"""Programs against tests, many at once, each in its own process, which can do nothing but compute."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _number(word: str) -> Decimal | None:
 
 
 def verdict_of_lines(lines: list[dict[str, Any]], ended: dict[str, Any], *, as_they_come: bool = True) -> Verdict:
-    """Combine the tester's lines, and the way in which it ended, into a verdict. SandboxError if the tests could not
+    """Combine the tester's lines and its end into a verdict. SandboxError if the tests could not
     decide. as_they_come: the lines are there until the moment of the end, so that without any the tests were not
     ready."""
     results = [line for line in lines if "passed" in line]

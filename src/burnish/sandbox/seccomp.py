@@ -92,7 +92,7 @@ def program(of: str, pid: int, *, threads: bool) -> bytes:
 
 
 def _if_call(number: int, argument: int, values: Sequence[int]) -> list[tuple[int, int, int, int]]:
-    """Allow this call if the argument is one of the values: its lower half, and the upper one has to be 0."""
+    """Allow this call if the argument is one of the values: its lower half, and the upper one must be 0."""
     at, count = _ARGUMENTS_AT + 8 * argument, len(values)
     return [
         (_EQUAL, 0, count + 5, number),
@@ -106,7 +106,7 @@ def _if_call(number: int, argument: int, values: Sequence[int]) -> list[tuple[in
 
 
 def _if_masked(number: int, mask: int, value: int) -> list[tuple[int, int, int, int]]:
-    """Allow this call if its first argument has these of the bits of a mask; its upper half has to be 0."""
+    """Allow this call if its first argument has these of the bits of a mask; its upper half must be 0."""
     return [
         (_EQUAL, 0, 7, number),
         (_LOAD, 0, 0, _ARGUMENTS_AT + 4),

@@ -107,7 +107,7 @@ def check_address(host: str, token: str | None) -> None:
 
 
 def serve(sandbox: Served, service: SandboxService, listener: socket.socket) -> None:
-    """Serve until a signal ends it, which also closes the sandbox: jobs that run end, and whoever waits gets 503.
+    """Serve until a signal ends it, which also closes the sandbox: running jobs end, and waiting clients get 503.
     SandboxError as in `check_address`, and where starlette or uvicorn is missing."""
     check_address(listener.getsockname()[0], service.token)
     app = application(sandbox, service)
@@ -146,7 +146,7 @@ class _Turn(Generic[_Result]):
 
 
 class _Desk:
-    """Takes requests, and lets so many of them run and wait."""
+    """Takes requests, and limits how many of them run and wait."""
 
     def __init__(self, sandbox: Served, service: SandboxService) -> None:
         self._sandbox = sandbox
@@ -225,11 +225,11 @@ class _Desk:
         code, stdin = asked.get("code"), asked.get("stdin")
         seconds, memory = asked.get("run_timeout", _DEFAULT_SECONDS), asked.get("memory_limit_MB", -1)
         if type(code) is not str or (stdin is not None and type(stdin) is not str):
-            raise RefusedError(422, "code has to be a text, and stdin a text or null")
+            raise RefusedError(422, "code must be a text, and stdin a text or null")
         if type(seconds) not in (int, float) or not 0 < seconds <= most.seconds:
-            raise RefusedError(422, f"run_timeout has to be above 0, and at most {most.seconds:g} seconds here")
+            raise RefusedError(422, f"run_timeout must be above 0, and at most {most.seconds:g} seconds here")
         if type(memory) is not int or (memory != -1 and not 0 < memory <= most.memory_mb):
-            raise RefusedError(422, f"memory_limit_MB has to be -1, or from 1 to {most.memory_mb} here")
+            raise RefusedError(422, f"memory_limit_MB must be -1, or from 1 to {most.memory_mb} here")
         memory = self._sandbox.limits.memory_mb if memory == -1 else memory
         limits = replace(most, seconds=float(seconds), processor_seconds=float(seconds), memory_mb=memory)
         return Program(code, stdin or ""), limits
@@ -277,7 +277,7 @@ class _Desk:
 
 
 def _unsupported(asked: Mapping[str, Any]) -> str:
-    """Name what is asked for and this server does not support; "" if it supports all."""
+    """Name the part of a request that this server does not support; "" if it supports all."""
     if asked.get("language") != _LANGUAGE:
         return f"language is {asked.get('language')!r}, and this server runs {_LANGUAGE} only"
     for name in ("files", "fetch_files", "args"):

@@ -89,7 +89,7 @@ def make_ready(channel: socket.socket, tier: str) -> Confinement | None:
 def _serve(
     header: dict[str, Any], descriptors: Sequence[int], confinement: Confinement, channel: socket.socket
 ) -> dict[str, Any]:
-    """One job: fork what it needs, wait for that within the limit, and leave nothing."""
+    """Run one job: fork its processes, wait for them within the limit, and leave nothing."""
     limits = Limits(**header["limits"])
     if header["kind"] == "tests":
         awaited, others = _start_split(descriptors, confinement, limits)
@@ -192,7 +192,7 @@ def _tests(tests: int, verdict: int, pipe: Pipe) -> int:
 
 
 def _ended(pid: int, seconds: float, channel: socket.socket) -> bool:
-    """Return whether this child ends within so long. It can still be waited for. Nobody writes to the channel
+    """Return whether this child ends within this time. It can still be waited for. Nobody writes to the channel
     meanwhile: if it can be read, the other end has gone, and there is nobody to wait for."""
     descriptor = os.pidfd_open(pid)
     try:

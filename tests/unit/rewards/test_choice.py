@@ -155,9 +155,9 @@ def test_rows_without_options_or_answer_have_no_score() -> None:
         ({"choices": ["x", "y"]}, "z", "no label is, and no option reads so; the labels are A, B"),
         ({"choices": ["x", "x"]}, "x", "several options read so"),
         ({"choices": ["x"]}, 0, "needs two or more options"),
-        ({"choices": {"text": ["x", "y"], "label": ["A"]}}, "A", "each with a label of its own"),
+        ({"choices": {"text": ["x", "y"], "label": ["A"]}}, "A", "each with its own label"),
         ({"options": "[1"}, "A", "column 'options' is not valid JSON"),
-        ({"options": 7}, "A", "has to be a list of options"),
+        ({"options": 7}, "A", "must be a list of options"),
         ({"options": {"A": "", "B": " "}}, "A", "all options in the column 'options' are empty"),
     ],
 )

@@ -75,8 +75,8 @@ def test_layouts_are_recognised() -> None:
         ({"input_output": {"inputs": ["1"], "outputs": []}}, "as many outputs as inputs"),
         ({"private_test_cases": "eJxrYJ0"}, "column 'private_test_cases' is not valid JSON"),
         ({"test_cases": [{"name": "x"}]}, "an object has name, and neither"),
-        ({"test_cases": {"a": 1}}, "has to be a list of objects"),
-        ({"test_list": [1]}, "test_list has to be a text or a list of texts"),
+        ({"test_cases": {"a": 1}}, "must be a list of objects"),
+        ({"test_list": [1]}, "test_list must be a text or a list of texts"),
     ],
 )
 def test_tests_that_cannot_be_read_are_an_error(columns: dict[str, Any], why: str) -> None:
@@ -139,14 +139,10 @@ def test_a_fenced_body_continues_the_beginning_however_it_is_indented(body: str)
 
 
 def test_wrong_options_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"option score of reward 'code' is 'al'(?s:.*)did you mean 'all'"):
-        Code(score="al")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="option tier"):
         Code(tier="docker")
-    with pytest.raises(ConfigError, match="have to be positive"):
+    with pytest.raises(ConfigError, match="must be positive"):
         Code(seconds=0)
-    with pytest.raises(ConfigError, match=r"option grade(?s:.*)did you mean 'shared'"):
-        Code(grade="share")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="are for a sandbox on another machine"):
         Code(grade="shared")
     with pytest.raises(ConfigError, match=r"option tier(?s:.*)programs run at http://host"):

@@ -149,7 +149,6 @@ def test_relative_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
             {"argv": ["burnish-no-such-program"]},
             "the program 'burnish-no-such-program' of reward 'command' was not found on PATH",
         ),
-        ({"argv": ["true"], "score": "stdut"}, "did you mean 'stdout'"),
         ({"argv": ["true"], "wrong": [0]}, "option wrong of reward 'command' is"),
         ({"argv": ["true"], "score": "stdout", "wrong": [1]}, "with score: stdout no status is a verdict"),
         ({"argv": ["true"], "seconds": 0}, "option seconds of reward 'command' is 0"),

@@ -37,6 +37,27 @@ def test_each_built_in_has_a_function_whose_reward_can_be_loaded(name: str) -> N
     assert load_reward(RewardSpec(config.name, name, config.options)).spec.name == name
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "word", "near"),
+    [
+        ("math", "require", "bxed", "boxed"),
+        ("length", "unit", "word", "words"),
+        ("repetition", "unit", "token", "tokens"),
+        ("code", "score", "al", "all"),
+        ("code", "grade", "share", "shared"),
+        ("command", "too_slow", "wron", "wrong"),
+        ("instructions", "mode", "lose", "loose"),
+        ("reasoning_gym", "extract", "tag", "tags"),
+    ],
+)
+def test_a_misspelt_word_is_refused_with_the_nearest(name: str, option: str, word: str, near: str) -> None:
+    if name in OPTIONAL:
+        pytest.importorskip(OPTIONAL[name])
+    why = rf"option {option} of reward '{name}' is '{word}'(?s:.*)did you mean '{near}'"
+    with pytest.raises(ConfigError, match=why):
+        load_reward(RewardSpec(name, name, {**REQUIRED.get(name, {}), option: word}))
+
+
 def test_options_are_those_of_the_class() -> None:
     assert str(inspect.signature(rewards.regex)) == "(pattern: str, full: bool = False, **settings)"
     assert rewards.format(("a", "b"), opened=None).options == {"tags": ["a", "b"]}

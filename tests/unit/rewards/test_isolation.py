@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -320,8 +319,11 @@ def test_stop_signals_are_not_for_workers(make_scorer: Any, make_items: Any, rew
     """)
     scorer = make_scorer({"name": f"{path}:slow", "options": {"folder": str(tmp_path)}})
 
+    pids = tmp_path / "pids"
+
     def signal_all() -> None:
-        for pid in _pids_once_there(tmp_path / "pids"):
+        wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        for pid in map(int, pids.read_text().split()):
             for number in STOP_SIGNALS:
                 os.kill(pid, number)
 
@@ -330,13 +332,7 @@ def test_stop_signals_are_not_for_workers(make_scorer: Any, make_items: Any, rew
     scored = scorer.score(make_items(["ab"]))
     sender.join()
     assert [(r.reward, r.status) for r in scored] == [(1.0, RewardStatus.OK)]
-    assert scorer.worker_pids == [int((tmp_path / "pids").read_text().split()[0])]
-
-
-def _pids_once_there(path: Path) -> list[int]:
-    while not path.exists() or len(path.read_text().split()) < 2:
-        time.sleep(0.01)
-    return [int(word) for word in path.read_text().split()]
+    assert scorer.worker_pids == [int(pids.read_text().split()[0])]
 
 
 def test_a_worker_that_is_only_just_born_outlives_them_too() -> None:

@@ -163,7 +163,7 @@ def test_where_the_schema_is_from() -> None:
         ({"type": "numbr"}, "the schema is wrong at type: 'numbr'"),
         ({"pattern": "["}, "the schema is wrong at pattern"),
         ({"properties": {"a": {"type": None}}}, "the schema is wrong at properties/a/type"),
-        (7, "a schema has to be an object, and this is 7"),
+        (7, "a schema must be an object, and this is 7"),
         ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "refers to '#/\\$defs/none', which it does not hold"),
         ({"$ref": "#"}, "refers to itself without end"),
     ],

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from burnish.errors import ConfigError
 from burnish.rewards.builtins import extraction
 from burnish.rewards.builtins.extraction import Statement
 from burnish.rewards.builtins.math_answer import MathAnswer
@@ -409,8 +408,6 @@ def test_the_answer_must_stand_where_required() -> None:
     boxed = MathAnswer(require="boxed")
     assert boxed("\\boxed{7}", 7) == 1.0
     assert boxed("The answer is 7", 7) == 0.0
-    with pytest.raises(ConfigError, match="did you mean 'boxed'"):
-        MathAnswer(require="boxd")
 
 
 def test_boxed_balances_braces() -> None:

@@ -71,8 +71,6 @@ def test_unsound_tasks_are_refused_unless_they_are_allowed() -> None:
 
 
 def test_misspelt_options() -> None:
-    with pytest.raises(ConfigError, match=r"option extract(?s:.*)did you mean 'tags'"):
-        ReasoningGym(extract="tag")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"option allow(?s:.*)did you mean 'puzzle24'"):
         ReasoningGym(allow=["puzzel24"])
     with pytest.raises(ConfigError, match=r"allow: \[puzzle24\]"):

@@ -257,7 +257,6 @@ LOAD_ERRORS: list[tuple[dict[str, Any], type[BurnishError], str]] = [
     ({"name": "regex"}, ConfigError, "needs the option 'pattern'"),
     ({"name": "regex", "options": {"pattern": "["}}, ConfigError, "not a regular expression"),
     ({"name": "overlong", "options": {"max_tokens": 5}}, ConfigError, "needs the option 'buffer_tokens'"),
-    ({"name": "math", "options": {"require": "bxed"}}, ConfigError, "did you mean 'boxed'"),
 ]
 
 

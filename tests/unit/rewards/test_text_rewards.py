@@ -74,7 +74,6 @@ def test_repetition() -> None:
         (Length, {}, "exactly one of target and maximum"),
         (Length, {"target": 1, "maximum": 2}, "exactly one of target and maximum"),
         (Length, {"target": 0}, "at least 1"),
-        (Length, {"target": 5, "unit": "word"}, "did you mean 'words'"),
         (Overlong, {"max_tokens": 10, "buffer_tokens": 20}, "buffer_tokens <= max_tokens"),
         (Repetition, {"n": 0}, "at least 1"),
         (Format, {"tags": "think"}, "give a list"),

@@ -201,10 +201,10 @@ def test_a_server_of_ours_never_shares(sandbox: Sandbox) -> None:
         assert remote.run(FunctionTests(DOUBLE, "f", (Case((1,), 2),))).grade == "split"
 
 
-def post(url: str, asked: object, **more: Any) -> httpx2.Response:
+def post(url: str, asked: object, *, seconds: float = 60, **more: Any) -> httpx2.Response:
     content = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
     headers = {"Content-Type": "application/json", **more}
-    return httpx2.post(url, content=content, headers=headers, timeout=60, trust_env=False)
+    return httpx2.post(url, content=content, headers=headers, timeout=seconds, trust_env=False)
 
 
 @pytest.mark.slow
@@ -301,14 +301,14 @@ def test_a_full_queue_is_refused_and_its_room_comes_back() -> None:
         for thread in threads:
             thread.start()
         wait_for(lambda: len(pretended.asked) == 1)
-        wait_for(lambda: full(url, GOOD))
+        wait_for(lambda: full(url))
         refused = post(f"{url}/run_code", GOOD)
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
         pretended.may_end.set()
         for thread in threads:
             thread.join(60)
         assert answers == [200, 200]
-        wait_for(lambda: not full(url, GOOD))
+        wait_for(lambda: not full(url))
 
 
 def test_jobs_of_clients_that_go_away_end(capfd: pytest.CaptureFixture[str]) -> None:
@@ -324,8 +324,8 @@ def test_jobs_of_clients_that_go_away_end(capfd: pytest.CaptureFixture[str]) -> 
                 client = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
                 client.sendall(head + sent)
                 wait_for(lambda: len(pretended.asked) == 1)
-            wait_for(lambda: full(url, GOOD))
-        wait_for(lambda: not full(url, GOOD))
+            wait_for(lambda: full(url))
+        wait_for(lambda: not full(url))
     assert len(pretended.asked) == 1 + 1  # that of `full`
     assert len(set(pretended.stopped)) == 1
     assert "Traceback" not in capfd.readouterr().err
@@ -390,14 +390,12 @@ def answers_ping(port: int) -> bool:
         return False
 
 
-def full(url: str, asked: object) -> bool:
+def full(url: str) -> bool:
     """Whether a request finds no room. One that finds some waits, and is given up here."""
-    content, headers = json.dumps(asked), {"Content-Type": "application/json"}
     try:
-        answer = httpx2.post(f"{url}/run_code", content=content, headers=headers, timeout=0.5, trust_env=False)
+        return post(f"{url}/run_code", GOOD, seconds=0.5).status_code == 503
     except httpx2.ReadTimeout:
         return False
-    return answer.status_code == 503
 
 
 class Scripted(ThreadingHTTPServer):

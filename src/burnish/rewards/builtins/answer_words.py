@@ -1,7 +1,7 @@
-"""Words by which a response says what its answer is, and by which it denies it, bounds it or leaves it open.
+"""Words with which a response states its answer, and with which it denies it, bounds it or leaves it open.
 
 Arabic, Chinese, English, French, German, Hindi, Italian, Japanese, Korean, Portuguese, Russian, Spanish, Turkish and
-Vietnamese. What stands between commas is a phrase, which may hold a pattern.
+Vietnamese. The text between two commas is a phrase, which may hold a pattern.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _ENDS = (
 _CLOSING = r"[*_\"'`”’)\]}\s]"
 _JOINED = r"\b(?:or|and|to|through|maybe|perhaps|possibly|alternatively|also|even|option|choice|either)\b|[,/&]"
 _VERB = rf"{_CLOSING}{{1,8}}(?:is|are|was|were|isn['’]t|aren['’]t|wasn['’]t|weren['’]t)\b"
-# Before `B is right`: words by which that is denied or left open. A new clause may state it again.
+# Before `B is right`: words that deny it or leave it open. A new clause may state it again.
 _NOT_SAID = re.compile(
     r"(?:\b(?:none|neither|nor|not|never|if|unless|whether)|n['’]t)\b"
     r"(?:(?!\b(?:so|but|then|thus|hence|therefore)\b)[^.,;:!?\n]){0,60}\Z",

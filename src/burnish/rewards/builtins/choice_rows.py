@@ -21,7 +21,7 @@ _ONLY_LABEL = re.compile(r"[\s(\[]*(\w+)[\s)\].:]*")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Options in the order in which the prompt shows them: the labels that name them, their texts, and the position of
+    """Options in the order of the prompt: the labels that name them, their texts, and the position of
     the right one, from 0."""
 
     labels: tuple[str, ...]
@@ -62,7 +62,7 @@ def _options(value: Any, column: str) -> tuple[tuple[str, ...], tuple[str, ...]]
             texts = tuple(own[2].strip() for own in owned if own)
     labels = tuple(label.upper() for label in labels)
     if len(labels) != len(texts) or len(set(labels)) != len(labels) or len(texts) < 2:
-        raise NoScoreError(f"column {column!r} needs two or more options, each with a label of its own")
+        raise NoScoreError(f"column {column!r} needs two or more options, each with its own label")
     if not any(texts):  # all would read alike, and every answer would be right
         raise NoScoreError(f"all options in the column {column!r} are empty; give them their texts")
     return labels, texts
@@ -71,7 +71,7 @@ def _options(value: Any, column: str) -> tuple[tuple[str, ...], tuple[str, ...]]
 def _texts(value: Any, column: str) -> tuple[str, ...]:
     plain = (str, int, float)
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, plain) for one in value):
-        raise NoScoreError(f"column {column!r} has to be a list of options, or an object with the lists text and label")
+        raise NoScoreError(f"column {column!r} must be a list of options, or an object with the lists text and label")
     return tuple(" ".join(str(one).split()) for one in value)
 
 

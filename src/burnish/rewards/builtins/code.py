@@ -19,15 +19,13 @@ from burnish.types import Score
 
 _PYTHON = ("python", "py", "python3")
 _FUTURE = re.compile(r"^from __future__ import [^\n]*\n?", re.MULTILINE)
-_SCORES = ("all", "fraction")
-_GRADES = ("split", "shared")
 
 
 class Code:
     """1 if the program of the response passes all tests of its row, else 0; `score: fraction` gives the share that it
     passes. None (missing) for a row without tests.
 
-    seconds: for all tests of a response together. It has to be less than two thirds of the reward's `timeout_seconds`:
+    seconds: for all tests of a response together. It must be less than two thirds of the reward's `timeout_seconds`:
     a program that never ends has failed, and a reward that never ends has no score. tier: `auto` is the strongest tier
     of the sandbox that confines programs here and withstands its attacks; see `burnish sandbox`. url: of a server that
     runs the programs instead, with the token in the environment variable `token_variable`. grade: `shared` lets a
@@ -55,11 +53,9 @@ class Code:
             Grade, "split (default), or shared: a server that only runs programs may test in the candidate's process"
         ] = "split",
     ) -> None:
-        check_word("code", "score", score, _SCORES)
         check_word("code", "tier", tier, ("auto", *TIERS))
-        check_word("code", "grade", grade, _GRADES)
         if seconds <= 0 or memory_mb <= 0:
-            raise ConfigError("options seconds and memory_mb of reward 'code' have to be positive")
+            raise ConfigError("options seconds and memory_mb of reward 'code' must be positive")
         self._fraction = score == "fraction"
         self._names_grade = grade == "shared"
         limits = Limits(seconds=seconds, processor_seconds=seconds, memory_mb=memory_mb)

@@ -166,7 +166,7 @@ def _whole_keys(value: Any) -> Any:
 def _inputs_and_outputs(held: Any) -> CodeTask:
     """Read tests of APPS, TACO and verl: with a function's name, inputs are its arguments, else standard input."""
     if not isinstance(held, dict):
-        raise NoScoreError("tests with inputs and outputs have to be an object with these two names")
+        raise NoScoreError("tests with inputs and outputs must be an object with these two names")
     if held.get("assert_case"):
         texts = _texts(held["assert_case"], "assert_case")
         return CodeTask(lambda code: AssertTests(code, texts))
@@ -217,14 +217,14 @@ def _listed(rows: Any, column: str) -> CodeTask:
 
 def _objects(rows: Any, column: str) -> list[dict[str, Any]]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise NoScoreError(f"{column} has to be a list of objects")
+        raise NoScoreError(f"{column} must be a list of objects")
     return rows
 
 
 def _texts(value: Any, column: str) -> tuple[str, ...]:
     value = [value] if isinstance(value, str) else value
     if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
-        raise NoScoreError(f"{column} has to be a text or a list of texts")
+        raise NoScoreError(f"{column} must be a text or a list of texts")
     return tuple(value)
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from burnish.errors import ConfigError
 from burnish.outside.supervise import limit, start
-from burnish.rewards.builtins.reading_rows import NoScoreError, check_positive, check_word
+from burnish.rewards.builtins.reading_rows import NoScoreError, check_positive
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _PLACEHOLDERS = ("file", "row", "here")
@@ -25,12 +25,12 @@ _SAID = 500
 
 class Command:
     """The verdict of a program on a response: 1 if it exits with status 0, 0 with one of `wrong` (by default 1). With
-    `score: stdout` its last line of standard output is the score, at most 1, and its status has to be 0. Any other end
+    `score: stdout` its last line of standard output is the score, at most 1, and its status must be 0. Any other end
     is an error and no score: another status, a signal, no number.
 
     argv: the program and its arguments, run without a shell. It gets the response as standard input, or in a file whose
     path replaces `{file}`. `{row}` is the path of a JSON file with `response`, `answer`, `prompt` and `columns`,
-    `{here}` the folder in which the run was started. It never gets any text of a response as an argument.
+    `{here}` the folder where the run was started. No text of a response ever becomes an argument.
 
     suffix: of the file's name. folder: working directory; by default a new one that is removed afterwards. seconds:
     wall time, less than `timeout_seconds`. too_slow: whether a program that takes longer is an `error`, or the response
@@ -52,14 +52,12 @@ class Command:
             Sequence[int] | None, "exit statuses that score 0 (default [1]); any other is an error"
         ] = None,
         suffix: Annotated[str, "ending of the name of {file}, such as .lean"] = "",
-        folder: Annotated[str | None, "in which it runs (default one of its own, removed afterwards)"] = None,
+        folder: Annotated[str | None, "working directory (default a new one, removed afterwards)"] = None,
         seconds: Annotated[float, "for one response; less than timeout_seconds"] = 8.0,
         too_slow: Annotated[Literal["error", "wrong"], "what a longer run is: an error (default), or wrong"] = "error",
         memory_mb: Annotated[int | None, "address space of each of its processes (default no limit)"] = None,
         output_mb: Annotated[int, "of each file that it writes, standard output too"] = 16,
     ) -> None:
-        check_word("command", "score", score, ("exit_code", "stdout"))
-        check_word("command", "too_slow", too_slow, ("error", "wrong"))
         check_positive("command", seconds=seconds, output_mb=output_mb, memory_mb=1 if memory_mb is None else memory_mb)
         if os.sep in suffix:
             raise ConfigError(
@@ -202,7 +200,7 @@ def _last_number(stdout: str) -> float:
     except ValueError:
         raise NoScoreError(f"the last line that it wrote is not a number: {last!r:.200}") from None
     if not math.isfinite(score) or score > 1.0:
-        raise NoScoreError(f"the score that it wrote is {last:.50}, and has to be at most 1")
+        raise NoScoreError(f"the score that it wrote is {last:.50}, and must be at most 1")
     return score
 
 

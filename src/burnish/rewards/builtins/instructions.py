@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from burnish.rewards.builtins.instruction_checks import instruction_named
-from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, check_word, parsed
+from burnish.rewards.builtins.reading_rows import NoScoreError, after_thoughts, parsed
 from burnish.types import Score
-
-_MODES = ("strict", "loose")
-_SCORES = ("all", "fraction")
 
 
 class Instructions:
@@ -34,8 +31,6 @@ class Instructions:
             Literal["all", "fraction"], "all (default), or fraction: the share of the instructions that it follows"
         ] = "all",
     ) -> None:
-        check_word("instructions", "mode", mode, _MODES)
-        check_word("instructions", "score", score, _SCORES)
         self._mode, self._score = mode, score
 
     def __call__(self, response: str, instruction_id_list: Any = None, kwargs: Any = None) -> Score | None:
@@ -69,12 +64,12 @@ def variants(response: str) -> list[str]:
 
 def _checks(names: Any, kwargs: Any) -> list[Callable[[str], bool]]:
     if not isinstance(names, (list, tuple)):
-        raise NoScoreError("column 'instruction_id_list' has to be a list")
+        raise NoScoreError("column 'instruction_id_list' must be a list")
     given = [None] * len(names) if kwargs is None else kwargs
     if not isinstance(given, (list, tuple)) or len(given) != len(names):
-        raise NoScoreError("column 'kwargs' has to be a list with one entry for each instruction")
+        raise NoScoreError("column 'kwargs' must be a list with one entry for each instruction")
     if not all(entry is None or isinstance(entry, Mapping) for entry in given):
-        raise NoScoreError("an entry of column 'kwargs' has to be an object")
+        raise NoScoreError("an entry of column 'kwargs' must be an object")
     return [instruction_named(name).bound(name, entry) for name, entry in zip(names, given, strict=True)]
 
 

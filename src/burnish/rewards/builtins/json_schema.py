@@ -23,7 +23,7 @@ class JsonSchema:
     (missing) for a row without a schema.
 
     schema: default for rows without one, an object or JSON text. column: the column with the schema; by default
-    `json_schema` or `schema`. whole: the response after its thoughts has to be JSON and nothing else; otherwise its
+    `json_schema` or `schema`. whole: the response after its thoughts must be JSON and nothing else; otherwise its
     last block marked as JSON counts, else its last block that is not marked, else all of it.
     """
 
@@ -31,7 +31,7 @@ class JsonSchema:
         self,
         schema: Annotated[Any, "for rows without one of their own: an object, or JSON text"] = None,
         column: Annotated[str | None, "the column with the schema (default json_schema, else schema)"] = None,
-        whole: Annotated[bool, "the whole response has to be JSON, without a block or a word around it"] = False,
+        whole: Annotated[bool, "the whole response must be JSON, without a block or a word around it"] = False,
     ) -> None:
         try:
             import jsonschema  # noqa: F401  reported here, before anything is sampled
@@ -108,7 +108,7 @@ def _validator(text: str) -> Any:
 
     schema = json.loads(text)
     if not isinstance(schema, (dict, bool)):
-        raise NoScoreError(f"a schema has to be an object, and this is {text:.100}")
+        raise NoScoreError(f"a schema must be an object, and this is {text:.100}")
     kind = validator_for(schema, default=Draft202012Validator)
     try:
         kind.check_schema(schema)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from burnish.rewards.builtins import extraction
 from burnish.rewards.builtins.equality import equal
 from burnish.rewards.builtins.extraction import Statement
-from burnish.rewards.builtins.reading_rows import NoScoreError, check_word
+from burnish.rewards.builtins.reading_rows import NoScoreError
 
 _PLACES: dict[str, tuple[Callable[[str], Statement | None], ...]] = {
     "any": (extraction.boxed, extraction.hashed, extraction.phrased, extraction.whole, extraction.last),
@@ -29,10 +29,10 @@ class MathAnswer:
     def __init__(
         self,
         require: Annotated[
-            str, "where the answer must be: any (default), boxed, hash (####), phrase (answer is ...)"
+            Literal["any", "boxed", "hash", "phrase"],
+            "where the answer must be: any (default), boxed, hash (####), phrase (answer is ...)",
         ] = "any",
     ) -> None:
-        check_word("math", "require", require, tuple(_PLACES))
         self._places = _PLACES[require]
         self._stated = _STATED[require]
 

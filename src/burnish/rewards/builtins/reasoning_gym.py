@@ -13,7 +13,6 @@ from burnish.rewards.builtins.reading_rows import after_thoughts, check_word
 from burnish.types import Score
 
 _TAGS = re.compile(r"<answer>((?:(?!</?answer>).)*+)</answer>", re.DOTALL)
-_EXTRACT = ("auto", "tags", "all")
 
 
 class ReasoningGym:
@@ -35,7 +34,6 @@ class ReasoningGym:
             "names of tasks whose scores are unsound, and that are to be used all the same (default none)",
         ] = (),
     ) -> None:
-        check_word(PUZZLES, "extract", extract, _EXTRACT)
         if isinstance(allow, str):
             raise ConfigError(f"option allow of reward {PUZZLES!r} is a text", remedy=f"give a list: allow: [{allow}]")
         self._score = Scorer()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from burnish.errors import ConfigError
-from burnish.rewards.builtins.reading_rows import check_word
-
-LENGTH_UNITS = ("tokens", "words", "characters")
 
 
 class Exact:
@@ -88,7 +85,7 @@ class Length:
         self,
         target: Annotated[int | None, "desired length (set either this or maximum)"] = None,
         maximum: Annotated[int | None, "longest length that scores 1"] = None,
-        unit: Annotated[str, "tokens (default), words or characters"] = "tokens",
+        unit: Annotated[Literal["tokens", "words", "characters"], "tokens (default), words or characters"] = "tokens",
     ) -> None:
         limit = maximum if target is None else target
         if (target is None) == (maximum is None) or limit is None or limit < 1:
@@ -98,7 +95,6 @@ class Length:
             )
         self._target = target
         self._limit = limit
-        check_word("length", "unit", unit, LENGTH_UNITS)
         self._unit = unit
 
     def __call__(self, response: str, num_tokens: int) -> float:
@@ -137,12 +133,11 @@ class Repetition:
     def __init__(
         self,
         n: Annotated[int, "length of an n-gram"] = 3,
-        unit: Annotated[str, "words (default) or tokens"] = "words",
+        unit: Annotated[Literal["words", "tokens"], "words (default) or tokens"] = "words",
     ) -> None:
         if n < 1:
             raise ConfigError(f"option n of reward 'repetition' is {n}", remedy="an n-gram has at least 1 element")
         self._n = n
-        check_word("repetition", "unit", unit, ("words", "tokens"))
         self._unit = unit
 
     def __call__(self, response: str, response_tokens: list[int]) -> float:

@@ -45,7 +45,7 @@ _DERIVED: dict[str, tuple[int | Fraction, dict[str, int]]] = {
     **{"W": (1000, {"g": 1, "m": 2, "s": -3}), "Pa": (1000, {"g": 1, "m": -1, "s": -2}), "Hz": (1, {"s": -1})},
     **{"km/h": (Fraction(5, 18), {"m": 1, "s": -1}), "mi/h": (Fraction(1397, 3125), {"m": 1, "s": -1})},
 }
-"""Base unit -> how many of what it is made of, with powers."""
+"""Base unit -> a factor, and the units that it is made of, with their powers."""
 _OTHERS = """
     m3 1/1000 l, m3 1/1000000 ml cc, s 1 sec secs, s 60 min mins minute minutes, s 3600 h hr hrs hour hours,
     s 86400 day days, s 604800 week weeks, year 1 year years yr yrs, year 1/12 month months,

@@ -30,8 +30,8 @@ class Sent:
 
 
 class RateLimiter:
-    """Enforces the limits of one endpoint for all judges that ask it. Requests are admitted in the order in which they
-    come, such that no 60 seconds hold more than the bounds allow."""
+    """Enforces the limits of one endpoint for all judges that ask it. Requests are admitted in the order of their
+    arrival, such that no 60 seconds hold more than the bounds allow."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -46,7 +46,7 @@ class RateLimiter:
             yield await self.admit(tokens)
 
     async def admit(self, tokens: int) -> Sent:
-        """Wait until a request with so many tokens may be sent, and count it as sent."""
+        """Wait until a request with this many tokens may be sent, and count it as sent."""
         async with self._turn:
             while (wait := self.seconds_until(tokens)) > 0:
                 await sleep(wait)
@@ -55,7 +55,7 @@ class RateLimiter:
             return sent
 
     def seconds_until(self, tokens: int) -> float:
-        """Seconds until the bounds allow a request with so many tokens; 0 if they already do."""
+        """Seconds until the bounds allow a request with this many tokens; 0 if they already do."""
         now = monotonic()
         while self._sent and self._sent[0].at + MINUTE <= now:
             self._sent.popleft()

@@ -36,7 +36,7 @@ class AnsweringModel(Protocol):
     """Special tokens of its tokenizer, to be removed from responses."""
 
     def answer(self, conversations: Sequence[Messages]) -> list[ModelAnswer | DataError]:
-        """Return an answer to each, or the error for which it cannot be answered."""
+        """Return an answer to each, or the error that explains why there is none."""
 
 
 GATHERING_SECONDS = 0.01

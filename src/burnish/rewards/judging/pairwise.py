@@ -71,7 +71,7 @@ async def compare(judge: Judge, items: tuple[Item, Item], asker: Asker) -> float
 
 
 async def win_rates(judge: Judge, group: Sequence[Item], asker: Asker) -> list[Found]:
-    """Compute the mean result of each response of a group, or the error for which it has none.
+    """Compute the mean result of each response of a group, or the error that left it without one.
 
     A greedy response (a baseline) meets the samples only for its own score. A response that is alone is compared with
     the answer of its row. A comparison without a verdict is left out.

@@ -1,4 +1,4 @@
-"""Verdicts: the form in which a judge has to end its answer, read exactly or not at all.
+"""Verdicts: the required end of a judge's answer, read exactly or not at all.
 
 A verdict counts only at the very end of the answer, so that a quotation before it cannot be taken for one.
 """
@@ -45,15 +45,15 @@ class Scale:
         if isinstance(given, Mapping):
             labels = tuple((str(word).strip(), _finite(value)) for word, value in given.items())
             if len({word.casefold() for word, _ in labels if word}) < max(2, len(given)):
-                raise ValueError("labels have to be two or more different words")
+                raise ValueError("labels must be two or more different words")
             if not all(0 <= value <= 1 for _, value in labels):
-                raise ValueError("the numbers of labels have to be between 0 and 1")
+                raise ValueError("the numbers of labels must be between 0 and 1")
             return Scale(labels=labels)
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 2:
-            raise ValueError("it has to be two numbers, or words with a number each")
+            raise ValueError("it must be two numbers, or words with a number each")
         low, high = _finite(given[0]), _finite(given[1])
         if low >= high:
-            raise ValueError("the first number has to be the smaller one")
+            raise ValueError("the first number must be the smaller one")
         return Scale(low, high)
 
     def read(self, value: object) -> float:
@@ -80,7 +80,7 @@ class Scale:
         return self.read(float(text))
 
     def read_texts(self, text: str, count: int) -> tuple[float, ...]:
-        """Like `read_text`, for so many scores between commas."""
+        """Like `read_text`, for this many scores between commas."""
         entries = text.split(",")
         if len(entries) != count:
             raise UnreadableVerdictError(f"it has {len(entries)} scores, not {count}")
