@@ -4,7 +4,7 @@ An engine samples one turn of many conversations at a time. Its input is the pro
 they were sampled or appended, so a conversation is trained on exactly as it was seen. Each conversation goes on as soon
 as it has its answer; none waits for a slow tool, unless `in_rounds`.
 
-A turn is a request of its own to the engine, so every engine can hold conversations. Its noise is a function of (seed,
+Each turn is a separate request to the engine, so every engine can hold conversations. Its noise is a function of (seed,
 step, prompt id and turn, sample index, position in the turn), so it does not depend on what is sampled together.
 """
 
@@ -216,7 +216,7 @@ class Conversation:
         return self.request.group_id, self.sample_index
 
     def next_request(self) -> RolloutRequest:
-        """The request for the policy's next turn, with noise of its own."""
+        """The request for the policy's next turn, with its own noise."""
         return replace(
             self.request,
             turn=self.num_spoken + 1,
@@ -343,14 +343,13 @@ class TalkingEngine(RestingEngine, Generic[T]):
         rows: list[Rollout] = []
         if single:
             rows += self._others.generate(single, sampling, seed=seed, step=step, on_finished=on_finished)
-        by_talk: dict[int, list[tuple[RolloutRequest, Prompt]]] = {}
+        by_talk: dict[int, tuple[T, list[tuple[RolloutRequest, Prompt]]]] = {}
         for request in requests:
             if request.prompt_id in self._talks:
                 talk, prompt = self._talks[request.prompt_id]
-                by_talk.setdefault(id(talk), []).append((request, prompt))
+                by_talk.setdefault(id(talk), (talk, []))[1].append((request, prompt))
         call = Call(sampling, seed, step, self._version, on_finished or (lambda rollouts: None))
-        for some in by_talk.values():
-            talk, _ = self._talks[some[0][0].prompt_id]
+        for talk, some in by_talk.values():
             rows += self.hold(talk, some, call)
         return in_order(requests, rows)
 

@@ -13,16 +13,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from burnish.data.chat import encode_bare
 from burnish.data.plain_tokens import PlainEncoder, marks, pieces
 from burnish.data.template import Template, template_reads
 from burnish.errors import DataError
 from burnish.types import Json, Message
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -56,6 +53,7 @@ class ObservationFormat:
     _plain: PlainEncoder = field(init=False, repr=False)
     _frames: dict[str, _Frame | None] = field(default_factory=dict, init=False, repr=False, compare=False)
     _answers: dict[AnswerKey, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _kept: dict[Observer, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self, plain: PlainEncoder | None) -> None:
         object.__setattr__(self, "_plain", plain or PlainEncoder(self.template.tokenizer))
@@ -73,8 +71,18 @@ class ObservationFormat:
         if tokens is None:
             tokens = self._new_tokens(key, messages, calls, where)
             if self._is_timeless and sum(map(len, key[2])) <= _LONGEST_ANSWER:
-                _keep(self._answers, key, tokens, _MOST_ANSWERS)
+                keep(self._answers, key, tokens, _MOST_ANSWERS)
         return tokens
+
+    def appends(self, messages: Sequence[Message], *, where: str) -> bool:
+        """Return whether the template leaves earlier turns unchanged when such messages follow."""
+        observers: set[Observer] = {"tool" if message.role == "tool" else "user" for message in messages}
+        for observer in observers - self._kept.keys():
+            try:
+                self._kept[observer] = not rewrites(self.template, observer, where=where)
+            except DataError:
+                self._kept[observer] = False
+        return all(self._kept[observer] for observer in observers)
 
     def _new_tokens(
         self, key: AnswerKey, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]], where: str
@@ -90,19 +98,11 @@ class ObservationFormat:
             tokens += self._plain.encode(content)
         return tuple(tokens)
 
-    @property
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.template.tokenizer
-
-    @cached_property
-    def _closing(self) -> str:
-        """Text that the template writes between the text of a turn and the next turn."""
-        written = _render(self.template, [_ASKED, Message("assistant", _SAID)])
-        return written.rpartition(_SAID)[2]
-
     @cached_property
     def _closing_tokens(self) -> tuple[int, ...]:
-        return encode_bare(self._closing, self._tokenizer) if self._closing else ()
+        """Tokens that the template writes between the text of a turn and the next turn."""
+        closing = _render(self.template, [_ASKED, Message("assistant", _SAID)]).rpartition(_SAID)[2]
+        return encode_bare(closing, self.template.tokenizer) if closing else ()
 
     @cached_property
     def _after_the_end(self) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ class ObservationFormat:
         if shape in self._frames:
             return self._frames[shape]
         frame = self._new_frame(messages, calls)
-        _keep(self._frames, shape, frame, _MOST_FRAMES)
+        keep(self._frames, shape, frame, _MOST_FRAMES)
         return frame
 
     def _new_frame(self, messages: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> _Frame | None:
@@ -138,7 +138,7 @@ class ObservationFormat:
         if contents != [_OBSERVED] * len(words):
             return None
         texts += [""] * (1 + len(words) - len(texts))  # where the template ends with a content
-        return _Frame(said, before, tuple(texts), tuple(encode_bare(text, self._tokenizer) for text in texts))
+        return _Frame(said, before, tuple(texts), tuple(encode_bare(text, self.template.tokenizer) for text in texts))
 
     def _written_in(self, frame: _Frame, messages: Sequence[Message], where: str) -> list[str] | None:
         """Return the contents as the template writes them, checked by rendering them, because a template may treat some
@@ -254,7 +254,7 @@ def _shape(messages: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> s
     return json.dumps([list(calls), around], default=repr)
 
 
-def _keep(memory: dict[_Key, _Value], key: _Key, value: _Value, most: int) -> None:
+def keep(memory: dict[_Key, _Value], key: _Key, value: _Value, most: int) -> None:
     """Store a value. Empty the memory first if it holds `most` values."""
     if len(memory) >= most:
         memory.clear()

@@ -14,7 +14,7 @@ import select
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,8 +24,8 @@ from burnish.agents.environments.messages import count, flag, number, opening, t
 from burnish.agents.environments.warm_parent import ConversationProcess
 from burnish.agents.observations import ObservationFormat, Observer
 from burnish.agents.tool_calls import Caller, CallLimits, CallUnderWay, Tool, ToolCalls, result_in
-from burnish.agents.tools.calls import MalformedCall, Parsed, ServedTools, ToolCall
-from burnish.agents.tools.checking import check_call, function_of
+from burnish.agents.tools.calls import MalformedCall, Parsed, ServedTools, ToolCall, id_of_calls
+from burnish.agents.tools.checking import check_call, find_tool, function_of
 from burnish.agents.tools.parsers.protocol import ToolParser
 from burnish.agents.tools.results import ToolResult, result_of
 from burnish.data.chat import turns_of
@@ -112,14 +112,13 @@ class ToolsAndEnvironment:
         with self._lock:
             if name not in self._tools:
                 limits = self.tool_limits.get(name, CallLimits(self.limits.call_seconds))
-                served = next((one for one in self.served if _has_tool(one, name)), None)
+                served = next((one for one in self.served if find_tool(name, one.schemas) is not None), None)
                 self._tools[name] = Tool(name, limits, served)
             return self._tools[name]
 
     def count(self, **counts: float) -> None:
         with self._lock:
-            for name, number in counts.items():
-                self._counts[name] += number  # type: ignore[assignment]  # seconds are counted, too
+            self._counts.update(counts)  # type: ignore[arg-type]  # seconds are counted, too
 
     def take_metrics(self) -> Mapping[str, Metric]:
         """See `Partner`."""
@@ -145,7 +144,7 @@ class ToolsAndEnvironment:
             if self.answers_text:
                 metrics["environment/cut_fraction"] = Metric(Reduction.MEAN, counts.get("steps_cut", 0), steps)
         if self.host is not None:
-            metrics["conversation/restarts"] = Metric(Reduction.SUM, self.host.take_restarts())
+            metrics["conversation/restarts"] = Metric(Reduction.SUM, self.host.parent.take_restarts())
         metrics["time/answers_seconds"] = Metric(Reduction.SUM, counts.get("seconds", 0.0))
         return metrics
 
@@ -182,8 +181,8 @@ class _Line:
     reward: float | None = None
 
     def identity(self, index: int) -> str:
-        """Of a call. Nine letters and digits, which is what strict templates want."""
-        return f"call{self.turn_number % 1000:03d}{index % 100:02d}"
+        """Of a call."""
+        return f"{id_of_calls(self.turn_number)}{index % 100:02d}"
 
 
 @dataclass(slots=True)
@@ -315,10 +314,7 @@ class _Answers:
         line.awaits_process = True
         line.process.send({"do": do, **given})
         self._polled[line.process.fileno()] = line
-        self._poll(line.process)
-
-    def _poll(self, process: ConversationProcess) -> None:
-        self._poller.register(process.fileno(), select.POLLIN | (select.POLLOUT if process.has_unsent else 0))
+        line.process.watch(self._poller)
 
     def _answered(self, line: _Line) -> None:
         """Nothing more is awaited of the conversation's process."""
@@ -332,11 +328,12 @@ class _Answers:
         """Begin the calls of a turn. Calls that cannot be made are answered at once."""
         partner, limit = self._partner, self._partner.limits.result_characters
         line.results = [self._refusal(call, partner.schemas, limit) for call in line.parsed.calls]
-        asked = [(i, call) for i, call in enumerate(line.parsed.calls) if line.results[i] is None]
         partner.count(calls=len(line.parsed.calls))
         own: list[tuple[int, str, dict[str, Json]]] = []
         others: list[CallUnderWay] = []
-        for i, call in asked:
+        for i, call in enumerate(line.parsed.calls):
+            if line.results[i] is not None:
+                continue
             assert isinstance(call, ToolCall)
             tool, seed = partner.tool(call.name), (line.seed + line.turn_number + i * _SEED_STRIDE) & MAX_SEED
             if tool is None:
@@ -353,13 +350,11 @@ class _Answers:
 
     def _refusal(self, call: ToolCall | MalformedCall, schemas: Sequence[Any], limit: int) -> ToolResult | None:
         """Return the answer to a call that cannot be made; None for a call that can."""
-        if isinstance(call, MalformedCall):
-            self._partner.count(malformed=1)
-            return result_of(f"Error: {call.why}", limit)
-        problem = check_call(call, schemas)
+        is_malformed = isinstance(call, MalformedCall)
+        problem = call.why if isinstance(call, MalformedCall) else check_call(call, schemas)
         if problem is None:
             return None
-        self._partner.count(invalid=1)
+        self._partner.count(malformed=is_malformed, invalid=not is_malformed)
         return result_of(f"Error: {problem}", limit)
 
     def _listen(self, seconds: float) -> None:
@@ -372,7 +367,7 @@ class _Answers:
             assert line.process is not None
             if what & select.POLLOUT:
                 line.process.flush()
-                self._poll(line.process)
+                line.process.watch(self._poller)
             if what & ~select.POLLOUT:
                 self._hear(line)
         self._take_results()
@@ -498,8 +493,7 @@ class _Answers:
         offered = [function_of(schema)["name"] for schema in self._partner.schemas]
         messages, calls = [], []
         for index, (call, result) in enumerate(zip(line.parsed.calls, results, strict=True)):
-            # What the policy wrote stands in its turn. Here is only what templates may repeat next to a result, where
-            # nothing of the policy's own may be.
+            # Templates may repeat this next to a result, where nothing that the policy wrote may stand.
             name = call.name if isinstance(call, ToolCall) and call.name in offered else _UNREADABLE
             identity = line.identity(index)
             messages.append(Message("tool", result.text, extra={"name": name, "tool_call_id": identity}))
@@ -527,8 +521,10 @@ class _Answers:
         where = f"{self._partner.where}, prompt {line.prompt.id}, turn {line.turn_number}"
         why = ""
         is_whole = ("tool" if author == "tool" else "user") in self._partner.rewriting
-        before, heard = (*line.messages, _as_history(line)), line.heard
-        for some in _ways_to_say(messages, author):
+        # A call that cannot be read stays in the history as it was written.
+        before, heard = (*line.messages, replace(_said(line), content=line.parsed.content_with_unread)), line.heard
+        shown = [messages, [replace(message, content=_CANNOT_BE_SHOWN) for message in messages]]
+        for some in shown if author == "tool" else shown[:1]:
             line.messages = (*before, *some)
             line.heard = heard | {number: 0 for number in range(len(before), len(line.messages))}
             try:
@@ -578,13 +574,9 @@ class _Answers:
         self._partner.count(lost=1)
         self._release(line)
         failed = f"the environment failed: {why}"
-        match line.doing:
-            case "open":
-                self._events[line.key] = Opened(failed=failed)
-            case "reward":
-                self._events[line.key] = Closed(failed=failed)
-            case _:
-                self._events[line.key] = Answer(_said(line), ends=FinishReason.FAILED, failed=failed)
+        lost: dict[str, Event] = {"open": Opened(failed=failed), "reward": Closed(failed=failed)}
+        turn = Answer(_said(line), ends=FinishReason.FAILED, failed=failed)
+        self._events[line.key] = lost.get(line.doing, turn)
 
     def _done(self, line: _Line) -> None:
         """Nothing is awaited any more."""
@@ -603,10 +595,6 @@ class _Answers:
             tools.end(line.caller.key)
 
 
-def _has_tool(tools: ServedTools, name: str) -> bool:
-    return any(function_of(schema)["name"] == name for schema in tools.schemas)
-
-
 def start_seed(seed: int, step: int, prompt_id: str, sample: int | None) -> int:
     """Compute the seed of an environment or an agent; the same for a whole group without `sample`."""
     start = "" if sample is None else f"|{sample}"
@@ -622,20 +610,6 @@ def _said(line: _Line) -> Message:
         if isinstance(call, ToolCall)
     )
     return Message("assistant", line.parsed.content, tool_calls=calls)
-
-
-def _ways_to_say(messages: Sequence[Message], author: Author) -> Iterator[Sequence[Message]]:
-    """Yield the messages of the answer, and a substitute in case they cannot be written."""
-    yield messages
-    if author == "tool":
-        yield [replace(message, content=_CANNOT_BE_SHOWN) for message in messages]
-
-
-def _as_history(line: _Line) -> Message:
-    """The policy's turn in a history that is written anew. A call that cannot be read stays as it was written."""
-    said = _said(line)
-    unread = [call.text for call in line.parsed.calls if isinstance(call, MalformedCall)]
-    return replace(said, content="\n".join(part for part in (said.content, *unread) if part))
 
 
 def _row(prompt: Prompt) -> dict[str, Json]:

@@ -143,7 +143,7 @@ class ToolCalls:
         assert call.process is not None
         if what & select.POLLOUT:
             call.process.flush()
-            self._poll(call.process)
+            call.process.watch(self.poller)
         if what & ~select.POLLOUT:
             result, is_clean = _heard(call.process, self.limit)
             if result is not None:
@@ -203,7 +203,7 @@ class ToolCalls:
             given = {"name": call.call.name, "arguments": dict(call.call.arguments)}
             call.process.send({"do": "call", **given, "limit": self.limit, "seed": call.seed})
             self._polled[call.process.fileno()] = call
-            self._poll(call.process)
+            call.process.watch(self.poller)
             return
         try:  # a thread that hangs must not keep the program from ending
             threading.Thread(target=self._ask, args=(call, served), name=call.tool.name, daemon=True).start()
@@ -214,7 +214,7 @@ class ToolCalls:
             ) from error
 
     def _ask(self, call: CallUnderWay, served: ServedTools) -> None:
-        """Make a call. Runs in a thread of its own."""
+        """Make a call, in its own thread."""
         key, asked = call.caller.key, call.call
         try:
             result = result_of(served.call(key, asked.name, asked.arguments, call.tool.limits.seconds), self.limit)
@@ -244,9 +244,6 @@ class ToolCalls:
             self._found.append((call, result))
             if call.after is not None:
                 self._waiting[call.tool].append(call.after)
-
-    def _poll(self, process: ConversationProcess) -> None:
-        self.poller.register(process.fileno(), select.POLLIN | (select.POLLOUT if process.has_unsent else 0))
 
 
 def _heard(process: ConversationProcess, limit: int) -> tuple[ToolResult | None, bool]:

@@ -186,10 +186,9 @@ class Correspondent:
         """For polling: readable if it has answered or ended, writable if `flush` can continue."""
         return self._channel.fileno()
 
-    @property
-    def has_unsent(self) -> bool:
-        """True while `flush` has something left to send."""
-        return bool(self._unsent)
+    def watch(self, poller: select.poll) -> None:
+        """Let the poller wait for messages, and for room while `flush` has something left to send."""
+        poller.register(self.fileno(), select.POLLIN | (select.POLLOUT if self._unsent else 0))
 
     def post(self, message: bytes) -> None:
         """Send a message, as far as there is room now. A process that has ended is noticed when answers are awaited."""

@@ -25,6 +25,7 @@ FIX_IT = "fix it (--debug shows the whole traceback)"
 
 INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 """Folders of installed code."""
+_MOST_SHOWN = 8
 _OWN = str(Path(__file__).parents[1])
 
 
@@ -116,17 +117,23 @@ def _run_file(path: Path, name: str, wanted: str) -> ModuleType:
     return module
 
 
+def find_member(place: str, name: str, wanted: str) -> Any:
+    """The member of a module or file. Raises ConfigError, beginning with `wanted`, if it has none of this name."""
+    members = vars(import_place(place, wanted))
+    if name not in members:
+        own = [key for key, value in members.items() if callable(value) and not key.startswith("_")]
+        has = f"it has {', '.join(own[:_MOST_SHOWN])}" if own else "it has no function and no class"
+        raise ConfigError(f"{wanted}, but {place} has no {name}", remedy=did_you_mean(name, own, has))
+    return members[name]
+
+
 def find_class(name: str, *, field: str, methods: Sequence[str], protocol: str) -> type:
     """The class that `package.module:Class` or `file.py:Class` names. It must have all `methods` of the protocol.
 
     `field` is the field of the run file that names it. Raises ConfigError that says which part is missing.
     """
     module_name, _, class_name = name.rpartition(":")
-    members = vars(import_place(module_name, f"{field} is {name!r}"))
-    if class_name not in members:
-        hint = did_you_mean(class_name, members) or "check the spelling"
-        raise ConfigError(f"{field} is {name!r}, but {module_name} has no {class_name}", remedy=hint)
-    found = members[class_name]
+    found = find_member(module_name, class_name, f"{field} is {name!r}")
     if not inspect.isclass(found):
         raise ConfigError(
             f"{field} is {name!r}, which is a {type(found).__name__}", remedy=f"name a class that implements {protocol}"

@@ -240,8 +240,8 @@ class WorkerPool:
         """The workers that have sent something, or can receive more of their task."""
         poller = select.poll()
         by_descriptor = {worker.process.fileno(): worker for worker in self._workers}
-        for descriptor, worker in by_descriptor.items():
-            poller.register(descriptor, select.POLLIN | (select.POLLOUT if worker.process.has_unsent else 0))
+        for worker in self._workers:
+            worker.process.watch(poller)
         return [
             by_descriptor[descriptor]
             for descriptor, _ in poller.poll(math.ceil(1000 * min(seconds, MAX_PAUSE_SECONDS)))

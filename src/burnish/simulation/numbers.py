@@ -76,9 +76,10 @@ def _fitted(value: object) -> object:
     if not isinstance(value, dict) or not value or not all(key.isdigit() for key in value):
         return value
     points = [(int(devices), seconds) for devices, seconds in value.items()]
-    if any(devices == 0 or type(seconds) not in (int, float) or seconds < 0 for devices, seconds in points):
-        reason = "seconds are at least 0, on 1 device or more"
-        raise PydanticCustomError("unusable", "{reason}", {"reason": reason})
+    for devices, seconds in points:
+        if devices == 0 or type(seconds) not in (int, float) or seconds < 0:
+            reason = f"{seconds!r} on {devices} devices, but it takes 0 seconds or more, on 1 device or more"
+            raise PydanticCustomError("unusable", "{reason}", {"reason": reason})
     return asdict(fit_phase(points))
 
 
@@ -103,12 +104,12 @@ class NumbersFile(Section):
     reward_seconds: Amount = 0.0
     price_per_device_hour: Amount = 0.0
     partial: bool = False
-    update: PhaseNumbers | None = None
-    logprobs: PhaseNumbers | None = None
-    push: PhaseNumbers | None = None
-    lengths: LengthsSection | None = None
-    decoding: DecodingSection | None = None
-    failures: FailuresSection | None = None
+    update: PhaseNumbers = PhaseSection()
+    logprobs: PhaseNumbers = PhaseSection()
+    push: PhaseNumbers = PhaseSection()
+    lengths: LengthsSection = LengthsSection()
+    decoding: DecodingSection = DecodingSection(base_seconds=0.0)
+    failures: FailuresSection = FailuresSection(mtbf_hours=0.0)
 
 
 _SECTIONS = {"update": Phase, "logprobs": Phase, "push": Phase, "decoding": Decoding, "failures": Failures}
@@ -125,9 +126,9 @@ def read_numbers(path: Path) -> dict[str, object]:
         data, problems = {}, [Problem("", "it is not a section of `key: value`", "see docs/simulator.md")]
     try:
         given = NumbersFile.model_validate(data)
-        plain = given.model_dump(exclude_unset=True, exclude_none=True)
+        plain = given.model_dump(exclude_unset=True)
         found = plain | {name: kind(**plain[name]) for name, kind in _SECTIONS.items() if name in plain}
-        found |= {} if given.lengths is None else {"lengths": given.lengths.lengths()}
+        found |= {"lengths": given.lengths.lengths()} if "lengths" in plain else {}
     except ValidationError as error:
         problems += named(explain(error, NumbersFile, data, {}))
     except ConfigError as error:

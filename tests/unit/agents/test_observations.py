@@ -19,10 +19,8 @@ from burnish.errors import DataError
 from burnish.models.characters import character_tokenizer
 from burnish.types import Message
 
-CALLS = (
-    """{%- for c in m.tool_calls or [] %}{{ '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}"""
-    """{{ c.function.arguments | tojson }}{{ '}\n</tool_call>' }}{%- endfor %}"""
-)
+from .conftest import CALCULATOR, CALLS
+
 TOOLS = """{%- if tools %}{{ '<|im_start|>system\n' }}{{ tools | tojson }}{{ '<|im_end|>\n' }}{%- endif %}"""
 HERMES = (
     TOOLS
@@ -49,10 +47,6 @@ FORGETFUL = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
 {%- if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] | trim }}
 {%- else %}{{ m.content }}{%- endif %}{{ '<|im_end|>\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"""
-CALCULATOR: dict[str, Any] = {
-    "type": "function",
-    "function": {"name": "calc", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}},
-}
 STOP = "<|im_end|>"
 WORDS = st.text(string.ascii_letters + string.digits + " .<|>/", max_size=30)
 

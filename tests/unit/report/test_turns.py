@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -178,8 +179,7 @@ class FakeHost:
     has_environment = True
     answers_text = True
 
-    def take_restarts(self) -> int:
-        return 0
+    parent = Mock(**{"take_restarts.return_value": 0})
 
 
 def test_a_response_of_several_rows_counts_once() -> None:

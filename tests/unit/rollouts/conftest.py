@@ -11,6 +11,9 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from burnish.forward.fast_paths import FastPaths
+from burnish.forward.race import Contender, RaceResult
+from burnish.forward.verdicts import VerdictCache
 from burnish.rollouts.local.engine import LocalEngine
 
 LETTERS = [chr(code) for code in range(ord("!"), ord("!") + 62)]
@@ -58,16 +61,33 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
 
 
+def local_engine(model: Any, tokenizer: Any, **given: Any) -> LocalEngine:
+    settings = {"eos_token_ids": (EOS,), "pad_token_id": PAD, "context_length": 128, "max_batch_rows": 64}
+    return LocalEngine(model, tokenizer=tokenizer, **{**settings, **given})
+
+
+def paths_with(
+    fastest: Sequence[str], recorded: dict[str, str] | None = None, *, raced: list[str] | None = None
+) -> FastPaths:
+    """Paths by made-up times: names, or beginnings of names, in the order of their speed; others are slower still.
+    raced: gets the names of what is timed."""
+    names = [] if raced is None else raced
+
+    def run_race(ways: Sequence[Contender]) -> RaceResult:
+        names.extend(way.name for way in ways)
+        places = [[way.name.startswith(name) for name in (*fastest, "")].index(True) for way in ways]
+        seconds = {way.name: 1.0 + place for way, place in zip(ways, places, strict=True)}
+        return RaceResult(min(seconds, key=seconds.__getitem__), seconds)
+
+    return FastPaths(recorded, cache=VerdictCache(None), timed=True, run_race=run_race)
+
+
 @pytest.fixture(params=[pytest.param("kernels", marks=pytest.mark.compiler), "plain"])
 def make_engine(tokenizer: Any, request: pytest.FixtureRequest) -> Callable[..., LocalEngine]:
     """Every test runs with kernels and with the model's own steps."""
 
     def make(model: Any, *, eos: Sequence[int] = (EOS,), **given: Any) -> LocalEngine:
-        plain = {
-            "context_length": 128,
-            "max_batch_rows": 64,
-            "kernels": "auto" if request.param == "kernels" else "off",
-        }
-        return LocalEngine(model, tokenizer=tokenizer, eos_token_ids=eos, pad_token_id=PAD, **{**plain, **given})
+        kernels = "auto" if request.param == "kernels" else "off"
+        return local_engine(model, tokenizer, eos_token_ids=eos, kernels=kernels, **given)
 
     return make

@@ -88,8 +88,9 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     ("text", "part"),
     [
         ("lengths: {median: 3}\n", "does not say what they are"),
+        ("lengths:\n", "lengths is empty (null)"),
         ("lengths: {mean: 600, sigma: 1, longest: 500}\n", "does not fit responses of at most 500"),
-        ("update: {0: 3}\n", "on 1 device or more"),
+        ("update: {0: 3}\n", "3 on 0 devices"),
         ("update: fast\n", "update is 'fast'"),
         ("- 1\n", "not a section"),
         ("price_per_device_hour: .inf\n", "price_per_device_hour is inf"),

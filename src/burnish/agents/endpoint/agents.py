@@ -76,6 +76,31 @@ class _Agent:
     failed: str = ""
     clean: bool = True
 
+    def hear(self) -> None:
+        """Take the messages of its process: that it has begun, or its result."""
+        try:
+            for message in self.process.receive():
+                if "failed" in message:
+                    self.end(text(message, "failed").removeprefix("reward: "))
+                elif "opening" in message:
+                    self.process.send({"do": "reward"})
+                elif "reward" in message:
+                    returned = number(message, "reward")
+                    self.trajectory.reward = self.trajectory.reward if returned is None else returned
+                    self.clean = flag(message, "clean")
+                    self.end("")
+                else:
+                    raise GarbledError("an answer that nobody waits for")
+        except GarbledError as error:
+            self.end(f"its process sent {error}")
+        if self.process.gone:
+            self.end("its process has ended")
+
+    def end(self, failed: str) -> None:
+        """Note that it is over, and why if it failed. What is known already stays."""
+        if not self.over:
+            self.over, self.failed = True, f"the agent failed: {failed}" if failed else ""
+
 
 class AgentServer:
     """The server that agents talk to, at `base_url(name)` for each trajectory that is open."""
@@ -150,27 +175,24 @@ class AgentEngine(TalkingEngine[AgentTalk]):
         return MetricStore.of([self._others.take_metrics(), own if counts else {}]).merged()
 
 
+@dataclass(slots=True)
 class _Hall:
     """The agents of one call with one talk."""
 
-    def __init__(
-        self,
-        talk: AgentTalk,
-        server: AgentServer,
-        engine: RolloutEngine,
-        call: Call,
-        room: Room,
-        counts: Counter[str],
-    ) -> None:
-        self._talk = talk
-        self._server = server
-        self._engine = engine
-        self._call = call
-        self._room = room
-        self._counts = counts
-        self._terms = talk.speech.terms(talk.sampling, MODEL_NAME, room.context, talk.others)
-        self._turns = TurnSampler(self._draw, MODEL_NAME, call.seed)
-        self._open: dict[str, _Agent] = {}
+    _talk: AgentTalk
+    _server: AgentServer
+    _engine: RolloutEngine
+    _call: Call
+    _room: Room
+    _counts: Counter[str]
+    _open: dict[str, _Agent] = field(default_factory=dict)
+    _terms: Terms = field(init=False)
+    _turns: TurnSampler = field(init=False)
+
+    def __post_init__(self) -> None:
+        talk = self._talk
+        self._terms = talk.speech.terms(talk.sampling, MODEL_NAME, self._room.context, talk.others)
+        self._turns = TurnSampler(self._draw, MODEL_NAME, self._call.seed)
 
     def hold(self, requests: Sequence[tuple[RolloutRequest, Prompt]]) -> list[Rollout]:
         """Run the agents until all have ended; return the rows of their trajectories."""
@@ -225,8 +247,8 @@ class _Hall:
         poller = select.poll()
         poller.register(self._server.desk, select.POLLIN)
         by_number = {agent.process.fileno(): agent for agent in self._open.values()}
-        for descriptor, agent in by_number.items():
-            poller.register(descriptor, select.POLLIN | (select.POLLOUT if agent.process.has_unsent else 0))
+        for agent in by_number.values():
+            agent.process.watch(poller)
         ready = poller.poll(1000 * min(left, _MAX_POLL_SECONDS if patient else _GATHER_SECONDS))
         # Orders first: a request that an agent sent before it ended is part of its trajectory.
         for order in self._server.desk.take():
@@ -237,15 +259,14 @@ class _Hall:
             if what & select.POLLOUT:  # a row may be larger than what a socket holds
                 ours.process.flush()
             if what & ~select.POLLOUT:
-                self._hear(ours)
+                ours.hear()
         now = time.monotonic()
         for agent in self._open.values():
             if agent.deadline is not None and now > agent.deadline and not agent.over:
-                self._end(agent, f"no request and no end within {self._patience(agent):g} s", timed_out=True)
+                patience = self._talk.call_seconds if agent.trajectory.branches else self._talk.open_seconds
+                agent.end(f"no request and no end within {patience:g} s")
+                self._counts["timed_out"] += 1
         return bool(ready)
-
-    def _patience(self, agent: _Agent) -> float:
-        return self._talk.call_seconds if agent.trajectory.branches else self._talk.open_seconds
 
     def _take(self, order: Order) -> None:
         agent = self._open.get(order.trajectory)
@@ -258,37 +279,8 @@ class _Hall:
             agent.asks.append(order)
             agent.deadline = None
 
-    def _hear(self, agent: _Agent) -> None:
-        """Take a message of an agent's process: that it has begun, or its result."""
-        try:
-            for message in agent.process.receive():
-                if "failed" in message:
-                    self._end(agent, text(message, "failed").removeprefix("reward: "))
-                elif "opening" in message:
-                    agent.process.send({"do": "reward"})
-                elif "reward" in message:
-                    returned = number(message, "reward")
-                    agent.trajectory.reward = agent.trajectory.reward if returned is None else returned
-                    agent.clean = flag(message, "clean")
-                    self._end(agent, "")
-                else:
-                    raise GarbledError("an answer that nobody waits for")
-        except GarbledError as error:
-            self._end(agent, f"its process sent {error}")
-        if agent.process.gone and not agent.over:
-            self._end(agent, "its process has ended")
-
-    def _end(self, agent: _Agent, failed: str, *, timed_out: bool = False) -> None:
-        if agent.over:
-            return
-        agent.over, agent.failed = True, f"the agent failed: {failed}" if failed else ""
-        self._counts["timed_out"] += timed_out
-
     def _speak(self) -> None:
         """Sample the requested turns, in the order in which the agents were started."""
-        orders = [(order, agent.trajectory) for agent in self._open.values() for order in agent.asks]
-        if not orders:
-            return
         asking = {order: agent for agent in self._open.values() for order in agent.asks}
 
         def heard(order: Order) -> None:
@@ -297,6 +289,7 @@ class _Hall:
             if not agent.asks:
                 agent.deadline = time.monotonic() + self._talk.call_seconds
 
+        orders = [(order, agent.trajectory) for order, agent in asking.items()]
         self._turns.speak(orders, self._call.sampling, heard)
 
     def _collect(self) -> list[Rollout]:

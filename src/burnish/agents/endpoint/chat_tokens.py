@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from burnish.agents.endpoint.requests import Others, Terms, texts_in
-from burnish.agents.observations import ObservationFormat, Observer, rewrites
-from burnish.agents.tools.calls import Parsed, ToolCall
+from burnish.agents.observations import ObservationFormat, keep
+from burnish.agents.tools.calls import Parsed, ToolCall, id_of_calls
 from burnish.agents.tools.parsers.protocol import ToolParser
 from burnish.agents.tools.parsers.registry import AUTO, Render, find_parser, recognise
 from burnish.data.chat import encode_bare, encode_text, text_of_tokens
@@ -47,7 +47,6 @@ class Speech:
     plain: InitVar[PlainEncoder | None] = None
     _plain: PlainEncoder = field(init=False, repr=False)
     _formats: dict[str, ObservationFormat] = field(default_factory=dict, init=False, repr=False)
-    _kept: dict[tuple[str, Observer], bool] = field(default_factory=dict, init=False, repr=False)
     _others: dict[str, Speech] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self, plain: PlainEncoder | None) -> None:
@@ -91,9 +90,8 @@ class Speech:
         """A copy with other arguments of the chat template."""
         key = json.dumps(options, sort_keys=True)
         if options and key not in self._others:
-            if len(self._others) == _KEPT_FORMATS:
-                self._others.clear()
-            self._others[key] = replace(self, options={**self.options, **options}, plain=self._plain)
+            other = replace(self, options={**self.options, **options}, plain=self._plain)
+            keep(self._others, key, other, _KEPT_FORMATS)
         return self._others[key] if options else self
 
     def encode(self, messages: Sequence[Message], tools: Schemas) -> tuple[int, ...]:
@@ -113,11 +111,12 @@ class Speech:
     ) -> tuple[int, ...] | None:
         """Encode messages that follow a turn which ended with `last_token` and made these calls. None if they cannot be
         appended, because the template rewrites earlier turns."""
-        if not self._appends(messages, tools):
+        form = self._format(tools)
+        if not form.appends(messages, where=_WHERE):
             return None
         said = Message("assistant", "", tool_calls=tuple(calls))
         try:
-            return self._format(tools).tokens(_named((said, *messages))[1:], calls, last_token, where=_WHERE)
+            return form.tokens(_named((said, *messages))[1:], calls, last_token, where=_WHERE)
         except DataError:
             return None  # written as a whole it may do; if not, that is where the reason is given
 
@@ -169,34 +168,16 @@ class Speech:
         calls = [call for call in parsed.calls if isinstance(call, ToolCall)]
         if not calls:
             return Message("assistant", text)
-        unread = [call.text for call in parsed.calls if not isinstance(call, ToolCall)]
         written = tuple(
             {"id": f"{id_of_calls(number)}{index % 100:02d}", **call.to_dict()} for index, call in enumerate(calls)
         )
-        return Message("assistant", "\n".join(part for part in (parsed.content, *unread) if part), tool_calls=written)
-
-    def _appends(self, messages: Sequence[Message], tools: Schemas) -> bool:
-        """Return whether the template leaves earlier turns unchanged when such messages follow."""
-        observers: set[Observer] = {"tool" if message.role == "tool" else "user" for message in messages}
-        return all(self._keeps(observer, tools) for observer in observers)
-
-    def _keeps(self, observer: Observer, tools: Schemas) -> bool:
-        key = (_key(tools), observer)
-        if key not in self._kept:
-            try:
-                self._kept[key] = not rewrites(self._format(tools).template, observer, where=_WHERE)
-            except DataError:
-                self._kept[key] = False
-        return self._kept[key]
+        return Message("assistant", parsed.content_with_unread, tool_calls=written)
 
     def _format(self, tools: Schemas) -> ObservationFormat:
-        key = _key(tools)
-        if key not in self._formats:
-            if len(self._formats) == _KEPT_FORMATS:  # agents may offer other tools each time
-                self._formats.clear()
-                self._kept.clear()
+        key = json.dumps(tools, sort_keys=True)
+        if key not in self._formats:  # agents may offer other tools each time
             template = Template(self.tokenizer, self.options, tools)
-            self._formats[key] = ObservationFormat(template, self.stop_token_ids, self._plain)
+            keep(self._formats, key, ObservationFormat(template, self.stop_token_ids, self._plain), _KEPT_FORMATS)
         return self._formats[key]
 
     def check(self, messages: Sequence[Message], tools: Schemas) -> None:
@@ -217,11 +198,6 @@ class Speech:
         return any(name in text for name in self._special)
 
 
-def id_of_calls(number: int) -> str:
-    """Prefix of the ids of a turn's calls. Some templates take nine characters at most."""
-    return f"call{number % 1000:03d}"
-
-
 def renderer(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Json], where: str) -> Render:
     """Return a writer of turns by the chat template, for `recognise`. where: for messages."""
 
@@ -231,10 +207,6 @@ def renderer(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Json], wh
         return template.render(messages, where=where, add_generation_prompt=False)
 
     return render
-
-
-def _key(tools: Schemas) -> str:
-    return json.dumps(tools, sort_keys=True)
 
 
 def _named(messages: Sequence[Message]) -> list[Message]:

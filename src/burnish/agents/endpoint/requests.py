@@ -54,6 +54,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
 _CHAT = frozenset({"messages", "tools", "chat_template_kwargs", "reasoning_effort", *DEMANDS})
 _MOST_SAMPLES = 128
 _MOST_STOP_TOKENS = 256
+_MOST_WHOLE = 2**63 - 1
 _TOKEN_CHARACTERS = 32
 """More characters per token than any text has on average. A text longer than a context of such tokens is not read."""
 _WITHOUT_EFFECT = frozenset(
@@ -251,13 +252,15 @@ def _wish(
     options = given.get("stream_options", {})
     if not isinstance(options, dict):
         raise wrong("stream_options", "stream_options has to be an object")
+    stops = given.get("stop_token_ids")
+    limits = [_whole(given, name, 1, _MOST_WHOLE) for name in ("max_tokens", "max_completion_tokens")]
     return Wish(
-        max_tokens=_limit(given),
+        max_tokens=min((limit for limit in limits if limit is not None), default=None),
         stop=_stop_texts(given.get("stop"), texts),
-        stop_token_ids=_stop_tokens(given.get("stop_token_ids")),
+        stop_token_ids=_tokens(stops, "stop_token_ids", _MOST_STOP_TOKENS) if stops else (),
         chosen=chosen if terms.others == "follow" else {},
-        seed=_seed(given) if terms.others == "follow" else None,
-        samples=_samples(given.get("n", 1)),
+        seed=_whole(given, "seed", 0, _MOST_WHOLE) if terms.others == "follow" else None,
+        samples=_whole(given, "n", 1, _MOST_SAMPLES) or 1,
         logprobs=given.get("logprobs") is True,
         token_ids=_flag(given, "return_token_ids"),
         names_ids=_flag(given, "return_tokens_as_token_ids"),
@@ -337,12 +340,6 @@ def texts_in(value: Any) -> Iterator[str]:
                 todo += [*items, *items.values()]
 
 
-def _samples(value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= _MOST_SAMPLES:
-        raise wrong("n", f"n has to be a whole number from 1 to {_MOST_SAMPLES}, not {value!r:.60}")
-    return value
-
-
 def _chosen(given: Mapping[str, Any]) -> dict[str, float | bool]:
     """The sampling settings of a request, in the words of `Sampling`."""
     chosen: dict[str, float | bool] = {}
@@ -375,18 +372,11 @@ def _ours(name: str, sampling: Sampling) -> float:
     return 0.0 if name == "temperature" and sampling.greedy else float(getattr(sampling, name))
 
 
-def _limit(given: Mapping[str, Any]) -> int | None:
-    limits = [given[name] for name in ("max_tokens", "max_completion_tokens") if name in given]
-    if any(type(limit) is not int or limit < 1 for limit in limits):
-        raise wrong("max_tokens", f"max_tokens has to be a whole number from 1, not {limits[0]!r:.60}")
-    return min(limits) if limits else None
-
-
-def _seed(given: Mapping[str, Any]) -> int | None:
-    seed = given.get("seed")
-    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
-        raise wrong("seed", f"seed has to be a whole number from 0, not {seed!r:.60}")
-    return seed
+def _whole(given: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    value = given.get(name)
+    if value is not None and (type(value) is not int or not least <= value <= most):
+        raise wrong(name, f"{name} has to be a whole number from {least} to {most}, not {value!r:.60}")
+    return value
 
 
 def _flag(given: Mapping[str, Any], name: str) -> bool:
@@ -404,21 +394,13 @@ def _stop_texts(value: Any, texts: bool) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _stop_tokens(value: Any) -> tuple[int, ...]:
-    return () if value is None or value == [] else _tokens(value, "stop_token_ids", _MOST_STOP_TOKENS)
-
-
 def _tokens(value: Any, name: str, most: int) -> tuple[int, ...]:
     if isinstance(value, list) and len(value) > most:
         raise _too_long(name, f"{name} has {len(value):,} tokens, and {most:,} are the most here")
-    if not isinstance(value, list) or not value or not all(map(_is_token, value)):
+    if not isinstance(value, list) or not value or any(type(one) is not int or not 0 <= one < 2**31 for one in value):
         also = "a text or " if name == "prompt" else ""
         raise wrong(name, f"{name} has to be {also}a list of token ids")
     return tuple(value)
-
-
-def _is_token(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**31
 
 
 def _tools(value: Any) -> tuple[Mapping[str, Json], ...]:

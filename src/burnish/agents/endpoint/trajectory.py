@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from burnish.agents.conversation import GrowingRow, cut_to
-from burnish.agents.endpoint.chat_tokens import Schemas, Speech, id_of_calls
+from burnish.agents.endpoint.chat_tokens import Schemas, Speech
 from burnish.agents.endpoint.requests import ChatRequest, TextRequest, TokenRequest, TurnRequest
+from burnish.agents.tools.calls import id_of_calls
 from burnish.outside.listening import RefusedError
 from burnish.types import (
     Author,

@@ -17,10 +17,9 @@ from burnish.agents.environments.instance import check_options, reset_arguments
 from burnish.agents.environments.protocol import Opening, Step
 from burnish.agents.environments.values import number_of
 from burnish.errors import ConfigError, EnvironmentFailedError
-from burnish.outside.plugins import calling_outside, describe_exit, import_place
+from burnish.outside.plugins import calling_outside, describe_exit, find_member
 from burnish.outside.supervise import run_program
 from burnish.types import Json
-from burnish.words import did_you_mean
 
 COMMAND = "command:"
 """Before the words of a command, where a function is named otherwise."""
@@ -101,11 +100,9 @@ def find_agent(name: str, options: Mapping[str, Json], wanted: str) -> AgentSour
             f"{wanted}, which names no function",
             remedy=f"use path/to/file.py:function, package.module:function, or {COMMAND}WORDS",
         )
-    members = vars(import_place(place, wanted))
-    function = members.get(member)
+    function = find_member(place, member, wanted)
     if not callable(function):
-        hint = did_you_mean(member, [key for key, value in members.items() if callable(value)])
-        raise ConfigError(f"{wanted}, but {place} has no function {member}", remedy=hint or "check the spelling")
+        raise ConfigError(f"{wanted}, which is a {type(function).__name__}", remedy="name a function")
     check_options(function, options, wanted, all_of_them=False)
 
     def run(row: Mapping[str, Json], seed: int) -> object:

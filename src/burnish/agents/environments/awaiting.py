@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 
 
 class OwnLoop:
-    """A loop in a thread of its own, which starts when it is first needed.
+    """A loop in its own thread, which starts when it is first needed.
 
     Clients for HTTP and databases belong to the loop in which they were first used. All that an environment or the
     tools of a process await runs in this one, whatever loop its caller has, or whether it has one.
@@ -27,7 +27,7 @@ class OwnLoop:
         return asyncio.run_coroutine_threadsafe(_awaited(value), self._started()).result()
 
     async def run(self, value: Awaitable[object]) -> object:
-        """The same for callers in a loop of their own, which goes on meanwhile."""
+        """The same for callers with their own loop, which goes on meanwhile."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_awaited(value), self._started()))
 
     def stop(self) -> None:

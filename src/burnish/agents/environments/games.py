@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from burnish.agents.environments.actions import Integers, actions_of
-from burnish.agents.environments.instance import Instance, Maker, reset_arguments
+from burnish.agents.environments.instance import Instance, Maker
 from burnish.agents.environments.protocol import Opening, Step
 from burnish.agents.environments.tool_class import public_methods
 from burnish.agents.environments.values import messages_of, step_of, text_of
@@ -85,18 +85,19 @@ class GameSource:
 
 
 class Game(Instance):
-    """A game of a user's. Its turns are texts, and each step has a reward. actions: None if they are any texts."""
+    """A user's game. Its turns are texts, and each step has a reward. actions: None if they are any texts."""
 
     actions: Integers | None = None
     _has_stepped = False
 
-    def begin(self, row: Mapping[str, Json], seed: int, *, without: Sequence[str] = ()) -> None:
-        """Call `reset`."""
-        given = reset_arguments(self._thing.reset, row, seed, self._name, without=without)
-        returned = self._asked("reset", self._thing.reset, **given)
+    def read_opening(self, returned: Any, what: str) -> Opening:
+        """Read the first observation: a text, messages, None, or plain data as JSON."""
         if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
             returned = returned[0]
-        self.opening = _opening(returned, f"what reset of the environment {self._name} returned")
+        is_list = isinstance(returned, list) and returned
+        if is_list and all(isinstance(item, Mapping) and item.keys() >= {"role", "content"} for item in returned):
+            return messages_of(returned, what)
+        return None if returned is None else text_of(returned, what)
 
     def call(self, name: str, arguments: Mapping[str, Json]) -> object:
         """Never called: games have no tools."""
@@ -116,13 +117,3 @@ class Game(Instance):
             return self._noted(Step(f"Error: {self.actions}.", reward=0.0))
         returned = self._asked("step", self._thing.step, action)
         return self._noted(step_of(returned, f"step of the environment {self._name}"))
-
-
-def _opening(returned: Any, what: str) -> Opening:
-    """The first observation of a game: a text, messages, None, or plain data as JSON."""
-    if returned is None:
-        return None
-    is_list = isinstance(returned, list) and returned
-    if is_list and all(isinstance(item, Mapping) and item.keys() >= {"role", "content"} for item in returned):
-        return messages_of(returned, what)
-    return text_of(returned, what)

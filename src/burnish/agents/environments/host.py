@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from burnish.agents.environments.warm_parent import ConversationProcess, Wanted, WarmParent
 from burnish.agents.tools.checking import function_of
-from burnish.errors import ConfigError, RolloutError
+from burnish.errors import RolloutError
 from burnish.types import Json
 
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS)
@@ -33,31 +33,17 @@ class ConversationHost:
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
         self._lock = threading.Lock()  # around `_idle`
-        self._parent = WarmParent(wanted)
+        self.parent = WarmParent(wanted)
         self._idle: list[ConversationProcess] = []
-        description = self._parent.description
+        description = self.parent.description
         own: list[Mapping[str, Json]] = description["environment_tools"]
         self.schemas: tuple[Mapping[str, Json], ...] = (*description["tools"], *own)
         self.environment_tools = frozenset(str(function_of(schema)["name"]) for schema in own)
         self.answers_text: bool = description["answers_text"]
-        try:
-            self._check_names()
-        except ConfigError:
-            self.close()
-            raise
 
     @property
     def has_environment(self) -> bool:
         return self.wanted.environment is not None
-
-    @property
-    def pid(self) -> int:
-        """Process id of the warm parent."""
-        return self._parent.pid
-
-    def take_restarts(self) -> int:
-        """Return how often all conversations were lost since the last call."""
-        return self._parent.take_restarts()
 
     def lease(self) -> ConversationProcess:
         """A process that nobody uses: one that was given back, or a new one. RolloutError if none can be started."""
@@ -68,7 +54,7 @@ class ConversationHost:
                     return process
                 process.close()
         try:
-            return self._parent.open()
+            return self.parent.open()
         except OSError as error:
             if error.errno not in _OUT_OF_FILES:
                 raise
@@ -85,18 +71,7 @@ class ConversationHost:
             idle, self._idle = self._idle, []
         for process in idle:
             process.close()
-        self._parent.close()
-
-    def _check_names(self) -> None:
-        seen: set[str] = set()
-        for schema in self.schemas:
-            name = str(function_of(schema)["name"])
-            if name in seen:
-                raise ConfigError(
-                    f"{self.wanted.where} has two tools that are called {name!r}, one of them the environment's",
-                    remedy="rename or remove one of them: a model calls tools by this name alone",
-                )
-            seen.add(name)
+        self.parent.close()
 
 
 def allow_connections(conversations: int) -> None:

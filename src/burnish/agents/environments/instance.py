@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from burnish.agents.environments.awaiting import OwnLoop
 from burnish.agents.environments.protocol import Opening, Step
-from burnish.agents.environments.values import number_of
+from burnish.agents.environments.values import number_of, opening_of
 from burnish.errors import ConfigError, EnvironmentFailedError
 from burnish.outside.plugins import calling_outside
 from burnish.types import Json
@@ -48,6 +48,16 @@ class Instance:
         self._loop = OwnLoop()
         self._turn_rewards: list[float] = []
         self._ended = False
+
+    def begin(self, row: Mapping[str, Json], seed: int, *, without: Sequence[str] = ()) -> None:
+        """Call `reset` with columns of the row, except for the columns in `without`."""
+        given = reset_arguments(self._thing.reset, row, seed, self._name, without=without)
+        returned = self._asked("reset", self._thing.reset, **given)
+        self.opening = self.read_opening(returned, f"what reset of the environment {self._name} returned")
+
+    def read_opening(self, returned: Any, what: str) -> Opening:
+        """Read the result of `reset`."""
+        return opening_of(returned, what)
 
     def ended(self) -> bool:
         """Return whether a step or a result has said that nothing can follow."""

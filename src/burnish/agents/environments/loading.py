@@ -12,9 +12,8 @@ from burnish.agents.environments.instance import Instance, Maker, check_options
 from burnish.agents.environments.protocol import EnvironmentSource
 from burnish.agents.environments.tool_class import ToolClassSource
 from burnish.errors import ConfigError
-from burnish.outside.plugins import calling_outside, import_place
+from burnish.outside.plugins import calling_outside, find_member
 from burnish.types import Json
-from burnish.words import did_you_mean
 
 
 def _openenv_source(url: str, options: Mapping[str, Json], wanted: str) -> EnvironmentSource:
@@ -59,23 +58,13 @@ def find_environment(
         raise ConfigError(
             f"{wanted}, which names no class", remedy=f"use path/to/file.py:Class, package.module:Class, or {kinds}"
         )
-    found = _member(place, member, wanted)
-    check_options(found, options, wanted, all_of_them=True)
-    return _source(found, Maker(name, found, options), wanted)
-
-
-def _member(place: str, member: str, wanted: str) -> Any:
-    members = vars(import_place(place, wanted))
-    if member not in members:
-        makers = [key for key, value in members.items() if callable(value) and not key.startswith("_")]
-        hint = did_you_mean(member, makers) or "check the spelling"
-        raise ConfigError(f"{wanted}, but {place} has no {member}", remedy=hint)
-    found = members[member]
+    found = find_member(place, member, wanted)
     if not callable(found):
         raise ConfigError(
             f"{wanted}, which is a {type(found).__name__}", remedy="name a class, or a function that makes its objects"
         )
-    return found
+    check_options(found, options, wanted, all_of_them=True)
+    return _source(found, Maker(name, found, options), wanted)
 
 
 def _source(found: Any, maker: Maker, wanted: str) -> EnvironmentSource:

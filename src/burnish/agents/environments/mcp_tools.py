@@ -270,7 +270,7 @@ class _Connection:
 
         token = None if server.token_variable is None else os.environ[server.token_variable].strip()
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        timeout = httpx2.Timeout(None, connect=_CONNECT_SECONDS)  # each call has a deadline of its own
+        timeout = httpx2.Timeout(None, connect=_CONNECT_SECONDS)  # each call has its own deadline
         async with (
             httpx2.AsyncClient(headers=headers, timeout=timeout) as http,
             Client(streamable_http_client(server.url, http_client=http)) as client,

@@ -11,11 +11,12 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from burnish.outside.frames import GarbledError, frame
 from burnish.types import Json
 
+Value = TypeVar("Value")
 MAX_ANSWER_BYTES = 32 << 20
 """Longest answer. Texts for the model are cut before they are sent, so only what goes wrong is longer."""
 _ROLE = re.compile(r"\w{1,32}")
@@ -40,24 +41,18 @@ def number(message: Mapping[str, Any], name: str) -> float | None:
 
 def text(message: Mapping[str, Any], name: str) -> str:
     """A text that can be written in UTF-8. GarbledError for anything else."""
-    value = message.get(name)
-    if not isinstance(value, str):
-        raise _wrong(name, value, "a text")
-    return _whole(value, name)
+    return _whole(_of_type(message, name, str, "a text"), name)
 
 
 def flag(message: Mapping[str, Any], name: str) -> bool:
     """True or false. GarbledError for anything else."""
-    value = message.get(name)
-    if not isinstance(value, bool):
-        raise _wrong(name, value, "true or false")
-    return value
+    return _of_type(message, name, bool, "true or false")
 
 
 def count(message: Mapping[str, Any], name: str) -> int:
     """A number of things. GarbledError for anything else."""
-    value = message.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    value = _of_type(message, name, int, "a count")
+    if value < 0:
         raise _wrong(name, value, "a count")
     return value
 
@@ -77,6 +72,13 @@ def opening(message: Mapping[str, Any]) -> str | list[dict[str, Json]]:
         if not _ROLE.fullmatch(str(turn["role"])):  # a template writes it as it is
             raise _wrong("role", turn["role"], "a word")
     return turns
+
+
+def _of_type(message: Mapping[str, Any], name: str, kind: type[Value], wanted: str) -> Value:
+    value = message.get(name)
+    if type(value) is not kind:
+        raise _wrong(name, value, wanted)
+    return value
 
 
 def _whole(value: str, name: str) -> str:

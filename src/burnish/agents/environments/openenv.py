@@ -255,7 +255,7 @@ class ServerAddress:
 
 
 class OpenEnvSession:
-    """One session, with an environment of its own on the server. Used by one thread."""
+    """One session, with its own environment on the server. Used by one thread."""
 
     def __init__(self, server: ServerAddress) -> None:
         self._server = server

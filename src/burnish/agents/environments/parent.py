@@ -3,9 +3,9 @@ conversation, so that a new one costs a millisecond.
 
 It is told what to import, and says what tools there are. Then it waits for sockets, each of which becomes a
 conversation, and for the word that one of them has ended. What a conversation has started is adopted by its process,
-whatever the programs in between do, and by the parent when that process has ended, which ends it. So nothing of a
-conversation outlives it, nothing that belongs to another one is touched, and everything ends when the training process
-has gone.
+whatever the programs in between do, and by the parent when that process has ended, which ends it. So nothing
+that a conversation has started outlives it, nothing that belongs to another one is touched, and everything ends when
+the training process has gone.
 """
 
 from __future__ import annotations

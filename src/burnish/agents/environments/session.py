@@ -84,7 +84,7 @@ class Session:
                     reward = self.environment.reward()
                     self._close()
                     send({"reward": reward, "clean": not has_children()})
-        except BaseException as error:  # noqa: BLE001  boundary: an environment of the user's may raise anything
+        except BaseException as error:  # noqa: BLE001  boundary: a user's environment may raise anything
             why = f"{request['do']}: {_described(error)}"
             closing = threading.Thread(target=self._close_failed, daemon=True)
             closing.start()
@@ -97,7 +97,7 @@ class Session:
 
     def _open(self, row: Mapping[str, Json], seed: int) -> Json:
         """Start the environment; what it adds to the prompt."""
-        _seed(seed)  # for environments that take no seed of their own
+        _seed(seed)  # for environments that take no seed
         if self.source is None:
             return None
         self.environment = self.source.start(row, seed)

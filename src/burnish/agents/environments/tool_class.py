@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from burnish.agents.environments.instance import Instance, Maker, reset_arguments
+from burnish.agents.environments.instance import Instance, Maker
 from burnish.agents.environments.protocol import Step
-from burnish.agents.environments.values import checked_step, number_of, opening_of
+from burnish.agents.environments.values import checked_step, number_of
 from burnish.agents.tools.schema import schema_of
 from burnish.errors import ConfigError, EnvironmentFailedError
 from burnish.outside.plugins import calling_outside
@@ -55,12 +55,6 @@ class ToolClass(Instance):
     def __init__(self, thing: Any, name: str, tools: frozenset[str]) -> None:
         super().__init__(thing, name)
         self._tools = tools
-
-    def begin(self, row: Mapping[str, Json], seed: int) -> None:
-        """Call `reset`."""
-        reset = self._thing.reset
-        returned = self._asked("reset", reset, **reset_arguments(reset, row, seed, self._name))
-        self.opening = opening_of(returned, f"what reset of the environment {self._name} returned")
 
     def call(self, name: str, arguments: Mapping[str, Json]) -> object:
         """Call a method. An asynchronous one runs when what it returns is awaited."""

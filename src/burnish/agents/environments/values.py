@@ -81,7 +81,7 @@ def messages_of(value: Sequence[Mapping], what: str) -> list[dict]:
 
 
 def checked_step(step: Step, what: str) -> Step:
-    """A `Step` of a user's, with values of the types that it must have."""
+    """A user's `Step`, with values of the right types."""
     if not isinstance(step.text, str):
         raise EnvironmentFailedError(
             f"the text of {what} is of the type {type_name(step.text)}", remedy="make Step.text a text"

@@ -136,7 +136,7 @@ class WarmParent:
         return self._process.pid
 
     def take_restarts(self) -> int:
-        """Return how often it was started again since the last call."""
+        """Return how often it was started again, and all conversations were lost, since the last call."""
         with self._lock:
             restarts, self._restarts = self._restarts, 0
         return restarts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,10 +20,6 @@ class ToolCall:
     def to_dict(self) -> dict[str, Json]:
         """The call in the form of `burnish.types.Message.tool_calls`, which chat templates expect."""
         return {"type": "function", "function": {"name": self.name, "arguments": dict(self.arguments)}}
-
-    def is_exactly(self, other: ToolCall) -> bool:
-        """Return whether names and arguments agree in value and type. (For `==`, 1, 1.0 and True are the same.)"""
-        return self.name == other.name and _exact(self.arguments) == _exact(other.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +40,17 @@ class Parsed:
 
     content: str
     calls: tuple[ToolCall | MalformedCall, ...] = ()
+
+    @property
+    def content_with_unread(self) -> str:
+        """The content, and the calls that cannot be read, as they were written."""
+        unread = [call.text for call in self.calls if isinstance(call, MalformedCall)]
+        return "\n".join(part for part in (self.content, *unread) if part)
+
+
+def id_of_calls(turn: int) -> str:
+    """Prefix of the ids of a turn's calls, which two digits follow. Strict templates want nine letters and digits."""
+    return f"call{turn % 1000:03d}"
 
 
 def call_from_object(value: Json, *, keys: Collection[str], ignored: Collection[str] = ()) -> ToolCall:
@@ -97,7 +103,3 @@ class ServedTools(Protocol):
 
     def close(self) -> None:
         """Release everything. Idempotent."""
-
-
-def _exact(arguments: Mapping[str, Json]) -> str:
-    return json.dumps(dict(arguments), sort_keys=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from burnish.agents.tools.calculator import calculator
 from burnish.agents.tools.schema import schema_of
 from burnish.errors import ConfigError
-from burnish.outside.plugins import import_place, is_outside
+from burnish.outside.plugins import find_member, is_outside
 from burnish.types import Json
 from burnish.words import did_you_mean
 
@@ -60,12 +60,7 @@ def _load(entry: str, where: str) -> LoadedTool:
 
 
 def _function(place: str, name: str, wanted: str) -> Callable[..., object]:
-    members = vars(import_place(place, wanted))
-    functions = [key for key, value in members.items() if inspect.isfunction(value) and not key.startswith("_")]
-    if name not in members:
-        listed = f"functions in it: {', '.join(functions) or 'none'}"
-        raise ConfigError(f"{wanted}, but {place} has no {name}", remedy=did_you_mean(name, functions, listed))
-    found = members[name]
+    found = find_member(place, name, wanted)
     if not inspect.isfunction(found):
         kind = "class" if inspect.isclass(found) else type(found).__name__
         raise ConfigError(f"{wanted}, which is not a function but a {kind}", remedy="name a function, made with def")

@@ -57,7 +57,7 @@ def error_of(error: BaseException, limit: int) -> ToolResult:
         return replace(_cut(f"Error: {error}", limit, failed=True), told=True)
     try:
         message = str(error)
-    except Exception as second:  # noqa: BLE001  boundary: an exception of the user's may fail to print itself
+    except Exception as second:  # noqa: BLE001  boundary: a user's exception may fail to print itself
         message = f"(its message cannot be shown: {type(second).__name__})"
     message = _ADDRESS.sub("", _FOLDERS.sub("", " ".join(message.split())))
     text = f"Error: {type(error).__name__}: {message}" if message else f"Error: {type(error).__name__}"

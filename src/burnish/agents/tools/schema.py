@@ -70,7 +70,7 @@ def schema_of(function: Callable[..., object], *, name: str | None = None, metho
 def _hints(function: Callable[..., object], name: str) -> dict[str, object]:
     try:
         return typing.get_type_hints(function)
-    except Exception as error:  # boundary: hints written as text are expressions of the user's
+    except Exception as error:  # boundary: hints written as text are a user's expressions
         raise ConfigError(
             f"the type hints of the tool {name!r} cannot be read: {type(error).__name__}: {error}",
             remedy="hints must be names that exist when the program runs (not only under TYPE_CHECKING)",

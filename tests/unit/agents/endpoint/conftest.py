@@ -24,10 +24,8 @@ from burnish.models.weights import Weights
 from burnish.rollouts.engine import Sampling
 from burnish.types import FinishReason, Metric, Rollout, RolloutRequest
 
-CALLS = (
-    """{%- for c in m.tool_calls or [] %}{{ '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}"""
-    """{{ c.function.arguments | tojson }}{{ '}\n</tool_call>' }}{%- endfor %}"""
-)
+from ..conftest import CALLS
+
 HERMES = (
     """{%- if tools %}{{ '[system\n' }}{{ tools | tojson }}{{ ']\n' }}{%- endif %}"""
     """{%- for m in messages %}{{ '[' + m.role + '\n' + m.content }}"""

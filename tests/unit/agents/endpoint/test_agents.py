@@ -326,8 +326,8 @@ def test_a_row_without_what_the_agent_wants_fails_with_its_name(hold: Any) -> No
 @pytest.mark.parametrize(
     ("agent", "options", "wrong"),
     [
-        ("nothing", {}, "has no function nothing"),
-        ("SAMPLES", {}, "has no function"),
+        ("nothing", {}, "has no nothing"),
+        ("__name__", {}, "is a str"),
         ("needs", {"size": 1}, "cannot be called with the options"),
         ("command:", {}, "names no command"),
         ("command: node 'x", {}, "cannot be told apart: No closing quotation"),

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
+from ..conftest import CALCULATOR
+
 openai = pytest.importorskip("openai", reason="the official client is not installed")
 
 KEY = "a-key-for-a-test"
-CALCULATOR = {
-    "type": "function",
-    "function": {"name": "calc", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}},
-}
 
 
 @pytest.fixture

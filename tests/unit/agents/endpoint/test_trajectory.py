@@ -25,13 +25,10 @@ from burnish.outside.listening import RefusedError
 from burnish.rollouts.engine import Sampling
 from burnish.types import FinishReason, RolloutRequest
 
+from ..conftest import CALCULATOR
 from .conftest import FORGETFUL, ROOM, SAMPLING, Script, speech_of
 
 TERMS = Terms(SAMPLING, "tiny", 4_000)
-CALCULATOR = {
-    "type": "function",
-    "function": {"name": "calc", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}},
-}
 CALL = '<tool_call>\n{"name": "calc", "arguments": {"x": "2"}}\n</tool_call>'
 
 

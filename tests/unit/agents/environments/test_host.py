@@ -150,9 +150,7 @@ def test_a_process_says_whether_a_program_that_a_tool_started_still_runs(make: C
         ("def pid(:", {}, "its file fails: SyntaxError"),
         ("raise RuntimeError('no key')", {}, "RuntimeError: no key"),
         ("import sys; sys.exit(3)", {}, "SystemExit: 3"),
-        ("pid = 3", {}, "not a function but a int"),
         (TOOLS, {"names": ("pit",)}, "has no pit"),
-        (TOOLS, {"names": ("pid", "pid")}, "two tools that are called 'pid'"),
         (TOOLS, {"variables": ("BURNISH_NOT_SET",)}, "conversation.variables names BURNISH_NOT_SET, which is not set"),
         (TOOLS, {"environment": "nothing"}, "conversation.environment is 'nothing', which names no class"),
         (TOOLS, {"options": {"a": object()}}, "conversation.environment_options cannot be passed on"),
@@ -175,13 +173,6 @@ def test_a_parent_that_ends_while_it_imports_is_named(make: Callable[..., Conver
 
 
 @pytest.mark.slow
-def test_two_tools_of_one_name(make: Callable[..., ConversationHost], tmp_path: Path) -> None:
-    text = TOOLS + '\nclass Desk:\n    def reset(self): ...\n    def pid(self) -> str:\n        """Who."""\n'
-    with pytest.raises(ConfigError, match=r"two tools that are called 'pid', one of them the environment's"):
-        make(text, environment=f"{tmp_path / 'tools.py'}:Desk")
-
-
-@pytest.mark.slow
 def test_only_named_variables_are_passed_on(
     make: Callable[..., ConversationHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +188,7 @@ def test_only_named_variables_are_passed_on(
 def test_options_are_not_on_the_command_line(make: Callable[..., ConversationHost], tmp_path: Path) -> None:
     text = "class Desk:\n    def __init__(self, key): ...\n    def reset(self): ...\n"
     host = make(text, names=(), environment=f"{tmp_path / 'tools.py'}:Desk", options={"key": "hush"})
-    assert b"hush" not in Path(f"/proc/{host.pid}/cmdline").read_bytes()
+    assert b"hush" not in Path(f"/proc/{host.parent.pid}/cmdline").read_bytes()
 
 
 @pytest.mark.slow
@@ -206,20 +197,20 @@ def test_the_parent_is_started_again_and_not_for_ever(
 ) -> None:
     host = make()
     monkeypatch.setattr(parent_module, "_MOST_SHORT_LIVES", 2)
-    pids = {host.pid}
+    pids = {host.parent.pid}
     for _ in range(2):
         process = host.lease()
         host.give_back(process)
-        os.kill(host.pid, signal.SIGKILL)
+        os.kill(host.parent.pid, signal.SIGKILL)
         wait_for(process.has_said_anything)
         other = host.lease()
         assert int(ask(other)) > 0
-        pids.add(host.pid)
+        pids.add(host.parent.pid)
         other.close()
     assert len(pids) == 3
-    assert host.take_restarts() == 2
-    assert host.take_restarts() == 0
-    os.kill(host.pid, signal.SIGKILL)
+    assert host.parent.take_restarts() == 2
+    assert host.parent.take_restarts() == 0
+    os.kill(host.parent.pid, signal.SIGKILL)
     with pytest.raises(RolloutError, match=r"has ended \(killed by SIGKILL\), 3 times in a row"):
         wait_for(lambda: host.lease().close() is not None)
 
@@ -231,8 +222,8 @@ def test_a_parent_that_lived_long_may_be_started_again(
     monkeypatch.setattr(parent_module, "_MOST_SHORT_LIVES", 0)
     monkeypatch.setattr(parent_module, "_SHORT_LIFE_SECONDS", 0.0)
     host = make()
-    os.kill(host.pid, signal.SIGKILL)
-    wait_for(lambda: not runs(host.pid))
+    os.kill(host.parent.pid, signal.SIGKILL)
+    wait_for(lambda: not runs(host.parent.pid))
     process = host.lease()
     assert int(ask(process)) > 0
     process.close()
@@ -250,7 +241,7 @@ def test_without_room_for_a_process_its_conversation_ends(make: Callable[..., Co
     assert first.gone
     second = host.lease()
     assert int(ask(second)) > 0
-    assert host.take_restarts() == 0
+    assert host.parent.take_restarts() == 0
     first.close()
     second.close()
 

@@ -72,7 +72,7 @@ def test_modules_can_be_named() -> None:
     [
         ("calculater", r"tools has 'calculater', which is not a built-in tool\n  -> did you mean 'calculator'\?"),
         (":double", "which is not a built-in tool"),
-        ("PLACE:dubble", r"has no dubble\n  -> did you mean 'double'\? functions in it: double, wait"),
+        ("PLACE:dubble", r"has no dubble\n  -> did you mean 'double'\? it has double, wait"),
         ("PLACE:Box", "which is not a function but a class"),
         ("PLACE:sine", "which is not a function but a builtin_function_or_method"),
         ("PLACE:numbers", "which is a generator"),

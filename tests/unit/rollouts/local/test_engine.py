@@ -15,6 +15,8 @@ from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.noise import sample_key, uniforms
 from burnish.types import FinishReason, Rollout, RolloutRequest
 
+from ..conftest import local_engine
+
 Make = Callable[..., LocalEngine]
 
 
@@ -63,9 +65,7 @@ def test_greedy_equals_generate_on_a_real_model(stories_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(stories_model)
     texts = ["Once upon a time", "Lily and Tom went to the big park to play", "The dog"]
     prompts = [tuple(tokenizer(text)["input_ids"]) for text in texts]
-    engine = LocalEngine(
-        model, tokenizer=tokenizer, eos_token_ids=[2], pad_token_id=0, context_length=512, max_batch_rows=2
-    )
+    engine = local_engine(model, tokenizer, eos_token_ids=[2], context_length=512, max_batch_rows=2)
     rollouts = engine.generate(requests_for(prompts), Sampling(60, greedy=True), seed=0, step=0)
     for prompt, rollout in zip(prompts, rollouts, strict=True):
         expected = reference_greedy(model, prompt, 60, eos=2)

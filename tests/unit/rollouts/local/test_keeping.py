@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from echoing import Echo
 
-from burnish.agents.conversation import Answer, Closed, ConversingEngine, Event, Opened, Talk
+from burnish.agents.conversation import Answer, ConversingEngine, Talk
 from burnish.errors import RolloutError
 from burnish.models.loading import LoadedModel
 from burnish.models.weights import Weights
@@ -24,7 +25,9 @@ from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.local.kernel_decoder import KernelDecoder
 from burnish.rollouts.local.plain_decoders import EqualLengthDecoder
 from burnish.rollouts.local.reusable_rows import KeptRow, KeptRows
-from burnish.types import FinishReason, Message, Metric, Prompt, Rollout, RolloutRequest, TokenPart
+from burnish.types import FinishReason, Message, Prompt, Rollout, RolloutRequest, TokenPart
+
+from ..conftest import local_engine
 
 Make = Callable[..., LocalEngine]
 compiler = pytest.mark.compiler
@@ -174,9 +177,7 @@ def test_a_pass_reads_some_tokens_of_some_rows(llama: Any, monkeypatch: pytest.M
         return forward(self, begun, *arguments)
 
     monkeypatch.setattr(RowReader, "_forward", counted)
-    engine = LocalEngine(
-        llama, tokenizer=NoText(), eos_token_ids=(), pad_token_id=0, context_length=99, max_batch_rows=64, kernels="off"
-    )
+    engine = local_engine(llama, NoText(), eos_token_ids=(), kernels="off")
     conversations(engine, turns=2)
     assert passes[1:] == [6, 3]  # after the trial's: of four samples three hear something
     assert list(kernel_decoder._passes([5, 9, 3], [40, 9, 5])) == [[(0, 5, 37), (2, 3, 5)], [(0, 37, 40)]]
@@ -332,45 +333,15 @@ def test_a_decoder_that_goes_on_otherwise_is_found_out(
     assert "rollout/reused_tokens" not in engine.take_metrics()
 
 
-@dataclass
-class Guesser:
-    """Ends what begins with an even token, and says a few tokens to the rest. Odd samples hear of it one call later."""
-
-    slow: bool
-    ready: dict[tuple[int, int], Event] = field(default_factory=dict)
-    later: dict[tuple[int, int], Event] = field(default_factory=dict)
-
-    def answering(self, *, seed: int, step: int) -> Guesser:
-        return self
-
-    def open(self, key: tuple[int, int], prompt: Prompt) -> None:
-        self.ready[key] = Opened()
-
-    def check(self) -> None: ...
-
-    def finish(self, key: tuple[int, int]) -> None:
-        self.ready[key] = Closed()
-
-    def close(self) -> None:
-        pass
+class Guesser(Echo):
+    """Ends what begins with an even token, and says a few tokens to the rest."""
 
     def begin(self, key: tuple[int, int], turn: Rollout, number: int) -> None:
-        message = Message("assistant", turn.response)
         first = turn.response_tokens[0]
         ends = FinishReason.STOP if first % 2 == 0 else None
         tokens = () if ends else tuple(range(50, 51 + first % 5))
-        to = self.later if self.slow and key[1] % 2 else self.ready
-        to[key] = Answer(message, tokens, messages=(Message("tool", str(number)),), ends=ends)
-
-    def events(self, *, wait_for_all: bool) -> Mapping[tuple[int, int], Event]:
-        if wait_for_all or not self.ready:
-            self.ready |= self.later
-            self.later = {}
-        found, self.ready = self.ready, {}
-        return found
-
-    def take_metrics(self) -> Mapping[str, Metric]:
-        return {}
+        said = (Message("tool", str(number)),)
+        self.put(key, Answer(Message("assistant", turn.response), tokens, messages=said, ends=ends))
 
 
 @pytest.mark.slow
@@ -382,7 +353,7 @@ class Guesser:
 def test_trajectories_are_the_same_with_and_without(llama: Any, make_engine: Make, rows: int, slow: bool) -> None:
     def trajectories(keep_bytes: int) -> tuple[list[Rollout], float]:
         engine = make_engine(llama, max_batch_rows=rows, eos=tuple(range(1, 12)), keep_bytes=keep_bytes)
-        talk = Talk(Guesser(slow), turns=5, turn_tokens=40)
+        talk = Talk(Guesser(slow=(1, 3, 5) if slow else ()), turns=5, turn_tokens=40)
         talks = {f"p{i}": (talk, Prompt(f"p{i}", text="p")) for i in range(2)}  # the third prompt has no conversation
         conversing = ConversingEngine(engine, talks, context_length=128, decode=str)
         found = conversing.generate(first_turn(samples=6), Sampling(90), seed=0, step=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,7 +12,6 @@ import torch
 from burnish.errors import RolloutError
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.quantized_layers import quantize
-from burnish.forward.race import Contender, RaceResult
 from burnish.forward.verdicts import VerdictCache
 from burnish.machine import processor
 from burnish.rollouts.engine import Sampling
@@ -22,34 +21,17 @@ from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.local.kernel_decoder import KernelDecoder
 from burnish.types import RolloutRequest, UseKernels
 
+from ..conftest import local_engine, paths_with
+
 KERNELS, OWN = kernel_trial.KERNELS, kernel_trial.OWN
 PACKED, ORDINARY = kernel_trial.PACKED, kernel_trial.ORDINARY
 compiler = pytest.mark.compiler
 
 
-def paths_with(fastest: Sequence[str], recorded: dict[str, str] | None = None) -> FastPaths:
-    """Names in the order of their speed; what is not named is slower still."""
-
-    def run_race(ways: Sequence[Contender]) -> RaceResult:
-        seconds = {way.name: 1.0 + ([*fastest, way.name].index(way.name)) for way in ways}
-        return RaceResult(min(seconds, key=seconds.__getitem__), seconds)
-
-    return FastPaths(recorded, cache=VerdictCache(None), timed=True, run_race=run_race)
-
-
 @pytest.fixture
 def make(tokenizer: Any) -> Callable[..., LocalEngine]:
     def made(model: Any, paths: FastPaths, kernels: UseKernels = "auto") -> LocalEngine:
-        return LocalEngine(
-            model,
-            tokenizer=tokenizer,
-            eos_token_ids=(1,),
-            pad_token_id=0,
-            context_length=128,
-            max_batch_rows=4,
-            kernels=kernels,
-            paths=paths,
-        )
+        return local_engine(model, tokenizer, max_batch_rows=4, kernels=kernels, paths=paths)
 
     return made
 

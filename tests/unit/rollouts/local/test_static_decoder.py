@@ -14,8 +14,6 @@ import torch
 from burnish.errors import RolloutError
 from burnish.forward.attention import set_packed_attention
 from burnish.forward.fast_paths import FastPaths
-from burnish.forward.race import Contender, RaceResult
-from burnish.forward.verdicts import VerdictCache
 from burnish.machine import processor
 from burnish.rollouts.engine import Sampling, keeping
 from burnish.rollouts.local import static_decoder, static_trial
@@ -27,6 +25,8 @@ from burnish.rollouts.local.static_decoder import StaticDecoders
 from burnish.rollouts.local.static_steps import BLOCK, Step, bucket
 from burnish.rollouts.local.static_trial import GRAPHS, STEPS, choose_attention, choose_static, takes_static
 from burnish.types import FinishReason, Rollout, RolloutRequest
+
+from ..conftest import local_engine, paths_with
 
 PROMPTS = ((2, 9, 4, 33, 8, 5, 21), (7,), (3, 3, 40) * 4, (2, 9, 4, 33, 8, 5, 21), (11, 12))
 SAMPLINGS = {
@@ -48,8 +48,8 @@ def make(tokenizer: Any) -> Callable[..., LocalEngine]:
     """An engine with the model's own pass, or with static steps."""
 
     def made(model: Any, static: StaticDecoders | None = None, **fields: Any) -> LocalEngine:
-        settings = {"eos_token_ids": (1, 2, 3), "pad_token_id": 0, "context_length": 128, "max_batch_rows": 6} | fields
-        engine = LocalEngine(model, tokenizer=tokenizer, kernels="off", **settings)
+        settings = {"eos_token_ids": (1, 2, 3), "max_batch_rows": 6, "kernels": "off"}
+        engine = local_engine(model, tokenizer, **{**settings, **fields})
         if static is not None:
             engine._loop.make_decoder = static
         return engine
@@ -326,15 +326,6 @@ def test_the_calls_before_change_no_bit(make: Any, llama: Any, attention: Any) -
     assert again.generate(asked, sampling, seed=0, step=0) == alone
 
 
-def raced(fastest: str, raced_ways: list[str]) -> FastPaths:
-    def run_race(ways: Sequence[Contender]) -> RaceResult:
-        raced_ways.extend(way.name for way in ways)
-        seconds = {way.name: 1.0 + (not way.name.startswith(fastest)) for way in ways}
-        return RaceResult(min(seconds, key=seconds.__getitem__), seconds)
-
-    return FastPaths(cache=VerdictCache(None), timed=True, run_race=run_race)
-
-
 @pytest.mark.parametrize("fastest", [GRAPHS, STEPS, OWN])
 def test_the_fastest_is_taken_where_static_steps_are_tried(
     make: Any, llama: Any, graphs: Any, fastest: str, monkeypatch: pytest.MonkeyPatch
@@ -342,7 +333,7 @@ def test_the_fastest_is_taken_where_static_steps_are_tried(
     monkeypatch.setattr(static_trial, "_DEVICES", ("cpu",))
     set_packed_attention(llama, "merged")
     names: list[str] = []
-    paths = raced(fastest, names)
+    paths = paths_with([fastest], raced=names)
     maker = make(llama, paths=paths)._loop.make_decoder
     assert names == [f"{GRAPHS}, fused", f"{STEPS}, fused", OWN]
     assert (paths.way(DECODING) or "").startswith(fastest)
@@ -356,7 +347,7 @@ def test_the_fastest_is_taken_where_static_steps_are_tried(
 def test_where_nothing_can_be_captured_the_record_says_so(make: Any, llama: Any, monkeypatch: Any) -> None:
     """This machine has no CUDA."""
     monkeypatch.setattr(static_trial, "_DEVICES", ("cpu",))
-    paths = raced(STEPS, [])
+    paths = paths_with([STEPS])
     assert not make(llama, paths=paths)._loop.make_decoder._captures
     assert f"{DECODING} without {GRAPHS}, masked: the trial ended with" in paths.notes[0]
     assert set(paths.record().values()) == {f"{STEPS}, masked"}

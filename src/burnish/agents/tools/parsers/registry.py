@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -107,13 +108,18 @@ def recognise(render: Render) -> str:
     turn = _turn_with_call(render)
     for name, parser in BUILT_INS.items():
         match parser.parse(turn, (_EXAMPLE_SCHEMA,)).calls:
-            case (ToolCall() as call,) if call.is_exactly(_EXAMPLE):
+            # As JSON, in which 1, 1.0 and true differ.
+            case (ToolCall() as call,) if _written(call) == _written(_EXAMPLE):
                 return name
     raise ConfigError(
         f"no parser of tool calls ({', '.join(BUILT_INS)}) reads what the chat template writes: {turn[:200]!r}",
         remedy=f"set {FIELD}, to path/to/file.py:Class if the form is one of your own; "
         "if the call is not in this text, the template does not render tool_calls: set model.chat_template",
     )
+
+
+def _written(call: ToolCall) -> str:
+    return json.dumps(call.to_dict(), sort_keys=True)
 
 
 def _turn_with_call(render: Render) -> str:

@@ -201,7 +201,8 @@ def _check_names(schemas: Schemas, where: str) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(
-            f"{where} has two tools that are called {twice!r}", remedy="rename one of them, or leave one out"
+            f"{where} has two tools that are called {twice!r}",
+            remedy="rename one of them, or leave one out: a model calls tools by name",
         )
 
 

@@ -54,7 +54,16 @@ class Game:
 
 class Unfinished:
     def step(self, action): ...
+
+class Desk:
+    def reset(self, **row): ...
+    def look(self) -> str:
+        "Look."
+
+def look() -> str:
+    "Look."
 """
+TOOL = {"tools": "{here}/partners.py:look"}
 
 
 def model_of(template: str | None) -> Any:
@@ -158,6 +167,7 @@ def test_a_game_needs_no_parser(opened: Callable[..., Any]) -> None:
         ({"tools": "calculator", "parser": "{here}/partners.py:None"}, PYTHONIC, ConfigError, "has no None"),
         ({"tools": "calculater"}, PYTHONIC, ConfigError, "did you mean 'calculator'"),
         ({"environment": "{here}/partners.py:Unfinished"}, PYTHONIC, ConfigError, "no method reset"),
+        ({**TOOL, "environment": "{here}/partners.py:Desk"}, PYTHONIC, ConfigError, "two tools that are called 'look'"),
         ({"environment": "{here}/nowhere.py:Game"}, PYTHONIC, ConfigError, "there is no file"),
         ({"environment": "{here}/partners.py:Game", "environment_options": {"x": 1}}, PYTHONIC, ConfigError, "options"),
     ],
