@@ -204,10 +204,7 @@ class WeightOptimizer:
     """
 
     def __init__(
-        self,
-        parameters: Sequence[tuple[str, nn.Parameter]],
-        settings: OptimizerSettings,
-        lanes: Lanes = ONE_LANE,
+        self, parameters: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings, lanes: Lanes = ONE_LANE
     ) -> None:
         self.settings = settings
         self._lanes = lanes

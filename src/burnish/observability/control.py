@@ -1,6 +1,6 @@
 """Requests to a run that trains, as files in its folder: whoever may write there may ask.
 
-The loop heeds them between steps (`burnish.trainers.control`); `burnish board --control` writes them.
+The loop heeds them between steps (`burnish.trainers.interrupt`); `burnish board --control` writes them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """First Ctrl-C: finish the step and save. Second Ctrl-C: stop now. A program that trains can ask for the same, and
-watch: its functions are called after each step.
+watch: its functions are called after each step. Requests in a run's folder are heeded between two steps.
 
 The command line watches nothing. A watch applies to the trainings that a program starts in the same context.
 """
@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
+from burnish.observability.control import REQUESTS, is_asked, take
 from burnish.outside.supervise import STOP_SIGNALS
 
 Watcher = Callable[[int, Mapping[str, float]], None]
@@ -100,3 +102,31 @@ def graceful_stop(notify: Callable[[str], None]) -> Iterator[StopRequest]:
     finally:
         for caught, handler in previous.items():
             signal.signal(caught, handler)  # type: ignore[arg-type]
+
+
+_LOOK_SECONDS = 0.2
+
+
+def forget_requests(run_dir: Path) -> None:
+    """Withdraw what was asked of an earlier start of the run."""
+    for request in REQUESTS:
+        take(run_dir, request)
+
+
+def heed_requests(
+    run_dir: Path, stop: StopRequest, save: Callable[[], object], say: Callable[[str], None]
+) -> StopRequest:
+    """Save if asked to, wait as long as a pause is asked for, and return `stop`, which may have been requested."""
+    waiting = False
+    while not stop:
+        if take(run_dir, "save"):
+            save()
+        if take(run_dir, "stop"):
+            stop.requested = True
+        elif not is_asked(run_dir, "pause"):
+            break
+        elif not waiting:
+            waiting = True
+            say(f"paused; remove {run_dir}/control/pause to go on")
+        time.sleep(_LOOK_SECONDS if waiting else 0)
+    return stop

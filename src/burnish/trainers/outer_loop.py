@@ -33,9 +33,8 @@ from burnish.observability.timeline import Processes, nobody
 from burnish.outside.plugins import describe_failure
 from burnish.outside.shortage import naming_shortages
 from burnish.trainers.chaining import pinned
-from burnish.trainers.control import forget_requests, heed_requests
 from burnish.trainers.early_stop import EarlyStop
-from burnish.trainers.interrupt import StopRequest, graceful_stop
+from burnish.trainers.interrupt import StopRequest, forget_requests, graceful_stop, heed_requests
 from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.result import WEIGHTS_FOLDER, RunResult
 from burnish.trainers.run_folder import Workplace, open_workplace, record_paths, recorded_paths

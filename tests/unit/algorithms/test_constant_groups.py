@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from estimates import estimate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from burnish.algorithms import shaping
-from burnish.algorithms.advantages import ESTIMATORS
 from burnish.algorithms.masking import whiten
 from burnish.algorithms.policy_losses import covariance_selection
-from burnish.algorithms.turns import as_single_turn
 from burnish.config.names import GROUP_ESTIMATORS
 from burnish.errors import ModelError
 
@@ -32,28 +31,6 @@ def lengths_of(size: int, seed: int) -> Tensor:
     return torch.randint(1, 9, (size,), generator=torch.Generator().manual_seed(seed))
 
 
-def advantages(name: str, scores_B: Tensor, group_ids_B: Tensor, lengths_B: Tensor) -> Tensor:
-    mask_BT = torch.arange(8) < lengths_B[:, None]
-    scores_B = scores_B.abs() if name == "maxrl" else scores_B
-    tensors = {
-        "scores_B": scores_B,
-        "greedy_scores_B": scores_B.clone(),
-        "group_ids_B": group_ids_B,
-        "lengths_B": lengths_B,
-        "parts_BC": torch.stack([scores_B, 0.3 * scores_B], dim=1),
-        "weights_C": torch.tensor([1.0, 0.7]),
-        "token_rewards_BT": shaping.token_rewards(scores_B, mask_BT),
-        "mask_BT": mask_BT,
-        "old_logprobs_BT": -torch.rand(mask_BT.shape),
-        "ref_logprobs_BT": -torch.rand(mask_BT.shape),
-        "turn_index_BT": as_single_turn(mask_BT),
-        "observation_ids_BT": torch.zeros_like(mask_BT, dtype=torch.int64),
-        "history_ids_BT": torch.zeros_like(mask_BT, dtype=torch.int64),
-    }
-    found = ESTIMATORS[name](tensors, {})
-    return found[0] if ESTIMATORS[name].token_level else found
-
-
 @pytest.mark.parametrize("name", GROUP_ESTIMATORS)
 @EXAMPLES
 @given(score=SCORES, size=SIZES, seed=SEEDS, whitened=st.booleans())
@@ -63,7 +40,7 @@ def test_a_constant_group_among_others_gets_exactly_nothing(name, score, size, s
     scores = torch.cat([torch.full((size,), score), others])
     scores = shaping.whiten_scores(scores) if whitened else scores
     group_ids = torch.cat([torch.zeros(size), torch.arange(12) // 4 + 1]).long()
-    found = advantages(name, scores, group_ids, lengths_of(size + 12, seed))
+    found = estimate(name, scores, group_ids, lengths_of(size + 12, seed))
     assert not found[:size].any()
     assert found[size:].any() or score == 0
 
@@ -74,7 +51,7 @@ def test_a_constant_group_among_others_gets_exactly_nothing(name, score, size, s
 def test_a_constant_step_gets_exactly_nothing(name, score, size, seed):
     lengths = lengths_of(2 * size, seed)
     group_ids = torch.arange(2 * size) // size
-    found = advantages(name, torch.full((2 * size,), score), group_ids, lengths)
+    found = estimate(name, torch.full((2 * size,), score), group_ids, lengths)
     assert not found.any()
     mask = torch.arange(8) < lengths[:, None]
     spread = found if found.dim() == 2 else shaping.spread(found, mask)
@@ -107,5 +84,5 @@ def test_a_small_difference_of_large_scores_keeps_its_size(name):
     """In a group of 64 that score 1e5 but for one that scores 1 more, a float32 mean is off by half a hundredth."""
     scores, group_ids = torch.full((64,), 1e5), torch.zeros(64, dtype=torch.int64)
     scores[3] += 1
-    small = advantages(name, scores - 1e5, group_ids, torch.ones(64))
-    torch.testing.assert_close(advantages(name, scores, group_ids, torch.ones(64)), small, rtol=1e-5, atol=1e-6)
+    small = estimate(name, scores - 1e5, group_ids, torch.ones(64))
+    torch.testing.assert_close(estimate(name, scores, group_ids, torch.ones(64)), small, rtol=1e-5, atol=1e-6)

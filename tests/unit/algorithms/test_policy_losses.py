@@ -146,10 +146,6 @@ def test_covariance_selection_takes_the_highest_and_all_ties():
     assert chosen.tolist() == [[True, True, False, False]]
 
 
-def test_covariance_selection_of_equal_advantages_is_empty():
-    assert not covariance_selection(COVARIANCE_LOGPROBS, torch.ones(1, 4), ALL, fraction=0.5).any()
-
-
 def test_covariance_selection_respects_bounds_and_mask():
     high = covariance_selection(
         row([0.0, -4.0, -1.0, -3.0]), row([2.0, -2.0, 1.0, -1.0]), ALL, fraction=1.0, covariance_high=3.0

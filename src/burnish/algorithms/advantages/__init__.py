@@ -1,6 +1,5 @@
 """Advantage estimators: from rewards to the advantage of each token over its expectation. See docs/algorithms.md."""
 
-from burnish.algorithms.advantages.distillation import opd
 from burnish.algorithms.advantages.outcome import (
     Groups,
     best_of_n,
@@ -18,7 +17,7 @@ from burnish.algorithms.advantages.outcome import (
     remax,
     rloo,
 )
-from burnish.algorithms.advantages.returns import discounted_returns, gae, reinforce_plus_plus, remax_per_token
+from burnish.algorithms.advantages.returns import discounted_returns, gae, opd, reinforce_plus_plus, remax_per_token
 from burnish.algorithms.advantages.table import ESTIMATOR_INPUTS, ESTIMATORS, Estimator, resolve_estimator
 from burnish.algorithms.advantages.turns import gigpo, turn_grpo
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from burnish.algorithms.advantages import distillation, outcome, returns, turns
+from burnish.algorithms.advantages import outcome, returns, turns
 from burnish.algorithms.registry import ARXIV, Formula, by_name, find_row, first_line, load_function
 from burnish.errors import ConfigError
 from burnish.words import suggestion
@@ -160,7 +160,7 @@ ESTIMATORS: dict[str, Estimator] = by_name(
         "+-beta s(-h) for best and worst of G, h = beta (D_best - D_worst), D = sum_t(log p_old - log p_ref)",
     ),
     Estimator(
-        distillation.opd,
+        returns.opd,
         "on-policy distillation: a teacher judges each token",
         "https://thinkingmachines.ai/blog/on-policy-distillation/",
         "w (log T(y_t) - log S_old(y_t)) + reward_coef R_t, R_t = r_t + R'",
