@@ -62,28 +62,22 @@ def prepare(kind: str, given: Given, fields: Mapping[str, object], inputs: Input
 
 
 def _prepare(kind: str, given: Given, fields: Mapping[str, object], inputs: Inputs, caller: str) -> Prepared:
-    if isinstance(given, RunConfig):
-        given = given.model_dump(mode="json", exclude_unset=True)
     if isinstance(given, (str, Path)):
         return Prepared(load_run_file(given, as_overrides(inputs.plain(fields)), kind), inputs)
-    if not isinstance(given, Mapping):
+    data = _data_of(given)
+    if not isinstance(data, Mapping):
         raise ConfigError(
             f"{caller} got a {type(given).__qualname__}",
             remedy="give a dictionary with the fields of a run file, a typed configuration, or the path of a run file",
         )
     # First, so that rows and models of `fields` are written in the place of its own. Rewards are replaced as a whole.
-    plain = inputs.plain({name: value for name, value in given.items() if name != "rewards" or name not in fields})
+    plain = inputs.plain({name: value for name, value in data.items() if name != "rewards" or name not in fields})
     return Prepared(load_run_data(plain, as_overrides(inputs.plain(fields)), kind, source=caller), inputs)
 
 
 def kind_of(given: Given, fields: Mapping[str, object]) -> str:
     """Of which kind the run is: by its type, or by the keys of its data and of `fields`."""
-    match given:
-        case RunConfig():
-            return given.kind
-        case str() | Path():
-            return kind_of_data(parse_yaml(read_run_text(Path(given))).data, fields)
-    return kind_of_data(given, fields)
+    return given.kind if isinstance(given, RunConfig) else kind_of_data(_data_of(given), fields)
 
 
 def as_overrides(fields: Mapping[str, object]) -> list[str]:
@@ -112,14 +106,15 @@ def _numbered(kind: str) -> Iterator[Path]:
 
 def output_of(given: Given) -> object:
     """Return the `output` that a call sets; None if it sets none."""
+    data = _data_of(given)
+    return data.get("output") if isinstance(data, Mapping) else None  # `prepare` refuses anything else
+
+
+def _data_of(given: Given) -> object:
+    """The fields of a run file, as far as they are set. A path is read."""
     if isinstance(given, RunConfig):
-        return given.output if "output" in given.model_fields_set else None
-    if isinstance(given, Mapping):
-        return given.get("output")
-    if not isinstance(given, (str, Path)):
-        return None  # `prepare` refuses it
-    data = parse_yaml(read_run_text(Path(given))).data
-    return data.get("output") if isinstance(data, dict) else None
+        return given.model_dump(mode="json", exclude_unset=True)
+    return parse_yaml(read_run_text(Path(given))).data if isinstance(given, (str, Path)) else given
 
 
 def _as_yaml(name: str, value: object) -> str:

@@ -50,7 +50,7 @@ class Run:
         self.output = Path(str(output))
         """Folder of the run."""
         if stop is None and not RunDirectory(self.output).begun():
-            raise _no_run(self.output)
+            raise no_run(self.output)
         self._choice = choice
         self._stop = stop
         self._policy: Policy | None = None
@@ -159,7 +159,7 @@ class Run:
         if self._found is None or self._found[0] != state:  # looking reads every byte of a checkpoint
             chosen = find_checkpoint(str(self), field="the run")
             if chosen is None:
-                raise _no_run(self.output)
+                raise no_run(self.output)
             self._found = state, chosen
         return self._found[1]
 
@@ -192,7 +192,7 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """
     run = RunDirectory(folder)
     if not run.begun():
-        raise _no_run(folder)
+        raise no_run(folder)
     data = run.read_config()
     data = with_inputs_moved(data, folder) | {"output": str(folder)}
     kind = kind_of_data(data)
@@ -224,7 +224,8 @@ def _sets(override: str, section: str, field: str) -> bool:
     return field in value if isinstance(value, dict) else field == "preset" and isinstance(value, str)
 
 
-def _no_run(folder: Path) -> CheckpointError:
+def no_run(folder: Path) -> CheckpointError:
+    """The error for a folder that is not a run's."""
     return CheckpointError(
         f"{folder} is not a run: it has no config.yaml",
         remedy="give a run file, or the folder that `output` of a run file names",

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from burnish.cli.arguments import Overrides
 from burnish.cli.tables import show_table
-from burnish.errors import CheckpointError
 from burnish.observability.console import number_text
 
 Target = Annotated[str, typer.Argument(metavar="FILE|RUN", help="Run file, or folder of a run.", show_default=False)]
@@ -36,7 +35,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     """
 
     from burnish.api.evaluating import measured
-    from burnish.api.run import run_config, with_saved_tokenizer
+    from burnish.api.run import no_run, run_config, with_saved_tokenizer
     from burnish.checkpointing.chaining import find_checkpoint
     from burnish.cli.run_files import load_any_run_file
     from burnish.cli.silence import silence_transformers
@@ -46,10 +45,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     if Path(target).is_dir() or ("@" in target and not Path(target).is_file()):
         chosen = find_checkpoint(name, field="the run to evaluate")
         if chosen is None:
-            raise CheckpointError(
-                f"{target} is not a run: it has no config.yaml",
-                remedy="give a run file, or the `output` of a run file",
-            )
+            raise no_run(Path(target))
         from burnish.trainers.result import WEIGHTS_FOLDER
 
         config = with_saved_tokenizer(run_config(chosen.run, overrides or []).config, overrides or [])

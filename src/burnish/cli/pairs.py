@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run of `rl`.", show_default=False)]
 Out = Annotated[Path, typer.Option(help="File to write; it must not exist yet.")]
-Take = Annotated[str, typer.Option(help="best_worst of each group, or all pairs of a group.")]
+Take = Annotated[Literal["best_worst", "all"], typer.Option(help="best_worst of each group, or all pairs of a group.")]
 Margin = Annotated[float, typer.Option(help="A pair's scores must differ by more than this.", min=0.0)]
 Reward = Annotated[str | None, typer.Option(help="Label of the reward that decides (default: the whole score).")]
 Steps = Annotated[str | None, typer.Option(help="Recorded steps, as 100-200 (default: all).")]
@@ -46,7 +46,7 @@ def write_pairs(
 
     if out.exists():
         raise ConfigError(f"{out} exists already", remedy="name another file with --out, or remove it")
-    rule = PairRule(_choice(take), margin, reward)
+    rule = PairRule(take, margin, reward)
     found = pairs_of_run(Path(run), rule, None if steps is None else _range(steps))
     console = Console()
     say(console, list(described(found)))
@@ -54,14 +54,6 @@ def write_pairs(
         raise DataError("no pair was found", remedy="lower --margin, or take a run whose responses differ in score")
     write_text_atomically(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found.rows))
     console.print(f"written to {out}", highlight=False, markup=False)
-
-
-def _choice(take: str) -> Literal["best_worst", "all"]:
-    if take == "all":
-        return "all"
-    if take != "best_worst":
-        raise ConfigError(f"--take is {take!r}", remedy="choose best_worst or all")
-    return "best_worst"
 
 
 def _range(text: str) -> range:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +36,24 @@ Fork = Annotated[
 ]
 
 
+def _trains(described: Callable[[], None]) -> Callable[..., None]:
+    """The command of the kind of run that the function is named after. Its docstring is the help."""
+
+    def command(
+        file: RunFile,
+        overrides: Overrides = None,
+        fresh: Fresh = False,
+        accept_changes: AcceptChanges = False,
+        verbose: Verbose = False,
+    ) -> None:
+        train_from_file(
+            described.__name__, file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose
+        )
+
+    command.__doc__ = described.__doc__
+    return command
+
+
 def rl(
     file: RunFile,
     overrides: Overrides = None,
@@ -66,13 +84,8 @@ def rl(
     train_from_file("rl", file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose, fork=fork)
 
 
-def sft(
-    file: RunFile,
-    overrides: Overrides = None,
-    fresh: Fresh = False,
-    accept_changes: AcceptChanges = False,
-    verbose: Verbose = False,
-) -> None:
+@_trains
+def sft() -> None:
     """Train a model on given texts.
 
     The data are prompts with completions, conversations (with the loss on the
@@ -87,16 +100,10 @@ def sft(
     burnish sft sft.yaml
     burnish sft sft.yaml data.train=chats.jsonl steps=200 output=runs/sft
     """
-    train_from_file("sft", file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose)
 
 
-def distill(
-    file: RunFile,
-    overrides: Overrides = None,
-    fresh: Fresh = False,
-    accept_changes: AcceptChanges = False,
-    verbose: Verbose = False,
-) -> None:
+@_trains
+def distill() -> None:
     """Train a student on the token distributions of a teacher.
 
     The data are those of burnish sft. At every trained token the student learns
@@ -112,16 +119,10 @@ def distill(
     burnish distill distill.yaml teacher=runs/large@best output=runs/small
     burnish distill distill.yaml divergence=jsd beta=0.1 sampled_share=0.5
     """
-    train_from_file("distill", file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose)
 
 
-def rm(
-    file: RunFile,
-    overrides: Overrides = None,
-    fresh: Fresh = False,
-    accept_changes: AcceptChanges = False,
-    verbose: Verbose = False,
-) -> None:
+@_trains
+def rm() -> None:
     """Train a reward model on comparisons of responses.
 
     Rows have chosen and rejected responses, several candidates with the best
@@ -139,16 +140,10 @@ def rm(
     burnish rm rm.yaml data.train=pairs.jsonl held_out_fraction=0.1 output=runs/rm
     burnish rm rm.yaml loss=best_of normalization.kind=gain_bias
     """
-    train_from_file("rm", file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose)
 
 
-def prefer(
-    file: RunFile,
-    overrides: Overrides = None,
-    fresh: Fresh = False,
-    accept_changes: AcceptChanges = False,
-    verbose: Verbose = False,
-) -> None:
+@_trains
+def prefer() -> None:
     """Train a model on preferences between responses (DPO and kin).
 
     Rows have chosen and rejected responses, or several candidates with the best
@@ -166,7 +161,6 @@ def prefer(
     burnish prefer prefer.yaml losses=ipo beta=0.2 output=runs/ipo
     burnish prefer prefer.yaml model=runs/sft held_out_fraction=0.1
     """
-    train_from_file("prefer", file, overrides or (), fresh=fresh, accept_changes=accept_changes, verbose=verbose)
 
 
 def train_from_file(

@@ -17,23 +17,12 @@ from burnish.api.policy import Policy, Response
 from burnish.cli import main
 from burnish.cli.chat import plain_text, tinted_text
 from burnish.cli.speakers import conversing_config
-from burnish.models.characters import character_tokenizer
 from burnish.types import FinishReason, Message, Rollout, Turn
-
-TEMPLATE = "{% for message in messages %}{{ message.content }}={% endfor %}"
 
 
 @pytest.fixture(scope="module")
 def model(save_tiny_llama: Callable[..., Path]) -> str:
     return str(save_tiny_llama("0123456789+=", hidden_size=32))
-
-
-@pytest.fixture(scope="module")
-def talker(save_tiny_llama: Callable[..., Path]) -> str:
-    """The same model with a chat template."""
-    folder = save_tiny_llama("0123456789+=", hidden_size=32)
-    character_tokenizer("0123456789+=", eos="$", pad="_", chat_template=TEMPLATE).save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,21 +16,12 @@ import pytest
 
 from burnish.api.policy import Policy
 from burnish.cli import main
-from burnish.models.characters import character_tokenizer
 from burnish.outside.listening import listening
 
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
-TEMPLATE = "{% for message in messages %}{{ message.content }}={% endfor %}"
 KEY = "a-key-of-sixteen-letters"
-
-
-@pytest.fixture(scope="module")
-def talker(save_tiny_llama: Callable[..., Path]) -> str:
-    folder = save_tiny_llama("0123456789+=", hidden_size=32)
-    character_tokenizer("0123456789+=", eos="$", pad="_", chat_template=TEMPLATE).save_pretrained(folder)
-    return str(folder)
 
 
 def ask(url: str, path: str, body: Any) -> Any:

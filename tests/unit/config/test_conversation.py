@@ -12,6 +12,7 @@ from burnish.errors import ConfigError
 
 RUN: dict[str, Any] = {"model": "m", "data": {"train": "a"}, "rewards": "math"}
 TALK = {"tools": "calculator"}
+AGENT = {"agent": "a.py:run"}
 FORK = {"environment": "a.py:B", "trajectory": "fork"}
 
 
@@ -67,7 +68,13 @@ def game(**fields: Any) -> dict[str, Any]:
         (TALK, {"partial": True, "max_staleness": 1, "cluster": {"rollout_workers": 1}}, "a turn of a conversation"),
         (TALK, {"rollout": {"ignore_eos": True}}, "so no turn of a conversation would end"),
         (TALK, {"scoring": {"truncate_token": "."}}, "which the turns of a conversation cannot be"),
-        ({"agent": "a.py:b", "trajectory": "fork"}, {}, "what it edits always becomes a row of its own"),
+        ({**AGENT, "trajectory": "fork"}, {}, "what it edits always becomes a row of its own"),
+        ({**AGENT, **TALK}, {}, "conversation.tools is set, and so is conversation.agent"),
+        ({**AGENT, "environment": "b.py:Game"}, {}, "conversation.environment is set, and so is"),
+        ({**TALK, "agent_options": {"x": 1}}, {}, "conversation.agent is not"),
+        ({"environment": "agent:a.py:run"}, {}, "names an agent"),
+        (AGENT, {"partial": True, "max_staleness": 1}, "partial"),
+        ({**AGENT, "agent_settings": "follow"}, {}, "agent_settings"),
         ({**TALK, "trajectory": "branch"}, {}, "trajectory"),
         (FORK, {"algorithm": {"preset": "turn_grpo"}}, "turn_grpo looks at all turns of a conversation"),
         (FORK, {"algorithm": {"preset": "gigpo"}}, "gigpo looks at all turns of a conversation"),
@@ -107,6 +114,7 @@ def test_contradictions_are_refused(conversation: Any, fields: dict[str, Any], w
     [
         (TALK, {}),
         ({"environment": "a.py:B", "environment_options": {"a": 1}}, {"rewards": "environment"}),
+        ({**AGENT, "agent_options": {"turns": 2}}, {"rewards": "environment"}),
         ({"tools": [{"mcp": {"command": "a"}}, {"mcp": {"command": "b"}}]}, {}),
         ({**TALK, "max_turn_tokens": 64}, {"rollout": {"max_response_tokens": 64}}),
         (TALK, {"data": {"train": "a", "chat": "always"}}),

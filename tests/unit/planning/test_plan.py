@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import save_file
 
 from burnish.config.loading import kind_of_data, load_run_data
-from burnish.config.schema import RlConfig
+from burnish.config.schema import RlConfig, RmConfig
 from burnish.planning.memory import bytes_in_words, estimate_memory, microbatch_tokens
 from burnish.planning.model_facts import ModelFacts, count_parameters, facts_of, read_model_facts
 from burnish.planning.plan import Preview
 from burnish.planning.rl import num_evaluations, plan_rl, split_evenly
+from burnish.planning.rm import plan_rm
 from burnish.planning.sft import plan_sft
 
 LLAMA = {
@@ -33,6 +34,10 @@ LLAMA = {
 
 def rl(**sections: Any) -> RlConfig:
     return load_run_data({"model": "m", "data": {"train": "a"}, "rewards": "math", **sections}).config
+
+
+def rm(**sections: Any) -> RmConfig:
+    return load_run_data({"model": "m", "data": {"train": "pairs.jsonl"}, **sections}, (), "rm").config
 
 
 def llama(num_parameters: int | None = None, **fields: int) -> ModelFacts:
@@ -261,3 +266,46 @@ def test_a_critic_that_cannot_leave_zero_is_named() -> None:
     assert warnings(critic={"learning_rate": 1e-3}) == []
     assert warnings(critic={"init": "runs/rm"}) == []
     assert warnings(algorithm="grpo") == []
+
+
+def test_steps_are_comparisons_over_the_batch_rounded_up() -> None:
+    config = rm(optimization={"comparisons_per_batch": 32, "epochs": 2})
+    assert plan_rm(config, Preview(100)).optimizer_steps == 7  # 200 / 32
+    assert plan_rm(config).optimizer_steps is None
+
+
+def test_a_fixed_number_of_steps_tells_the_passes() -> None:
+    config = rm(steps=25)
+    assert plan_rm(config, Preview(400)).passes_over_data == 2.0
+
+
+def test_normalising_on_a_policy_loads_it() -> None:
+    config = rm(normalization={"kind": "gain_bias"})
+    assert [role.role for role in plan_rm(config).models] == ["reward_model", "policy"]
+
+
+def test_memory_of_a_reward_model_by_hand() -> None:
+    facts = llama(1000)
+    config = rm(max_tokens=50, optimization={"comparisons_per_batch": 4})
+    sizes = {item.name: item.num_bytes for item in estimate_memory(config, facts)}
+    assert sizes == {
+        "reward model weights": 4000,
+        "gradients": 4000,
+        "Adam moments": 8000,
+        "activations": 4 * 2 * 50 * 5 * (8 * 64 + 2 * 32 + 3 * 172) * 4,
+    }
+    measured = rm(max_tokens=50, normalization={"kind": "gain_bias", "responses": 8})
+    sizes = {item.name: item.num_bytes for item in estimate_memory(measured, facts)}
+    assert sizes["sampling policy"] == 4000
+    assert sizes["key/value cache"] == 8 * 50 * 2 * 5 * (4 * 8) * 4
+
+
+def test_a_comparison_is_never_cut() -> None:
+    small = rm(candidates=4, loss="best_of", max_tokens=50, optimization={"tokens_per_microbatch": 10})
+    assert microbatch_tokens(small) == 4 * 50
+
+
+def test_an_rl_plan_names_its_reward_models() -> None:
+    config = rl(rewards={"name": "model:runs/rm", "weight": 0.5})
+    (role,) = [role for role in plan_rl(config).models if role.role == "reward_model"]
+    assert "runs/rm" in role.because
