@@ -169,6 +169,7 @@ def test_state_and_weights_make_a_twin(policy, new_model, batch, tmp_path, reque
 def test_reference_does_not_follow_the_policy(policy, batch):
     reference = policy.reference()
     start = reference.logprobs(batch)
+    torch.testing.assert_close(start, policy.logprobs(batch).logprobs_BT, atol=1e-6, rtol=0)
     assert start.shape == (4, 6)
     assert not start.requires_grad
     policy.update(batch, Likelihood())

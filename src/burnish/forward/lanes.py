@@ -83,9 +83,9 @@ class Lanes:
 
     def budget(self, tokens: int, tokens_per_microbatch: int) -> int:
         """Tokens in a micro-batch: fewer if this gives every lane something to do. The same on every process."""
-        if self.count == 1:
-            return tokens_per_microbatch
-        return max(1, min(tokens_per_microbatch, -(-tokens // self.count)))
+        return (
+            tokens_per_microbatch if self.count == 1 else max(1, min(tokens_per_microbatch, -(-tokens // self.count)))
+        )
 
     def map(self, parts: Sequence[Part], costs: Sequence[int], work: Callable[[Part], Result]) -> list[Result]:
         """Do `work` on every part, each in the process that has its lane; return the results in the order of the parts.
@@ -93,20 +93,17 @@ class Lanes:
         Every process of a team makes this call, and gets all results. Raises what `work` raises here, PeerFailedError
         if it has raised in another process.
         """
-        if self.team is None:
-            return [work(part) for part in parts]
-        results: dict[int, Result] = {}
-        for given in self._everyones(self.team, parts, costs, work):
-            results.update(given)
-        return [results[index] for index in range(len(parts))]
+        return [work(part) for part in parts] if self.team is None else self._map_in(self.team, parts, costs, work)
 
-    def _everyones(
+    def _map_in(
         self, team: Team, parts: Sequence[Part], costs: Sequence[int], work: Callable[[Part], Result]
-    ) -> list[dict[int, Result]]:
-        """The results of each process, by the numbers of its parts."""
+    ) -> list[Result]:
         with telling(team) as outcome:
             outcome.own = {index: work(parts[index]) for index in self.indices(costs)}
-        return outcome.everyones
+        results: dict[int, Result] = {}
+        for given in outcome.everyones:
+            results.update(given)
+        return [results[index] for index in range(len(parts))]
 
     def indices(self, costs: Sequence[int]) -> list[int]:
         """The parts of this process, lane by lane."""
@@ -224,13 +221,16 @@ class LanesInStep(Lanes):
     messages. They notice when it ends.
     """
 
-    def _everyones(
+    def _map_in(
         self, team: Team, parts: Sequence[Part], costs: Sequence[int], work: Callable[[Part], Result]
-    ) -> list[dict[int, Result]]:
+    ) -> list[Result]:
         own = {index: work(parts[index]) for index in self.indices(costs)}
         for part in self.fillers(parts, costs):
             work(part)  # for the others, whose passes need this process' weights
-        return team.exchange(own)
+        results: dict[int, Result] = {}
+        for given in team.exchange(own):
+            results.update(given)
+        return [results[index] for index in range(len(parts))]
 
     @contextmanager
     def adding(

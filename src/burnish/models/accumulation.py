@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from burnish.forward.batch import Batch
-from burnish.forward.lanes import Lanes, Part
 from burnish.models.roles import Denominators, ObjectiveValue, Signals
 from burnish.observability.metrics import MetricStore
 from burnish.types import Metric
@@ -29,27 +25,6 @@ class Accumulation:
         self.denominators = denominators
         self.values: list[ObjectiveValue] = []
         """Values of the objective on the micro-batches; the losses without their graphs."""
-
-    def add(
-        self,
-        lanes: Lanes,
-        parts: Sequence[Part],
-        costs: Sequence[int],
-        parameters: Sequence[nn.Parameter],
-        forward: Callable[[Part], tuple[Sequence[Tensor], ObjectiveValue]],
-    ) -> None:
-        """Add the gradients of these micro-batches to the parameters, in the order of the lanes. forward: the pass over
-        one, which returns the scores that all weights have a part in, and its share of the loss."""
-        with lanes.adding(parts, costs, parameters, self.values) as own_parts:
-            for part in own_parts:
-                outputs, value = forward(part)
-                loss = lanes.reaching(outputs, value.loss)
-                if loss.requires_grad:
-                    loss.backward()
-                self.values.append(replace(value, loss=loss.detach()))
-            for part in lanes.fillers(parts, costs):
-                outputs, _ = forward(part)
-                lanes.reaching(outputs, outputs[0].new_zeros(())).backward()
 
     @property
     def metrics(self) -> dict[str, Metric]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -96,9 +96,16 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
             parts = [part for _, part in self._scorer.split(rows, budget)]
             costs = [part.num_tokens for part in parts]
             reached = [parameter for optimizer in self._optimizers for parameter in optimizer.parameters]
-            forward = partial(self._forward, objective=objective, denominators=denominators)
-            with self._passes():
-                accumulation.add(self._lanes, parts, costs, reached, forward)
+            with self._passes(), self._lanes.adding(parts, costs, reached, accumulation.values) as own_parts:
+                for part in own_parts:
+                    outputs, value = self._forward(part, objective, denominators)
+                    loss = self._lanes.reaching(outputs, value.loss)
+                    if loss.requires_grad:
+                        loss.backward()
+                    accumulation.values.append(replace(value, loss=loss.detach()))
+                for part in self._lanes.fillers(parts, costs):
+                    outputs, _ = self._forward(part, objective, denominators)
+                    self._lanes.reaching(outputs, outputs[0].new_zeros(())).backward()
         except BaseException:
             self._drop()  # an incomplete gradient must not become a step
             raise

@@ -119,14 +119,18 @@ class RewardLearner:
         parts = self._parts(comparisons)
         costs = [sum(comparison.num_tokens() for comparison in part) for part in parts]
         self.model.check_common(_pairs(part) for part in parts)
-
-        def forward(part: Sequence[Comparison]) -> tuple[Sequence[Tensor], ObjectiveValue]:
-            scores_B = self.model.scores(_pairs(part))
-            return [scores_B], objective(compared_scores(scores_B, part), len(comparisons))
-
         try:
-            with recomputing(self.model.loaded.model, on=self._gradient_checkpointing):
-                accumulation.add(self._lanes, parts, costs, self._optimizer.parameters, forward)
+            with (
+                recomputing(self.model.loaded.model, on=self._gradient_checkpointing),
+                self._lanes.adding(parts, costs, self._optimizer.parameters, accumulation.values) as own_parts,
+            ):
+                for part in own_parts:
+                    value = objective(compared_scores(self.model.scores(_pairs(part)), part), len(comparisons))
+                    value.loss.backward()
+                    accumulation.values.append(replace(value, loss=value.loss.detach()))
+                for part in self._lanes.fillers(parts, costs):
+                    scores_B = self.model.scores(_pairs(part))
+                    self._lanes.reaching([scores_B], scores_B.new_zeros(())).backward()
         except BaseException:
             self._optimizer.clear()  # half a gradient must not become a step
             raise

@@ -17,15 +17,17 @@ from burnish.models.reward_model import Readout, new_reward_model
 SETTINGS = OptimizerSettings(1e-2, 10)
 
 
+def critic_from(folder, policy):
+    return SeparateCritic.from_folder(str(folder), policy, SETTINGS, field="critic.init")
+
+
 @pytest.fixture
 def classifier_folder(model_folder, tokenizer, tmp_path):
     """A sequence classifier of the family, with a read-out that is not 0."""
 
-    def save(family, *, num_labels=1, embeddings=None, words=tokenizer):
+    def save(family, *, embeddings=None, words=tokenizer):
         torch.manual_seed(3)
-        model = AutoModelForSequenceClassification.from_pretrained(
-            model_folder(family), num_labels=num_labels, pad_token_id=2
-        )
+        model = AutoModelForSequenceClassification.from_pretrained(model_folder(family), num_labels=1, pad_token_id=2)
         if embeddings is not None:
             model.resize_token_embeddings(embeddings)
         with torch.no_grad():
@@ -41,7 +43,7 @@ def classifier_folder(model_folder, tokenizer, tmp_path):
 def test_a_critic_from_a_classifier_gives_its_scores(load, batch, classifier_folder, family):
     """The value before response token t is the classifier's score of the prompt and the first t tokens."""
     folder = classifier_folder(family)
-    critic = SeparateCritic.from_folder(str(folder), load(family), SETTINGS, field="critic.init")
+    critic = critic_from(folder, load(family))
     values = critic.values(batch)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     row = 0
@@ -59,7 +61,7 @@ def test_a_critic_from_a_normalised_reward_model_gives_its_rewards(load, batch, 
     model = new_reward_model(ModelConfig(path=str(model_folder("llama")), device="cpu"), Readout(), seed=0)
     model.normalise([2.0, 3.5, 4.0], scale=True, measured_on="three")
     model.save(tmp_path)
-    values = SeparateCritic.from_folder(str(tmp_path), load(), SETTINGS, field="critic.init").values(batch)
+    values = critic_from(tmp_path, load()).values(batch)
     prompt = batch.prompt_tokens[0, : batch.prompt_lengths[0]].tolist()
     response = batch.response_tokens[0].tolist()
     expected = model.score([(prompt, response[:t]) for t in range(1, 9)])
@@ -68,7 +70,7 @@ def test_a_critic_from_a_normalised_reward_model_gives_its_rewards(load, batch, 
 
 def test_a_language_model_is_no_reward_model(load, model_folder):
     with pytest.raises(ModelError, match="not a reward model"):
-        SeparateCritic.from_folder(str(model_folder("llama")), load(), SETTINGS, field="critic.init")
+        critic_from(model_folder("llama"), load())
 
 
 def test_another_tokenizer_is_refused_though_it_is_as_large(load, classifier_folder, model_folder):
@@ -76,7 +78,7 @@ def test_another_tokenizer_is_refused_though_it_is_as_large(load, classifier_fol
     other = character_tokenizer("1023456789,:", bos="S", eos="E", pad="P", unk="U")
     folder = classifier_folder("llama", words=other)
     with pytest.raises(ModelError, match=r"critic\.init .*another tokenizer \(16 tokens\)") as caught:
-        SeparateCritic.from_folder(str(folder), load(), SETTINGS, field="critic.init")
+        critic_from(folder, load())
     assert all(str(name) in str(caught.value) for name in (folder, model_folder("llama")))
     assert "'0' is id 4 here and id 5 there" in str(caught.value)
 
@@ -84,14 +86,10 @@ def test_another_tokenizer_is_refused_though_it_is_as_large(load, classifier_fol
 @pytest.mark.slow
 def test_the_critic_may_know_more_tokens_but_not_fewer(load, classifier_folder):
     larger = character_tokenizer("0123456789,:xyz", bos="S", eos="E", pad="P", unk="U")
-    SeparateCritic.from_folder(
-        str(classifier_folder("llama", embeddings=20, words=larger)), load(), SETTINGS, field="critic.init"
-    )
+    critic_from(classifier_folder("llama", embeddings=20, words=larger), load())
     smaller = character_tokenizer("0123456789,", bos="S", eos="E", pad="P", unk="U")
     with pytest.raises(ModelError, match="':' is id 15 here and no token there"):
-        SeparateCritic.from_folder(
-            str(classifier_folder("llama", words=smaller)), load(), SETTINGS, field="critic.init"
-        )
+        critic_from(classifier_folder("llama", words=smaller), load())
 
 
 def test_embeddings_that_only_the_policy_has_are_refused(load, classifier_folder):
@@ -99,18 +97,12 @@ def test_embeddings_that_only_the_policy_has_are_refused(load, classifier_folder
     policy = load()
     policy.model.resize_token_embeddings(20)
     with pytest.raises(ModelError, match=r"has 16 embeddings, but the policy '.*' has 20"):
-        SeparateCritic.from_folder(str(classifier_folder("llama")), policy, SETTINGS, field="critic.init")
-
-
-def test_a_classifier_with_two_labels_is_refused(load, classifier_folder):
-    folder = classifier_folder("llama", num_labels=2)
-    with pytest.raises(ModelError, match=r"critic\.init"):
-        SeparateCritic.from_folder(str(folder), load(), SETTINGS, field="critic.init")
+        critic_from(classifier_folder("llama"), policy)
 
 
 def test_a_folder_that_is_not_there_is_named(load):
     with pytest.raises(ModelError, match=r"critic\.init './nowhere' does not exist"):
-        SeparateCritic.from_folder("./nowhere", load(), SETTINGS, field="critic.init")
+        critic_from("./nowhere", load())
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])

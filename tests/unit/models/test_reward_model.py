@@ -210,13 +210,6 @@ def test_the_head_is_found_by_its_shape(llama: Path) -> None:
         score_head(AutoModelForSequenceClassification.from_pretrained(llama, num_labels=2))
 
 
-def test_training_goes_on_from_an_earlier_reward_model(llama: Path, tmp_path: Path) -> None:
-    model = new(llama)
-    model.normalise(model.score(PAIRS), scale=True, measured_on="x")
-    model.save(tmp_path)
-    assert new(tmp_path).score(PAIRS) == model.score(PAIRS)
-
-
 def test_batches_that_need_several_passes_are_refused_with_slices(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All processes refuse them alike, before any has begun a pass."""
     model = new(llama)
