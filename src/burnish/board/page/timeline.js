@@ -29,8 +29,10 @@ function showTimeline(found) {
 const percent = (share) => `${Math.round(100 * share)} %`;
 const seconds = (value) => (value < 1 ? `${number(Number((1000 * value).toPrecision(3)))} ms` : `${number(Number(value.toPrecision(3)))} s`);
 
-const worksOf = (lanes) => [...new Set(lanes.flatMap((lane) => lane.spans.map(([work]) => work)))];
-const colourOf = (works, work) => `var(--s${works.indexOf(work) % 8})`;
+// Phases of the run and requests to others have the same colour if they have the same name: update and policy.update.
+const nameOf = (work) => work.slice(work.lastIndexOf(".") + 1);
+const worksOf = (lanes) => [...new Set(lanes.flatMap((lane) => lane.spans.map(([work]) => nameOf(work))))];
+const colourOf = (works, work) => `var(--s${works.indexOf(nameOf(work)) % 8})`;
 
 function legendOf(lanes) {
   const works = worksOf(lanes), entry = (work) => { const chip = make("i", {}); chip.style.background = colourOf(works, work); return make("span", {}, chip, work); };
