@@ -74,6 +74,19 @@ class Branch(GrowingRow):
         """The tokens so far, prompt included."""
         return (*self.prompt_tokens, *self.tokens)
 
+    def points_of(self, messages: Sequence[Message], keys: Sequence[str]) -> Iterator[_Point]:
+        """Yield the ends of turns from which these messages go on."""
+        assert self.messages is not None
+        said = [number for number, message in enumerate(messages, start=1) if message.role == "assistant"]
+        least = max(said, default=0)  # what goes on is not the policy's
+        known = itertools.takewhile(lambda both: _key(both[0]) == both[1], zip(self.messages, keys, strict=False))
+        most = min(sum(1 for _ in known), len(keys) - 1)
+        return (point for point in self.points if least <= point.messages <= most)
+
+
+Continued = tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]
+"""The branch that goes on, and what it hears before; None for a new one, whose prompt has all of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class NextTurn:
@@ -238,7 +251,7 @@ class Trajectory:
             )
         return min(left, self.room.turn_tokens)
 
-    def _chat(self, asked: ChatRequest) -> tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]:
+    def _chat(self, asked: ChatRequest) -> Continued:
         """Go on after the longest history that these messages begin with."""
         speech = self.speech.under(asked.options)
         speech.check(asked.messages, asked.tools)
@@ -247,7 +260,7 @@ class Trajectory:
             (point.messages, point is branch.points[-1] and not branch.speaks, branch, point)
             for branch in self.branches
             if branch.messages is not None and (branch.tools, branch.options) == (asked.tools, asked.options)
-            for point in self._points(branch, asked.messages, keys)
+            for point in branch.points_of(asked.messages, keys)
         ]
         tokens = None
         if found:
@@ -263,16 +276,7 @@ class Trajectory:
         number = len(self.branches)
         return Branch(number=number, prompt_tokens=prompt, tools=asked.tools, options=asked.options), None
 
-    def _points(self, branch: Branch, messages: Sequence[Message], keys: Sequence[str]) -> Iterator[_Point]:
-        """Yield the ends of turns of a branch from which these messages go on."""
-        assert branch.messages is not None
-        said = [number for number, message in enumerate(messages, start=1) if message.role == "assistant"]
-        least = max(said, default=0)  # what goes on is not the policy's
-        known = itertools.takewhile(lambda both: _key(both[0]) == both[1], zip(branch.messages, keys, strict=False))
-        most = min(sum(1 for _ in known), len(keys) - 1)
-        return (point for point in branch.points if least <= point.messages <= most)
-
-    def _text(self, asked: TextRequest) -> tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]:
+    def _text(self, asked: TextRequest) -> Continued:
         """Go on with a text that was only extended. Not after a token that ended a turn: it is in no text."""
         for branch in reversed(self.branches):
             text = branch.text
@@ -284,7 +288,7 @@ class Trajectory:
         prompt = self.speech.encode_text(asked.prompt, begins=True)
         return Branch(number=len(self.branches), prompt_tokens=prompt), None
 
-    def _tokens(self, asked: TokenRequest) -> tuple[Branch, tuple[tuple[int, ...], Author, Sequence[Message]] | None]:
+    def _tokens(self, asked: TokenRequest) -> Continued:
         self.speech.check_tokens(asked.tokens)
         for branch in reversed(self.branches):
             seen = branch.seen

@@ -12,7 +12,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 from burnish.errors import ConfigError
@@ -94,7 +94,7 @@ def _check_parameter(parameter: inspect.Parameter, name: str) -> None:
 def _schema_of_hint(hint: object, what: str) -> dict[str, Json]:
     """The schema of the values that a type hint allows. `what` names the owner of the hint in errors."""
     origin, inner = get_origin(hint), get_args(hint)
-    if origin is None and _is_hashable(hint) and hint in _PLAIN:
+    if origin is None and isinstance(hint, Hashable) and hint in _PLAIN:
         return dict(_PLAIN[hint])
     if origin in (Union, types.UnionType):
         return _union(inner, what)
@@ -126,10 +126,6 @@ def _union(members: Sequence[object], what: str) -> dict[str, Json]:
 def _literal(values: Sequence[Json]) -> dict[str, Json]:
     kinds: list[Json] = list(dict.fromkeys(_PLAIN[type(value)]["type"] for value in values))
     return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": list(values)}
-
-
-def _is_hashable(hint: object) -> bool:
-    return type(hint).__hash__ is not None
 
 
 def _spelt(hint: object) -> str:

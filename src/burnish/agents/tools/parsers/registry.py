@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -137,9 +138,7 @@ def _turn_with_call(render: Render) -> str:
             "the chat template does not render what the assistant says",
             remedy="set model.chat_template to one that does",
         )
-    same = 0
-    while same < min(len(before), len(with_call)) and before[same] == with_call[same]:
-        same += 1
-    turn = with_call[same:]
+    same = itertools.takewhile(lambda both: both[0] == both[1], zip(before, with_call, strict=False))
+    turn = with_call[sum(1 for _ in same) :]
     # A call may end with another token than an answer (Llama's <|eom_id|>).
     return turn.removesuffix(after) if after and turn.endswith(after) else _END_TOKEN.sub("", turn.rstrip())
