@@ -35,10 +35,10 @@ def demo(output: Output = "runs/demo", seed: Seed = 1) -> None:
     burnish rl runs/demo/rl.yaml steps=90
     """
     from burnish.cli.output import training_console
-    from burnish.cli.silence import silence_transformers
     from burnish.demo import DemoFolder
+    from burnish.models.loading_bars import hide_loading_bars
 
-    silence_transformers()
+    hide_loading_bars()
     console = training_console()
     folder = DemoFolder(Path(output))
     make_room(folder, console)

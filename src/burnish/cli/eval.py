@@ -38,7 +38,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     from burnish.api.run import no_run, run_config, with_saved_tokenizer
     from burnish.checkpointing.chaining import find_checkpoint
     from burnish.cli.run_files import load_any_run_file
-    from burnish.cli.silence import silence_transformers
+    from burnish.models.loading_bars import hide_loading_bars
 
     console, weights = Console(), None
     name = target if step is None else f"{target}@{step}"
@@ -55,7 +55,7 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
         raise typer.BadParameter("only a run folder has checkpoints", param_hint="--step")
     else:
         config = load_any_run_file(target, overrides or ()).config
-    silence_transformers()
+    hide_loading_bars()
     report = measured(config, console, weights)
     headings, *rows = metrics_table(report.metrics)
     show_table(console, headings, rows, title="held-out evaluation")

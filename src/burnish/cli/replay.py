@@ -58,8 +58,8 @@ def replay(
     """
 
     from burnish.api.run import run_config
-    from burnish.cli.silence import silence_transformers
     from burnish.config.schema import RlConfig
+    from burnish.models.loading_bars import hide_loading_bars
     from burnish.observability.console import say
     from burnish.trainers.replay import check_same_teachers, open_replay
     from burnish.trainers.replay_result import most_changed, summary_of, write_replay
@@ -68,7 +68,7 @@ def replay(
     config = run_config(folder, overrides or []).config
     if not isinstance(config, RlConfig):
         raise ConfigError(f"{run} samples no responses", remedy="give a run of `burnish rl`")
-    silence_transformers()
+    hide_loading_bars()
     if gradients:
         show_gradients(folder, steps or [], overrides or [], algorithms or "", console)
         return

@@ -178,9 +178,9 @@ def train_from_file(
     from burnish.api.training import move_aside, trained
     from burnish.checkpointing.sources import check_output
     from burnish.cli.output import training_console
-    from burnish.cli.silence import silence_transformers
     from burnish.config.loading import load_run_file
     from burnish.distributed.nodes import job_without_folder
+    from burnish.models.loading_bars import hide_loading_bars
     from burnish.observability.console import say
 
     if served_as_rank(fresh=fresh):
@@ -192,7 +192,7 @@ def train_from_file(
     if fresh:
         check_output(loaded.config)
         move_aside(Path(loaded.config.output), console)
-    silence_transformers()
+    hide_loading_bars()
     if fork is not None:
         from burnish.trainers.forking import fork_run
 

@@ -33,13 +33,13 @@ def verify(run: RunFolder, starts: Starts = None, count: Count = None) -> None:
     """
 
     from burnish.api.run import run_config
-    from burnish.cli.silence import silence_transformers
+    from burnish.models.loading_bars import hide_loading_bars
     from burnish.observability.console import say
     from burnish.trainers.verifying import spans_of, verify_span
 
     console, differs = Console(), False
     config = run_config(Path(run)).config
-    silence_transformers()
+    hide_loading_bars()
     for span in spans_of(Path(run), starts or [], count):
         difference, changes = verify_span(config, span)
         if difference is None:

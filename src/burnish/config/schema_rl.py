@@ -356,11 +356,8 @@ class RlFields(RunConfig):
     @property
     def named_teachers(self) -> dict[str, TeacherConfig]:
         """Each teacher by its path in the run file."""
-        found = {
-            "teacher": self.teacher,
-            **{f"domains.{name}.teacher": one.teacher for name, one in self.domains.items()},
-        }
-        return {field: teacher for field, teacher in found.items() if teacher is not None}
+        own = {f"domains.{name}.teacher": domain.teacher for name, domain in self.domains.items()}
+        return {field: one for field, one in {"teacher": self.teacher, **own}.items() if one is not None}
 
     @property
     def teaches_alone(self) -> bool:

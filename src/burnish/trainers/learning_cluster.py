@@ -18,10 +18,11 @@ from burnish.distributed.peers import Peer, ProcessRole
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import Lanes
 from burnish.models.loading import load_outline
+from burnish.models.loading_bars import hide_loading_bars
 from burnish.trainers.cluster import PathsInTurn, crew_of, open_team, shared_work, with_restarts
 from burnish.trainers.outer_loop import OpenedModel, OpenLearner, Training, train_to_end
 from burnish.trainers.result import RunResult
-from burnish.trainers.rl.setup.remote_roles import Ways, without_progress_bars
+from burnish.trainers.rl.setup.remote_roles import Ways
 from burnish.trainers.run_folder import recorded_paths
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
@@ -91,7 +92,7 @@ def learner_role(
 ) -> Iterator[dict[str, object]]:
     """The roles `learner` and `ways`, in the process of a trainer. `chosen`: by another trainer; None takes the fast
     paths that the run has recorded, and chooses the rest."""
-    without_progress_bars()
+    hide_loading_bars()
     paths = recorded_paths(Path(config.output)) if chosen is None else chosen
     with open_here(config, paths, Console(quiet=True), lanes) as opened:
         learner = opened.learner(total_steps)

@@ -20,6 +20,7 @@ from burnish.forward.fast_paths import FastPaths
 from burnish.forward.lanes import ONE_LANE, Lanes
 from burnish.forward.matmul_choice import fast_float32
 from burnish.models.loading import LoadedModel, load_outline
+from burnish.models.loading_bars import hide_loading_bars
 from burnish.models.lora import Adapter
 from burnish.rewards.model_reward import RewardModels
 from burnish.rewards.specs import spec_of
@@ -43,13 +44,6 @@ class Ways:
         return Ways(paths.record(), (*loaded.notes, *paths.lines(verbose=config.logging.verbose)))
 
 
-def without_progress_bars() -> None:
-    """Keep transformers from drawing on a terminal that this process shares with the live display."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
 @contextmanager
 def trained_roles(
     config: RlConfig, paths: FastPaths | None = None, lanes: Lanes = ONE_LANE, *, samples: bool = False
@@ -58,7 +52,7 @@ def trained_roles(
     shares the policy's weights; `ways`. Without `paths` it takes the fast paths that the run has recorded."""
     console = Console(quiet=True)
     paths = recorded_paths(Path(config.output)) if paths is None else paths
-    without_progress_bars()
+    hide_loading_bars()
     with ExitStack() as stack:
         loaded = stack.enter_context(open_model(config, paths, console))
         roles = build_roles(config, loaded, lanes)
@@ -74,7 +68,7 @@ def trained_roles(
 def own_role(config: RlConfig, model: str, ways: Mapping[str, str]) -> Iterator[dict[str, object]]:
     """`reference`, `teacher` or `critic`, which has the process for itself, and takes these fast paths; `ways`."""
     console, paths = Console(quiet=True), FastPaths(ways)
-    without_progress_bars()
+    hide_loading_bars()
     path, model_alone = loaded_alone(config, model), config.model
     if path != OWN_POLICY:
         model_alone = teacher_model(config, path)
@@ -88,7 +82,7 @@ def reward_role(config: RlConfig, ways: Mapping[str, str]) -> Iterator[dict[str,
     """`reward_model`: the models of all rewards, alone in this process; `ways`. Reads the policy's folder without its
     weights, for the tokenizer and the precision of float32 products."""
     paths = FastPaths(ways)
-    without_progress_bars()
+    hide_loading_bars()
     policy = load_outline(config.model, plain=config.debug.plain)
     with fast_float32(policy.model, plain=config.debug.plain or computes_twice_at_once(config), paths=paths):
         models = RewardModels.load(spec_of(reward) for reward in config.all_rewards if reward.is_model)
@@ -101,7 +95,7 @@ def engine_role(config: RlConfig, ways: Mapping[str, str] | None = None) -> Iter
     take, it need not see the run's folder."""
     console = Console(quiet=True)
     paths = recorded_paths(Path(config.output)) if ways is None else FastPaths(ways)
-    without_progress_bars()
+    hide_loading_bars()
     if config.engine.traits.copies:  # its own weights take the GPU, or several
         config = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
     with open_model(config, paths, console, takes_weights=True) as loaded:
