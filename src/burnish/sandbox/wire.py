@@ -33,7 +33,7 @@ _TAGS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     int: ("int", hex, lambda digits: int(digits, 16)),
     float: ("float", float.hex, float.fromhex),
     complex: ("complex", lambda v: [v.real.hex(), v.imag.hex()], lambda parts: complex(*map(float.fromhex, parts))),
-    bytearray: ("bytes", bytearray.hex, bytes.fromhex),
+    bytearray: ("bytearray", bytearray.hex, bytearray.fromhex),
     bytes: ("bytes", bytes.hex, bytes.fromhex),
     range: ("range", lambda v: [encode(one) for one in (v.start, v.stop, v.step)], lambda v: range(*map(decode, v))),
     Decimal: ("decimal", str, Decimal),

@@ -173,6 +173,11 @@ def test_objects_of_the_code_are_used_where_they_are(judged: Any) -> None:
     assert passed(judged({"texts": [text]})) == [True] * 6
 
 
+def test_an_array_of_bytes_is_changed_where_the_tests_have_it(judged: Any) -> None:
+    text = "data = bytearray(b'abc')\nf(data)\nassert data == b'xbc'"
+    assert passed(judged({"texts": [text]}, "def f(data): data[0] = 120")) == [True]
+
+
 def test_functions_of_tests_and_cases_are_run(judged: Any) -> None:
     check = "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(2) == 4"
     assert passed(judged({"texts": [check], "entry": "double"})) == [True, True]

@@ -41,6 +41,7 @@ def test_plain_values_arrive_as_they_were(value: Any) -> None:
     [
         {1, 2},
         frozenset("a"),
+        bytearray(b"a"),
         deque([1, 2]),
         range(1, 9, 2),
         Decimal("1.50"),
