@@ -72,7 +72,7 @@ def test_without_an_update_no_row_has_an_advantage() -> None:
 
 
 class Recording:
-    """Stands in for sinks and display."""
+    """Stands in for sinks, display and folder."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, int, dict[str, float]]] = []
@@ -88,10 +88,12 @@ class Recording:
     def alarm(self, alarm: Alarm) -> None:
         self.alarms.append(alarm)
 
+    def check(self) -> None: ...
+
 
 def journal(recorder: RolloutRecorder | None) -> tuple[Journal, Recording]:
     heard = Recording()
-    return Journal(recorder, heard, AlarmBell(), heard), heard  # type: ignore[arg-type]
+    return Journal(recorder, heard, AlarmBell(), heard, heard), heard  # type: ignore[arg-type]
 
 
 def test_a_row_reaches_disk_before_the_display_and_an_alarm_is_said_once() -> None:
