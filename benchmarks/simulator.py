@@ -97,7 +97,7 @@ def train(folder: Path, prompts: int, steps: int) -> None:
     """Train up to so many steps, going on where the last turn ended."""
     from rich.console import Console
 
-    from burnish.trainers.rl.run import train_rl
+    from burnish.trainers.cluster import train_rl
 
     train_rl(config_of(folder, prompts, steps), console=Console(file=sys.stderr))
 

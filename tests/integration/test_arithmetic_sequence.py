@@ -17,7 +17,7 @@ from burnish.config.schema import RlConfig
 from burnish.models.loading import load_model
 from burnish.observability.history import read_history
 from burnish.observability.recorder import read_rollouts
-from burnish.trainers.rl.run import train_rl
+from burnish.trainers.cluster import train_rl
 
 STAGES = ("1_first_term", "2_second_term", "3_whole_answer")
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "arithmetic_sequence"

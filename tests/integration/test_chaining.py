@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from runs import trained
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
@@ -20,10 +21,9 @@ from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.errors import CheckpointError
 from burnish.trainers.chaining import pinned
+from burnish.trainers.cluster import train_rl
 from burnish.trainers.reward_model.loop import train_reward_model
-from burnish.trainers.rl.run import train_rl
 from burnish.trainers.rl.setup.parts import open_rl_run
-from burnish.trainers.sft import train_sft
 
 QUIET = Console(quiet=True)
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -38,8 +38,7 @@ def sft_run(tiny_sft: Callable[..., SftConfig], tmp_path: Path, tiny_model: Path
     """A finished run with checkpoints of steps 2 and 4, and a chat template of its own."""
     model = {"path": str(tiny_model), "chat_template": TEMPLATE}
     config = tiny_sft(f"output={tmp_path}/sft", "steps=4", "evaluation.every_steps=2", model=model)
-    train_sft(config, console=QUIET)
-    return tmp_path / "sft"
+    return trained(config)
 
 
 def policy(run: Path, step: int) -> Path:

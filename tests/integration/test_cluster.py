@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from runs import trained
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -22,10 +22,7 @@ from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.distributed.processes import RoleProcess
 from burnish.errors import ConfigError
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.outer_loop import STATE_NAME
-from burnish.trainers.reward_model.loop import train_reward_model
-from burnish.trainers.sft import train_sft
 from burnish.trainers.telemetry.journal import Journal
 
 WRITE = Journal.write
@@ -75,8 +72,7 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path
             cluster={"lanes": 4, "rollout_workers": workers, "threads": 1, **cluster},
             **CASES[case],
         )
-        train_rl(config, console=Console(quiet=True))
-        return tmp_path / name
+        return trained(config)
 
     return train
 
@@ -177,10 +173,8 @@ def learn(tiny_sft: Callable[..., SftConfig], tiny_model: Path, tiny_task: Path,
 
     def train(name: str, case: str, *overrides: str, steps: int = 4) -> Path:
         words = (*LEARNED[case], f"output={tmp_path}/{name}", f"steps={steps}", "cluster.threads=1", *overrides)
-        console = Console(quiet=True)
         if case.startswith("sft"):
-            train_sft(tiny_sft(*words), console=console)
-            return tmp_path / name
+            return trained(tiny_sft(*words))
         for split in ("train", "eval"):
             rows = [json.loads(line) for line in (tiny_task / f"{split}.jsonl").read_text().splitlines()]
             pairs = [{"prompt": r["prompt"], "chosen": r["answer"], "rejected": r["answer"][::-1] + "7"} for r in rows]
@@ -195,8 +189,7 @@ def learn(tiny_sft: Callable[..., SftConfig], tiny_model: Path, tiny_task: Path,
             "checkpoint": {"every_steps": 2},
             "logging": {"sinks": []},
         }
-        train_reward_model(load_run_data(data, list(words), "rm").config, console=console)
-        return tmp_path / name
+        return trained(load_run_data(data, list(words), "rm").config)
 
     return train
 

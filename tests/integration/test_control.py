@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from burnish.observability.control import ask, asked
+from burnish.trainers.cluster import train_rl
 from burnish.trainers.interrupt import Watch, watching
-from burnish.trainers.rl.run import train_rl
 
 
 @pytest.mark.slow

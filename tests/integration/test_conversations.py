@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import ctrl_c_in_step, rows_of
+from runs import ctrl_c_in_step, rows_of, trained
 
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
@@ -170,8 +170,7 @@ def rollouts(folder: Path | str) -> list[dict[str, Any]]:
 
 
 def train(config: RlConfig) -> Path:
-    train_rl(config, console=QUIET)
-    return Path(config.output)
+    return trained(config)
 
 
 @pytest.mark.slow

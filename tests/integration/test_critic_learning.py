@@ -19,8 +19,8 @@ from burnish.models.critic import SeparateCritic, SharedCritic
 from burnish.models.loading import load_model
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
+from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.objective import ActorCriticObjective, ClippedValueObjective, PolicyObjective
-from burnish.trainers.rl.run import train_rl
 
 FIRST_DIGIT = """
 def first_digit(prompt: str) -> float:

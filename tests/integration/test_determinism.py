@@ -15,7 +15,7 @@ from rich.console import Console
 
 from burnish.config.presets import PRESETS
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
-from burnish.trainers.rl.run import train_rl
+from burnish.trainers.cluster import train_rl
 from burnish.trainers.sft import train_sft
 
 Trace = Any

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import rows_of
+from runs import rows_of, trained
 
 from burnish.config.loading import load_run_data
 from burnish.demo import DemoFolder, split_problems, write_data, write_model
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.sft import train_sft
 
 SFT_STEPS, RL_STEPS = 1300, 40
@@ -70,8 +69,7 @@ def run(task: Path) -> Callable[..., Path]:
             "evaluation": {"every_steps": RL_STEPS, "max_prompts": 200},
             "checkpoint": {"every_steps": None}, "logging": {"sinks": []},
         }  # fmt: skip
-        train_rl(load_run_data(config).config, console=Console(quiet=True))
-        return task / name
+        return trained(load_run_data(config).config)
 
     return train
 

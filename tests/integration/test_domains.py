@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import ctrl_c_in_step, rows_of
+from runs import ctrl_c_in_step, rows_of, trained
 
 from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
@@ -48,8 +48,7 @@ def run(tiny_run: Callable[..., RlConfig], tiny_task: Path, tmp_path: Path) -> C
             cluster={"rollout_workers": workers, "threads": 1},
             **fields,
         )  # fmt: skip
-        train_rl(config, console=Console(quiet=True))
-        return tmp_path / name
+        return trained(config)
 
     return train_domains
 

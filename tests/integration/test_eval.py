@@ -19,9 +19,10 @@ from burnish.config.schema import RlConfig, RmConfig, SftConfig
 from burnish.forward import matmul_choice
 from burnish.models.reward_model import RewardModel
 from burnish.trainers import held_out
+from burnish.trainers.cluster import train_rl
 from burnish.trainers.reward_model.loop import train_reward_model
 from burnish.trainers.rl.evaluation import Evaluator
-from burnish.trainers.rl.run import evaluate_run, train_rl
+from burnish.trainers.rl.run import evaluate_run
 from burnish.trainers.sft import train_sft
 
 QUIET = Console(quiet=True)

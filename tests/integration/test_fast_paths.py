@@ -18,7 +18,8 @@ from burnish.config.schema import RlConfig, SftConfig
 from burnish.forward.fast_paths import FastPaths
 from burnish.forward.race import Contender, RaceResult
 from burnish.forward.verdicts import VerdictCache
-from burnish.trainers.rl.run import evaluate_run, train_rl
+from burnish.trainers.cluster import train_rl
+from burnish.trainers.rl.run import evaluate_run
 from burnish.trainers.run_folder import PATHS_FILE
 from burnish.trainers.sft import train_sft
 

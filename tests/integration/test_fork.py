@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import rows_of
+from runs import num_rows, rows_of
 
 import burnish
 from burnish.checkpointing.comparing import common_steps, first_difference
@@ -44,7 +44,7 @@ def test_a_fork_with_nothing_changed_is_the_original(
     words = ("rl", file, "--fork", f"{first}@2", f"output={tmp_path / 'fork'}")
     for lines in (3, 5):
         command = commands.start(*words)
-        assert command.wait_for(lambda lines=lines: _lines(tmp_path / "fork") >= lines)
+        assert command.wait_for(lambda lines=lines: num_rows(tmp_path / "fork") >= lines)
         command.kill()
         assert command.code == -signal.SIGKILL
     command = commands.run(*words)
@@ -62,11 +62,6 @@ def test_a_program_forks_a_run(original: tuple[str, Path], trace: Callable[[Path
     fork = burnish.train(run.config.model_dump(mode="json"), fork=run, output=str(tmp_path / "fork"), quiet=True)
     ours, theirs = trace(fork.output), trace(first)
     assert (ours.metrics, ours.state) == (theirs.metrics, theirs.state)
-
-
-def _lines(folder: Path) -> int:
-    path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 @pytest.mark.slow

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import num_rows
 from watching import children, runs
 
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
-from burnish.trainers.rl.run import train_rl
+from burnish.trainers.cluster import train_rl
 from burnish.trainers.sft import train_sft
 
 ReadTrace = Callable[[Path], Any]
@@ -39,11 +40,6 @@ process.WorkerProcess.__init__ = init
 """Writes the process id of every reward worker to a file."""
 
 
-def lines(folder: Path) -> int:
-    path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
 @pytest.fixture
 def slow_run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> RlConfig:
     """Five steps of about 0.2 seconds."""
@@ -65,14 +61,14 @@ def test_the_first_signal_finishes_the_step_and_saves(
     calm = commands.run(*words, f"output={tmp_path}/calm")
     assert calm.code == 0, calm.output
     command = commands.start(*words, f"output={run}")
-    assert command.wait_for(lambda: lines(run) >= 2)
+    assert command.wait_for(lambda: num_rows(run) >= 2)
     command.send(number)
     assert command.wait() == 0, command.output
     assert "stopping after this step, then saving (once more to stop now)" in command.output
     assert "stopped at step" in command.output
     assert "run the same command again" in command.output
     (checkpoint,) = (run / "checkpoints").iterdir()
-    assert lines(run) == 1 + int(checkpoint.name.removeprefix("step-")) < 6
+    assert num_rows(run) == 1 + int(checkpoint.name.removeprefix("step-")) < 6
     resumed = commands.run(*words, f"output={run}")
     assert "resuming" in resumed.output
     assert "finished at step 5" in resumed.output
@@ -86,7 +82,7 @@ def test_supervised_fine_tuning_stops_and_goes_on_as_well(
     words, run = ("sft", run_file(tiny_sft())), tmp_path / "stopped"
     assert commands.run(*words, f"output={tmp_path}/calm").code == 0
     command = commands.start(*words, f"output={run}")
-    assert command.wait_for(lambda: lines(run) >= 2)
+    assert command.wait_for(lambda: num_rows(run) >= 2)
     command.send(signal.SIGINT)
     assert command.wait() == 0, command.output
     assert "stopped at step" in command.output
@@ -124,7 +120,7 @@ def test_stopped_before_the_first_step_it_goes_on(
     calm, _ = train("calm", False)
     stopped, said = train("run", True)
     assert "stopping" in said
-    assert lines(stopped) == 1  # the evaluation at the start
+    assert num_rows(stopped) == 1  # the evaluation at the start
     resumed, said = train("run", False)
     assert "after step 0" in said
     assert trace(resumed) == trace(calm)
@@ -167,7 +163,7 @@ def test_a_signal_to_every_process_of_the_job_is_an_orderly_stop(
     words, run = ("rl", run_file(slow_run)), tmp_path / "run"
     assert commands.run(*words, f"output={tmp_path}/calm").code == 0
     command = commands.start(*words, f"output={run}")
-    assert command.wait_for(lambda: lines(run) >= 2)
+    assert command.wait_for(lambda: num_rows(run) >= 2)
     started = children(command.pid)
     assert len(started) >= 2
     for pid in (*started, command.pid, command.pid):

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import trained
 from stub_judge import shown
 
 from burnish.cli import main
 from burnish.config.schema import RlConfig
 from burnish.rewards.judging.judges import Judges
 from burnish.trainers.cluster import train_rl as train_in_cluster
-from burnish.trainers.rl.run import train_rl
 
 RULE = """
 def digits(response: str, answer: str) -> float:
@@ -62,8 +62,7 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path
             logging={"sinks": [], "record_rollouts": True},
             **fields,
         )
-        train_rl(config, console=Console(quiet=True))
-        return tmp_path / name
+        return trained(config)
 
     return train
 

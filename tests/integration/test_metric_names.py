@@ -14,8 +14,8 @@ from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.observability.metric_names import find_metric
 from burnish.observability.metrics import MetricStore
+from burnish.trainers.cluster import train_rl
 from burnish.trainers.reward_model.loop import train_reward_model
-from burnish.trainers.rl.run import train_rl
 from burnish.trainers.sft import train_sft
 from burnish.types import Metric, Reduction
 

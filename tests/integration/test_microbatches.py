@@ -16,7 +16,7 @@ import torch
 from batches import joined
 from real_steps import sampled_step, with_algorithm
 from rich.console import Console
-from runs import untimed_rows
+from runs import trained, untimed_rows
 from torch import Tensor
 
 from burnish.algorithms.aggregation import AGGREGATIONS
@@ -28,11 +28,11 @@ from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Denominators, Objective, ObjectiveValue
 from burnish.observability.metrics import MetricStore
 from burnish.trainers import microbatch
+from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.batching import build_batch, build_rewards, scored
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.rl.credit import assign_advantages
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.run import train_rl
 from burnish.trainers.sft import train_sft
 from burnish.types import Rollout, RolloutGroup
 
@@ -325,8 +325,7 @@ def test_a_resumed_run_keeps_the_tokens_that_auto_found(
 
     def go_on(name: str, steps: int, room: int) -> Path:
         monkeypatch.setattr(microbatch, "_tokens", lambda config, loaded: room)
-        train_rl(tiny_run(*auto, f"output={tmp_path / name}", steps=steps), console=Console(quiet=True))
-        return tmp_path / name
+        return trained(tiny_run(*auto, f"output={tmp_path / name}", steps=steps))
 
     whole, cut = go_on("whole", 4, 48), go_on("cut", 2, 48)
     go_on("cut", 4, 16)

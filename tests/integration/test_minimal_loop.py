@@ -11,7 +11,7 @@ from rich.console import Console
 from scripts import load_script
 
 from burnish.config.schema import RlConfig
-from burnish.trainers.rl.run import train_rl
+from burnish.trainers.cluster import train_rl
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal_loop.py"
 

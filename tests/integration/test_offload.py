@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from runs import trained
 
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_data import ModelConfig
@@ -25,7 +26,6 @@ from burnish.planning.machines import Machine
 from burnish.planning.memory import bytes_in
 from burnish.planning.model_facts import read_model_facts
 from burnish.planning.processes import seats_of
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.sft import train_sft
 
 QUIET = Console(quiet=True)
@@ -61,8 +61,7 @@ def run(tiny_run: Callable[..., RlConfig], reward_model: Path, tmp_path: Path) -
             cluster={"lanes": 2, "threads": 1, "offload": offload, **cluster},
             **PPO,
         )
-        train_rl(config, console=QUIET)
-        return tmp_path / name
+        return trained(config)
 
     return train
 

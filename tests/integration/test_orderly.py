@@ -19,7 +19,7 @@ from burnish.config.schema import RlConfig, RunConfig, SftConfig
 from burnish.errors import BurnishError, CheckpointError, DivergenceError, RewardError, RolloutError
 from burnish.models.policy import LocalPolicy
 from burnish.rollouts.local.engine import LocalEngine
-from burnish.trainers.rl.run import train_rl
+from burnish.trainers.cluster import train_rl
 from burnish.trainers.sft import SftRun, train_sft
 from burnish.trainers.telemetry.journal import Journal
 

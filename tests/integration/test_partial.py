@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from runs import ctrl_c_in_step, rows_of
+from runs import ctrl_c_in_step, rows_of, trained
 
 from burnish.config.schema import RlConfig
 from burnish.models.weights import Weights
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.supply.threaded import SupplyPartial
 
 STEPS = 5
@@ -76,8 +74,7 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path, monkeypatch: pytest.M
         rollout = config.rollout.model_copy(
             update={"engine": f"{tmp_path}/patient.py:PatientEngine", "ignore_eos": True}
         )
-        train_rl(config.model_copy(update={"rollout": rollout}), console=Console(quiet=True))
-        return tmp_path / name
+        return trained(config.model_copy(update={"rollout": rollout}))
 
     return train
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import num_rows
 
 from burnish.config.schema import RlConfig, RunConfig
 
@@ -39,11 +40,6 @@ def words(tiny_run: Build, run_file: WriteRunFile, tmp_path: Path) -> tuple[str,
     return ("rl", run_file(config), f"output={tmp_path}/run")
 
 
-def lines(folder: Path) -> int:
-    path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
 def pause_between_writes(command: Any, run: Path) -> None:
     """Stop the process at an instant at which no checkpoint is half-written."""
     while True:
@@ -57,7 +53,7 @@ def pause_between_writes(command: Any, run: Path) -> None:
 def disturbed(commands: Any, words: tuple[str, ...], run: Path, disturb: Callable[[], Any]) -> Any:
     """The command, ended, after something was done to its folder behind its third step."""
     command = commands.start(*words)
-    assert command.wait_for(lambda: lines(run) >= 3)
+    assert command.wait_for(lambda: num_rows(run) >= 3)
     pause_between_writes(command, run)
     disturb()
     command.send(signal.SIGCONT)
@@ -122,7 +118,7 @@ def test_a_live_run_is_not_started_over(
 ) -> None:
     run = tmp_path / "run"
     command = commands.start(*words)
-    assert command.wait_for(lambda: lines(run) >= 1)
+    assert command.wait_for(lambda: num_rows(run) >= 1)
     second = commands.run(*words, "--fresh")
     assert second.code == 2
     assert f"{run} is in use by process {command.pid} on " in second.output
@@ -137,13 +133,13 @@ def test_a_terminal_that_goes_away_stops_the_run_as_ctrl_c_does(
 ) -> None:
     run = tmp_path / "run"
     command = commands.start(*words)
-    assert command.wait_for(lambda: lines(run) >= 1)
+    assert command.wait_for(lambda: num_rows(run) >= 1)
     command.send(signal.SIGHUP)
     assert command.wait() == 0, command.output
     assert "stopped at step" in command.output
-    before = lines(run)
+    before = num_rows(run)
     ignoring = commands.start(*words, before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
-    assert ignoring.wait_for(lambda: lines(run) > before)
+    assert ignoring.wait_for(lambda: num_rows(run) > before)
     ignoring.send(signal.SIGHUP)
     assert ignoring.wait() == 0
     assert "finished at step 8" in ignoring.output
@@ -164,7 +160,7 @@ def test_without_standard_output_the_run_goes_on(
     command = commands.run(*words, "steps=2", before=LOSE_OUTPUT[how])
     assert command.code == 0, command.output
     assert ("standard output is lost" in command.output) is (how != "none at all")
-    assert lines(tmp_path / "run") == 2
+    assert num_rows(tmp_path / "run") == 2
 
 
 LOSE_ERRORS = {
@@ -181,7 +177,7 @@ def test_without_standard_error_the_run_goes_on_and_an_error_keeps_its_code(
 ) -> None:
     command = commands.run(*words, "steps=2", before=LOSE_ERRORS[how])
     assert command.code == 0, command.output
-    assert lines(tmp_path / "run") == 2
+    assert num_rows(tmp_path / "run") == 2
     assert commands.run(*words, "seed=77", before=LOSE_ERRORS[how]).code == 2
 
 

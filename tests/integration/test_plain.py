@@ -13,7 +13,7 @@ from rich.console import Console
 from burnish.config.schema import RlConfig
 from burnish.forward.attention import packs_rows
 from burnish.models.policy import LocalPolicy
-from burnish.trainers.rl.run import train_rl
+from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.setup.parts import open_rl_run
 
 BuildRl = Callable[..., RlConfig]

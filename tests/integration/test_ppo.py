@@ -16,10 +16,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from burnish.config.schema import RlConfig
 from burnish.report.report import write_report
+from burnish.trainers.cluster import train_rl
 from burnish.trainers.interrupt import StopRequest
 from burnish.trainers.outer_loop import run_loop
 from burnish.trainers.rl.loop import RlRun
-from burnish.trainers.rl.run import train_rl
 from burnish.trainers.rl.setup.parts import open_rl_run
 
 QUIET = Console(quiet=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from burnish.cli.demo import prepare
 from burnish.config.loading import load_run_file
 from burnish.demo import DemoFolder
-from burnish.trainers.rl.run import train_rl
+from burnish.trainers.cluster import train_rl
 from burnish.trainers.sft import train_sft
 
 QUIET = Console(quiet=True)

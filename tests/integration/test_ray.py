@@ -21,6 +21,7 @@ from rich.console import Console
 from watching import children, wait_for
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'burnish[ray]')")
+from runs import trained
 
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_cluster import ClusterConfig
@@ -29,7 +30,6 @@ from burnish.distributed.launching import Crew, Launcher, ProcessSpec, start_all
 from burnish.distributed.peers import Peer, RoleLostError, TracebackElsewhereError
 from burnish.distributed.ray_workers import RayProcess, RaySite, StoredWeights
 from burnish.errors import ConfigError, DivergenceError, RolloutError
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.sft import train_sft
 from burnish.trainers.telemetry.journal import Journal
 
@@ -343,8 +343,7 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path
             cluster={"lanes": 4, "threads": 1, **fields},
             **CASES[case],
         )
-        train_rl(config, console=Console(quiet=True))
-        return tmp_path / name
+        return trained(config)
 
     return train
 

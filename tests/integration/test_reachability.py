@@ -271,7 +271,7 @@ def test_every_preset_trains_from_a_run_file(
     tiny_run: Callable[..., RlConfig], for_the_task: Callable[[str], tuple[str, ...]], preset: str
 ) -> None:
     """The whole path, run file to checkpoint, for two steps."""
-    from burnish.trainers.rl.run import train_rl
+    from burnish.trainers.cluster import train_rl
 
     result = train_rl(tiny_run(*for_the_task(preset), algorithm=preset, steps=2), console=Console(quiet=True))
     assert result.step == 2

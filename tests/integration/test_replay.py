@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import trained
 
 from burnish.api.run import run_config
 from burnish.cli import main
@@ -39,8 +40,7 @@ def replayed(folder: Path, *overrides: str, step: int = 2, **given: Any) -> list
 @pytest.fixture
 def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path]:
     def train(name: str, **fields: Any) -> Path:
-        train_rl(tiny_run(f"output={tmp_path / name}", steps=2, **(RUNS[name] | fields)), console=QUIET)
-        return tmp_path / name
+        return trained(tiny_run(f"output={tmp_path / name}", steps=2, **(RUNS[name] | fields)))
 
     return train
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from runs import rows_of
+from runs import rows_of, trained
 
 from burnish.api.run import run_config
 from burnish.cli import main
@@ -88,8 +88,7 @@ def folder(tiny_run: Callable[..., RlConfig]) -> Path:
     """A run of dr_grpo with checkpoints of steps 2 and 3."""
     checkpoint = {"every_steps": 1, "keep": 2}
     config = tiny_run(steps=3, algorithm="dr_grpo", **(ONCE | {"checkpoint": checkpoint}))
-    train_rl(config, console=QUIET)
-    return Path(config.output)
+    return trained(config)
 
 
 @pytest.mark.slow

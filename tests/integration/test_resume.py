@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import train
+from runs import num_rows, train
 
 from burnish.checkpointing import fingerprints
 from burnish.config.schema import RlConfig, RunConfig, SftConfig
@@ -75,11 +75,6 @@ def finish(commands: Any, words: tuple[str, ...], folder: Path) -> Any:
     return command
 
 
-def metric_lines(folder: Path) -> int:
-    path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
 def kill_when(commands: Any, words: tuple[str, ...], folder: Path, condition: Callable[[], bool]) -> bool:
     """Whether the condition came true, and the kill came, before the run was done."""
     command = commands.start(*words, f"output={folder}")
@@ -94,7 +89,7 @@ def check_kills_at_progress(commands: Any, words: tuple[str, ...], folder: Path,
     run = folder / "run"
     writing = run / "checkpoints"
     assert kill_when(commands, words, run, lambda: any(writing.glob("*.writing")))
-    assert kill_when(commands, words, run, lambda: metric_lines(run) >= 4)
+    assert kill_when(commands, words, run, lambda: num_rows(run) >= 4)
     resumed = finish(commands, words, run)
     assert f"resuming {run} after step" in resumed.output
     assert trace(run) == expected
@@ -229,7 +224,7 @@ def test_several_kills_at_random_instants(
     for lines in [0, *sorted(randomness.sample(range(1, 9), 5))]:  # counted in steps: machines differ in speed
 
         def far_enough(lines: int = lines) -> bool:
-            return metric_lines(run) >= lines
+            return num_rows(run) >= lines
 
         def some_time_later(due: float = randomness.uniform(0.0, seconds / 24)) -> bool:
             time.sleep(due)

@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 from burnish.config.loading import load_run_data
 from burnish.config.schema import RlConfig
 from burnish.models.characters import tiny_llama
+from burnish.trainers.cluster import train_rl
 from burnish.trainers.reward_model.loop import train_reward_model
-from burnish.trainers.rl.run import train_rl
 
 QUIET = Console(quiet=True)
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from runs import trained
 
 from burnish.config.schema import RlConfig
 from burnish.config.schema_data import ModelConfig
 from burnish.distributed.processes import RoleProcess
 from burnish.models.reward_model import Readout, new_reward_model
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.telemetry.journal import Journal
 
 pytestmark = pytest.mark.slow
@@ -47,8 +46,7 @@ def run(tiny_run: Callable[..., RlConfig], tiny_model: Path, tiny_task: Path, tm
             logging={"sinks": [], "record_rollouts": True},
             cluster={"lanes": 2, "threads": 1, **cluster},
         )
-        train_rl(config, console=Console(quiet=True))
-        return tmp_path / name
+        return trained(config)
 
     return train
 

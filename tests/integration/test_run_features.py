@@ -18,7 +18,8 @@ from burnish.config.schema import RlConfig
 from burnish.errors import ConfigError
 from burnish.forward.quantized_layers import dequantized, quantized
 from burnish.models.characters import character_tokenizer, tiny_llama
-from burnish.trainers.rl.run import evaluate_run, train_rl
+from burnish.trainers.cluster import train_rl
+from burnish.trainers.rl.run import evaluate_run
 from burnish.types import Quantization
 
 TinyRun = Callable[..., RlConfig]

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from runs import ctrl_c_in_step, rows_of
+from runs import ctrl_c_in_step, rows_of, trained
 
 from burnish.config.schema import RlConfig
 from burnish.errors import RolloutError
-from burnish.trainers.cluster import train_rl
 from burnish.trainers.rl.collection import Collector
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -41,8 +39,7 @@ def run(tiny_run: Callable[..., RlConfig], tmp_path: Path) -> Callable[..., Path
             cluster={"lanes": 2, "trainers": trainers, "rollout_workers": workers, "threads": 1},
             **ALGORITHMS[case],
         )
-        train_rl(config, console=Console(quiet=True))
-        return tmp_path / name
+        return trained(config)
 
     return train
 

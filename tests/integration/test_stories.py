@@ -15,7 +15,7 @@ from scripts import load_script
 from burnish.config.loading import load_run_file
 from burnish.observability.history import read_history
 from burnish.observability.recorder import read_rollouts
-from burnish.trainers.rl.run import train_rl
+from burnish.trainers.cluster import train_rl
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

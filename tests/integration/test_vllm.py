@@ -33,7 +33,7 @@ from burnish.rollouts.engine import Sampling
 from burnish.rollouts.local.engine import LocalEngine
 from burnish.rollouts.sampling import filter_logits
 from burnish.rollouts.vllm.engine import VllmEngine
-from burnish.trainers.rl.run import train_rl
+from burnish.trainers.cluster import train_rl
 from burnish.types import FinishReason, Rollout, RolloutRequest
 
 pytestmark = pytest.mark.slow

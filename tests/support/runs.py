@@ -15,18 +15,28 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from burnish.config.schema import RlConfig, SftConfig
-from burnish.trainers.rl.run import train_rl
-from burnish.trainers.sft import train_sft
+from burnish.config.kinds import find_kind, load
+from burnish.config.schema_run import RunConfig
 from burnish.trainers.telemetry.journal import Journal
 
 
-def train(config: RlConfig | SftConfig, *, accept_changes: bool = False) -> tuple[Path, str]:
+def train(config: RunConfig, *, accept_changes: bool = False) -> tuple[Path, str]:
     """The folder of the run, and what it said."""
     said = io.StringIO()
-    call = train_rl if isinstance(config, RlConfig) else train_sft
-    result = call(config, console=Console(file=said, width=200), accept_changes=accept_changes)
+    console = Console(file=said, width=200)
+    result = load(find_kind(config.kind).train)(config, console=console, accept_changes=accept_changes)
     return result.folder, " ".join(said.getvalue().split())
+
+
+def trained(config: RunConfig) -> Path:
+    """The folder of the run, which has said nothing."""
+    return train(config)[0]
+
+
+def num_rows(folder: Path) -> int:
+    """Rows of metrics that are written so far."""
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def rows_of(folder: Path | str) -> list[dict[str, float]]:

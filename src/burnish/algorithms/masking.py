@@ -36,15 +36,11 @@ def divide(total: Tensor, denominator: Tensor | float, mask: Tensor) -> Tensor:
     return total / torch.where(nothing, torch.ones_like(count), count)
 
 
-def masked_mean(values: Tensor, mask: Tensor, *, denominator: Tensor | float | None = None) -> Tensor:
-    """Sum of the unmasked values divided by `denominator` (by default their count). 0-d; 0 for an empty mask.
-
-    The sum is float64, so that the mean of equal float32 values is exactly that value. With the count of the entire
-    optimizer step as `denominator`, the parts of a step add up to the mean of the step, however it was cut.
-    """
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of the unmasked values. 0-d; 0 for an empty mask. The sum is float64, so that the mean of equal float32
+    values is exactly that value."""
     filled = fill_masked(values, mask)
-    total = filled.sum(dtype=torch.float64)
-    return divide(total, mask.bool().sum() if denominator is None else denominator, mask).to(filled.dtype)
+    return divide(filled.sum(dtype=torch.float64), mask.bool().sum(), mask).to(filled.dtype)
 
 
 def masked_var(values: Tensor, mask: Tensor, *, unbiased: bool = False) -> Tensor:

@@ -111,8 +111,8 @@ def off_policy_tokens(
 ) -> Tensor:
     """True `[B, T]` at tokens with A < 0 of responses with mean_t(rollout - logprob) > delta, in nats, to be dropped.
 
-    DeepSeek-V3.2 2025 (https://arxiv.org/abs/2512.02556): the policy learns from its own mistakes, but those that it
-    would hardly make any more only disturb it. `logprobs_BT` are the current ones, after each update.
+    DeepSeek-V3.2 2025 (https://arxiv.org/abs/2512.02556): the policy learns from its own mistakes, but the ones
+    that it would hardly make any more only disturb it. `logprobs_BT` are the current ones, after each update.
     """
     d = log_ratio(rollout_logprobs_BT.detach(), logprobs_BT.detach(), mask_BT)
     advantages = fill_masked(advantages_BT.detach(), mask_BT)

@@ -1,7 +1,7 @@
 """A run of `burnish rl` on several processes: which ones are started, and which of them call which.
 
 The command's own process is the controller: it holds the loop, the data, the rewards and the run's folder. The others
-(trainers, models with a process of their own, rollout workers) are processes of this machine or actors of a Ray
+(trainers, models with their own process, rollout workers) are processes of this machine or actors of a Ray
 cluster, which it starts, calls and ends, or processes that torchrun has started.
 """
 
@@ -43,11 +43,12 @@ from burnish.observability.console import say
 from burnish.observability.timeline import WorkingProcess
 from burnish.outside.plugins import is_outside
 from burnish.trainers.interrupt import present_watch, watching
+from burnish.trainers.outer_loop import train_to_end
 from burnish.trainers.placement import check_placement, placed, threads_of
 from burnish.trainers.result import RunResult
-from burnish.trainers.rl.run import train_rl as train_rl_with
 from burnish.trainers.rl.setup.objective import ObjectiveElsewhere
 from burnish.trainers.rl.setup.opened_models import Players, open_players
+from burnish.trainers.rl.setup.parts import open_rl_run
 from burnish.trainers.rl.setup.remote_roles import engine_role, own_role, reward_role, trained_roles
 from burnish.trainers.rl.setup.roles import ALONE, Beside, Roles, build_roles
 from burnish.trainers.run_folder import record_paths, recorded_ways
@@ -59,15 +60,18 @@ OpenRoles = Callable[..., AbstractContextManager[Mapping[str, object]]]
 
 
 def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False) -> RunResult:
-    """Train with as many processes as the run file asks for; see `burnish.trainers.rl.run.train_rl`.
+    """Run the loop of `burnish.trainers.rl.loop`, from the newest checkpoint in the run's folder on, with as many
+    processes as the run file asks for.
 
-    When a trainer is lost, all of them are started again from the newest checkpoint, `cluster.restarts` times at most:
-    the steps since then are made again, with the same numbers.
+    The first Ctrl-C finishes the step and saves. `accept_changes`: continue even if files or versions that the run
+    depends on have changed. When a trainer is lost, all of them are started again from the newest checkpoint,
+    `cluster.restarts` times at most: the steps since then are made again, with the same numbers. Raises BurnishError
+    for everything that a user can fix.
     """
     with shared_work(config, console) as site:
         opener = partial(open_processes, site) if config.cluster.uses_processes else open_players
-        train = partial(train_rl_with, config, console=console, accept_changes=accept_changes, opener=opener)
-        return with_restarts(train, config, console)
+        run = partial(open_rl_run, config, console, accept_changes=accept_changes, opener=opener)
+        return with_restarts(lambda: train_to_end(run(), console), config, console)
 
 
 def with_restarts(train: Callable[[], RunResult], config: RunConfig, console: Console) -> RunResult:
@@ -205,7 +209,7 @@ def crew_of(
     workers_log: bool = False,
     worker_gpus: int = 1,
 ) -> Crew:
-    """A crew of this many trainers, these models with a process of their own, and these rollout workers."""
+    """A crew of this many trainers, these models with their own process, and these rollout workers."""
     output = Path(config.output).absolute()
     stacks = output / "stacks"
     stacks.mkdir(exist_ok=True)
@@ -324,7 +328,7 @@ StartAgain = Callable[[str, threading.Event], Peer]
 
 
 def _seats_of_others(config: RlConfig, crew: Crew, turns: PathsInTurn) -> list[ProcessSpec]:
-    """The seats of all processes but trainers: models with a process of their own, then rollout workers, of which the
+    """The seats of all processes but trainers: models with their own process, then rollout workers, of which the
     first chooses the decoder for all."""
     there = config.model_copy(update={"output": str(crew.output)})  # as in `open_team`
     seats = [
@@ -361,7 +365,7 @@ def _workers(config: RlConfig, crew: Crew, processes: Mapping[str, Peer], again:
 
 @dataclass(frozen=True, slots=True)
 class OwnProcesses:
-    """Models of a run with a process of their own (`cluster.own_process`).
+    """Models of a run with their own process (`cluster.own_process`).
 
     roles: of reference, teacher and critic, by their names. seconds: how long a request to one may take.
     """
@@ -372,7 +376,7 @@ class OwnProcesses:
     seconds: float
 
     def added_to(self, roles: Roles) -> Roles:
-        """The roles, with handles to the ones that have a process of their own."""
+        """The roles, with handles to the ones that have their own process."""
         there = {name: process.role(name, seconds=self.seconds) for name, process in self.roles.items()}
         return _with_handles(roles, there)
 
@@ -384,7 +388,7 @@ class OwnProcesses:
 def own_processes(
     config: RlConfig, crew: Crew, processes: Mapping[str, Peer], again: StartAgain
 ) -> Iterator[OwnProcesses]:
-    """Open the models that have a process of their own; the processes end with the block."""
+    """Open the models that have their own process; the processes end with the block."""
     seconds = config.cluster.stall_seconds
     with ExitStack() as stack:
         roles: dict[str, Peer] = {}

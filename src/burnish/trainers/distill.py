@@ -106,7 +106,7 @@ def open_teacher(config: DistillConfig, paths: FastPaths) -> Teacher:
 
 
 def teacher_model(config: DistillConfig) -> ModelConfig:
-    """The teacher as a model section: on the student's device, with a tokenizer of its own."""
+    """The teacher as a model section: on the student's device, with its own tokenizer."""
     own = {"tokenizer": None, "chat_template": None, "gradient_checkpointing": False, "router_aux_coef": 0.0}
     dtype = config.teacher.dtype or config.model.dtype
     return with_weights(config.model, config.teacher.path).model_copy(update={**own, "dtype": dtype})

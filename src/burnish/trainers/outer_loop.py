@@ -119,11 +119,11 @@ class Training(ABC):
         """Compute metrics on held-out data, `eval/...`; empty if the run holds nothing out."""
 
     def before_first_step(self) -> None:  # noqa: B027  most kinds do nothing here
-        """Do the work of a new run that precedes its first evaluation and step, once."""
+        """Do, once, the work of a new run that comes before its first evaluation and step."""
 
     def after_last_step(self, pending: Pending) -> bool:
-        """Do the work of a run that follows its last update, once; record in `pending` that it is done. Returns whether
-        an earlier evaluation of this step is no longer that of the model."""
+        """Do, once, the work that follows the run's last update, and record in `pending` that it is done. Returns
+        whether the model has changed, so that an evaluation made before no longer describes it."""
         return False
 
 
@@ -137,7 +137,7 @@ def train_to_end(opened: AbstractContextManager[Training], console: Console) -> 
         run_loop(training, stop)
         folder, step, because = Path(training.config.output), training.progress.step, end_of(training)
         if because:
-            training.journal.check_place()
+            training.journal.place.check()
             write_ending(folder, RunEnding(step, because))
         if because and step < training.total_steps:
             training.journal.display.note(f"ended before step {training.total_steps}: {because}")
@@ -202,7 +202,7 @@ def close_step(training: Training) -> None:
     training.journal.write(progress.step, row)
     progress.pending = None  # before saving: a resume from this checkpoint must not write the line a second time
     training.early_stop.check_measured(row)
-    lacking = training.journal.lacks_checkpoint(progress.saved_step)  # asked at every step, because it also says so
+    lacking = training.journal.place.lacks_checkpoint(progress.saved_step)  # also says so, thus always
     if lacking or config.checkpoint.due(progress.step, last=last):
         save_and_try(training)
 
@@ -242,7 +242,7 @@ def save(training: Training) -> Checkpoint:
         write_pending(folder, progress.pending)
         return hashed
 
-    journal.check_place()
+    journal.place.check()
     checkpoint = training.store.save(progress.step, write)
     progress.saved_step = progress.step
     return checkpoint

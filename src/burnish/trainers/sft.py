@@ -197,7 +197,7 @@ def held_out_loss(
             "divergence": scores.divergence_BT,
             "agreement": scores.agrees_BT,
         }
-        # Summed per example in float64, so that a loss by domain does not need a pass of its own.
+        # Summed per example in float64, so that a loss by domain needs no further pass.
         sums = {
             name: values_BT.cpu().double().where(batch.loss_mask, 0.0).sum(dim=1)
             for name, values_BT in measured.items()
@@ -225,18 +225,18 @@ def heldout_examples(heldout: SftSet, limit: int | None, *, seed: int) -> list[S
 def build_sft_batch(examples: Sequence[SftExample], *, pad_token_id: int) -> Batch:
     """Make rows of examples: the prompt ends before the first trained token, and the response goes from there to the
     last one. The loss mask picks the trained tokens of the response. Without weights other than 1, no row has one."""
-    spans = [_trained_span(example) for example in examples]
-    prompts = [example.tokens[:first] for example, (first, _) in zip(examples, spans, strict=True)]
-    responses = [example.tokens[first:end] for example, (first, end) in zip(examples, spans, strict=True)]
-    masks = [example.loss_mask[first:end] for example, (first, end) in zip(examples, spans, strict=True)]
+    spans = [(example, *_trained_span(example)) for example in examples]
+    prompts = [example.tokens[:first] for example, first, _ in spans]
+    responses = [example.tokens[first:end] for example, first, end in spans]
+    mask_BT = padded([example.loss_mask[first:end] for example, first, end in spans], False, torch.bool)
     return Batch(
         prompt_tokens=padded(prompts, pad_token_id, torch.int64),
         prompt_lengths=torch.tensor([len(row) for row in prompts]),
         response_tokens=padded(responses, pad_token_id, torch.int64),
         response_lengths=torch.tensor([len(row) for row in responses]),
-        loss_mask=padded(masks, False, torch.bool),
+        loss_mask=mask_BT,
         group_ids=torch.arange(len(examples)),
-        weights=token_weights([example.weight for example in examples], padded(masks, False, torch.bool)),
+        weights=token_weights([example.weight for example in examples], mask_BT),
     )
 
 

@@ -60,8 +60,8 @@ class Pairs:
     def per_token(self) -> Pairs:
         """Divide all log-probabilities by the numbers of tokens, which become 1.
 
-        A loss that itself takes means (`simpo`, `orpo`, the likelihood in `cpo`) then divides by 1: what is a mean
-        already stays as it is.
+        A loss that itself takes means (`simpo`, `orpo`, the likelihood in `cpo`) then divides by 1, so that
+        means stay as they are.
         """
         one = torch.ones_like(self.chosen_tokens)
         policy = _mean(self.chosen, self.chosen_tokens), _mean(self.rejected, self.rejected_tokens)
@@ -89,7 +89,7 @@ def robust(
     pairs: Pairs, *, beta: float = 0.1, label_smoothing: float = 0.1, divergence: str = REVERSE_KL, alpha: float = 0.5
 ) -> Tensor:
     """(-(1 - e) log s(h) + e log s(-h)) / (1 - 2e), which has the mean of `sigmoid` on clean labels if a share e of the
-    labels is the wrong way round (https://arxiv.org/abs/2403.00409). Divergences are those of `sigmoid`."""
+    labels is the wrong way round (https://arxiv.org/abs/2403.00409). Takes the divergences of `sigmoid`."""
     if not 0 <= label_smoothing < 0.5:
         raise ConfigError(f"label_smoothing is {label_smoothing}", remedy="for robust, set it from 0 to below 0.5")
     margin = _margin(pairs, beta, divergence, alpha)
@@ -98,7 +98,7 @@ def robust(
 
 
 def hinge(pairs: Pairs, *, beta: float = 0.1, divergence: str = REVERSE_KL, alpha: float = 0.5) -> Tensor:
-    """max(0, 1 - h), SLiC-HF against a reference (https://arxiv.org/abs/2305.10425). Divergences are those of
+    """max(0, 1 - h), SLiC-HF against a reference (https://arxiv.org/abs/2305.10425). Takes the divergences of
     `sigmoid`."""
     return F.relu(1 - _margin(pairs, beta, divergence, alpha))
 

@@ -27,8 +27,9 @@ def dppo(
     """-sg(min(rho, ratio_cap)) A logprob, without the tokens that have moved too far already, in the direction of A.
 
     Divergence PPO, Qi 2026 (https://arxiv.org/abs/2602.04879). The ratio of a rare token is large even if hardly any
-    probability moved, and that of a frequent one small even if much did; its clip holds the wrong ones. Here a token
-    is dropped if p > p_old by a divergence above clip_high and A > 0, or p < p_old by one above clip_low and A < 0.
+    probability moved, and the ratio of a frequent one small even if much did, so PPO's clip stops the wrong tokens.
+    Here a token is dropped if p > p_old by a divergence above clip_high and A > 0, or p < p_old by one above clip_low
+    and A < 0.
 
     Args:
         divergence: `tv` is |p - p_old|, the total variation of "this token or another one". `kl` is KL(p_old || p) of

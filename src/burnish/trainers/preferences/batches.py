@@ -59,9 +59,8 @@ def build_batch(
     responses: Sequence[PairedResponse], reference: KeptReference | None, *, pad_token_id: int, in_pairs: bool = True
 ) -> Batch:
     """One row for each response. All of its tokens are trained; without a reference `ref_logprobs` stays None."""
-    lengths = [len(one.text[1]) for one in responses]
     tokens = padded([one.text[1] for one in responses], pad_token_id, torch.int64)
-    response_lengths, known = torch.tensor(lengths), None
+    response_lengths, known = torch.tensor([len(one.text[1]) for one in responses]), None
     if reference is not None:
         known = padded([reference.of(one.text) for one in responses], 0.0, torch.float32)
     return Batch(

@@ -1,8 +1,8 @@
 """Pass rates of prompts over their newest responses, and the filter for prompts that are worth sampling.
 
-Batches are collected one after another, possibly ahead of training, so what is known when one is collected follows from
-the batches before it. A checkpoint holds what the steps that were trained on have shown; batches that were collected
-and not yet trained on are in it as well (`burnish.trainers.rl.supply`), and are counted again when they are read.
+Batches are collected one after another, possibly ahead of training, and each with the rates that the batches before it
+have shown. A checkpoint holds the rates by the steps that were trained on. It also holds the batches that were
+collected and not yet trained on (`burnish.trainers.rl.supply`); they are counted again when they are read.
 """
 
 from __future__ import annotations

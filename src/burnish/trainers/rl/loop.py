@@ -75,12 +75,11 @@ class RlRun(Training):
         return policy if self.critic is None else policy | {CRITIC_FOLDER: self.critic}
 
     def controllers(self) -> dict[str, Controller]:
-        kl: dict[str, Controller] = {"kl": self.kl}
-        if self.domain_credit is None:
-            return {**kl, **self.supply.controllers()}
-        # Of the steps that were trained on; what the supply holds beyond them is counted again (see `difficulty`).
-        domains: dict[str, Controller] = {"rates": self.domain_credit.domains.rates, "scores": self.domain_credit}
-        return {**kl, **domains, **self.supply.controllers()}
+        found: dict[str, Controller] = {"kl": self.kl}
+        if self.domain_credit is not None:
+            # Of the steps that were trained on; what the supply holds beyond them is counted again (see `difficulty`).
+            found |= {"rates": self.domain_credit.domains.rates, "scores": self.domain_credit}
+        return {**found, **self.supply.controllers()}
 
     def train_step(self) -> dict[str, float]:
         """One step: sample, score, assign credit, update."""
@@ -137,8 +136,8 @@ class RlRun(Training):
 
     def add_logprobs(self, batch: Batch, rows: Sequence[Row]) -> Batch:
         """Add log-probabilities of the sampling weights, if an update, the KL or the estimator needs them, and of
-        reference and teachers; and weights of 0 for all tokens but those of highest entropy
-        (`algorithm.top_entropy`)."""
+        reference and teachers. With `algorithm.top_entropy`, only the tokens of highest entropy get a weight above
+        0."""
         optimization, algorithm, rollout = self.config.optimization, self.config.algorithm, self.config.rollout
         if self.reference is not None:
             reference = self.beside.begin("reference", partial(self.reference.logprobs, batch))
@@ -236,8 +235,7 @@ class RlRun(Training):
 
 
 def ranked(batch: Batch, scores: TokenScores, share: float) -> Batch:
-    """The step with weights of 1 for this share of its trained tokens, those of highest entropy, and 0 for the
-    others."""
+    """The step with weight 1 for the share of its trained tokens that has the highest entropy, and 0 for the rest."""
     chosen = highest_entropy(present(scores.entropy_BT, "entropy_BT"), batch.loss_mask, share=share)
     return batch.replace(weights=chosen.float())
 

@@ -45,7 +45,7 @@ class PolicyObjective:
     takes_selection: bool = False
     takes_turns: bool = False
     old_logprobs_of_sampler: bool = False
-    needs_entropy: bool = True  # for a chart and an alarm; it costs no pass of its own
+    needs_entropy: bool = True  # for a chart and an alarm; it costs no further pass
 
     def with_kl_coef(self, kl_coef: float) -> PolicyObjective:
         """The same objective with another coefficient: an adaptive one changes from step to step."""

@@ -1,4 +1,4 @@
-"""The two commands on an RL run file: train and evaluate."""
+"""Evaluation of the model of an RL run file."""
 
 from __future__ import annotations
 
@@ -16,25 +16,13 @@ from burnish.observability.metrics import MetricStore
 from burnish.observability.recorder import RolloutRecorder
 from burnish.outside.shortage import naming_shortages
 from burnish.trainers.chaining import measured
-from burnish.trainers.outer_loop import train_to_end
-from burnish.trainers.result import EvalReport, RunResult, new_eval_folder, write_eval_metrics
+from burnish.trainers.result import EvalReport, new_eval_folder, write_eval_metrics
 from burnish.trainers.rl.evaluation import build_evaluator
 from burnish.trainers.rl.setup.conversations import open_conversations
-from burnish.trainers.rl.setup.opened_models import OpenPlayers, longest_text, open_model, open_players, open_rl_engine
-from burnish.trainers.rl.setup.parts import open_rl_run, open_scorer
+from burnish.trainers.rl.setup.opened_models import longest_text, open_model, open_rl_engine
+from burnish.trainers.rl.setup.parts import open_scorer
 from burnish.trainers.run_folder import recorded_paths
 from burnish.trainers.telemetry.journal import token_texts
-
-
-def train_rl(
-    config: RlConfig, *, console: Console, accept_changes: bool = False, opener: OpenPlayers = open_players
-) -> RunResult:
-    """Run the loop of `burnish.trainers.rl.loop`; goes on from the newest checkpoint in the run's folder.
-
-    The first Ctrl-C finishes the step and saves. `accept_changes`: continue even if files or versions that the run
-    depends on have changed. Raises BurnishError for everything that a user can fix.
-    """
-    return train_to_end(open_rl_run(config, console, accept_changes=accept_changes, opener=opener), console)
 
 
 def evaluate_run(config: RlConfig, *, console: Console, weights: Path | None = None) -> EvalReport:

@@ -31,48 +31,36 @@ class Journal:
     sinks: Sinks
     alarms: AlarmBell
     display: Display
-    timeline: TimelineRecorder | None = None
-    """None if the run keeps none."""
-    place: Workplace | None = None
-    """The run's folder, which all of this is written to; None if nothing is."""
+    timeline: TimelineRecorder
+    place: Workplace
+    """The run's folder, which all of this is written to. Checked before each write: it must still be this run's."""
     watchers: tuple[Watcher, ...] = ()
     """Functions of the program that trains, called with each line of metrics."""
 
-    def check_place(self) -> None:
-        """Raise CheckpointError if the folder is no longer this run's. To be called before writing to it."""
-        if self.place is not None:
-            self.place.check()
-
-    def lacks_checkpoint(self, saved_step: int | None) -> bool:
-        """Return whether the newest checkpoint was removed, so that a new one is due."""
-        return self.place is not None and self.place.lacks_checkpoint(saved_step)
-
     def record(self, step: int, groups: Sequence[RolloutGroup], notes: Notes) -> None:
         """Record every rollout of the step, with the trainer's notes by (group, sample)."""
-        self.check_place()
+        self.place.check()
         if self.recorder is not None:
             self.recorder.record(step, groups, notes)
 
     def record_evaluation(self, step: int, groups: Sequence[RolloutGroup], values: TokenValues | None = None) -> None:
         """Record every rollout of an evaluation, with the critic's values, if any."""
-        self.check_place()
+        self.place.check()
         if self.recorder is not None:
             self.recorder.record_evaluation(step, groups, values)
 
     def phase(self, name: str) -> None:
         """Show and note the phase that begins; an empty name only ends the last one."""
         self.display.phase(name)
-        if self.timeline is not None:
-            self.timeline.phase(name)
+        self.timeline.phase(name)
 
     def write(self, step: int, row: dict[str, float]) -> None:
         """Write one line of metrics; an alarm that it triggers is shown once. Raises what a watcher raises."""
-        self.check_place()
+        self.place.check()
         broken = self.sinks.write(step, row)
         for watch in self.watchers:  # before the alarms: a run that a watcher ends writes this line again on resuming
             watch(step, row)
-        if self.timeline is not None:
-            self.timeline.write(step)
+        self.timeline.write(step)
         self.display.update(step, row)
         for alarm in (*broken, *self.alarms.check(step, row)):
             self.display.alarm(alarm)

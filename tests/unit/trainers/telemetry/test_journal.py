@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import torch
 from plain_samples import plain_rollout
 
 from burnish.observability.alarms import Alarm, AlarmBell
 from burnish.observability.recorder import RolloutRecorder, read_rollouts
+from burnish.observability.timeline import TimelineRecorder
 from burnish.trainers.rl.batching import build_batch, scored
 from burnish.trainers.rl.collection import Collected
 from burnish.trainers.telemetry.journal import Journal
@@ -72,7 +74,7 @@ def test_without_an_update_no_row_has_an_advantage() -> None:
 
 
 class Recording:
-    """Stands in for sinks and display."""
+    """Stands in for sinks, display and folder."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, int, dict[str, float]]] = []
@@ -88,10 +90,13 @@ class Recording:
     def alarm(self, alarm: Alarm) -> None:
         self.alarms.append(alarm)
 
+    def check(self) -> None: ...
+
 
 def journal(recorder: RolloutRecorder | None) -> tuple[Journal, Recording]:
     heard = Recording()
-    return Journal(recorder, heard, AlarmBell(), heard), heard  # type: ignore[arg-type]
+    timeline = Mock(spec=TimelineRecorder)
+    return Journal(recorder, heard, AlarmBell(), heard, timeline, heard), heard  # type: ignore[arg-type]
 
 
 def test_a_row_reaches_disk_before_the_display_and_an_alarm_is_said_once() -> None:

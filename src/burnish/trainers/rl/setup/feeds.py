@@ -71,7 +71,7 @@ def _left_out(prompts: PromptSet) -> str:
 
 
 def with_template(tokenizer: PreTrainedTokenizerBase, template: str | None) -> PreTrainedTokenizerBase:
-    """The tokenizer with a chat template of its own, if there is one."""
+    """The tokenizer with this chat template, if one is given."""
     if template is None:
         return tokenizer
     other = copy.copy(tokenizer)

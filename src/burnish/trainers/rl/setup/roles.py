@@ -90,7 +90,7 @@ def _with_rest(config: RlConfig, policy: LocalPolicy, roles: Roles) -> Roles:
 
 
 def build_alone(config: RlConfig, loaded: LoadedModel, lanes: Lanes, model: str) -> Reference | Critic:
-    """The `reference`, the `critic` or the teachers of a run, in a process of their own. `loaded`: the model of
+    """The `reference`, the `critic` or the teachers of a run, in their own process. `loaded`: the model of
     `loaded_alone`."""
     if model == "reference":
         return frozen(config, loaded, lanes)

@@ -50,8 +50,8 @@ def build_teachers(
 
 
 def loaded_alone(config: RlConfig, model: str) -> str:
-    """Path of the model that the process of its own of a role begins with: of teachers the first, unless one of them is
-    the policy."""
+    """Path of the model with which a role's own process begins: for teachers the first, unless one of them is the
+    policy."""
     paths = config.teacher_paths
     return OWN_POLICY if model != "teacher" or OWN_POLICY in paths else paths[0]
 

@@ -27,7 +27,7 @@ _END_SECONDS = 10.0
 
 
 class AsideEngine(RolloutEngine, Protocol):
-    """An engine that samples while the policy learns, because it has weights and a processor of its own."""
+    """An engine that samples while the policy learns, because it has its own weights and processor."""
 
     def keep(self, weights: Weights) -> Weights:
         """A copy for `sync`, which the policy's updates do not change. It is freed with its last reference."""
@@ -93,7 +93,7 @@ class SupplyAside(SupplyAhead):
         self._until(lambda: self._asked in self._collected or self._asked <= self._progress.step)
 
     def _until(self, there: Callable[[], bool]) -> None:
-        """Wait until it is there, or never will be. The engine and the rewards have deadlines of their own."""
+        """Wait until it is there, or never will be. The engine and the rewards have their own deadlines."""
         with self._changed:
             while not there() and self._thread.is_alive():
                 self._changed.wait(_LOOK_SECONDS)
