@@ -1,4 +1,4 @@
-"""The notebook of the examples from its first to its last cell, and what an interrupt does in one."""
+"""The notebooks of the examples from the first to the last cell, and what an interrupt does in one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ nbformat = pytest.importorskip("nbformat", reason="the extra `notebook` is not i
 nbclient = pytest.importorskip("nbclient", reason="the extra `notebook` is not installed")
 pytest.importorskip("ipykernel", reason="the extra `notebook` is not installed")
 
-NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_run.ipynb"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FIRST_RUN, COMPARISON = EXAMPLES / "first_run.ipynb", EXAMPLES / "compare_algorithms.ipynb"
 
 TRAINING = """
 import os, signal, threading, time
@@ -34,6 +35,10 @@ def _texts(cell: Any, kind: str) -> str:
     return "".join("".join(output["data"].get(kind, "")) for output in shown)  # files keep lists of lines
 
 
+def kept(file: Path) -> Any:
+    return nbformat.read(file, as_version=4)
+
+
 def _executed(notebook: Any, folder: Path) -> Any:
     client = nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(folder)}})
     return client.execute()
@@ -52,25 +57,35 @@ def results(cell: Any) -> tuple[list[str], list[str]]:
     return sorted(forms), re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "#", text).split()
 
 
-def test_the_notebook_is_kept_with_all_its_outputs() -> None:
-    cells = code_cells(json.loads(NOTEBOOK.read_text(encoding="utf-8")))
+@pytest.mark.parametrize("file", [FIRST_RUN, COMPARISON], ids=lambda file: file.stem)
+def test_a_notebook_is_kept_with_all_its_outputs(file: Path) -> None:
+    cells = code_cells(kept(file))
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     assert not any(output["output_type"] == "error" for cell in cells for output in cell["outputs"])
-    assert str(Path.home()) not in NOTEBOOK.read_text(encoding="utf-8")
+    assert str(Path.home()) not in file.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
 def test_from_nothing_to_a_rising_curve(tmp_path: Path) -> None:
-    notebook = _executed(nbformat.read(NOTEBOOK, as_version=4), tmp_path)
+    notebook = _executed(kept(FIRST_RUN), tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "first_run/rl/metrics.jsonl").read_text().splitlines()]
     accuracy = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row]
     assert accuracy[-1] > accuracy[0] + 0.15
-    cells, kept = code_cells(notebook), code_cells(json.loads(NOTEBOOK.read_text(encoding="utf-8")))
-    assert list(map(results, cells)) == list(map(results, kept))
+    cells = code_cells(notebook)
+    assert list(map(results, cells)) == list(map(results, code_cells(kept(FIRST_RUN))))
     trained = next(cell for cell in cells if "burnish.train(" in cell.source)
     assert "<svg" in _texts(trained, "text/html")
     assert "step 25/25" in _texts(trained, "text/html")  # the live table, replaced in place
     assert any("background:rgba" in _texts(cell, "text/html") for cell in cells)
+
+
+@pytest.mark.matrix
+def test_three_algorithms_are_compared(tmp_path: Path) -> None:
+    cells = code_cells(_executed(kept(COMPARISON), tmp_path))
+    assert list(map(results, cells)) == list(map(results, code_cells(kept(COMPARISON))))
+    assert [line.split()[:2] for line in cells[3]["outputs"][0]["text"].splitlines()[3:6]] == [
+        *(["grpo", "3"], ["reinforce_plus_plus", "3"], ["rloo", "3"])
+    ]
 
 
 def test_an_interrupt_finishes_the_step_and_leaves_signals_alone(tiny_run: Any, tmp_path: Path) -> None:
