@@ -17,7 +17,7 @@ from burnish.config.kinds import all_kinds
 
 MAX_ANY_PER_1000_LINES = 9.2
 """What is reached so far. Lower it whenever there is less; the aim is 6."""
-MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 62_460, 567, 57_280
+MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 62_455, 567, 57_280
 """Without blanks, comments and docstrings. Lines are what is reached so far; the aims are 48,000 and 45,000. Lower them
 whenever there are fewer. A change that adds a capability names its own allowance: of the lines, 1,200 replaced
 math-verify and SymPy in the reward `math`, 130 call rewards of other systems, and 2,150 (of the tests' lines 2,300)
@@ -27,8 +27,8 @@ files, are preferences, teachers and the losses of 2026, and supervised training
 are experiments: the board, sweeps and tables, replayed gradients, and what a newcomer meets first. 310 (215) fork role
 processes from a server, compare with a teacher over the vocabulary, and replay what teachers said. 200 (140), in two
 files, record and draw what each process of a run does when."""
-MAX_LONG_CLASSES, LONG_CLASS = 13, 150
-"""More than `LONG_CLASS` lines, docstrings and blanks included. What is reached so far; the aim is 12."""
+MAX_LONG_CLASSES, LONG_CLASS = 12, 150
+"""More than `LONG_CLASS` lines, docstrings and blanks included. What is reached; the aim was 12."""
 MAX_LOOSE_FILES = 7
 MAX_SHARED_CLASS_NAMES = 14
 PRONOUNS = (

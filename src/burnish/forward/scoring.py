@@ -299,9 +299,9 @@ class ResponseScorer:
         self._router = RouterLoss(model) if router_loss else None
         # On a CPU small micro-batches cost little, and logits that are not kept are computed twice.
         most = kept_tokens(model) if self.is_chunked and model.device.type == "cpu" and not plain else None
-        self._trunk = runner(model.base_model, plain=plain, router=self._router, shared_responses=most)
+        self.trunk = runner(model.base_model, plain=plain, router=self._router, shared_responses=most)
         self._logits_buffer = LogitsBuffer()
-        self._below_head = self._trunk if self.is_chunked else runner(model, plain=plain, router=self._router)
+        self._below_head = self.trunk if self.is_chunked else runner(model, plain=plain, router=self._router)
         self._root: Root = operator.call
 
     def run_in(self, root: Root) -> None:
@@ -356,7 +356,7 @@ class ResponseScorer:
         else:
             logprobs_N, found["entropy_BT"] = self._token_scores(head_inputs, targets_N, entropy)
             if value_head is not None:
-                found["values_BT"] = value_head(head_inputs if self.is_chunked else self._trunk.hidden(batch, read))
+                found["values_BT"] = value_head(head_inputs if self.is_chunked else self.trunk.hidden(batch, read))
         if correct:
             found["correct_BT"] = self._likeliest(head_inputs) == targets_N
         router_loss = None if self._router is None or not torch.is_grad_enabled() else self._router.take()
@@ -375,14 +375,13 @@ class ResponseScorer:
         return HeadInput(head_inputs, head.weight, head.bias, self._transform, self._vocabulary)
 
     def _token_scores(self, head_inputs: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
-        known = slice(self._vocabulary)
-        if self._transform is None:
-            return plain_token_scores(head_inputs[:, known], targets_N, temperature=self.temperature, entropy=entropy)
-        head = self.model.get_output_embeddings()
-        if self._plain:
-            raw_NV = head(head_inputs)
-            logits_NV = self._transform(raw_NV.to(torch.promote_types(raw_NV.dtype, torch.float32)))
-            return plain_token_scores(logits_NV[:, known], targets_N, temperature=self.temperature, entropy=entropy)
+        head, logits_NV = self.model.get_output_embeddings(), head_inputs
+        if self._transform is None or self._plain:
+            if self._transform is not None:
+                raw_NV = head(head_inputs)
+                logits_NV = self._transform(raw_NV.to(torch.promote_types(raw_NV.dtype, torch.float32)))
+            known_NV = logits_NV[:, : self._vocabulary]
+            return plain_token_scores(known_NV, targets_N, temperature=self.temperature, entropy=entropy)
         return chunked_token_scores(
             head_inputs,
             head.weight,
@@ -402,10 +401,6 @@ class ResponseScorer:
         head = self.model.get_output_embeddings()
         return likeliest_tokens(head_inputs, head.weight, head.bias, vocabulary=self._vocabulary)
 
-    def split(self, batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
-        """(row numbers, those rows) of each micro-batch, cut to suit how the model reads them."""
-        return self._trunk.split(batch, tokens_per_microbatch)
-
     @torch.no_grad()
     def score_in_microbatches(
         self,
@@ -418,7 +413,7 @@ class ResponseScorer:
         lanes: Lanes = ONE_LANE,
     ) -> TokenScores:
         """Score all rows without gradient, in the rows' order and the batch's width, on the batch's device."""
-        cut = list(self.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
+        cut = list(self.trunk.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
         score = partial(self.score, entropy=entropy, correct=correct, compare=compare)
         scored = lanes.map([part for _, part in cut], [part.num_tokens for _, part in cut], score)
         rows, shape = [rows for rows, _ in cut], tuple(batch.response_tokens.shape)

@@ -93,7 +93,7 @@ class LearnerByParts(ABC, Generic[ObjectiveT]):
         try:
             rows = trained_rows(batch)
             budget = self._lanes.budget(rows.num_tokens, self._tokens_per_microbatch)
-            parts = [part for _, part in self._scorer.split(rows, budget)]
+            parts = [part for _, part in self._scorer.trunk.split(rows, budget)]
             costs = [part.num_tokens for part in parts]
             reached = [parameter for optimizer in self._optimizers for parameter in optimizer.parameters]
             with self._passes(), self._lanes.adding(parts, costs, reached, accumulation.values) as own_parts:

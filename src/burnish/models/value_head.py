@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,7 +84,7 @@ class ValueScorer:
 
     def __init__(self, trunk: PreTrainedModel, head: ValueHead, *, plain: bool = False) -> None:
         self.head = head
-        self._runner = TrunkRunner(trunk, plain=plain)
+        self.trunk = TrunkRunner(trunk, plain=plain)
         self._root: Root = operator.call
 
     def run_in(self, root: Root) -> None:
@@ -107,17 +107,13 @@ class ValueScorer:
         batch = batch.to(self.device)
         positions = ResponsePositions.of(batch, only_trained=only_trained)
         with torch.set_grad_enabled(train_trunk and torch.is_grad_enabled()):
-            hidden_N = self._runner.hidden(batch, positions)
+            hidden_N = self.trunk.hidden(batch, positions)
         return positions.scatter(self.head(hidden_N))
-
-    def split(self, batch: Batch, tokens_per_microbatch: int) -> Iterator[tuple[list[int], Batch]]:
-        """(row numbers, those rows) of each micro-batch, split to suit the way the backbone reads them."""
-        return self._runner.split(batch, tokens_per_microbatch)
 
     @torch.no_grad()
     def score_in_microbatches(self, batch: Batch, tokens_per_microbatch: int, *, lanes: Lanes = ONE_LANE) -> Tensor:
         """Score all rows without gradient, in row order and the batch's width, on the batch's device."""
-        cut = list(self.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
+        cut = list(self.trunk.split(batch, lanes.budget(batch.num_tokens, tokens_per_microbatch)))
         values = lanes.map([part for _, part in cut], [part.num_tokens for _, part in cut], self.score)
         return put_back([rows for rows, _ in cut], values, tuple(batch.response_tokens.shape), batch.device)
 

@@ -146,7 +146,7 @@ def test_a_packed_micro_batch_waits_for_nothing(load, batch, gpu, family, way, d
     scorer = on_pretended_gpu(load, family, way, dtype, **fields)
     whole = shared_prompts(batch)
     with gpu:
-        parts = list(scorer.split(whole.to(META), 40))
+        parts = list(scorer.trunk.split(whole.to(META), 40))
         assert len(parts) > 1
         for _, part in parts:
             run(scorer, part)
@@ -373,7 +373,7 @@ def test_an_update_needs_no_float64_of_the_device(load, batch, objective, withou
         whole = shared_prompts(batch)
         update = policy.update(whole, policy_objective(objective))
         scores = policy.logprobs(whole, entropy=True)
-        moved = {type(policy._scorer._trunk.hidden(whole, ResponsePositions.of(whole)))}
+        moved = {type(policy._scorer.trunk.hidden(whole, ResponsePositions.of(whole)))}
         assert moved == {OnMps if move is to_mps else torch.Tensor}
         found.append([update.metrics["policy/grad_norm"].value, scores.logprobs_BT, scores.entropy_BT])
     torch.testing.assert_close(*found, rtol=0, atol=0)
