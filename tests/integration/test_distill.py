@@ -108,7 +108,7 @@ def test_plain_paths_and_chunks_are_the_same_training(config: Build) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["whole", "optimizer"])
+@pytest.mark.parametrize("sharding", [pytest.param("whole", marks=pytest.mark.matrix), "optimizer"])
 def test_two_trainers_are_one(config: Build, sharding: str, trace: Callable[[Path], Any]) -> None:
     one, two = (
         config("one", "cluster.lanes=2", "cluster.threads=1"),

@@ -102,7 +102,11 @@ def test_a_teacher_and_its_estimator_need_each_other(taught: BuildRl) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [("cluster.trainers=2",), ("cluster.own_process=teacher",)], ids=["in each trainer", "in its own process"]
+    "words",
+    [
+        pytest.param(("cluster.trainers=2",), id="in each trainer", marks=pytest.mark.matrix),
+        pytest.param(("cluster.own_process=teacher",), id="in its own process"),
+    ],
 )
 def test_a_teacher_in_other_processes_teaches_the_same_bits(
     taught: BuildRl, trace: Callable[[Path], Any], tmp_path: Path, words: tuple[str, ...]

@@ -193,7 +193,7 @@ def test_a_run_may_die_at_every_single_write(
     assert check_deaths_at_fsync(commands, words, tmp_path, trace, count(first, 3)) > 10
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.timeout(1500)
 def test_supervised_fine_tuning_may_die_at_every_single_write(
     commands: Any, run_file: WriteRunFile, tiny_sft: BuildSft, trace: ReadTrace, tmp_path: Path

@@ -257,7 +257,7 @@ def test_each_domain_is_scored_by_its_own_reward(run: Callable[[str], Path]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("swaps", ["written", pytest.param("real", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("swaps", ["written", pytest.param("real", marks=pytest.mark.matrix)], indirect=True)
 def test_a_resumed_run_is_the_same(run: Callable[[str], Path], trace: Callable[[Path], Any], tmp_path: Path) -> None:
     """Ctrl-C in the first step ends the run after it."""
     expected = trace(run("whole"))

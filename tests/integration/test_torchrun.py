@@ -149,6 +149,7 @@ def lines_of(config: RlConfig) -> int:
     return len(journal.read_text().splitlines()) if journal.exists() else 0
 
 
+@pytest.mark.matrix
 def test_two_trainers_and_a_rollout_worker_change_no_bit(
     torchrun: Any, grpo: Any, run_file: Any, of_one: Any, trace: Callable[[Path], Any]
 ) -> None:

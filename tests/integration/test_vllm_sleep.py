@@ -86,7 +86,7 @@ def test_the_engines_of_all_trainers_sleep_before_any_of_them_trains(train: Call
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.matrix)])
 def test_rollout_workers_get_new_weights(train: Callable[..., list[str]], rank: int) -> None:
     """With LoRA only adapters, of which vLLM gets no more."""
     calls = train((), rank=rank, rollout_workers=1)
