@@ -25,7 +25,7 @@ ModelOrRun = Annotated[
         metavar="MODEL|RUN", help="Model folder, hub name or run (runs/first@500, @best).", show_default=False
     ),
 ]
-AnswerSeed = Annotated[int, typer.Option(help="Another seed gives other answers.", min=0)]
+AnswerSeed = Annotated[int, typer.Option(help="Sampling seed.", min=0)]
 _SECRET_CHARACTERS = 16
 
 

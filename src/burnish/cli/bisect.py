@@ -12,17 +12,17 @@ EXIT_DIFFERENT = 1
 RunFolder = Annotated[str, typer.Argument(metavar="A", help="Folder of a run.", show_default=False)]
 OtherFolder = Annotated[str, typer.Argument(metavar="B", help="Folder of another run.", show_default=False)]
 Tolerance = Annotated[
-    float, typer.Option(help="Share of a number up to which another one counts as the same.", min=0.0, max=1.0)
+    float, typer.Option(help="Relative difference up to which two numbers count as equal.", min=0.0, max=1.0)
 ]
 
 
 def bisect(first: RunFolder, second: OtherFolder, tolerance: Tolerance = 0.0) -> None:
     """Find the first step and quantity in which two runs differ.
 
-    A step is compared in the order in which it is computed: prompts, sampled
-    tokens, log-probabilities, rewards, advantages, loss, gradient norm, other
-    metrics, and weights where both runs kept a checkpoint. Without a tolerance
-    every bit counts. The exit code is 1 if a step differs.
+    Steps are compared in the order of computation: prompts, sampled tokens,
+    log-probabilities, rewards, advantages, loss, gradient norm, other metrics,
+    and weights if both runs kept a checkpoint. Without a tolerance, every bit
+    counts. The exit code is 1 if a step differs.
 
     [bold]Examples[/bold]
     burnish bisect runs/first runs/second

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from burnish.cli.arguments import secret_in
 
-Folders = Annotated[list[str] | None, typer.Argument(metavar="[FOLDER]...", help="Folders that hold runs, or are one.")]
-Host = Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a key.")]
+Folders = Annotated[list[str] | None, typer.Argument(metavar="[FOLDER]...", help="Run folders, or folders of runs.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs a key.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65_535)]
 KeyVariable = Annotated[
     str | None, typer.Option(help="Environment variable that holds the key, of 16 characters or more.")
@@ -26,10 +26,10 @@ def show_board(
     key_variable: KeyVariable = None,
     control: Control = False,
 ) -> None:
-    """Watch runs in a browser: curves, groups, responses, while they train and after.
+    """Watch runs in a browser, during and after training: curves, groups, responses.
 
-    It only reads files, so a run that has ended looks the same, and nothing that
-    happens here can end one. Without --host nobody else can see it.
+    It only reads files, so finished runs look the same, and a problem here
+    cannot end a run. Without --host, nobody else can see it.
 
     [bold]Examples[/bold]
     burnish board

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from burnish.api.conversing import Conversed
     from burnish.cli.speakers import Answer, SamplingWords
 
-Compare = Annotated[str | None, typer.Option(help="A second model or run, whose answers stand next to the first's.")]
+Compare = Annotated[str | None, typer.Option(help="Second model or run, whose answers are shown next to the first's.")]
 Logprobs = Annotated[bool, typer.Option("--logprobs", help="Tint each token by its log-probability, and list it.")]
-Plain = Annotated[bool, typer.Option("--plain", help="Continue the text as it is, also where there is a template.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Continue the text as it is, even if there is a chat template.")]
 System = Annotated[str | None, typer.Option(help="System message at the start of the conversation.")]
 Tools = Annotated[str | None, typer.Option(help="Tools to offer, separated by commas: calculator,python,my.py:f.")]
-NoTools = Annotated[bool, typer.Option("--no-tools", help="Without the run's tools and environment.")]
+NoTools = Annotated[bool, typer.Option("--no-tools", help="Leave out the run's tools and environment.")]
 Play = Annotated[bool, typer.Option("--play", help="Play against the run's environment yourself.")]
-DomainName = Annotated[str | None, typer.Option("--domain", help="Domain whose tools or environment are used.")]
+DomainName = Annotated[str | None, typer.Option("--domain", help="Domain whose tools or environment to use.")]
 MaxTokens = Annotated[
     int | None,
-    typer.Option("--max-tokens", help="Longest answer, in tokens.", min=1, show_default="512, or that of the run"),
+    typer.Option("--max-tokens", help="Longest answer, in tokens.", min=1, show_default="512, or the run's limit"),
 ]
-Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0.0)]
-TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is off.", min=0)]
-TopP = Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this mass; 1 is off.")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 takes the most likely token.", min=0.0)]
+TopK = Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is off.", min=0)]
+TopP = Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this probability; 1 is off.")]
 
 
 def chat(
@@ -57,13 +57,13 @@ def chat(
 ) -> None:
     """Talk to a model or to a checkpoint of a run.
 
-    With a chat template it is a conversation, which /new begins anew; without
-    one, or with --plain, each line is continued. What is piped in is one
-    prompt. Ctrl-D ends.
+    With a chat template this is a conversation, which /new restarts; without
+    one, or with --plain, each line is continued. Piped input is a single
+    prompt. Ctrl-D exits.
 
-    A run that was trained with tools uses them here as well. One that was
-    trained with an environment plays against it: an empty line plays the next
-    row of the run's data, other lines are prompts of a game.
+    A run trained with tools uses them here too. A run trained with an
+    environment plays against it: an empty line plays the next row of the run's
+    data, and any other line is the prompt of a game.
 
     [bold]Examples[/bold]
     burnish chat runs/first@best

@@ -35,7 +35,7 @@ TopScore = Annotated[
 ]
 PairReward = Annotated[
     str | None,
-    typer.Option("--reward", help="Reward, written as in a run file, to compare preference pairs with."),
+    typer.Option("--reward", help="Reward to compare preference pairs with, written as in a run file."),
 ]
 Show = Annotated[int, typer.Option(help="Number of failing rows to show.", min=0)]
 
@@ -52,20 +52,20 @@ def check_rewards(
 ) -> None:
     """Score the gold answers of the data before training.
 
-    A reward that fails on them would teach the wrong thing. The command also
-    shows how each data file was read, and the scores of the gold answers for
-    each reward. No weights are loaded. Rewards that read tokens need the
-    model's tokenizer. Judges are only asked about rows that a human has judged
-    (option labels): their agreement is shown. The exit code is 1 if a gold
-    answer does not reach the top score, or if a row pays for a program or JSON
-    value that solves nothing.
+    A reward that fails on gold answers would teach the wrong thing. The command
+    also shows how each data file was read, and how each reward scores the gold
+    answers. No weights are loaded. Rewards that read tokens need the model's
+    tokenizer. Judges are asked only about rows that a human has judged (option
+    labels), and their agreement is shown. The exit code is 1 if a gold answer
+    does not reach the top score, or if a row rewards a program or JSON value
+    that solves nothing.
 
     Run files of other kinds have no gold answers: their data are read, and
-    refused if training would refuse them. Comparisons of [bold]burnish prefer[/bold] are
+    refused if training would refuse them. Comparisons for [bold]burnish prefer[/bold] are
     searched for repeats, contradictions and lengths that give the answer away.
-    With --reward all responses are scored: how often does the better one score
-    higher, and where not? It takes what [bold]rewards[/bold] takes in a run file: a built-in,
-    a function, a reward model, a judge.
+    With --reward, all responses are scored: how often does the better one score
+    higher, and where does it not? The option takes the same values as [bold]rewards[/bold]
+    in a run file: a built-in, a function, a reward model or a judge.
 
     [bold]Examples[/bold]
     burnish check run.yaml

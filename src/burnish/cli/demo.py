@@ -24,10 +24,10 @@ EXIT_INTERRUPTED = 130
 def demo(output: Output = "runs/demo", seed: Seed = 1) -> None:
     """Watch a tiny transformer learn two-digit addition, in minutes and without a download.
 
-    First comes supervised fine-tuning, on a demonstrator who mostly forgets to
-    carry, then GRPO with a reward that knows the right answer. Model, data and
-    two run files are written to the output folder. An earlier demo there is
-    moved aside.
+    It starts with supervised fine-tuning on a demonstrator that mostly forgets
+    to carry, followed by GRPO with a reward that knows the right answer. The
+    model, the data and two run files are written to the output folder. An
+    earlier demo there is moved aside.
 
     [bold]Examples[/bold]
     burnish demo

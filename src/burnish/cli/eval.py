@@ -20,11 +20,11 @@ Step = Annotated[int | None, typer.Option(help="Evaluate the checkpoint of this 
 def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> None:
     """Measure a model on the held-out data, overall and by domain.
 
-    For `rl`: rewards and accuracy of greedy responses, with its 95 % interval
-    over the prompts, and with evaluation.samples also pass@k and maj@k. For
-    `sft`: loss and perplexity. For `rm`: accuracy with its interval over the
-    comparisons. Give a run file to measure the model that it names, or a run
-    folder to measure its newest checkpoint. Each evaluation gets a new folder
+    For `rl`: rewards of greedy responses, and accuracy with a 95 % interval
+    over the prompts; with evaluation.samples also pass@k and maj@k. For `sft`:
+    loss and perplexity. For `rm`: accuracy with an interval over the
+    comparisons. Give a run file to measure the model it names, or a run folder
+    to measure its newest checkpoint. Each evaluation gets a new folder
     RUN/eval/NNN.
 
     [bold]Examples[/bold]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder for the files.")]
 Data = Annotated[str | None, typer.Option(help="File, folder or hub name of the rows to train on.")]
-HeldOut = Annotated[str | None, typer.Option("--eval", help="The same for rows that are only measured on.")]
-Column = Annotated[list[str] | None, typer.Option(help="ROLE=COLUMN, as prompt=Question; may be repeated.")]
+HeldOut = Annotated[str | None, typer.Option("--eval", help="File, folder or hub name of the held-out rows.")]
+Column = Annotated[list[str] | None, typer.Option(help="ROLE=COLUMN, such as prompt=Question; may be repeated.")]
 Reward = Annotated[str | None, typer.Option(help="own (a function in reward.py), or the name of a built-in.")]
 Model = Annotated[str | None, typer.Option(help="Model folder or hub name.")]
 
@@ -100,9 +100,9 @@ def init(
 ) -> None:
     """Write the files of a first run: run.yaml, reward.py and a README.
 
-    Three questions are asked: for the data, the reward and the model. An option
-    answers its question beforehand, so that nothing is asked in a script.
-    The data are read as a run would read them. No file is ever overwritten.
+    It asks three questions: about the data, the reward and the model. An option
+    answers its question in advance, so a script is asked nothing. The data are
+    read as a run would read them. No file is ever overwritten.
 
     [bold]Examples[/bold]
     burnish init

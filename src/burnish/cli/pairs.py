@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run of `rl`.", show_default=False)]
 Out = Annotated[Path, typer.Option(help="File to write; it must not exist yet.")]
-Take = Annotated[Literal["best_worst", "all"], typer.Option(help="best_worst of each group, or all pairs of a group.")]
+Take = Annotated[Literal["best_worst", "all"], typer.Option(help="Best and worst of each group, or all its pairs.")]
 Margin = Annotated[float, typer.Option(help="A pair's scores must differ by more than this.", min=0.0)]
-Reward = Annotated[str | None, typer.Option(help="Label of the reward that decides (default: the whole score).")]
-Steps = Annotated[str | None, typer.Option(help="Recorded steps, as 100-200 (default: all).")]
+Reward = Annotated[str | None, typer.Option(help="Label of the reward to compare by (default: the whole score).")]
+Steps = Annotated[str | None, typer.Option(help="Recorded steps, such as 100-200 (default: all).")]
 
 
 def write_pairs(
@@ -32,8 +32,8 @@ def write_pairs(
 ) -> None:
     """Make pairs for `burnish prefer` from the scored groups of a run.
 
-    Of each group of recorded responses to a prompt the better and the worse
-    one become a row with prompt, chosen, rejected and margin.
+    From each group of recorded responses to a prompt, the better and the worse
+    one form a row with prompt, chosen, rejected and margin.
 
     [bold]Examples[/bold]
     burnish pairs runs/first

@@ -30,11 +30,11 @@ Devices = Annotated[
 ]
 Recorded = Annotated[
     list[str] | None,
-    typer.Option("--from", help="Folder of a recorded run to take lengths and seconds from; may be repeated."),
+    typer.Option("--from", help="Folder of a recorded run to take lengths and times from; may be repeated."),
 ]
-Numbers = Annotated[str | None, typer.Option(help="File of numbers (YAML), which go before recorded ones.")]
+Numbers = Annotated[str | None, typer.Option(help="YAML file of numbers that take precedence over recorded ones.")]
 Html = Annotated[str | None, typer.Option(help="Also write the simulated steps as a chart to this file.")]
-Steps = Annotated[int | None, typer.Option(help="Steps for hours and cost (default: those of the run file).", min=1)]
+Steps = Annotated[int | None, typer.Option(help="Steps for hours and cost (default: the run file's).", min=1)]
 Price = Annotated[float | None, typer.Option(help="Price of one device (card) for one hour.", min=0)]
 On = Annotated[
     str | None,
@@ -42,13 +42,14 @@ On = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 ResponseTokens = Annotated[
-    float | None, typer.Option(help="Mean tokens of a response, for the time of a step.", min=1, show_default=False)
+    float | None,
+    typer.Option(help="Mean response length in tokens, for step times.", min=1, show_default=False),
 ]
 Mtbf = Annotated[float | None, typer.Option(help="Mean hours between failures of one device.", min=0)]
-Slurm = Annotated[bool, typer.Option("--slurm", help="Print a batch script for Slurm that starts the run.")]
+Slurm = Annotated[bool, typer.Option("--slurm", help="Print a Slurm batch script that starts the run.")]
 Sbatch = Annotated[
     list[str] | None,
-    typer.Option(help="The same with KEY=VALUE: partition, account, time, nodes ...; may be repeated."),
+    typer.Option(help="Like --slurm, with KEY=VALUE: partition, account, time, nodes ...; may be repeated."),
 ]
 
 
@@ -74,10 +75,10 @@ def show_plan(
 
     Shows prompts, rollouts, minibatches, optimizer steps, models and memory,
     and where each value comes from. Nothing is downloaded and no weights are
-    loaded: sizes come from the model's config.json. Local data and rewards
-    are read, and what burnish rl, sft or rm would refuse is refused here too.
-    With --on, the plan is one for another machine: what fits it, with which
-    change, in what time and for what price (docs/plan.md).
+    loaded: sizes come from the model's config.json. Local data and rewards are
+    read, and anything that burnish rl, sft or rm would refuse is refused here
+    too. With --on, the plan is for another machine: what fits, with which
+    changes, how long it takes and what it costs (docs/plan.md).
 
     [bold]Examples[/bold]
     burnish plan run.yaml

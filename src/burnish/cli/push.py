@@ -19,9 +19,9 @@ RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run (runs/first@5
 Repository = Annotated[
     str | None, typer.Argument(metavar="[USER/NAME]", help="Repository on the hub.", show_default=False)
 ]
-CardOnly = Annotated[Path | None, typer.Option(help="Write the model card to this file, and upload nothing.")]
-Public = Annotated[bool, typer.Option("--public", help="Make a public repository; without it, a private one.")]
-Update = Annotated[bool, typer.Option("--update", help="Replace the files of a repository that exists.")]
+CardOnly = Annotated[Path | None, typer.Option(help="Write the model card to this file and upload nothing.")]
+Public = Annotated[bool, typer.Option("--public", help="Create a public repository (default: private).")]
+Update = Annotated[bool, typer.Option("--update", help="Replace the files of an existing repository.")]
 
 
 def push(
@@ -33,8 +33,8 @@ def push(
 ) -> None:
     """Upload a policy to the Hugging Face hub, with a model card.
 
-    The card is made of the run: data, rewards, curve, versions, evaluation with
-    its interval, and the run file that repeats it. Read it first: it names your
+    The card describes the run: data, rewards, curve, versions, evaluation with
+    its interval, and the run file to repeat it. Read it first: it names your
     files. Log in with `hf auth login`, or set HF_TOKEN.
 
     [bold]Examples[/bold]

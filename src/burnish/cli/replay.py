@@ -24,14 +24,14 @@ OWN = "as recorded"
 _LOGGED = ("policy/loss", "policy/kl_loss", "policy/clip_fraction")
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run of `rl`.", show_default=False)]
 Steps = Annotated[list[int] | None, typer.Option("--step", help="Recorded step; may be repeated (default: the last).")]
-KeepScores = Annotated[bool, typer.Option("--keep-scores", help="Credit the recorded scores; ask no reward.")]
+KeepScores = Annotated[bool, typer.Option("--keep-scores", help="Use the recorded scores without calling any reward.")]
 Gradients = Annotated[
-    bool, typer.Option("--gradients", help="Compare gradients at the weights that the step began with.")
+    bool, typer.Option("--gradients", help="Compare gradients at the weights that the step started from.")
 ]
 Algorithms = Annotated[
     str | None, typer.Option(metavar="A,B,...", help="Presets, or fields of `algorithm`, whose gradients to compare.")
 ]
-Show = Annotated[int, typer.Option(help="Responses to show, those that change most.", min=0)]
+Show = Annotated[int, typer.Option(help="Number of most changed responses to show.", min=0)]
 
 
 def replay(
@@ -45,10 +45,10 @@ def replay(
 ) -> None:
     """Score and credit recorded responses again, with other rewards or another algorithm. Nothing is sampled.
 
-    Overrides say what is different. The result, response by response, is
-    written to a new folder RUN/replay/NNN; nothing else of the run changes.
-    With --gradients the weights of that step say what each algorithm would have
-    learned: norm, direction and signal-to-noise of its gradient.
+    Overrides set what is different. The result for each response is written to
+    a new folder RUN/replay/NNN; nothing else in the run changes. With
+    --gradients, the weights of that step show what each algorithm would have
+    learned: norm, direction and signal-to-noise ratio of its gradient.
 
     [bold]Examples[/bold]
     burnish replay runs/first rewards=new_rewards.py:strict

@@ -14,7 +14,7 @@ Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of on
 Out = Annotated[
     str | None,
     typer.Option(
-        "--out", help="File to write (default: RUN/report.html; for several runs comparison.html next to the first)."
+        "--out", help="File to write (default: RUN/report.html; for several runs, comparison.html next to the first)."
     ),
 ]
 

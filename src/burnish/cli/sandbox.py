@@ -21,15 +21,15 @@ commands = typer.Typer(
 )
 """`burnish sandbox`, which tries the sandbox, and its subcommand `serve`."""
 
-Host = Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a token.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65_535)]
-Processes = Annotated[int, typer.Option(help="Jobs that run at the same time.", min=1, max=1_024)]
-Queue = Annotated[int, typer.Option(help="Jobs that may wait for those; more are refused with status 503.", min=0)]
+Processes = Annotated[int, typer.Option(help="Jobs to run at the same time.", min=1, max=1_024)]
+Queue = Annotated[int, typer.Option(help="Jobs that may wait; more are refused with status 503.", min=0)]
 TierName = Annotated[
     str, typer.Option("--tier", help="auto, namespaces, landlock, or process, which confines nothing.")
 ]
-Seconds = Annotated[float, typer.Option(help="Longest time that a job can ask for.", min=0.1, max=3_600.0)]
-Memory = Annotated[int, typer.Option(help="Most memory that a job can ask for.", min=16)]
+Seconds = Annotated[float, typer.Option(help="Longest time that a job can request.", min=0.1, max=3_600.0)]
+Memory = Annotated[int, typer.Option(help="Most memory that a job can request.", min=16)]
 TokenVariable = Annotated[
     str | None, typer.Option(help="Environment variable that holds the token, of 16 characters or more.")
 ]
@@ -37,9 +37,9 @@ TokenVariable = Annotated[
 
 @commands.callback(invoke_without_command=True)
 def try_sandbox(context: typer.Context) -> None:
-    """Try to break out of the sandbox that runs code from models, and say what holds on this machine.
+    """Try to break out of the sandbox for models' code, and show what holds on this machine.
 
-    Every tier is attacked in the same ways, and the effects are looked for from
+    Every tier faces the same attacks, and their effects are checked from
     outside. The exit status is 1 if no tier that confines programs holds. The
     weakest, `process`, limits only time and memory; it is shown for comparison.
 
@@ -80,8 +80,8 @@ def serve_sandbox(
 ) -> None:
     """Run programs and tests for other machines, over HTTP.
 
-    It speaks SandboxFusion's schema (POST /run_code), and judges whole jobs for
-    [bold]sandbox: {url: ...}[/bold] of a run file (POST /judge).
+    It implements SandboxFusion's API (POST /run_code), and judges whole jobs for
+    [bold]sandbox: {url: ...}[/bold] in a run file (POST /judge).
 
     [bold]Examples[/bold]
     burnish sandbox serve --processes 8

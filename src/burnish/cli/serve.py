@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 _MOST_TURNS = 1_000
 """Of one trajectory."""
-Host = Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a key.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs a key.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65_535)]
 KeyVariable = Annotated[
     str | None, typer.Option(help="Environment variable that holds the API key, of 16 characters or more.")
 ]
-Name = Annotated[str, typer.Option(help="What clients call the model.")]
-Record = Annotated[str | None, typer.Option(help="File to which trajectories are appended, one row a line of JSON.")]
+Name = Annotated[str, typer.Option(help="Name of the model for clients.")]
+Record = Annotated[str | None, typer.Option(help="File to append trajectories to, one row per line of JSON.")]
 Settings = Annotated[
     Literal["follow", "refuse", "ignore"],
-    typer.Option(help="Follow, refuse or ignore requests for other sampling settings than those below."),
+    typer.Option(help="Follow, refuse or ignore requests for sampling settings other than the ones below."),
 ]
-Context = Annotated[int | None, typer.Option(help="Most tokens of prompt and answer; by default the model's.", min=2)]
+Context = Annotated[int | None, typer.Option(help="Most tokens of prompt and answer (default: the model's).", min=2)]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest turn, in tokens.", min=1)]
-Rows = Annotated[int, typer.Option(help="Turns that are sampled at the same time.", min=1)]
-Temperature = Annotated[float, typer.Option(help="Of requests that name none; 0 takes the likeliest token.", min=0.0)]
-Parser = Annotated[str, typer.Option(help="How the model writes calls of tools; see conversation.parser.")]
+Rows = Annotated[int, typer.Option(help="Turns to sample at the same time.", min=1)]
+Temperature = Annotated[float, typer.Option(help="Default temperature; 0 takes the most likely token.", min=0.0)]
+Parser = Annotated[str, typer.Option(help="Format of the model's tool calls; see conversation.parser.")]
 
 
 def serve(
@@ -56,11 +56,11 @@ def serve(
     parser: Parser = "auto",
     seed: AnswerSeed = 0,
 ) -> None:
-    """Serve a model or a checkpoint of a run to OpenAI's clients.
+    """Serve a model or a checkpoint of a run to OpenAI clients.
 
-    Chat completions, completions, and tokens in and out with their
-    log-probabilities. Under /t/NAME/v1, with any name, requests are recorded as
-    one trajectory; POST /t/NAME/reward ends it. Ctrl-C ends the server.
+    Serves chat completions, completions, and tokens in and out with their
+    log-probabilities. Requests under /t/NAME/v1, with any name, are recorded as
+    one trajectory; POST /t/NAME/reward ends it. Ctrl-C stops the server.
 
     [bold]Examples[/bold]
     burnish serve runs/first@best

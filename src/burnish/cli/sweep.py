@@ -19,15 +19,15 @@ EXIT_FAILED = 1
 Choices = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="key.path=a,b,c", help="Values to combine (seed=0..4), and overrides of all runs.", show_default=False
+        metavar="key.path=a,b,c", help="Values to combine (seed=0..4), and overrides for all runs.", show_default=False
     ),
 ]
-Jobs = Annotated[int, typer.Option(help="Runs that train at a time.", min=1)]
-Together = Annotated[bool, typer.Option("--together", help="Take the n-th value of each field, not all combinations.")]
+Jobs = Annotated[int, typer.Option(help="Runs to train at the same time.", min=1)]
+Together = Annotated[bool, typer.Option("--together", help="Take the n-th value of every field, not all combinations.")]
 Listed = Annotated[
     Path | None, typer.Option("--runs", help="File with a YAML list of the fields of each run.", show_default=False)
 ]
-PlanOnly = Annotated[bool, typer.Option("--plan", help="Show all runs with their memory and time, and start none.")]
+PlanOnly = Annotated[bool, typer.Option("--plan", help="Show all runs with their memory and time; start none.")]
 
 
 def run_sweep(
@@ -38,17 +38,17 @@ def run_sweep(
     listed: Listed = None,
     plan: PlanOnly = False,
 ) -> None:
-    """Train a run for each combination of settings, of any kind of run.
+    """Train one run for each combination of settings, for any kind of run.
 
-    The folder `output` gets one folder for each run, named after its settings.
-    All are checked before the first starts, and one that fails does not end
-    the others. Ctrl-C finishes the steps under way and saves. The same command
-    skips what is finished and continues the rest.
+    Each run gets a folder in `output`, named after its settings. All runs are
+    checked before the first starts, and a failed run does not end the others.
+    Ctrl-C finishes the current steps and saves. The same command skips finished
+    runs and continues the rest.
 
     [bold]Values[/bold]
     [bold]seed=0..4[/bold]: 0, 1, 2, 3 and 4.
-    [bold]algorithm=grpo,rloo[/bold]: at commas outside of quotes and brackets.
-    [bold]steps=50[/bold]: a single value is for all runs.
+    [bold]algorithm=grpo,rloo[/bold]: split at commas outside quotes and brackets.
+    [bold]steps=50[/bold]: a single value applies to all runs.
 
     [bold]Examples[/bold]
     burnish sweep run.yaml algorithm=grpo,rloo,dr_grpo seed=0..4 output=runs/sweep

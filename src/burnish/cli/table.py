@@ -14,17 +14,17 @@ Runs = Annotated[
 ]
 Metric = Annotated[
     str | None,
-    typer.Option(help="Metric to compare (default: what the best checkpoint is chosen by).", show_default=False),
+    typer.Option(help="Metric to compare (default: the one that chooses the best checkpoint).", show_default=False),
 ]
 By = Annotated[
     list[str] | None,
     typer.Option(help="Field to compare, such as algorithm (default: all that differ, except the seed)."),
 ]
 At = Annotated[int | None, typer.Option(help="Compare the values at this step (default: the last of each run).")]
-Threshold = Annotated[float | None, typer.Option(help="Also the steps and tokens until the metric reaches this.")]
-Baseline = Annotated[str | None, typer.Option(help="Group that the others are compared with (default: the first).")]
+Threshold = Annotated[float | None, typer.Option(help="Also show the steps and tokens until the metric reaches this.")]
+Baseline = Annotated[str | None, typer.Option(help="Group to compare the others with (default: the first).")]
 Format = Annotated[str, typer.Option("--format", help="text, markdown, latex or csv.")]
-FigureFile = Annotated[Path | None, typer.Option(help="Also draw the curves with bands to this .svg, .png or .pdf.")]
+FigureFile = Annotated[Path | None, typer.Option(help="Also plot the curves with bands to this .svg, .png or .pdf.")]
 
 
 def show_table(
@@ -39,9 +39,9 @@ def show_table(
 ) -> None:
     """Compare a metric of several runs: means, intervals, paired differences.
 
-    What the runs differ in is read from their configurations. Runs that differ
-    in their seed alone form a group, with the mean and its 95 % interval
-    (Student's t). Groups are compared run by run: with the same seed they share
+    Differences between runs are read from their configurations. Runs that
+    differ only in seed form a group, with a mean and its 95 % interval
+    (Student's t). Groups are compared run by run: runs with the same seed share
     prompts and noise, which narrows the interval of the difference.
 
     [bold]Examples[/bold]

@@ -23,16 +23,16 @@ AcceptChanges = Annotated[
     bool,
     typer.Option(
         "--accept-changes",
-        help="Continue although data, code, base model or package versions have changed since the run began.",
+        help="Continue even if data, code, base model or package versions have changed since the run began.",
     ),
 ]
 
 Verbose = Annotated[
     bool,
-    typer.Option("--verbose", help="Show every metric with a column, and the fast paths (logging.verbose)."),
+    typer.Option("--verbose", help="Show all columns of metrics, and the fast paths in use (logging.verbose)."),
 ]
 Fork = Annotated[
-    str | None, typer.Option(metavar="RUN@STEP", help="Go on from a checkpoint of another run, with other settings.")
+    str | None, typer.Option(metavar="RUN@STEP", help="Start from a checkpoint of another run, with other settings.")
 ]
 
 
@@ -106,13 +106,13 @@ def sft() -> None:
 def distill() -> None:
     """Train a student on the token distributions of a teacher.
 
-    The data are those of burnish sft. At every trained token the student learns
-    what the teacher would say there: its probability of each token.
+    The data are the same as for burnish sft. At every trained token the student
+    learns the teacher's probability of each possible token.
 
     [bold]Sizes[/bold]
     [bold]optimization.tokens_per_batch[/bold]: tokens per optimizer step.
-    [bold]sampled_share[/bold]: share of the steps on responses of the student.
-    [bold]top_k[/bold]: tokens that are compared one by one.
+    [bold]sampled_share[/bold]: share of steps that train on the student's responses.
+    [bold]top_k[/bold]: number of tokens compared individually.
 
     [bold]Examples[/bold]
     burnish distill distill.yaml
@@ -126,14 +126,14 @@ def rm() -> None:
     """Train a reward model on comparisons of responses.
 
     Rows have chosen and rejected responses, several candidates with the best
-    one marked, or token ids (query, sample0 ..., best). How they are read is
-    printed. The result scores responses in `burnish rl` as rewards:
-    model:PATH.
+    one marked, or token ids (query, sample0 ..., best). The layout is
+    recognised and printed. The result scores responses in `burnish rl` with
+    rewards: model:PATH.
 
     [bold]Sizes[/bold]
     [bold]optimization.comparisons_per_batch[/bold]: comparisons per optimizer step.
     [bold]optimization.epochs[/bold]: passes over the data; one is usual.
-    [bold]max_tokens[/bold]: limit on a prompt together with a response.
+    [bold]max_tokens[/bold]: limit on the length of a prompt and response together.
 
     [bold]Examples[/bold]
     burnish rm rm.yaml
@@ -147,14 +147,14 @@ def prefer() -> None:
     """Train a model on preferences between responses (DPO and kin).
 
     Rows have chosen and rejected responses, or several candidates with the best
-    one marked; for [bold]losses: kto[/bold] also single responses with a label.
-    Nothing is sampled. The frozen reference scores all responses once, before the
-    first step.
+    one marked; with [bold]losses: kto[/bold] also single responses with a label. Nothing is
+    sampled. The frozen reference scores all responses once, before the first
+    step.
 
     [bold]Sizes[/bold]
-    [bold]optimization.comparisons_per_batch[/bold]: rows of the data per optimizer step.
+    [bold]optimization.comparisons_per_batch[/bold]: data rows per optimizer step.
     [bold]optimization.epochs[/bold]: passes over the data.
-    [bold]max_tokens[/bold]: limit on a prompt together with a response.
+    [bold]max_tokens[/bold]: limit on the length of a prompt and response together.
 
     [bold]Examples[/bold]
     burnish prefer prefer.yaml

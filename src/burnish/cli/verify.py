@@ -16,16 +16,16 @@ Starts = Annotated[
     typer.Option("--step", help="Checkpoint to start from; may be repeated (default: all; 0: the beginning).", min=0),
 ]
 Count = Annotated[
-    int | None, typer.Option(help="Steps to make again after each (default: up to the next checkpoint).", min=1)
+    int | None, typer.Option(help="Steps to repeat after each checkpoint (default: up to the next one).", min=1)
 ]
 
 
 def verify(run: RunFolder, starts: Starts = None, count: Count = None) -> None:
-    """Make recorded steps again from checkpoints, and say whether they reproduce.
+    """Repeat recorded steps from checkpoints, and show whether they reproduce.
 
-    Metrics (without times), rollouts and weights have to be the same bit for
-    bit. The work is done in a temporary folder; nothing of the run changes. The
-    exit code is 1 if a step differs.
+    Metrics (without times), rollouts and weights must match bit for bit. The
+    work is done in a temporary folder, and the run does not change. The exit
+    code is 1 if a step differs.
 
     [bold]Examples[/bold]
     burnish verify runs/first

@@ -8,14 +8,14 @@ import typer
 
 from burnish.errors import ConfigError
 
-Folders = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Folders that hold runs, or are one.")]
+Folders = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run folders, or folders of runs.")]
 
 
 def watch_runs(folders: Folders = None) -> None:
     """Watch runs in a terminal, also over ssh: curves, groups, responses.
 
-    Enter leads from a run to its curves, to the groups of its last step and to
-    their responses; escape leads back, the arrows walk the steps.
+    Enter opens a run's curves, then the groups of its last step, then their
+    responses. Escape goes back, and the arrow keys move between steps.
 
     [bold]Examples[/bold]
     burnish watch

@@ -95,8 +95,8 @@ def _on_mps(config: RunConfig) -> Iterator[Problem]:
         "model.quantization": model.quantization is not None,
     }
     for field in (field for field, is_set in found.items() if is_set):
-        message = "does not go together with model.device mps"
-        yield Problem(field, message, "leave it out (and all else that asks for processes), or set model.device: cpu")
+        message = "does not work with model.device mps"
+        yield Problem(field, message, "leave it out (and all else that needs processes), or set model.device: cpu")
 
 
 def _quantization(config: RunConfig) -> Iterator[Problem]:
@@ -108,10 +108,10 @@ def _quantization(config: RunConfig) -> Iterator[Problem]:
         message = f"is {model.quantization}, but model.from_scratch makes random weights, which would stay frozen"
         yield Problem("model.quantization", message, "remove one of the two")
     if model.lora is None:
-        message = f"is {model.quantization}, but without model.lora all weights train, which few bits cannot hold"
+        message = f"is {model.quantization}, but without model.lora all weights train, which quantized weights cannot"
         yield Problem("model.quantization", message, "set model.lora, or remove it")
     if cluster.sharding == "full" and cluster.trainers > 1:
-        message = "is full, but weights of model.quantization cannot be cut over trainers"
+        message = "is full, but quantized weights (model.quantization) cannot be split over trainers"
         yield Problem("cluster.sharding", message, "set it to optimizer, or remove model.quantization")
 
 
@@ -119,7 +119,7 @@ def _whole_matrices(config: RunConfig) -> Iterator[Problem]:
     """Refuse slices of matrices that an optimizer needs as a whole."""
     cluster = config.cluster
     if config.optimization.optimizer == "muon" and cluster.trainers > 1 and cluster.sharding in ("optimizer", "full"):
-        message = f"is {cluster.sharding}, which cuts matrices, but optimization.optimizer muon needs whole ones"
+        message = f"is {cluster.sharding}, which splits matrices, but optimization.optimizer muon needs whole ones"
         yield Problem("cluster.sharding", message, "set it to whole, or optimization.optimizer to adamw")
 
 
@@ -159,7 +159,7 @@ def _generated(config: RunConfig) -> Iterator[Problem]:
         for other in made:
             shared = set(source.reasoning_gym or ()) & set(other.reasoning_gym or ())
             if shared and source.seed == other.seed:
-                message = f"is {source.seed}, as in the training data, which has the task {min(shared)} too"
+                message = f"is {source.seed}, as in the training data, which also has the task {min(shared)}"
                 yield Problem(f"{field}.seed", message, f"set another one, for example {source.seed + 1}")
                 break
 
@@ -169,15 +169,15 @@ def _generated_rows(field: str, source: DataSource) -> Iterator[Problem]:
     changed = source.model_dump(exclude_defaults=True)
     if tasks is None:
         for name in [name for name in ("size", "seed") if name in changed]:
-            yield Problem(f"{field}.{name}", "is for rows that reasoning_gym makes", "remove it, or use limit")
+            yield Problem(f"{field}.{name}", "is for rows that reasoning_gym generates", "remove it, or use limit")
         return
     if source.path != names.PUZZLES:
-        message = f"is {source.path!r}, but reasoning_gym makes the rows of this source"
+        message = f"is {source.path!r}, but reasoning_gym generates the rows of this source"
         yield Problem(f"{field}.path", message, "remove one of the two, or make them two sources")
     if not tasks:
         yield Problem(f"{field}.reasoning_gym", "names no task", "name one, for example `{chain_sum: {}}`")
     if source.size > names.PUZZLE_ROWS:
-        yield Problem(f"{field}.size", f"is {source.size:,}", f"make at most {names.PUZZLE_ROWS:,} rows")
+        yield Problem(f"{field}.size", f"is {source.size:,}", f"generate at most {names.PUZZLE_ROWS:,} rows")
     for other in [other for other in ("split", "subset", "document_separator", "max_bytes") if other in changed]:
         yield Problem(f"{field}.{other}", "is for rows from files", "remove it")
 
@@ -199,7 +199,7 @@ def _shared_work(config: RunConfig) -> Iterator[Problem]:
         asked = f"cluster.trainers ({cluster.trainers})"
         if isinstance(cluster, ClusterConfig):
             asked += f", cluster.rollout_workers ({cluster.rollout_workers})"
-            asked += "".join(f", a process of its own for the {name}" for name in cluster.own_names)
+            asked += "".join(f", a separate process for the {name}" for name in cluster.own_names)
         message = f"is inline, but the run asks for several processes: {asked}"
         yield Problem("cluster.backend", message, "set it to auto, or ask for a single process")
     amounts = {"cpus_per_worker": cluster.cpus_per_worker, "gpus_per_worker": cluster.gpus_per_worker}
@@ -208,7 +208,7 @@ def _shared_work(config: RunConfig) -> Iterator[Problem]:
             message = f"is for Ray, but cluster.backend is {cluster.backend}"
             yield Problem(f"cluster.{field}", message, "leave it out, or set cluster.backend to ray")
     if cluster.backend == "torchrun" and cluster.restarts != type(cluster)().restarts:
-        message = "has no effect with cluster.backend: torchrun, which starts all processes again itself"
+        message = "has no effect with cluster.backend: torchrun, which restarts all processes itself"
         yield Problem("cluster.restarts", message, "leave it out, and give torchrun --max-restarts")
     if cluster.num_lanes % cluster.trainers:
         message = f"is {cluster.lanes}, which {cluster.trainers} trainers cannot share equally"
@@ -216,7 +216,7 @@ def _shared_work(config: RunConfig) -> Iterator[Problem]:
 
 
 def offload(cluster: TrainersConfig, absent: Mapping[str, str]) -> Iterator[Problem]:
-    """Refuse roles that cannot be offloaded. `absent`: why the run has no such role of its own."""
+    """Refuse roles that cannot be offloaded. `absent`: the reason why the run does not have a role."""
     field = "cluster.offload"
     for index, role in enumerate(cluster.offload):
         if role in cluster.offload[:index]:
@@ -231,7 +231,7 @@ def offload(cluster: TrainersConfig, absent: Mapping[str, str]) -> Iterator[Prob
 def _roles_that_rest(config: RunConfig) -> Iterator[Problem]:
     """Check `offload` for a run that trains a single model."""
     others = [role for role in get_args(Offloaded) if role not in config.may_rest]
-    absent = dict.fromkeys(others, f"a run of `burnish {config.kind}` has none that could rest")
+    absent = dict.fromkeys(others, f"a run of `burnish {config.kind}` has none to offload")
     return offload(config.cluster, absent)
 
 

@@ -107,7 +107,7 @@ def _unused(config: RlFields) -> Iterator[Problem]:
         ("lam", not known or estimator in names.LAM_ESTIMATORS, f"the estimator {estimator!r} has no lambda"),
         ("kl_horizon", algorithm.kl_target is not None, "it belongs to adaptive KL: set kl_target too"),
         ("whiten_over", algorithm.whitens, "it belongs to whiten_rewards and whiten_advantages"),
-        ("max_refills", refills, "it belongs to dynamic_sampling: true, and to difficulty of domains"),
+        ("max_refills", refills, "it belongs to dynamic_sampling: true, and to the difficulty of domains"),
         ("mismatch_low", algorithm.weights_mismatch, "it belongs to mismatch_correction"),
         ("mismatch_high", algorithm.weights_mismatch, "it belongs to mismatch_correction"),
         ("mismatch_delta", drops, "it belongs to mismatch_correction: sequence_off_policy"),
@@ -129,7 +129,7 @@ def _skipping(config: RlFields) -> Iterator[Problem]:
         ("model.router_aux_coef", config.model.router_aux_coef > 0),
     ):
         if has_gradient:
-            message = f"is true, but with this {field} responses with zero advantage have a gradient too"
+            message = f"is true, but with this {field} responses with zero advantage also have a gradient"
             yield Problem("algorithm.skip_zero_advantages", message, f"set it to false, or change {field}")
 
 
@@ -180,8 +180,8 @@ def _kl(algorithm: AlgorithmConfig) -> Iterator[Problem]:
             ("mismatch_high", algorithm.mismatch_high < 1),
         ):
             if is_apart:
-                message = f"is {_of(algorithm, field):g}, but weights of 1, of tokens without a mismatch, must be kept"
-                yield Problem(f"algorithm.{field}", message, "set mismatch_low up to 1 and mismatch_high from 1 on")
+                message = f"is {_of(algorithm, field):g}, but a weight of 1 (no mismatch) must be within the bounds"
+                yield Problem(f"algorithm.{field}", message, "set mismatch_low <= 1 and mismatch_high >= 1")
 
 
 def _critic(config: RlFields) -> Iterator[Problem]:
@@ -195,7 +195,7 @@ def _critic(config: RlFields) -> Iterator[Problem]:
         message = f"is {critic.init!r}, but a shared critic is a head on the policy's own backbone"
         yield Problem("critic.init", message, "set critic.kind: separate, or critic.init: policy")
     if critic.kind == "separate" and config.model.quantization is not None:
-        message = "is separate, but such a critic trains all weights, and those of model.quantization stay frozen"
+        message = "is separate, but such a critic trains all weights, and model.quantization freezes them"
         yield Problem("critic.kind", message, "set it to shared, or remove model.quantization")
     if critic.init != "policy" and critic.head_init_std != 0:
         message = f"is {critic.head_init_std:g}, but critic.init {critic.init!r} has its own head"
@@ -218,13 +218,13 @@ def _pairs(config: RlFields) -> Iterator[Problem]:
         return
     for field, value in (("epochs", config.optimization.epochs), ("minibatches", config.optimization.minibatches)):
         if value > 1:
-            message = f"is {value}, but the estimator 'online_dpo' is the gradient of DPO in one update of a step only"
+            message = f"is {value}, but the estimator 'online_dpo' is the gradient of DPO only with one update per step"
             yield Problem(f"optimization.{field}", message, "set it to 1")
     if config.max_staleness:
-        message = f"is {config.max_staleness}, but 'online_dpo' is the gradient of DPO at the weights that sampled only"
+        message = f"is {config.max_staleness}, but 'online_dpo' is the gradient of DPO only at the weights that sampled"
         yield Problem("max_staleness", message, "set it to 0")
     if config.algorithm.mask_truncated:
-        message = "is true, which would leave half of a pair of the estimator 'online_dpo'"
+        message = "is true, which could leave out half of a pair of the estimator 'online_dpo'"
         yield Problem("algorithm.mask_truncated", message, "set it to false")
 
 

@@ -43,7 +43,7 @@ def _partner(conversation: ConversationConfig, section: str) -> Iterator[Problem
             message = f"is set, but {tool.name} is a function, which has no options"
             yield Problem(f"{section}.tools.{index}.options", message, "remove it")
         if tool.name in seen and tool.name != names.MCP_TOOL:
-            yield Problem(f"{section}.tools.{index}", f"{tool.name!r} is there twice", "remove one of them")
+            yield Problem(f"{section}.tools.{index}", f"{tool.name!r} is listed twice", "remove one of them")
         seen.add(tool.name)
 
 
@@ -54,7 +54,7 @@ def _agent_alone(conversation: ConversationConfig, section: str) -> Iterator[Pro
             message = f"is set, and so is {section}.agent, which holds the whole conversation"
             yield Problem(f"{section}.{name}", message, f"leave it to the agent, or remove {section}.agent")
     if conversation.trajectory == "fork":
-        message = "is set, but an agent's history is its own: what it edits always becomes a row of its own"
+        message = "is set, but an agent manages its own history, and each edit always starts a new row"
         yield Problem(f"{section}.trajectory", message, "remove it")
 
 
@@ -75,14 +75,14 @@ def _paid_by_environment(domain: DomainSettings) -> Iterator[Problem]:
     conversation = domain.conversation
     if paid and (conversation is None or (conversation.environment is None and conversation.agent is None)):
         of = f" of the domain {domain.name}" if domain.name is not None else ""
-        message = f"has the reward environment, but no environment or agent pays for the prompts{of}"
+        message = f"has the reward environment, but no environment or agent rewards the prompts{of}"
         yield Problem("rewards", message, f"set {domain.place('conversation')}.environment or .agent")
 
 
 def _together(config: RlFields) -> Iterator[Problem]:
     """Refuse settings that cannot be combined with conversations."""
     if config.partial:
-        message = "is true, but a turn of a conversation has the weights that it began with"
+        message = "is true, but a turn of a conversation keeps the weights it started with"
         yield Problem("partial", message, "set it to false, or remove conversation")
     found = domain_settings(config)
     forks = [domain for domain in found if domain.conversation is not None and domain.conversation.trajectory == "fork"]
@@ -92,7 +92,7 @@ def _together(config: RlFields) -> Iterator[Problem]:
         message = "is true, so no turn of a conversation would end"
         yield Problem("rollout.ignore_eos", message, "set it to false, or remove conversation")
     if config.scoring.truncate_token is not None:
-        message = "cuts responses for scoring, which the turns of a conversation cannot be"
+        message = "cuts responses for scoring, but the turns of a conversation cannot be cut"
         yield Problem("scoring.truncate_token", message, "remove it, or conversation")
 
 

@@ -39,7 +39,7 @@ def _bound_rewards(config: RlFields) -> Iterator[Problem]:
     for name, domain in config.domains.items():
         for index, reward in enumerate(domain.rewards):
             if reward.domains:
-                message = f"is set, but this reward is of the domain {name}"
+                message = f"is set, but this reward belongs to the domain {name}"
                 remedy = "remove it, or put the reward under `rewards`"
                 yield Problem(f"domains.{name}.rewards.{index}.domains", message, remedy)
 
@@ -50,7 +50,7 @@ def _data(config: RlFields, found: tuple[DomainSettings, ...]) -> Iterator[Probl
         own = [domain for domain in found if (domain.train if split == "train" else domain.eval)]
         if shared and len(own) == len(found):
             message = f"is set, but every domain names its own {split} data"
-            yield Problem(f"data.{split}", message, f"remove it, or the `{split}` of the domains that its rows are of")
+            yield Problem(f"data.{split}", message, f"remove it, or the `{split}` of the domains of its rows")
     for domain in found:
         if domain.is_trained and not domain.train and not config.data.train:
             remedy = f"set domains.{domain.name}.train, data.train with rows of this domain, or share: 0"
@@ -62,17 +62,17 @@ def _data(config: RlFields, found: tuple[DomainSettings, ...]) -> Iterator[Probl
         for index, source in enumerate((*domain.train, *domain.eval)):
             if source.domain is not None:
                 field = f"domains.{domain.name}: data set {index + 1}"
-                yield Problem(field, f"sets domain: {source.domain}", f"remove it: its rows are of {domain.name}")
+                yield Problem(field, f"sets domain: {source.domain}", f"remove it: its rows belong to {domain.name}")
 
 
 def _paid(found: tuple[DomainSettings, ...]) -> Iterator[Problem]:
     """Refuse domains in which every response would have the score 0, or none."""
     for domain in found:
-        message, remedy = "", f"set domains.{domain.name}.rewards, or let an entry of `rewards` be for it"
+        message, remedy = "", f"set domains.{domain.name}.rewards, or let an entry of `rewards` apply to it"
         if not domain.rewards:
-            message = "is empty, and no other reward is for this domain"
+            message = "is empty, and no other reward applies to this domain"
         elif all(reward.audit for reward in domain.rewards):
-            message = "has only audits, which are watched and not part of a score"
+            message = "has only audits, which are not part of a score"
         elif domain.is_trained and all(reward.trained_weight == 0 for reward in domain.rewards):
             message, remedy = "has only weights of 0, so every score would be 0", "give one of them a weight"
         if message:
@@ -85,17 +85,17 @@ def _together(config: RlFields, found: tuple[DomainSettings, ...]) -> Iterator[P
     for first in firsts:
         at = [max((step for step in domain.shares if step <= first), default=None) for domain in found]
         if all(step is None or domain.shares[step] == 0 for step, domain in zip(at, found, strict=True)):
-            yield Problem("domains", f"have shares that are all 0 from step {first} on", "give one of them a share")
+            yield Problem("domains", f"all have the share 0 from step {first} on", "give one of them a share")
     if config.whitens_minibatches and any(domain.weighs for domain in found):
         message = "is minibatch, which would undo the weights of domains and responses"
-        yield Problem("algorithm.whiten_over", message, "set it to step, or remove loss_weight and its like")
+        yield Problem("algorithm.whiten_over", message, "set it to step, or remove loss_weight and similar weights")
 
 
 def _schedule(
     config: RlFields, domain: DomainSettings, field: str, schedule: Mapping[int, object]
 ) -> Iterator[Problem]:
     if min(schedule, default=1) != 0:
-        yield Problem(field, "does not say what holds from the start", "add a value for step 0")
+        yield Problem(field, "has no value for the start of the run", "add a value for step 0")
     for first in (first for first in schedule if first > config.steps):
         yield Problem(field, f"has a value from step {first} on, but the run has {config.steps} steps", "remove it")
 
@@ -173,5 +173,5 @@ def judging_reward(
         yield Problem(f"{section}.success", message, suggestion(name, by_label))
     elif name == label and by_label[label].is_model and evaluation.success_score is None:
         message = f"is not set, but {section}.success is {name!r}, a reward model, whose scores have no maximum"
-        remedy = "set it to the score from which a response counts as solved"
+        remedy = "set it to the score at which a response counts as solved"
         yield Problem(f"{section}.success_score", message, remedy)

@@ -105,16 +105,16 @@ def _several_gpus(config: RlFields, traits: EngineTraits) -> Iterator[Problem]:
     field, cluster = f"{traits.options_field}.{traits.gpus_option}", config.cluster
     size = config.engine.options.get(traits.gpus_option, 1)
     if type(size) is not int or size < 1:
-        yield Problem(field, f"is {size!r}, which is no number of GPUs", "set it to 1, 2, 4 ...")
+        yield Problem(field, f"is {size!r}, which is not a number of GPUs", "set it to 1, 2, 4 ...")
     elif size > 1 and not cluster.rollout_workers:
-        message = f"is {size}, but without rollout workers {traits.label} shares the one GPU of the process that trains"
-        yield Problem(field, message, "set cluster.rollout_workers to 1 or more, each of which has its own GPUs")
+        message = f"is {size}, but without rollout workers {traits.label} shares the single GPU of the training process"
+        yield Problem(field, message, "set cluster.rollout_workers to 1 or more; each has its own GPUs")
     elif size > 1 and cluster.runs_on == "torchrun":
         message = f"is {size}, but torchrun gives each process one GPU"
         yield Problem(field, message, "set cluster.backend to processes or ray")
     elif size > 1 and cluster.gpus_per_worker not in (None, 1, size):
         message = f"is {cluster.gpus_per_worker:g}, but a rollout worker needs exactly {size} GPUs ({field})"
-        yield Problem("cluster.gpus_per_worker", message, "leave it out: other processes have one GPU each then")
+        yield Problem("cluster.gpus_per_worker", message, "leave it out; other processes then have one GPU each")
 
 
 def _awake(config: RlFields, traits: EngineTraits) -> str:
@@ -123,7 +123,7 @@ def _awake(config: RlFields, traits: EngineTraits) -> str:
         others = [name for name in ENGINES if traits_of(name).sleeps != "never"]
         return f"rollout.engine is {config.rollout.engine!r}, which cannot sleep ({' and '.join(others)} can)"
     if config.cluster.rollout_workers:
-        return "rollout workers have GPUs of their own, on which nothing trains (cluster.rollout_workers)"
+        return "rollout workers have their own GPUs, on which nothing trains (cluster.rollout_workers)"
     if config.model.device == "cpu" and traits.sleeps == "on GPUs":
         return f"model.device is cpu, and {traits.label} sleeps on GPUs only"
     return ""
@@ -156,7 +156,7 @@ def _arithmetic(config: RlFields) -> Iterator[Problem]:
 def _full_sharding(config: RlFields) -> Iterator[Problem]:
     cluster = config.cluster
     if cluster.sharding == "full" and cluster.trainers > 1 and cluster.rollout_workers == 0:
-        message = "is full, but without rollout workers the trainers sample, and they need whole weights for that"
+        message = "is full, but without rollout workers the trainers sample, which needs whole weights"
         yield Problem("cluster.sharding", message, "set cluster.rollout_workers to at least 1")
 
 
@@ -166,20 +166,20 @@ def _teachers(config: RlFields) -> Iterator[Problem]:
     estimator = config.algorithm.estimator
     asks_nobody = estimator in set(names.ESTIMATOR_NAMES) - set(names.TEACHER_ESTIMATORS)
     for field in config.named_teachers if asks_nobody else ():
-        message = f"is set, but it is not used: the estimator {estimator!r} reads no log-probabilities of a teacher"
+        message = f"is set, but it is not used: the estimator {estimator!r} does not read a teacher's log-probabilities"
         yield Problem(field, message, "use the preset opd, or remove it")
     for domain in domain_settings(config):
         untaught = bool(config.named_teachers) and domain.is_trained and domain.teacher is None
         if untaught:
-            yield Problem(f"domains.{domain.name}.teacher", "is not set, and there is no teacher of all", "name one")
+            yield Problem(f"domains.{domain.name}.teacher", "is not set, and there is no top-level teacher", "name one")
         if domain.teacher is not None and domain.teacher.prompt is not None and domain.conversation is not None:
-            message = "is set, but in a conversation the prompt grows, and a teacher could not read another one"
+            message = "is set, but the prompt of a conversation grows, so a teacher cannot read a different one"
             yield Problem(f"{domain.place('teacher')}.prompt", message, "remove it, or the conversation")
     if config.teacher is not None and config.domains and all(one.teacher for one in config.domains.values()):
-        yield Problem("teacher", "is set, but every domain has a teacher of its own", "remove it")
+        yield Problem("teacher", "is set, but every domain has its own teacher", "remove it")
     mixed = OWN_POLICY in config.teacher_paths and len(config.teacher_paths) > 1
     if mixed and config.model.lora is not None and "teacher" in config.cluster.own_process:
-        message = "names the teacher, but one of them is the policy with its adapters off (model.lora)"
+        message = "names the teacher, but one teacher is the policy with its adapters off (model.lora)"
         yield Problem("cluster.own_process", message, "remove teacher from it, or use no teacher `policy`")
 
 
@@ -191,7 +191,7 @@ def _vocabulary(config: RlFields) -> Iterator[Problem]:
     cluster, because = config.cluster, "but teacher.compare is vocabulary"
     for field, teacher in config.named_teachers.items():
         if teacher.compare == "sampled" or len(config.teacher_paths) > 1:
-            yield Problem(field, f"differs from other teachers, {because}, which takes one", "use one, or sampled")
+            yield Problem(field, f"differs from other teachers, {because}, which allows one", "use one, or sampled")
         if teacher.prompt is not None:
             message = f"is set, {because}, which reads the rows of the policy's own pass"
             yield Problem(f"{field}.prompt", message, "remove it, or set compare: sampled")
@@ -206,7 +206,7 @@ def _vocabulary(config: RlFields) -> Iterator[Problem]:
         message = f"is full, {because}, which needs whole weights of the teacher"
         yield Problem("cluster.sharding", message, "set it to whole or optimizer")
     if config.rollout.temperature != 1:
-        message = f"is {config.rollout.temperature:g}, {because}, whose distributions are those at temperature 1"
+        message = f"is {config.rollout.temperature:g}, {because}, which compares distributions at temperature 1"
         yield Problem("rollout.temperature", message, "remove it, or set compare: sampled")
     for name, value in config.algorithm.model_dump(exclude_defaults=True).items():
         if name not in _WITH_VOCABULARY:
@@ -233,14 +233,14 @@ def _own_process(config: RlFields) -> Iterator[Problem]:
     for field, reward in config.named_rewards.items() if "reward_model" in asked else ():
         device = reward.options.get("device")
         if reward.is_model and str(device).startswith("cuda:"):
-            message = f"is {device}, but reward models have a process of their own, which sees one GPU"
+            message = f"is {device}, but reward models run in a separate process, which sees one GPU"
             yield Problem(f"{field}.options.device", message, "set it to cuda, or remove it")
 
 
 def _alone(config: RlFields) -> dict[str, str]:
     """The roles with a process of their own, in which there is no other role to make room for."""
     own = zip(config.cluster.own_process, config.cluster.own_names, strict=True)
-    return {model: f"the {name} has a process of its own (own_process)" for model, name in own}
+    return {model: f"the {name} runs in a separate process (own_process)" for model, name in own}
 
 
 def _absent(config: RlFields) -> dict[str, str]:
@@ -268,7 +268,7 @@ def _staleness(config: RlFields) -> Iterator[Problem]:
     algorithm, path = config.algorithm, "algorithm.old_logprobs"
     corrects = algorithm.weights_mismatch
     if algorithm.old_logprobs == "trainer" and config.max_staleness and not corrects:
-        message = f"is trainer, whose ratio ignores that responses are {config.max_staleness} steps old (max_staleness)"
+        message = f"is trainer, which ignores that responses are {config.max_staleness} steps old (max_staleness)"
         remedy = "remove it, or set algorithm.mismatch_correction (token_truncate is a good start)"
         yield Problem(path, message, remedy)
     if algorithm.old_logprobs == "sampler" and corrects:
@@ -306,7 +306,7 @@ def _sandbox(sandbox: SandboxConfig) -> Iterator[Problem]:
     if not sandbox.url.startswith(("http://", "https://")):
         yield Problem("sandbox.url", f"is {sandbox.url!r}", "give http://HOST:PORT or https://HOST")
     if sandbox.tier != "auto":
-        message = f"is {sandbox.tier}, but programs run at sandbox.url, whose server has a tier of its own"
+        message = f"is {sandbox.tier}, but programs run at sandbox.url, whose server sets its own tier"
         yield Problem("sandbox.tier", message, "remove it")
 
 
@@ -382,7 +382,7 @@ def _judging_reward(config: RlFields) -> Iterator[Problem]:
 
 
 def _unsound_puzzles(config: RlFields) -> Iterator[Problem]:
-    """Tasks that pay answers which solve nothing, where the reward for them does not say that it allows them."""
+    """Refuse tasks that reward answers which solve nothing, unless the reward for them allows it."""
     for domain in domain_settings(config):
         sources = (*sources_of(config, domain, "train"), *sources_of(config, domain, "eval"))
         tasks = {task for source in sources for task in source.reasoning_gym or ()}
@@ -394,5 +394,5 @@ def _unsound_puzzles(config: RlFields) -> Iterator[Problem]:
                 message = (
                     f"does not name {task}, a task of the data whose scores are unsound: {names.UNSOUND_PUZZLES[task]}"
                 )
-                remedy = f"remove the task, or accept that with options: {{allow: [{task}]}}"
+                remedy = f"remove the task, or accept it with options: {{allow: [{task}]}}"
                 yield Problem(f"{field}.options.allow", message, remedy)

@@ -35,7 +35,7 @@ def check_rm(config: RmFields) -> list[Problem]:
 
 
 def held_out_twice(config: ComparedFields) -> Iterator[Problem]:
-    """Refuse a held-out part of the training data beside held-out data."""
+    """Refuse to hold out training data if there is held-out data already."""
     if config.data.eval and config.held_out_fraction > 0:
         message = f"is {config.held_out_fraction:g}, but data.eval already names held-out data"
         yield Problem("held_out_fraction", message, "remove one of the two")
@@ -49,7 +49,7 @@ def _measured_elsewhere(settings: NormalizationConfig) -> Iterator[Problem]:
         settings.on
     ]
     for name in (name for name in unread if vars(settings)[name]):
-        message = f"is set, but scores are normalised on what normalization.on names: {settings.on}"
+        message = f"is set, but normalization.on is {settings.on}"
         yield Problem(f"normalization.{name}", message, f"remove it, or set normalization.on: {other}")
 
 

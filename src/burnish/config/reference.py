@@ -62,7 +62,7 @@ def reference_page() -> str:
     for kind in others:
         own = [(path, section) for path, section in _sections(kind.section, "") if not path or section not in listed]
         parts += [f"## Run files of `burnish {kind.name}`"]
-        parts += [f"Sections not listed here are those of `burnish {first.name}`."]
+        parts += [f"Sections not listed here are the same as for `burnish {first.name}`."]
         parts += [_section(path, section, kind.section.refused) for path, section in own]
     parts += [_presets()]
     return "\n\n".join(part.strip() for part in parts) + "\n"

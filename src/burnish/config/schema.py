@@ -70,13 +70,13 @@ class SftConfig(RunConfig):
     max_tokens: PositiveInt = 2048
     """Longest example (prompt and completion), in tokens; see `data.over_long`."""
     train_on: Literal["all_turns", "last_turn"] = "all_turns"
-    """Assistant's turns of a conversation that are trained on, unless a message says `train: false` (docs/data.md)."""
+    """Assistant turns of a conversation to train on, except messages with `train: false` (docs/data.md)."""
     token_loss: Literal["nll", "dft"] = "nll"
-    """Loss of a token with probability p: -log p, or with `dft` -p log p, where p has no gradient
+    """Loss of a token with probability p: `nll` is -log p, and `dft` is -p log p with no gradient through the factor p
     (https://arxiv.org/abs/2508.05629, docs/algorithms.md)."""
     neftune_alpha: Annotated[float, Field(gt=0)] | None = None
-    """Add noise to the embeddings of the input while training, uniform in ±alpha / sqrt(tokens × width), as NEFTune
-    does (https://arxiv.org/abs/2310.05914: 5, 10 or 15). `null`: none."""
+    """Add noise to the input embeddings during training, uniform in ±alpha / sqrt(tokens × width) (NEFTune,
+    https://arxiv.org/abs/2310.05914, uses 5, 10 or 15). `null`: no noise."""
     optimization: SftOptimizationConfig = SftOptimizationConfig()
     cluster: TrainersConfig = TrainersConfig()
 

@@ -14,8 +14,8 @@ _NOTHING_SAMPLES = "only `burnish rl` samples while it trains"
 _ONE_MODEL = "only `burnish rl` has a reference, a critic or rewards"
 
 Offloaded = Literal["optimizer", "reference", "teacher", "critic", "reward_model", "rollout_engine"]
-"""A role whose state can be offloaded while it is idle; `critic` is its weights and its optimizer, `rollout_engine`
-vLLM with its weights and its key-value cache."""
+"""A role whose state can be offloaded while it is idle. `critic` includes its weights and optimizer, `rollout_engine`
+vLLM's weights and key-value cache."""
 Backend = Literal["inline", "processes", "ray", "torchrun"]
 OwnProcess = Annotated[tuple[Literal["reference", "teacher", "critic", "reward_model"], ...], BeforeValidator(as_list)]
 
@@ -32,7 +32,7 @@ def _divisible(amount: float) -> float:
 
 
 Resource = Annotated[float, Field(ge=0.0), AfterValidator(_divisible)]
-"""An amount of something that Ray gives out: a part of one, or several whole ones."""
+"""An amount of a Ray resource: a fraction of one, or a whole number."""
 
 
 class TrainersConfig(Section):
@@ -47,42 +47,42 @@ class TrainersConfig(Section):
     }
 
     trainers: Processes = 1
-    """Processes that train. Each works on a part of every minibatch; gradients are added in an order that `lanes`
-    fixes. A single trainer is the command's own process, except with Ray, or with `own_process` and no rollout
+    """Processes that train. Each takes part of every minibatch, and gradients are summed in an order fixed by `lanes`.
+    A single trainer runs in the command's own process, except with Ray, or with `own_process` and no rollout
     workers."""
     sharding: Literal["auto", "whole", "optimizer", "full"] = "auto"
     """State that each trainer keeps between steps. `whole`: the whole model, gradients and optimizer. `optimizer`: the
-    whole model, and a slice of the summed gradients, of Adam's moments and of float32 masters; the same numbers.
-    `full`: a slice of everything (FSDP2), with the same numbers up to rounding; `burnish rl` needs rollout workers for
-    it (docs/cluster.md). `auto`: `optimizer` if this machine lacks the memory for `whole`, else `whole`."""
+    whole model, but only a slice of the summed gradients, Adam's moments and the float32 masters; the numbers are the
+    same. `full`: a slice of everything (FSDP2); the numbers are the same up to rounding, and `burnish rl` needs rollout
+    workers (docs/cluster.md). `auto`: `optimizer` if this machine lacks the memory for `whole`, else `whole`."""
     backend: Literal["auto", "inline", "processes", "ray", "torchrun"] = "auto"
-    """`inline`: everything in one process. `processes`: processes on this machine. `ray`: actors of the Ray cluster at
-    `RAY_ADDRESS`, or of one that is started here. `torchrun`: the processes that torchrun has started, on one or
-    several nodes. `auto`: if more than one process is asked for, `torchrun` if that has started the command, `ray`
-    where `RAY_ADDRESS` is set, else `processes`."""
+    """`inline`: everything in one process. `processes`: processes on this machine. `ray`: actors on the Ray cluster at
+    `RAY_ADDRESS`, or on one started here. `torchrun`: the processes that torchrun started, on one or more nodes.
+    `auto`: `inline` for a single process; otherwise `torchrun` if it started the command, `ray` if `RAY_ADDRESS` is
+    set, else `processes`."""
     lanes: Processes | None = None
-    """Parts of a step that are summed one by one; a multiple of `trainers`. Runs with equal `lanes` and `threads` have
-    equal bits on 1, 2, ... processes. `null`: as many as `trainers`."""
+    """Parts of a step that are summed one by one; a multiple of `trainers`. Runs with the same `lanes` and `threads`
+    are bitwise identical on any number of processes. `null`: as many as `trainers`."""
     threads: Threads | None = None
-    """Threads of PyTorch in each process. The last bits of sums depend on it. `null`: an equal share of this machine's
-    cores (of rank 0's, under torchrun); with Ray, as many as `cpus_per_worker`."""
+    """PyTorch threads in each process. They affect the last bits of sums. `null`: an equal share of this machine's
+    cores (under torchrun, of rank 0's machine); with Ray, as many as `cpus_per_worker`."""
     cpus_per_worker: Resource | None = None
-    """CPUs that Ray sets aside for each process. `null`: as many as `threads`, or 1 if that is not
-    set either."""
+    """CPUs that Ray reserves for each process. `null`: as many as `threads`, or 1 if `threads` is not set."""
     gpus_per_worker: Resource | None = None
-    """GPUs that Ray sets aside for each process, which then sees no others. `null`: 1 in a cluster with GPUs, unless
+    """GPUs that Ray reserves for each process, which sees no others. `null`: 1 in a cluster with GPUs, unless
     `model.device` is `cpu`."""
     offload: Annotated[tuple[Offloaded, ...], BeforeValidator(as_list)] = ()
-    """State to offload between the phases of a step that need it: `optimizer` (moments and float32 masters),
-    `reference`, `teacher`, `critic`, `reward_model`, `rollout_engine` (one that sleeps: vLLM on the GPU that trains).
-    State on a GPU goes to pinned host memory, state on a CPU to a file in the run's folder. A run's numbers do not
-    change; each phase waits for its state (docs/cluster.md)."""
+    """State to offload while no phase of the step needs it: `optimizer` (moments and float32 masters), `reference`,
+    `teacher`, `critic`, `reward_model`, `rollout_engine` (vLLM on the training GPU, which is put to sleep). State on a
+    GPU goes to pinned host memory, state on a CPU to a file in the run's folder. The numbers do not change, but each
+    phase waits for its state (docs/cluster.md)."""
     restarts: NonNegativeInt = 3
-    """How often lost trainers are started again, from the newest checkpoint. Not under torchrun, which has
+    """Number of times to restart lost trainers, from the newest checkpoint. Not under torchrun, which has
     `--max-restarts`."""
     stall_seconds: Seconds = 600.0
-    """A process that has done nothing for this long when asked to (no token, no layer of a model, no other trainer at
-    work) is killed, with its stacks in RUN/stacks. (One without a sign of life is killed after 12 seconds.)"""
+    """Kill a process that has made no progress on its work for this long (no token, no layer of a model, no other
+    trainer at work), and write its stacks to RUN/stacks. A process without any sign of life is killed after 12
+    seconds."""
 
     @property
     def num_processes(self) -> int:
@@ -96,7 +96,7 @@ class TrainersConfig(Section):
 
     @property
     def own_models(self) -> tuple[str, ...]:
-        """Models with a process of their own."""
+        """Models that run in a separate process."""
         return ()
 
     @property
@@ -145,16 +145,16 @@ class ClusterConfig(TrainersConfig):
     rollout_workers: Annotated[int, Field(ge=0, le=4_096)] = 0
     """Processes that only sample, each with its own engine and copy of the weights. 0: the trainers sample."""
     own_process: OwnProcess = ()
-    """Models that get a process of their own: `reference`, `teacher` (all of them together) and `critic`, which are in
-    every trainer otherwise, and `reward_model`, all `model:PATH` rewards together, which are in the command's process
-    otherwise. They work while others do, with the same numbers."""
+    """Models that run in a separate process: `reference`, `teacher` (one process for all teachers) and `critic`,
+    otherwise in every trainer, and `reward_model` (one process for all `model:PATH` rewards), otherwise in the
+    command's process. They run in parallel with the rest, and the numbers do not change."""
     lanes: Processes | None = None
-    """Parts of a step that are summed, and sampled, one by one; a multiple of `trainers`. Runs with equal `lanes` and
-    `threads` have equal bits on 1, 2, ... processes. `null`: the smallest multiple of `trainers` that gives every
-    rollout worker something to do."""
+    """Parts of a step that are sampled and summed one by one; a multiple of `trainers`. Runs with the same `lanes` and
+    `threads` are bitwise identical on any number of processes. `null`: the smallest multiple of `trainers` that gives
+    every rollout worker something to do."""
     restarts: NonNegativeInt = 3
-    """How often lost trainers are started again from the newest checkpoint, and how often in an hour a lost rollout
-    worker, or the process of the reward models, is. Not under torchrun, which has `--max-restarts`."""
+    """Number of times to restart lost trainers from the newest checkpoint, and number of times per hour to restart a
+    lost rollout worker or the process of the reward models. Not under torchrun, which has `--max-restarts`."""
 
     @property
     def num_workers(self) -> int:

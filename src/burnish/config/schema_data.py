@@ -30,11 +30,11 @@ class ModelConfig(Section):
     """Local folder in the Hugging Face layout (safetensors), a hub name, or a run: `runs/sft` is its newest checkpoint,
     `runs/sft@500` the one from step 500, `runs/sft@best` and `runs/sft@best:eval/loss` the best one kept."""
     tokenizer: PathText | None = None
-    """Folder, hub name or run of the tokenizer, if it is not in the same place as the weights."""
+    """Folder, hub name or run that has the tokenizer, if it is not stored with the weights."""
     revision: str | None = None
     """Hub revision (branch, tag or commit)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number type of the weights during training."""
+    """Data type of the weights during training."""
     device: str = "auto"
     """`auto` (a CUDA GPU if there is one), `cpu`, `cuda`, `cuda:1` ..., `mps` (docs/gpu.md)."""
     trust_remote_code: bool = False
@@ -46,43 +46,43 @@ class ModelConfig(Section):
     and are faster, `required` refuses to run without them, `off` never uses them."""
     router_aux_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the router's load-balancing loss in a mixture-of-experts model, added to the loss of `rl` and `sft`. 0
-    leaves it out, even if the model's own config has one."""
+    leaves it out, even if the model's config sets a weight."""
     lora: LoraConfig | None = None
     """Low-rank adapters; `null` trains all weights."""
     quantization: Quantization | None = None
-    """With `lora`: keep the frozen weights of linear layers in 8 bits (`int8`) or 4 (`nf4`), as QLoRA does. It takes
-    less memory, and the adapters learn on top of the rounded weights (docs/speed.md)."""
+    """With `lora`: keep the frozen weights of linear layers in 8 bits (`int8`) or 4 (`nf4`), as QLoRA does. This saves
+    memory, and the adapters learn on top of the rounded weights (docs/speed.md)."""
     chat_template: str | None = None
     """Jinja chat template (inline text or path to a file) that replaces the tokenizer's; or `keep_thinking`, the
-    tokenizer's own, changed to keep the thinking of earlier turns."""
+    tokenizer's template changed to keep the thinking of earlier turns."""
     pad_token: str | None = None
     """Padding token for a tokenizer without one. It must not be a token that ends a response."""
     from_scratch: bool = False
-    """Ignore the weights in the folder and initialise the model of its `config.json` at random."""
+    """Ignore the weights in the folder and initialise a model from its `config.json` at random."""
 
 
 class DataSource(Section):
     """One data set."""
 
     path: PathText
-    """File (.jsonl, .json, .csv, .parquet, .txt, also with .gz), folder of a saved data set, or hub name. Left out for
+    """File (.jsonl, .json, .csv, .parquet, .txt, also with .gz), folder of a saved data set, or hub name. Omit it with
     `reasoning_gym`."""
     reasoning_gym: dict[str, dict[str, Any]] | None = None
-    """Tasks of the package reasoning-gym that make the rows instead of a file (docs/data.md), each with its parameters
+    """Tasks of the package reasoning-gym that generate rows in place of a file (docs/data.md), each with its parameters
     and a `weight`: `{chain_sum: {max_terms: 3}, gcd: {weight: 2}}`."""
     size: PositiveInt = 1_000
-    """Rows to make, of all tasks of `reasoning_gym` together."""
+    """Rows to generate with `reasoning_gym`, over all its tasks."""
     seed: Annotated[int, Field(ge=0, lt=names.PUZZLE_SEEDS)] = 0
-    """Seed of the rows that `reasoning_gym` makes. Rows of different seeds never come from the same random numbers, and
-    training and evaluation need different seeds."""
+    """Seed of the rows that `reasoning_gym` generates. Different seeds never share random numbers, and training and
+    evaluation need different seeds."""
     split: str = "train"
     """Split of a hub or saved data set."""
     subset: str | None = None
     """Configuration name of a hub data set."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """The column of each role. Roles: prompt, messages, input, system, history, completion, text, answer, domain, id,
-    tools; for supervised examples and comparisons also weight, for comparisons chosen, rejected, responses, best,
-    margin, tie, label. Roles not listed are recognised from the column names. Dots reach into nested values
+    """Column for each role. Roles: prompt, messages, input, system, history, completion, text, answer, domain, id,
+    tools; for supervised examples and comparisons also weight; for comparisons also chosen, rejected, responses, best,
+    margin, tie, label. Roles not given are recognised from the column names. Dots reach into nested values
     (`reward_model.ground_truth`)."""
     schema_name: Literal[
         "auto",
@@ -109,8 +109,8 @@ class DataSource(Section):
     limit: PositiveInt | None = None
     """Use only this many rows, from the start."""
     max_bytes: PositiveInt = 1_000_000_000
-    """Refuse a file with more bytes than this, counted after unpacking a .gz. Files are read into memory completely,
-    and a few compressed kilobytes can unpack to more than fits."""
+    """Refuse a file with more bytes than this, counted after decompression. Files are read into memory completely, and
+    a few compressed kilobytes can expand to more than fits."""
     document_separator: str | None = None
     """Text files: regular expression that separates documents (`"\\n\\n(?=Once upon a time)"`). Default:
     `<|endoftext|>` if the file contains it, else two blank lines, else one blank line, else the end of each line."""
@@ -136,7 +136,7 @@ class QueryConfig(Section):
     """The query begins after the first occurrence of this text (white space is skipped). `null`: at the start of the
     document."""
     end_text: Annotated[str, Field(min_length=1)]
-    """The query ends with the last occurrence of this text that fits into `rollout.max_prompt_tokens`."""
+    """The query ends with the last occurrence of this text that fits in `rollout.max_prompt_tokens`."""
 
 
 class DataConfig(Section):
@@ -147,20 +147,20 @@ class DataConfig(Section):
     eval: Sources = ()
     """Held-out data: a path, a source, or a list of them."""
     over_long: Literal["drop", "truncate", "error"] = "drop"
-    """What to do with prompts longer than `max_prompt_tokens` (truncation keeps the end). They are always counted and
+    """Handling of prompts longer than `max_prompt_tokens` (truncation keeps the end). Their number is always
     printed."""
     query: QueryConfig | None = None
-    """Documents (layout `text`) as prompts: cut from each a query that begins after `start_text` and ends at `end_text`
-    (2019 style: both `.`, https://arxiv.org/abs/1909.08593). Documents without a query are left out and counted. Rows
-    of other layouts are already prompts and stay as they are. `null` takes entire documents."""
+    """Cut a prompt from each document (layout `text`): it begins after `start_text` and ends at `end_text` (2019 style:
+    both `.`, https://arxiv.org/abs/1909.08593). Documents without such a part are left out and counted. Rows of other
+    layouts are already prompts and stay unchanged. `null`: use entire documents."""
     chat: Literal["auto", "always", "never"] = "auto"
     """Apply the chat template to messages only (`auto`), to plain prompts as well (`always`), or not at all
     (`never`)."""
     template_options: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the chat template, such as `{enable_thinking: false}`. An argument that it does not read is
+    """Arguments of the chat template, such as `{enable_thinking: false}`. Arguments that the template does not read are
     refused."""
     shuffle: bool = True
-    """Use a new order in each pass over the data. It depends only on the seed and the pass."""
+    """Shuffle the data anew in each pass. The order depends only on the seed and the pass."""
 
 
 def places_of_sources(sources: Mapping[str, DataSource]) -> Iterator[NamedPlace]:

@@ -20,10 +20,10 @@ class TextTeacherConfig(Section):
     """The model that the student learns from. Its weights never change."""
 
     path: PathText
-    """Local folder, hub name or run (`runs/x@best`), as in `model.path`. Every token id must mean the same to it as to
-    the student."""
+    """Local folder, hub name or run (`runs/x@best`), as in `model.path`. Its token ids must mean the same as the
+    student's."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Number type of its weights. `null`: `model.dtype`."""
+    """Data type of its weights. `null`: `model.dtype`."""
 
 
 class DistillConfig(SftConfig):
@@ -35,19 +35,19 @@ class DistillConfig(SftConfig):
 
     teacher: Annotated[TextTeacherConfig, shorthand("path")]
     divergence: Literal["forward_kl", "reverse_kl", "jsd"] = "forward_kl"
-    """Distance of the student's token distribution from the teacher's, which is minimised (docs/distill_texts.md)."""
+    """Divergence to minimise between the student's and the teacher's token distributions (docs/distill_texts.md)."""
     beta: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """`jsd`: share of the teacher in the mixture that both are compared with."""
+    """`jsd`: share of the teacher in the mixture that both models are compared with."""
     temperature: Temperature = 1.0
-    """Temperature of both distributions; the divergence is times its square."""
+    """Temperature of both distributions; the divergence is multiplied by its square."""
     top_k: PositiveInt | None = None
-    """Compare only this many tokens, the teacher's likeliest, and all others as one: a lower bound of the divergence.
-    `null`: all tokens."""
+    """Compare only this many of the teacher's most likely tokens, and all others as one: a lower bound on the
+    divergence. `null`: all tokens."""
     hard_weight: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the cross entropy on the texts in the loss; the divergence has the rest."""
+    """Share of the loss given to the cross-entropy on the texts; the divergence has the rest."""
     sampled_share: Fraction = 0.0
-    """Share of the steps whose responses the student samples (https://arxiv.org/abs/2306.13649), to the prompts of the
-    texts, at temperature 1 and up to `max_tokens` with the prompt. Their loss is the divergence alone."""
+    """Share of steps that train on responses sampled by the student (https://arxiv.org/abs/2306.13649): to the prompts
+    of the texts, at temperature 1, up to `max_tokens` including the prompt. Their loss is the divergence alone."""
 
     @property
     def teacher_sources(self) -> tuple[str, ...]:

@@ -18,12 +18,12 @@ class EvaluationConfig(Section):
     )
 
     every_steps: PositiveInt | None = 10
-    """Steps between two evaluations. The last step is always evaluated. `null`: never evaluate."""
+    """Steps between evaluations. The last step is always evaluated. `null`: never evaluate."""
     at_start: bool | None = None
-    """Evaluate the untrained model first, so that the curve has a starting point. `null`: if `every_steps` is set and
-    `start_step` is 0."""
+    """Evaluate the untrained model first, so that the curve has a starting point. `null`: only if `every_steps` is set
+    and `start_step` is 0."""
     start_step: NonNegativeInt = 0
-    """No evaluation before this step. The last step is evaluated all the same."""
+    """First step that may be evaluated. The last step is always evaluated."""
     max_prompts: PositiveInt | None = 256
     """Evaluate at most this many prompts, always the same ones. `null`: all."""
 
@@ -53,21 +53,21 @@ class RlEvaluationConfig(EvaluationConfig):
     """Temperature of those samples."""
     success: str | None = None
     """Label of the reward that decides whether a response is solved (for accuracy, pass@k, maj@k), or `label/part` for
-    one of its parts. `null` uses every reward that compares with the answer, as `burnish check` does; without such a
-    reward these metrics are not measured."""
+    one of its parts. `null`: every reward that compares the response with the answer, as in `burnish check`; without
+    one, these metrics are not measured."""
     success_score: float | None = None
-    """Score of that reward, before its weight, from which a response counts as solved. `null`: its best score, which
-    built-in rewards declare (`burnish check --list`) and is 1 for your own. It must be set for a reward model."""
+    """Score of that reward, before its weight, at which a response counts as solved. `null`: its best score, which
+    built-in rewards declare (`burnish check --list`) and which is 1 for your own. Required for a reward model."""
 
 
 class StopConfig(Section):
-    """An early end of the run, which one metric decides. If several conditions are set, any of them ends it."""
+    """Early stopping on one metric. If several conditions are set, any of them ends the run."""
 
     metric: str
-    """Metric that decides, as metrics.jsonl names it: `eval/accuracy`, `eval/loss`, `reward/mean`."""
+    """Metric to watch, as named in metrics.jsonl: `eval/accuracy`, `eval/loss`, `reward/mean`."""
     above: float | None = None
-    """End the run once the metric is this or more."""
+    """End the run once the metric is at least this."""
     below: float | None = None
-    """End the run once the metric is this or less."""
+    """End the run once the metric is at most this."""
     no_better_for: PositiveInt | None = None
-    """End the run after so many measurements in a row (evaluations, for a metric of them) without a new best."""
+    """End the run after this many measurements in a row (evaluations, for an evaluation metric) without a new best."""

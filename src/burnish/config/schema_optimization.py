@@ -23,13 +23,13 @@ class OptimizationConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up; `linear` and `cosine` fall to `final_learning_rate_fraction` of the peak."""
     warmup_steps: NonNegativeInt = 0
-    """Optimizer steps in which the learning rate rises from 0 to its peak."""
+    """Optimizer steps over which the learning rate rises from 0 to its peak."""
     final_learning_rate_fraction: Fraction = 0.0
-    """Where a linear or cosine schedule ends, as a fraction of the peak."""
+    """Final learning rate of a linear or cosine schedule, as a fraction of the peak."""
     optimizer: Literal["adamw", "adam_tf", "muon"] = "adamw"
     """Update rule. `adam_tf` is Adam with `eps` outside the bias correction, as in TensorFlow 1 (decay as in AdamW).
-    `muon` makes the momentum of the layers' matrices orthogonal (https://arxiv.org/abs/2502.16982), and is AdamW for
-    embeddings, heads and vectors, with the same learning rate; with several trainers, for `cluster.sharding: whole`."""
+    `muon` orthogonalises the momentum of the layers' matrices (https://arxiv.org/abs/2502.16982), and uses AdamW for
+    embeddings, heads and vectors, at the same learning rate; several trainers need `cluster.sharding: whole`."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """Decay rates of Adam's two moments."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
@@ -37,14 +37,15 @@ class OptimizationConfig(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    """Clip the gradient's norm to this. `null`: no clipping."""
+    """Clip the gradient norm to this. `null`: no clipping."""
     epochs: Passes = 1
     """Passes over the data."""
     tokens_per_microbatch: PositiveInt | Literal["auto"] = TOKENS_PER_MICROBATCH
-    """Most tokens (prompt, response and padding) in one forward and backward pass. Changes memory and speed, never the
+    """Most tokens (prompt, response and padding) in one forward and backward pass. Affects memory and speed, never the
     result. A micro-batch with several prompts is filled only to half of this; a single prompt and its responses may use
-    all of it. More is hardly faster on a CPU. `auto`: on a GPU as many as its memory is planned to be enough for, tried
-    with one pass when the run begins, and kept for when it is resumed (not yet run on one); else the default."""
+    all of it. Larger values are hardly faster on a CPU. `auto`: on a GPU, as many as the plan of its memory allows,
+    tested with one pass at the start and kept when the run is resumed (not yet run on a GPU); elsewhere, the
+    default."""
 
     @property
     def microbatch_tokens(self) -> int:
@@ -62,19 +63,19 @@ class RlOptimizationConfig(OptimizationConfig):
     """Optimizer, learning rate and minibatches of the policy and its critic."""
 
     warmup_steps: NonNegativeInt = 0
-    """Steps in which the learning rate rises from 0 to its peak, in the unit of `schedule_unit`."""
+    """Steps over which the learning rate rises from 0 to its peak, counted in `schedule_unit`."""
     epochs: Passes = 1
     """Passes over the step's rollouts, each in a new order."""
     minibatches: PositiveInt = 1
     """Optimizer steps per pass over the step's rollouts."""
     schedule_unit: Literal["optimizer_step", "step"] = "optimizer_step"
-    """When the learning rate changes, and what `warmup_steps` counts: every planned optimizer step, or every step of
-    the loop, whose epochs and minibatches then share one rate (both lineage styles, https://arxiv.org/abs/2403.17031).
-    Skipped optimizer steps (`algorithm.max_epoch_kl`) count too."""
+    """Unit in which the learning rate changes and `warmup_steps` counts: planned optimizer steps, or steps of the loop,
+    whose epochs and minibatches then share one rate (both lineage styles, https://arxiv.org/abs/2403.17031). Optimizer
+    steps skipped by `algorithm.max_epoch_kl` count too."""
     shuffle: Literal["prompts", "responses"] = "prompts"
-    """What each epoch shuffles before cutting it into minibatches. `prompts`: the responses to a prompt stay together
-    (except where a cut separates them), so each prompt is read once per epoch. `responses`: responses are shuffled
-    individually, which mixes minibatches better but reads a prompt once per minibatch that contains it."""
+    """Unit to shuffle in each epoch before it is split into minibatches. `prompts`: the responses to a prompt stay
+    together (except where the split separates them), so each prompt is read once per epoch. `responses`: responses are
+    shuffled individually, which mixes minibatches better but reads a prompt once per minibatch that contains it."""
 
     @property
     def steps_per_rate(self) -> int:
@@ -83,7 +84,7 @@ class RlOptimizationConfig(OptimizationConfig):
 
 
 class BatchOptimizationConfig(OptimizationConfig):
-    """Settings of the optimizer if one batch of data is one optimizer step."""
+    """Settings of the optimizer where one batch of data is one optimizer step."""
 
     not_here: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("minibatches", "schedule_unit"), "one batch is one optimizer step"
@@ -98,4 +99,4 @@ class SftOptimizationConfig(BatchOptimizationConfig):
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Learning rate after the warm-up; `linear` and `cosine` fall to `final_learning_rate_fraction` of the peak."""
     tokens_per_batch: Annotated[int, Field(ge=1, le=100_000_000)] = 16_384
-    """Most tokens in one optimizer step, which consists of complete examples; padding is not counted."""
+    """Most tokens in one optimizer step, not counting padding. A step has complete examples only."""

@@ -16,28 +16,29 @@ from burnish.config.section import Count, NamedPlace, Passes, PathText, Section,
 from burnish.words import suggestion
 
 START = "start"
-"""Value of `reference`: the model that the run begins with."""
+"""Value of `reference`: the model that the run starts from."""
 ALSO_CALLED = {"dpo": "sigmoid", "cdpo": "sigmoid, with label_smoothing", "rdpo": "robust", "slic": "hinge"}
 """Names of methods whose loss has another name here."""
 
 
 class PairLossConfig(Section):
-    """A loss on pairs of responses or, `kto`, on rated responses. Several are added up with their weights."""
+    """A loss on pairs of responses or, for `kto`, on rated responses. Several losses are added up with their
+    weights."""
 
     name: PathText
     """Built-in name (`burnish algorithms`), `path/to/file.py:function` or `package.module:function`."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Weight of this loss in the sum."""
     options: dict[str, float | str] = Field(default_factory=dict)
-    """Numbers of this loss, by name (docs/algorithms.md), for example `{gamma: 1.0}`; they override the fields of the
-    run file that several losses share (`beta`)."""
+    """Parameters of this loss, by name (docs/algorithms.md), for example `{gamma: 1.0}`. They override fields of the
+    run file that several losses share, such as `beta`."""
 
 
 class PreferOptimizationConfig(RmOptimizationConfig):
     """Optimizer, learning rate and batches of a policy that learns from preferences."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
-    """Peak learning rate. Adapters (`model.lora`) take about ten times as much."""
+    """Peak learning rate. Adapters (`model.lora`) need about ten times as much."""
     comparisons_per_batch: Count = 32
     """Rows of the data (comparisons, or rated responses) in one optimizer step."""
     epochs: Passes = 1
@@ -52,19 +53,19 @@ class PreferConfig(ComparedFields):
     losses: Annotated[tuple[Annotated[PairLossConfig, shorthand("name")], ...], BeforeValidator(as_list)] = ()
     """Losses: a name (`sigmoid` is DPO), a section, or a list of them."""
     beta: Annotated[float, Field(gt=0)] | None = None
-    """Strength of the pull to the reference, for every loss that has a `beta`. `null`: each loss's own default."""
+    """Strength of the pull towards the reference, for every loss with a `beta`. `null`: each loss's own default."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] | None = None
-    """Assumed probability that a label is the wrong way round, for every loss that takes it. `null`: 0."""
+    """Assumed probability that a label is flipped, for every loss that takes it. `null`: 0."""
     divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] | None = None
     """Divergence from the reference (https://arxiv.org/abs/2309.16240), for every loss that takes it. `null`:
     `reverse_kl`."""
     length_normalised: bool = False
     """Divide each response's log-probability by its number of tokens before any loss sees it."""
     reference: PathText = START
-    """Frozen model that the policy is compared with: `start` (the model that the run begins with), a folder, or a run
+    """Frozen model to compare the policy with: `start` (the model that the run starts from), a folder, or a run
     (`runs/sft@best`). Its log-probabilities are computed once, before the first step, and kept in the run's folder."""
     ties: Literal["error", "drop"] = "error"
-    """Treatment of rows whose `tie` is true: refused, or left out."""
+    """Handling of rows whose `tie` is true: refused, or left out."""
     optimization: PreferOptimizationConfig = PreferOptimizationConfig()
 
     @property

@@ -24,23 +24,23 @@ class RewardConfig(Section):
     weight: float = 1.0
     """Weight of this reward in the sum."""
     audit: bool = False
-    """Only watch this reward, which nothing learns from: it is logged as `reward/audit/LABEL`, and an alarm tells when
-    it falls while the trained rewards rise, as it does when the policy games them. A failure of it fails nothing."""
+    """Watch this reward without training on it. It is logged as `reward/audit/LABEL`, and an alarm is raised when it
+    falls while the trained rewards rise, a sign that the policy games them. Its failures do not affect the run."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the reward; a misspelt one is an error."""
+    """Keyword arguments of the reward. A misspelt one is an error."""
     timeout_seconds: Seconds = 10.0
-    """Time limit for one response (for a batched reward: for one call), after which the worker is killed."""
+    """Time limit for one response (or one call of a batched reward), after which the worker is killed."""
     concurrency: Count | None = None
-    """Most responses that it scores at once, in all `scoring.workers` together. `null`: one per worker, and for an
-    asynchronous reward 128 per worker."""
+    """Most responses to score at once, over all `scoring.workers`. `null`: one per worker, or 128 per worker for an
+    asynchronous reward."""
     label: str | None = None
-    """Name in the logs, needed when the same reward is used twice."""
+    """Name in the logs. Required if the same reward is used twice."""
     environment: Annotated[tuple[VariableName, ...], BeforeValidator(as_list)] = ()
     """Environment variables that this reward can read, for example `[JUDGE_API_KEY]`, in addition to the harmless ones
-    that all rewards can read (see docs/rewards.md). Their values are never written anywhere."""
+    that all rewards can read (docs/rewards.md). Their values are never written anywhere."""
 
     domains: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ()
-    """Domains whose responses this reward scores, by name. Empty: all. A domain may also name its rewards itself
+    """Names of the domains whose responses this reward scores. Empty: all. A domain can also list its own rewards
     (`domains.NAME.rewards`)."""
 
     @property

@@ -35,7 +35,7 @@ from burnish.config.section import (
 
 
 class ScoringConfig(Section):
-    """Reward workers, time limits, failures, and cutting responses for scoring."""
+    """Reward workers, time limits, failures, and truncation of responses for scoring."""
 
     workers: Annotated[int, Field(ge=1, le=1_024)] = 2
     """Worker processes for rewards."""
@@ -43,46 +43,47 @@ class ScoringConfig(Section):
     """Time limit for a worker to import the rewards' files and construct their classes. Raise it for a reward that
     loads a model."""
     on_failure: Literal["exclude", "score"] = "exclude"
-    """What happens to a response whose reward failed: it is left out of its group, or gets `failure_score`."""
+    """Handling of a response whose reward failed: leave it out of its group, or give it `failure_score`."""
     failure_score: float | None = None
     """Score of a response whose reward failed (needs `on_failure: score`)."""
     max_failure_fraction: Fraction = 0.1
-    """Stop the run if more than this fraction of a step's responses could not be scored, because a reward or the
-    environment of a conversation failed, or have called a tool that failed each time."""
+    """Stop the run if, for more than this fraction of a step's responses, a reward or environment failed and left no
+    score, or a tool failed on every call."""
     retry_seconds: Annotated[float, Field(ge=0.0, le=1_000_000)] = 60.0
-    """Seconds for which a step is tried again, after growing pauses, if environments or tools failed too often, or no
-    response has a score. Then the run saves and stops. The first step is not tried again."""
+    """Seconds for which to retry a step, with growing pauses, if environments or tools failed too often or no response
+    has a score. After that the run saves and stops. The first step is not retried."""
     truncate_token: str | None = None
-    """Cut each response for scoring after the first such token at or after position `truncate_after`. The token is
+    """For scoring, cut each response after the first such token at or after position `truncate_after`. The token is
     kept, and the loss still covers the complete response (2019 style: `.` and 16, https://arxiv.org/abs/1909.08593).
-    Give the token as the vocabulary spells it, or a text that is one token. `null` scores responses as they are."""
+    Write the token as the vocabulary spells it, or as a text that is one token. `null`: score responses as they are."""
     truncate_after: NonNegativeInt = 0
     """First position, counted from 0, at which to look for `truncate_token`."""
     incomplete_score: float | None = None
-    """Score of an incomplete response, instead of the reward's: one without such a `truncate_token` or, if no
-    `truncate_token` is set, one cut off at max_response_tokens. It is -1 in both lineage styles
-    (https://arxiv.org/abs/1909.08593, section 3.1.1; the EOS trick of https://arxiv.org/abs/2403.17031). `null` scores
+    """Score of an incomplete response, in place of its reward. A response is incomplete if it has no such
+    `truncate_token` or, if no `truncate_token` is set, was cut off at max_response_tokens. Both lineage styles use -1
+    (https://arxiv.org/abs/1909.08593, section 3.1.1; the EOS trick of https://arxiv.org/abs/2403.17031). `null`: score
     incomplete responses like all others."""
 
 
 class SandboxConfig(Section):
-    """The sandbox for programs of the policy: defaults for options that the reward `code` does not set itself."""
+    """Sandbox for programs that the policy writes: defaults for options that the reward `code` does not set itself."""
 
     tier: Literal["auto", "namespaces", "landlock", "process"] = "auto"
-    """How programs are confined on this machine (docs/sandbox.md); `auto` is the strongest tier that holds. `process`
+    """Confinement of programs on this machine (docs/sandbox.md). `auto` takes the strongest tier that holds; `process`
     confines nothing."""
     seconds: Annotated[float, Field(gt=0)] = 6.0
-    """Time limit for all tests of a response together; less than two thirds of the reward's `timeout_seconds`."""
+    """Time limit for all tests of a response together. It must be less than two thirds of the reward's
+    `timeout_seconds`."""
     memory_mb: PositiveInt = 512
-    """Memory of a program, beyond Python's own."""
+    """Memory limit of a program, beyond Python's own use."""
     url: str | None = None
     """Server that runs programs instead of this machine: `burnish sandbox serve`, or one with SandboxFusion's
     schema."""
     token_variable: VariableName | None = None
     """Environment variable that holds the server's token."""
     grade: Literal["split", "shared"] = "split"
-    """`shared` lets a server that only runs programs test functions and assertions in the process of the program, which
-    can cheat there. Each score then says so in its part `shared`."""
+    """`shared` allows a server that can only run programs to test functions and assertions in the program's own
+    process, where the program can cheat. Each score then says so in its part `shared`."""
 
 
 class AlgorithmConfig(Section):
@@ -112,16 +113,16 @@ class AlgorithmConfig(Section):
         ],
         refused_word("bnpo", "its mean is over a micro-batch, so memory would decide the gradient; use token_mean"),
     ] = "token_mean"
-    """How the losses of all tokens are reduced to one number."""
+    """Reduction of the losses of all tokens to one number."""
     gamma: Fraction = 1.0
     """Discount per token, or per turn of a conversation (`discount`)."""
     discount: Literal["token", "turn"] = "token"
-    """What `gamma` discounts: each token, or each turn of the policy, however long it is. Estimators that compare turns
-    (`turn_grpo`, `gigpo`) always discount turns."""
+    """Unit that `gamma` discounts: each token, or each turn of the policy, whatever its length. Estimators that compare
+    turns (`turn_grpo`, `gigpo`) always discount turns."""
     lam: Fraction = 0.95
     """Lambda of generalised advantage estimation."""
     kl_in: Literal["none", "reward", "loss"] = "none"
-    """Where the KL to the reference is used. `none` loads no reference model."""
+    """Use of the KL to the reference: none, in the reward or in the loss. `none` loads no reference model."""
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL to the reference."""
     kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"] | None = None
@@ -141,36 +142,36 @@ class AlgorithmConfig(Section):
     whiten_advantages: bool = False
     """Shift and scale advantages to mean 0 and standard deviation 1 over the trained tokens."""
     whiten_over: Literal["step", "minibatch"] = "step"
-    """Where `whiten_rewards` and `whiten_advantages` take their mean and standard deviation from: the step, or each
-    minibatch separately (2019 style, https://arxiv.org/abs/1909.08593). Micro-batches never change them."""
+    """Scope of the mean and standard deviation in `whiten_rewards` and `whiten_advantages`: the step, or each minibatch
+    separately (2019 style, https://arxiv.org/abs/1909.08593). Micro-batches never change them."""
     advantage_clip: Annotated[float, Field(gt=0)] | None = None
     """Clip advantages to plus or minus this, after everything else."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of an entropy bonus."""
     top_entropy: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Train the policy only on this share of the step's tokens, those of highest entropy when the step began
-    (https://arxiv.org/abs/2506.01939 uses 0.2). The others still count in means, and for a KL in the loss or an entropy
-    bonus. `null`: on all tokens."""
+    """Train the policy only on this share of the step's tokens, the ones with the highest entropy at the start of the
+    step (https://arxiv.org/abs/2506.01939 uses 0.2). The others still count in means, and in a KL loss or an entropy
+    bonus. `null`: all tokens."""
     max_epoch_kl: Annotated[float, Field(gt=0)] | None = None
     """Skip the remaining epochs of a step after an epoch in which the mean KL (k3, nats per token) between the policy
-    at sampling time and the updated one was above this. `null`: never skip."""
+    at sampling time and the updated policy is above this. `null`: never skip."""
     dynamic_sampling: bool = False
-    """Replace groups whose scores are all equal by groups of new prompts (DAPO)."""
+    """Replace groups in which all scores are equal with groups for new prompts (DAPO)."""
     skip_zero_advantages: bool = False
     """Leave responses whose advantages are all 0 (from groups with equal scores) out of the update. They have no
-    gradient, so the step is the same without them, but the policy's metrics are then means over the others only."""
+    gradient, so the step does not change, but the policy's metrics are then means over the other responses only."""
     max_refills: NonNegativeInt = 4
-    """Dynamic sampling: most generation rounds after the first. After that the step continues with what it has, and
-    says so."""
+    """Dynamic sampling: most rounds of sampling after the first. After that the step continues with the groups it has,
+    and says so."""
     overlong_buffer: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Soft over-long penalty: over this last fraction of max_response_tokens the penalty goes linearly from 0 to -1
+    """Soft penalty for long responses: over this last fraction of max_response_tokens it falls linearly from 0 to -1
     (DAPO)."""
     mask_truncated: bool = False
     """Leave responses cut off at max_response_tokens out of the loss (they still count in their group's baseline)."""
     old_logprobs: Literal["auto", "trainer", "sampler"] = "auto"
-    """Denominator of the loss's probability ratio: `trainer`, the policy when the step began, or `sampler`, the
-    log-probabilities that responses were sampled with. `auto`: `sampler` for stale responses (max_staleness above 0)
-    unless mismatch_correction weights them, else `trainer`."""
+    """Denominator of the probability ratio in the loss: `trainer`, the policy at the start of the step, or `sampler`,
+    the log-probabilities recorded while sampling. `auto`: `sampler` for stale responses (max_staleness above 0) unless
+    mismatch_correction weights them, else `trainer`."""
     mismatch_correction: Annotated[
         Literal[
             "none",
@@ -186,17 +187,17 @@ class AlgorithmConfig(Section):
         ],
         BeforeValidator(names.own_name),
     ] = "none"
-    """Importance weight trainer/sampler, by token, by turn of a conversation or by sequence: clamped to the bounds
-    (truncate), or 0 outside them (mask). `sequence_mask_mean` and `sequence_mask_max` weigh tokens, and drop responses
-    whose geometric mean, or any token, is outside. `sequence_off_policy` weighs nothing, and drops bad responses that
-    the policy has left (`mismatch_delta`)."""
+    """Importance weight trainer/sampler per token, turn of a conversation or sequence: clamped to the bounds
+    (truncate), or 0 outside them (mask). `sequence_mask_mean` and `sequence_mask_max` weight tokens, and drop responses
+    whose geometric mean, or any token, is outside the bounds. `sequence_off_policy` applies no weights, and drops bad
+    responses that the policy has moved away from (`mismatch_delta`)."""
     mismatch_low: Annotated[float, Field(ge=0)] = 0.5
     """Lower bound of the importance weight."""
     mismatch_high: Annotated[float, Field(gt=0)] = 2.0
     """Upper bound of the importance weight."""
     mismatch_delta: Annotated[float, Field(gt=0)] | None = None
-    """`sequence_off_policy`: drop responses with a negative advantage whose tokens the sampler gave a log-probability
-    higher by more than this, in nats and on average."""
+    """`sequence_off_policy`: drop responses with a negative advantage whose mean log-probability per token was higher
+    at the sampler than at the trainer by more than this, in nats."""
 
     @property
     def weights_mismatch(self) -> bool:
@@ -222,28 +223,27 @@ class AlgorithmConfig(Section):
 class CriticConfig(Section):
     """The critic, built only for estimators that ask for values (`gae`).
 
-    Schedule, warm-up, betas, weight decay and gradient clipping come from `optimization`. The critic's learning rate
-    follows all planned steps of the run, including its `warmup_steps`.
-    The value loss is aggregated like the policy loss (`algorithm.aggregation`).
+    Schedule, warm-up, betas, weight decay and gradient clipping come from `optimization`. The critic's schedule spans
+    all planned steps of the run, including its `warmup_steps`. The value loss is aggregated like the policy loss
+    (`algorithm.aggregation`).
     """
 
     kind: Literal["separate", "shared"] = "separate"
-    """A separate model, all of whose weights are trained, or a value head on the policy's backbone (one backward pass
-    for both)."""
+    """A separate model with all weights trained, or a value head on the policy's backbone (one backward pass for
+    both)."""
     init: PathText = "policy"
     """Initial weights of a separate critic: `policy` (a copy of the policy's backbone and a new head); the folder of a
-    sequence classifier with `num_labels` 1 (a reward model), whose backbone and head it takes over; a run (`runs/rm`,
+    sequence classifier with `num_labels` 1 (a reward model), whose backbone and head are used; a run (`runs/rm`,
     `runs/ppo@500`: its reward model, or the separate critic it trained); or `reward_model`, the folder of the run's
     only `model:PATH` reward (2020 style, https://arxiv.org/abs/2009.01325)."""
     head_init_std: Annotated[float, Field(ge=0)] = 0.0
-    """Standard deviation of a new head's weights. With 0 all values are 0 at first (2019 style)."""
+    """Standard deviation of a new head's weights. With 0, all values are 0 at first (2019 style)."""
     learning_rate: Annotated[float, Field(gt=0)] | None = 1e-5
-    """Peak learning rate of a separate critic, or of the head on a shared backbone. `null` takes the one of
-    `optimization`: without gradient clipping this is the same as one optimizer for policy and critic (2019 and 2020
-    style)."""
+    """Peak learning rate of a separate critic, or of the head on a shared backbone. `null`: the rate in `optimization`,
+    which without gradient clipping is the same as one optimizer for policy and critic (2019 and 2020 style)."""
     clip: Annotated[float, Field(gt=0)] | None = 0.2
-    """Value clipping: moving a value further than this from the one at sampling time gains nothing. `null`: no
-    clipping."""
+    """Value clipping: nothing is gained by moving a value further than this from its estimate at sampling time. `null`:
+    no clipping."""
     coef: Annotated[float, Field(gt=0)] | None = None
     """Weight of the value loss. `null`: 0.1 on a backbone shared with the policy, 1 for a separate critic (where a
     constant factor changes Adam's steps only through `eps` and gradient clipping)."""
@@ -279,19 +279,19 @@ class RlFields(RunConfig):
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
 
     steps: PositiveInt = 100
-    """Steps of the loop, each of which samples, scores and updates."""
+    """Steps of the loop. Each samples, scores and updates."""
     max_staleness: NonNegativeInt = 0
-    """Steps by which sampling runs ahead of training: the batch of step s is sampled with the weights after step
-    max(0, s - 1 - max_staleness), whatever is fast or slow. 0 is synchronous. It saves time only where
-    `cluster.rollout_workers` sample while the policy learns."""
+    """Steps by which sampling runs ahead of training: the batch of step s is sampled with the weights after step max(0,
+    s - 1 - max_staleness), regardless of timing. 0 is synchronous. It saves time only if `cluster.rollout_workers`
+    sample while the policy learns."""
     partial: bool = False
-    """Let responses that are being sampled go on with new weights as soon as there are any. `max_staleness` is then a
-    bound, and the numbers of a run depend on how fast its processes are. For `cluster.rollout_workers`."""
+    """Let unfinished responses continue with new weights as soon as they are available. `max_staleness` is then an
+    upper bound, and the numbers of a run depend on the speed of its processes. Needs `cluster.rollout_workers`."""
     rewards: Annotated[tuple[Reward, ...], BeforeValidator(as_list)] = ()
     """Rewards: a name, a section, or a list of them."""
     domains: dict[DomainName, DomainConfig] = Field(default_factory=dict)
-    """Domains that are trained together, by name, each with data and rewards of its own (docs/domains.md). Without any,
-    all prompts are of one kind."""
+    """Domains to train together, by name, each with its own data and rewards (docs/domains.md). Empty: all prompts are
+    treated alike."""
     conversation: ConversationConfig | None = None
     """Tools and environments, for responses of several turns. `null`: a response is one turn."""
     scoring: ScoringConfig = ScoringConfig()
@@ -300,7 +300,7 @@ class RlFields(RunConfig):
     rollout: RolloutConfig = RolloutConfig()
     cluster: ClusterConfig = ClusterConfig()
     teacher: Teacher = None
-    """The model whose log-probabilities of the responses the estimator `opd` reads. `null`: none."""
+    """Model whose log-probabilities of the responses are read by the estimator `opd`. `null`: none."""
     critic: CriticConfig = CriticConfig()
     optimization: RlOptimizationConfig = RlOptimizationConfig()
     evaluation: RlEvaluationConfig = RlEvaluationConfig()
@@ -308,8 +308,8 @@ class RlFields(RunConfig):
 
     @property
     def named_rewards(self) -> dict[str, RewardConfig]:
-        """Each reward by its path in the run file, `rewards.0` or `domains.math.rewards.0`. The rewards of a domain's
-        section are for this domain alone."""
+        """Each reward by its path in the run file, `rewards.0` or `domains.math.rewards.0`. Rewards in a domain's
+        section are for that domain only."""
         found = {f"rewards.{index}": reward for index, reward in enumerate(self.rewards)}
         for name, domain in self.domains.items():
             own = (reward.model_copy(update={"domains": (name,)}) for reward in domain.rewards)
@@ -318,8 +318,8 @@ class RlFields(RunConfig):
 
     @property
     def all_rewards(self) -> tuple[RewardConfig, ...]:
-        """The rewards of all domains, those under `rewards` first. A reward that several domains name with the same
-        settings is there once, with all of their names."""
+        """The rewards of all domains, entries of `rewards` first. A reward that several domains name with the same
+        settings appears once, with all their names."""
         return (*self.rewards, *rewards_of_domains(self.domains))
 
     @property

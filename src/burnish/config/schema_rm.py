@@ -44,7 +44,7 @@ class RmEvaluationConfig(EvaluationConfig):
     """Held-out evaluation of a reward model."""
 
     every_steps: PositiveInt | None = 50
-    """Steps between two evaluations. The last step is always evaluated. `null`: only at the start and the end."""
+    """Steps between evaluations. The last step is always evaluated. `null`: only at the start and the end."""
     at_start: bool | None = None
     """Evaluate the untrained model first, so that the curve has a starting point. `null`: yes."""
     max_prompts: PositiveInt | None = None
@@ -72,11 +72,11 @@ class NormalizationConfig(Section):
     after: bool = True
     """Normalise after training."""
     policy: PathText | None = None
-    """Folder of the policy that responds. `null`: the untrained model of this run."""
+    """Folder of the policy that samples the responses. `null`: the untrained model of this run."""
     prompts: Sources = ()
-    """Prompts it responds to. Empty: the prompts of the training comparisons."""
+    """Prompts for the policy. Empty: the prompts of the training comparisons."""
     references: Sources = ()
-    """Prompts with completions. Empty: the best responses of the training comparisons."""
+    """Prompts with reference completions. Empty: the best responses of the training comparisons."""
     responses: Count = 256
     """Number of responses to measure."""
     max_response_tokens: PositiveInt = 128
@@ -84,10 +84,11 @@ class NormalizationConfig(Section):
     temperature: Temperature = 1.0
     """Sampling temperature of the policy."""
     ignore_eos: bool = False
-    """The policy samples exactly max_response_tokens tokens, past its end-of-sequence tokens (2019 style)."""
+    """Let the policy continue past end-of-sequence tokens and sample exactly max_response_tokens tokens (2019
+    style)."""
     trainable: bool = False
     """Keep gain and bias separate from the head and train them as well (2019 style, https://arxiv.org/abs/1909.08593).
-    If false, the gain becomes part of the head's weights, and the bias stays as the normalisation set it."""
+    If false, the gain is folded into the head's weights, and the bias stays as normalisation set it."""
 
 
 class ComparedFields(RunConfig):
@@ -101,17 +102,17 @@ class ComparedFields(RunConfig):
     candidates: Annotated[int, Field(ge=2)] | None = None
     """Number of responses that each row must have. `null`: as many as the first row."""
     ties: Literal["error", "drop", "half"] = "error"
-    """Treatment of rows whose `tie` is true: refused, left out, or trained on as half a win for each (pairs
+    """Handling of rows whose `tie` is true: refused, left out, or trained on as half a win for each response (pairs
     only)."""
     bad_rows: Literal["error", "drop"] = "error"
-    """Treatment of rows with equal or empty responses: refused with file and line, or left out and counted."""
+    """Handling of rows with equal or empty responses: refused with file and line, or left out and counted."""
     append_eos: bool = True
     """End text responses with the end-of-sequence token, as finished rollouts do."""
     label_pad_token_id: NonNegativeInt | None = None
-    """Label files with token ids: the id that they use for padding, which is removed."""
+    """Padding id in label files of token ids. Padding is removed."""
     held_out_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Without data.eval: fraction of the conversations of data.train to hold out (all rows of a conversation stay on
-    one side)."""
+    """Fraction of the conversations in `data.train` to hold out if there is no `data.eval` (all rows of a conversation
+    stay on one side)."""
     optimization: RmOptimizationConfig = RmOptimizationConfig()
     evaluation: RmEvaluationConfig = RmEvaluationConfig()
     cluster: TrainersConfig = TrainersConfig()
@@ -138,19 +139,20 @@ class RmFields(ComparedFields):
     head: ClassVar[Literal["language", "score"]] = "score"
 
     preset: str | None = None
-    """Name of a style that sets other fields (`oai_2019`, `tldr_2020`); values in the run file override it."""
+    """Name of a style that sets other fields (`oai_2019`, `tldr_2020`). Values in the run file override it."""
 
     loss: Literal["bradley_terry", "best_of"] = "bradley_terry"
     """Pairwise logistic loss, or cross-entropy of a softmax over any number of candidates."""
     margins: bool = False
     """Pairs: the better response must score higher by the row's `margin`."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Pairs: assumed probability that a label is the wrong way round."""
+    """Pairs: assumed probability that a label is flipped."""
     center_coef: Annotated[float, Field(ge=0)] = 0.0
     """Pairs: weight of (sum of both scores)^2, which keeps scores near 0."""
     score_at: Literal["last", "eos", "last_position"] = "last"
-    """The token whose hidden state is scored: the last one; the first end-of-sequence token of the response (the last
-    token if it has none); or the last of `response_length` positions, padding or not (2019 style)."""
+    """Token whose hidden state is scored. `last`: the last one. `eos`: the first end-of-sequence token of the response
+    (the last token if it has none). `last_position`: the last of `response_length` positions, padding or not (2019
+    style)."""
     head_init_std: Annotated[float, Field(ge=0)] | None = None
     """Standard deviation of a new head's weights. `null`: 1 / sqrt(d_model + 1) (https://arxiv.org/abs/1909.08593)."""
     response_length: PositiveInt | None = None

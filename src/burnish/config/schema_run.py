@@ -33,7 +33,7 @@ class CheckpointConfig(Section):
     """Steps between checkpoints, and the number of checkpoints to keep."""
 
     every_steps: PositiveInt | None = 50
-    """Steps between two checkpoints. The last step is always saved. `null`: save only at the end."""
+    """Steps between checkpoints. The last step is always saved. `null`: save only at the end."""
     keep: PositiveInt = 2
     """Number of checkpoints to keep. Older ones are removed once a newer one is safely on disk."""
 
@@ -48,12 +48,12 @@ class LoggingConfig(Section):
     not_here: ClassVar[Mapping[str, str]] = {"record_rollouts": "only `burnish rl` has rollouts"}
 
     sinks: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ("tensorboard",)
-    """Sinks for the metrics in addition to metrics.jsonl: `tensorboard`, `wandb`, `mlflow`, `trackio`,
-    `package.module:Class` or `path/to/file.py:Class`."""
+    """Metric sinks in addition to metrics.jsonl: `tensorboard`, `wandb`, `mlflow`, `trackio`, `package.module:Class` or
+    `path/to/file.py:Class`."""
     project: str = "burnish"
     """Project name for wandb, mlflow and trackio."""
     verbose: bool = False
-    """Show every metric with a column, and the fast paths that were chosen. On the command line: `--verbose`."""
+    """Show all columns of metrics, and the fast paths in use. On the command line: `--verbose`."""
 
     @property
     def keeps_rollouts(self) -> bool:
@@ -76,12 +76,12 @@ class DebugConfig(Section):
     """Switches for debugging."""
 
     plain: bool = False
-    """Use only plain paths: rows are separate and padded, each reads its prompt again, all logits are computed at once,
-    and gradients are PyTorch's own. The numbers are the same, only slower; if they differ, a fast path is wrong."""
+    """Use only the plain paths: separate, padded rows that each recompute their prompt, all logits at once, and
+    PyTorch's own gradients. Slower, but with the same numbers; if they differ, a fast path has a bug."""
 
 
 class RunConfig(Section):
-    """Fields of every run, and what the rooms ask about the settings of a run of any kind."""
+    """Fields of every run, and properties that the rooms read from a run of any kind."""
 
     kind: ClassVar[str] = ""
     """Name of the row in `burnish.config.kinds`."""
@@ -91,9 +91,9 @@ class RunConfig(Section):
     head: ClassVar[Literal["language", "score"]] = "language"
     """Head of the trained model; a reward model has a score head."""
     may_rest: ClassVar[tuple[Offloaded, ...]] = ("optimizer",)
-    """Roles that `cluster.offload` may name, of a run that trains one model on data."""
+    """Roles that `cluster.offload` may name in a run that trains one model on data."""
     refused: ClassVar[tuple[str, ...]] = ()
-    """Fields that the class shares with another kind of run, and refuses: the page of settings leaves them out."""
+    """Fields shared with another kind of run but refused here. The configuration page leaves them out."""
 
     output: OutputPath = "runs/burnish"
     """Folder of the run. Starting again in the same folder resumes the run."""
@@ -103,7 +103,7 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     stop_when: StopConfig | None = None
-    """End the run before its last step. `null`: it makes all steps."""
+    """End the run early. `null`: run all steps."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     debug: DebugConfig = DebugConfig()
@@ -121,7 +121,7 @@ class RunConfig(Section):
 
     @property
     def longest_text(self) -> int:
-        """Most tokens of a text that a pass reads."""
+        """Longest text that a pass reads, in tokens."""
         return self.max_tokens
 
     @property
@@ -141,12 +141,13 @@ class RunConfig(Section):
 
     @property
     def engine(self) -> EngineUse:
-        """Engine and settings of sampling while the run trains; no engine's traits if it does not sample."""
+        """Engine and settings for sampling during training; `NO_ENGINE` if the run does not sample."""
         return NO_ENGINE
 
     @property
     def critic_source(self) -> str | None:
-        """The model that a separate critic begins from; None if it is the policy's, or there is no such critic."""
+        """The model that a separate critic starts from; None if it starts from the policy, or there is no such
+        critic."""
         return None
 
     @property
@@ -160,7 +161,7 @@ class RunConfig(Section):
         return ()
 
     def domains_with_own(self, field: str) -> Iterator[str]:
-        """Domains that do not share the run's data to evaluate on, or its rewards, but name some of their own."""
+        """Domains that name their own evaluation data or rewards instead of sharing the run's."""
         return iter(())
 
     def missing(self) -> Iterator[Problem]:
@@ -179,4 +180,4 @@ class RunConfig(Section):
 
     @classmethod
     def give_way(cls, resolved: dict[str, Json], is_set: IsSet) -> None:
-        """Take out of a resolved run file what stood for fields that overrides are about to set."""
+        """Remove from a resolved run file the values that stood in for fields that overrides are about to set."""

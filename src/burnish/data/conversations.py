@@ -151,7 +151,7 @@ def in_context(
             return asked
         asked = (Message("user", asked),)
     elif optional_text_at(row, roles, "input") is not None:
-        raise DataError(f"{row.where}: the role input is for prompts that are text", remedy="put it into the messages")
+        raise DataError(f"{row.where}: the role input is only for text prompts", remedy="put it into the messages")
     own = next((message.content for message in asked if message.role == "system"), None)
     if system is not None and own not in (None, system):
         raise DataError(

@@ -103,7 +103,7 @@ def too_large(path: Path, how: str, max_bytes: int) -> DataError:
     """The error for a file above the limit. `how` says how its bytes are counted."""
     return DataError(
         f"{path}: {how}it has more than max_bytes ({max_bytes:,} bytes)",
-        remedy="raise max_bytes of this source (data.train.0.max_bytes) if the memory allows it, or split the file",
+        remedy="raise max_bytes of this source (data.train.0.max_bytes) if memory allows, or split the file",
     )
 
 

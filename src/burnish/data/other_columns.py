@@ -26,7 +26,7 @@ def check_media(rows: Sequence[Row]) -> None:
                 raise DataError(
                     f"{row.where}: column {name!r} holds pictures, video or sound, which Burnish does not read: "
                     f"{describe(value)}",
-                    remedy="leave such rows out, or remove the column if the text alone is to be learned",
+                    remedy="leave such rows out, or remove the column to learn the text alone",
                 )
 
 

@@ -234,7 +234,7 @@ def _margin(row: Row, column: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
         raise DataError(
             f"{row.where}: column {column!r} (margin) holds {describe(value)}",
-            remedy="a margin is a number, at least 0: by how much the chosen response is better",
+            remedy="a margin is a number of at least 0 that says by how much the chosen response is better",
         )
     return float(value)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _ANSWER_CUT = "conversations ended with the assistant's answer, which is not part of the prompt"
-_NOTHING_LEFT = "prompts of which truncation left nothing but what the chat template writes behind them"
+_NOTHING_LEFT = "prompts of which truncation left only the text that the chat template adds after them"
 _COMMON_BEGINNING = "comparisons, where the prompt is what chosen and rejected both begin with"
 
 
@@ -329,5 +329,5 @@ def check_bound_rewards(config: RlFields, prompts: Sequence[Prompt]) -> None:
         if not any(reward.scores(name) for reward in config.all_rewards):
             raise ConfigError(
                 f"prompts belong to the domain {name!r}, but no reward is for it",
-                remedy="name it under `domains` of a reward, or leave `domains` of one empty",
+                remedy="name it under `domains` of a reward, or leave the `domains` of a reward empty",
             )

@@ -52,7 +52,7 @@ def _custom_gaps(separator: str, text: str, where: str) -> list[tuple[int, int]]
     if _compile(separator, where).fullmatch("") is not None:
         raise DataError(
             f"{where}: document_separator {separator!r} matches the empty text between any two letters",
-            remedy="write what separates two documents, for example '\\n\\n'",
+            remedy="write the text that separates two documents, for example '\\n\\n'",
         )
     seconds = _SECONDS + len(text) // _CHARACTERS_A_SECOND
     request = {"separator": separator, "text": text}

@@ -40,7 +40,7 @@ def checked_message(item: Any, where: str, *, may_mark: bool = False) -> Message
     if marked is False and not may_mark:
         raise DataError(
             f"{where} is marked as not to be trained on, which only supervised examples may be",
-            remedy="remove the mark, or leave such turns out of the row or put them into its prompt",
+            remedy="remove the mark, leave such turns out of the row, or put them into its prompt",
         )
     trained = marked if may_mark else None
     extra = {key: value for key, value in item.items() if key not in _READ | set(_REFUSED) and value is not None}
@@ -83,7 +83,7 @@ def _content(value: Any, where: str, *, may_be_absent: bool) -> str:
         return "".join(part["text"] for part in value)
     if not isinstance(value, str):
         raise DataError(
-            f"{where} has as content {describe(value)}, not text", remedy="only plain text conversations are supported"
+            f"{where} has {describe(value)} as content, not text", remedy="only plain text conversations are supported"
         )
     return value
 
@@ -111,7 +111,7 @@ def _calls(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     if not value:
         return ()
     if not isinstance(value, list):
-        raise DataError(f"{where} has as tool_calls {describe(value)}, not a list", remedy="fix or remove the row")
+        raise DataError(f"{where} has {describe(value)} as tool_calls, not a list", remedy="fix or remove the row")
     return tuple(_call(item, f"{where}, tool call {number}") for number, item in enumerate(value, start=1))
 
 
@@ -136,7 +136,7 @@ def _call(item: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(arguments, Mapping):
         raise DataError(
             f"{where} of {name} has as arguments {describe(arguments)}",
-            remedy="arguments must be an object, or JSON text of one",
+            remedy="arguments must be an object, or the JSON text of one",
         )
     kept = {key: value for key, value in outer.items() if key != "function"} if "function" in outer else {}
     return {"type": "function", **kept, "function": {**inner, "name": name, "arguments": dict(arguments)}}

@@ -77,7 +77,7 @@ def test_rows_that_differ_in_their_system_prompt_are_not_repeats(jsonl, chat_tok
     [
         (SHAREGPT | {"system": ["S"]}, "column 'system' (system) holds list ['S'], not text"),
         ({"messages": [{"role": "system", "content": "A"}], "system": "B"}, "have different system prompts"),
-        ({"messages": [{"role": "user", "content": "Q"}], "persona": "B"}, "input is for prompts that are text"),
+        ({"messages": [{"role": "user", "content": "Q"}], "persona": "B"}, "input is only for text prompts"),
         ({"prompt": "Q", "completion": "A", "history": [["a"]]}, "(history) holds list [['a']], not pairs of texts"),
         ({"prompt": "Q", "completion": "A", "history": "earlier"}, "'history' is text but not a JSON list of pairs"),
     ],

@@ -61,4 +61,4 @@ def test_prompts_of_which_nothing_is_left_are_counted(jsonl, chat_tokenizer) -> 
     for limit, count in ((written - 2, 2), (written, 2), (written + 1, 0)):
         options = {"max_prompt_tokens": limit, "over_long": "truncate", "chat": always}
         changed = load_prompts([source], tokenizer=chat_tokenizer, **options).understandings[0].changed
-        assert [number for reason, number in changed.items() if "left nothing" in reason] == [count] * bool(count)
+        assert [number for reason, number in changed.items() if "left only the text" in reason] == [count] * bool(count)

@@ -49,8 +49,8 @@ def test_turns(turn: dict, message: Message) -> None:
 @pytest.mark.parametrize(
     ("turn", "words"),
     [
-        ({"role": "assistant", "content": None}, "as content nothing"),
-        ({"role": "assistant", "content": None, "tool_calls": []}, "as content nothing"),
+        ({"role": "assistant", "content": None}, "nothing (null) as content"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "nothing (null) as content"),
         ({"role": "user", "content": [{"type": "image"}]}, "not text"),
         ({"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": {}}}]}, "tool call 1 is dict"),
         ({"role": "assistant", "content": "", "tool_calls": ["x"]}, "tool call 1 is str"),

@@ -26,20 +26,22 @@ WIDTH = 116
 Model = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL_OR_RUN_FILE]", help="Model folder or run file (YAML) whose paths are tried.", show_default=False
+        metavar="[MODEL_OR_RUN_FILE]",
+        help="Model folder or run file (YAML) whose fast paths to try.",
+        show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Build and try nothing: a few seconds.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Skip all builds and trials; takes a few seconds.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget the timings of fast paths kept on this machine.")]
 
 
 def examine_machine(model: Model = None, as_json: AsJson = False, quick: Quick = False, fresh: Fresh = False) -> None:
-    """Say what this machine and this installation can do, for a bug report.
+    """Show what this machine and installation can do, for a bug report.
 
     Shows versions, the machine, the fast paths that a run would take, and
-    problems with remedies. Names of the user and the machine, folders and keys
-    are left out. The exit status is 1 only if nothing can run at all.
+    problems with remedies. User and machine names, folders and keys are left
+    out. The exit status is 1 only if nothing can run at all.
 
     [bold]Examples[/bold]
     burnish doctor
