@@ -21,11 +21,11 @@ def evaluate(target: Target, overrides: Overrides = None, step: Step = None) -> 
     """Measure a model on the held-out data, overall and by domain.
 
     For `rl`: rewards of greedy responses, and accuracy with a 95 % interval
-    over the prompts; with evaluation.samples also pass@k and maj@k. For `sft`:
-    loss and perplexity. For `rm`: accuracy with an interval over the
-    comparisons. Give a run file to measure the model it names, or a run folder
-    to measure its newest checkpoint. Each evaluation gets a new folder
-    RUN/eval/NNN.
+    over the prompts; with evaluation.samples also pass@k and maj@k. For `sft`
+    and `distill`: loss and perplexity. For `rm` and `prefer`: accuracy with an
+    interval over the comparisons. Give a run file to measure the model it
+    names, or a run folder to measure its newest checkpoint. Each evaluation
+    gets a new folder RUN/eval/NNN.
 
     [bold]Examples[/bold]
     burnish eval run.yaml evaluation.samples=8
