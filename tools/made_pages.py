@@ -80,7 +80,7 @@ def families_page() -> str:
 
 
 def _families() -> Iterator[str]:
-    sys.path.insert(0, str(ROOT / "tests" / "integration"))
+    sys.path[:0] = [str(ROOT / "tests" / name) for name in ("integration", "support")]
     from test_architectures import REFUSED, ZOO
 
     yield "| family (`model_type`) | tested as |"
