@@ -43,7 +43,7 @@ def test_what_files_are_known_to_do_leaves_no_traceback(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("burnish.config.loading._validate", Mock(side_effect=error))
+    monkeypatch.setattr("burnish.config.loading._validated", Mock(side_effect=error))
     (tmp_path / "run.yaml").write_text("model: a\n")
     assert main(["rl", "run.yaml"]) == 2
     assert f"reading the run file: {type(error).__name__}" in capsys.readouterr().err
@@ -87,7 +87,7 @@ def test_an_unforeseen_error_keeps_its_traceback_in_a_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("burnish.config.loading._validate", Mock(side_effect=ZeroDivisionError("nobody thought of it")))
+    monkeypatch.setattr("burnish.config.loading._validated", Mock(side_effect=ZeroDivisionError("nobody thought of it")))
     (tmp_path / "run.yaml").write_text("model: a\n")
     assert main(["rl", "run.yaml"]) == 2
     said = capsys.readouterr().err
