@@ -127,7 +127,7 @@ def test_its_memory_and_its_gpus_are_planned(toy: Callable[..., RlConfig], tiny_
         ("Toy", "rollout.temperature=0.4", "rollout.temperature is 0.4, but the toy samples at 0.5 or above"),
         ("Toy", "rollout.engine_options.seed=3", "rollout.engine_options.seed is set, but each response has its own"),
         ("Toy", "rollout.engine_options.log=3", "rollout.engine_options.log is set, but it is given to every engine"),
-        ("Toy", "rollout.engine_options.gpus=2", "gpus is 2, but without rollout workers the toy shares the single GPU"),
+        ("Toy", "rollout.engine_options.gpus=2", "but without rollout workers the toy shares the single GPU"),
         ("Deaf", "rollout.stop=[x]", "rollout.stop is set, but the deaf one takes no stop texts"),
         ("Deaf", "cluster.offload=[rollout_engine]", "names rollout_engine, but .*:Deaf', which cannot sleep"),
         ("Sleepless", "", "whose traits have sleeps, but it is not a RestingEngine"),

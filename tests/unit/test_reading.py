@@ -87,7 +87,8 @@ def test_an_unforeseen_error_keeps_its_traceback_in_a_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("burnish.config.loading._validated", Mock(side_effect=ZeroDivisionError("nobody thought of it")))
+    failing = Mock(side_effect=ZeroDivisionError("nobody thought of it"))
+    monkeypatch.setattr("burnish.config.loading._validated", failing)
     (tmp_path / "run.yaml").write_text("model: a\n")
     assert main(["rl", "run.yaml"]) == 2
     said = capsys.readouterr().err
