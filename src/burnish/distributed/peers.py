@@ -13,10 +13,12 @@ import pickle
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Self
 
 from burnish.distributed.channel import Channel, pickled, readable
@@ -125,8 +127,6 @@ class Peer(ABC):
     _lost: str | None = None
     _asked: tuple[str, float] | None = None
     """What it has been asked for and has not answered, and since when."""
-    _spans: tuple[WorkSpan, ...] = ()
-    """What it has answered since they were taken, at most `_MOST_SPANS`."""
     _given_up: threading.Event | None = None
     """While it starts: set when that is in vain."""
 
@@ -238,16 +238,20 @@ class Peer(ABC):
         self._watch.restart()
         return None
 
+    @cached_property
+    def _spans(self) -> deque[WorkSpan]:
+        """Answered requests since `take_spans` was called last."""
+        return deque(maxlen=_MOST_SPANS)
+
     def _note_span(self) -> None:
         if self._asked is not None:
             work, since = self._asked
-            self._spans = (*self._spans[1 - _MOST_SPANS :], WorkSpan(self.name, work, since, time.monotonic()))
+            self._spans.append(WorkSpan(self.name, work, since, time.monotonic()))
         self._asked = None
 
     def take_spans(self) -> Sequence[WorkSpan]:
         """See `WorkingProcess`."""
-        spans, self._spans = self._spans, ()
-        return spans
+        return [self._spans.popleft() for _ in range(len(self._spans))]  # another thread may append meanwhile
 
     @property
     def idle_seconds(self) -> float:

@@ -533,7 +533,7 @@ def test_it_says_what_it_has_been_asked_for(start: Start, module: Any, tmp_path:
         assert process.take(what="policy.version", seconds=30) == ("done", 3)
         assert process.standing == "idle"
         *_, span = process.take_spans()
-        assert (span.process, span.work, process.take_spans()) == ("trainer", "policy.version", ())
+        assert (span.process, span.work, process.take_spans()) == ("trainer", "policy.version", [])
         assert span.began < span.ended
     assert process.standing == "lost"
 
