@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from burnish.observability.timeline import MAIN, TIMELINE_FILE, WorkSpan, read_spans
+from burnish.observability.timeline import MAIN, WorkSpan, read_spans
 
 Interval = tuple[float, float]
 
@@ -36,7 +36,7 @@ def picture_of(folder: Path, first: int, last: int) -> Picture:
     A process may work on what a later step needs, so only the time between the main process's first and last span is
     counted. OSError if the file cannot be read.
     """
-    by_step = read_spans(folder / TIMELINE_FILE, first, last)
+    by_step = read_spans(folder, first, last)
     spans = [span for step in by_step.values() for span in step]
     main = [span for span in spans if span.process == MAIN]
     if not main:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from burnish.observability.atomic import disk_errors, write_text_atomically
 
-TIMELINE_FILE = "timeline.jsonl"
+_FILE = "timeline.jsonl"
 MAIN = "run"
 """Name of the main process."""
 
@@ -53,8 +53,8 @@ def nobody() -> tuple[WorkingProcess, ...]:
 class TimelineRecorder:
     """Collects a step's spans, and writes them as seconds since 1970. A resumed run loses the lines after its step."""
 
-    def __init__(self, file: Path, processes: Processes = nobody, *, resume_step: int | None = None) -> None:
-        self._file = file
+    def __init__(self, run_dir: Path, processes: Processes = nobody, *, resume_step: int | None = None) -> None:
+        self._file = file = run_dir / _FILE
         self._processes = processes
         self._epoch = time.time() - time.monotonic()
         self._spans: list[WorkSpan] = []
@@ -79,10 +79,10 @@ class TimelineRecorder:
             file.write(json.dumps({"step": step, "spans": rows}, separators=(",", ":")) + "\n")
 
 
-def read_spans(file: Path, first: int, last: int) -> Mapping[int, Sequence[WorkSpan]]:
+def read_spans(run_dir: Path, first: int, last: int) -> Mapping[int, Sequence[WorkSpan]]:
     """Read the spans of the steps from `first` to `last`. Empty without a file; lines that are not whole are left
     out. OSError if the file cannot be read."""
-    lines = {step: line for step, line in _lines(file) if first <= step <= last}
+    lines = {step: line for step, line in _lines(run_dir / _FILE) if first <= step <= last}
     return {step: [WorkSpan(*span) for span in json.loads(line)["spans"]] for step, line in lines.items()}
 
 

@@ -25,8 +25,8 @@ class Worker:
 
 
 def test_phases_and_the_work_of_others_are_written_once_with_the_step(tmp_path: Path) -> None:
-    worker, file, before = Worker(), tmp_path / "timeline.jsonl", time.time()
-    timeline = TimelineRecorder(file, lambda: [worker])
+    worker, before = Worker(), time.time()
+    timeline = TimelineRecorder(tmp_path, lambda: [worker])
     timeline.phase("generate")
     worker.spans.append(WorkSpan(worker.name, "engine.generate", time.monotonic() - 2, time.monotonic()))
     timeline.phase("update")
@@ -35,14 +35,14 @@ def test_phases_and_the_work_of_others_are_written_once_with_the_step(tmp_path: 
     timeline.phase("evaluate")
     timeline.phase("")
     timeline.write(2)
-    found = read_spans(file, 1, 2)
+    found = read_spans(tmp_path, 1, 2)
     works = {step: [(span.process, span.work) for span in spans] for step, spans in found.items()}
     assert works[1] == [("run", "generate"), ("run", "update"), ("rollout worker 0", "engine.generate")]
     assert works[2] == [("run", "evaluate")]
     generate, update, theirs = found[1]
     assert before - 0.01 <= generate.began <= generate.ended == update.began <= update.ended <= time.time() + 0.01
     assert theirs.ended - theirs.began == pytest.approx(2, abs=1e-3)
-    assert list(read_spans(file, 2, 9)) == [2]
+    assert list(read_spans(tmp_path, 2, 9)) == [2]
 
 
 def test_a_resumed_run_keeps_what_came_before_and_no_torn_line(tmp_path: Path) -> None:
@@ -51,10 +51,10 @@ def test_a_resumed_run_keeps_what_came_before_and_no_torn_line(tmp_path: Path) -
         json.dumps({"step": step, "spans": [["run", "update", 1.0, 2.0]]}, separators=(",", ":")) for step in (1, 2, 3)
     ]
     file.write_text("\n".join([*lines, lines[0][:-4]]))
-    assert list(read_spans(file, 0, 9)) == [1, 2, 3]
-    TimelineRecorder(file, resume_step=2).write(3)
+    assert list(read_spans(tmp_path, 0, 9)) == [1, 2, 3]
+    TimelineRecorder(tmp_path, resume_step=2).write(3)
     assert file.read_text().splitlines() == [*lines[:2], '{"step":3,"spans":[]}']
-    TimelineRecorder(file)
+    TimelineRecorder(tmp_path)
     assert file.read_text() == ""
     assert read_spans(tmp_path / "none", 0, 9) == {}
 
@@ -62,4 +62,4 @@ def test_a_resumed_run_keeps_what_came_before_and_no_torn_line(tmp_path: Path) -
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "timeline.jsonl").mkdir()
     with pytest.raises(BurnishError, match=r"cannot write .*timeline.jsonl"):
-        TimelineRecorder(tmp_path / "timeline.jsonl")
+        TimelineRecorder(tmp_path)
