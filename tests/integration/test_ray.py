@@ -23,6 +23,7 @@ from watching import children, wait_for
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'burnish[ray]')")
 from runs import trained
 
+import burnish
 from burnish.config.schema import RlConfig, SftConfig
 from burnish.config.schema_cluster import ClusterConfig
 from burnish.distributed import nodes, ray_workers
@@ -388,6 +389,23 @@ def test_sampling_ahead_on_ray_changes_no_bit(
 ) -> None:
     found = trace(run("ray", ahead=1, backend="ray", trainers=1, rollout_workers=2))
     assert found == trace(run("inline", ahead=1))
+
+
+@pytest.mark.slow
+def test_the_runs_of_a_sweep_share_a_cluster(
+    cluster: Any,
+    tiny_run: Callable[..., RlConfig],
+    trace: Callable[[Path], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two commands train on it at the same time, each as if it were alone."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    fields = tiny_run(f"output={tmp_path}/swept", cluster={"backend": "ray", "threads": 1})
+    runs = burnish.sweep(fields, {"seed": [0, 1]}, jobs=2, quiet=True)
+    assert [(run.state, run.error) for run in runs] == [("finished", "")] * 2
+    alone = trained(tiny_run(f"output={tmp_path}/alone", "seed=1", cluster={"backend": "inline", "threads": 1}))
+    assert trace(runs[1].folder) == trace(alone)
 
 
 @pytest.mark.slow

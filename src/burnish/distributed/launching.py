@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -19,6 +18,7 @@ from burnish.distributed.peers import Peer, ProcessSpec
 from burnish.distributed.processes import RoleProcess
 from burnish.distributed.team import Rendezvous
 from burnish.distributed.weight_transfer import SealedWeights, SharedWeights
+from burnish.machine.gpus import gpu_number
 from burnish.models.weights import Weights
 
 
@@ -103,12 +103,6 @@ class LocalLauncher:
     def _environment(self, name: str) -> Mapping[str, str]:
         own = [gpu_number(index) for index, owner in enumerate(self.devices) if owner == name]
         return {"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {}
-
-
-def gpu_number(index: int) -> str:
-    """Return the name of one of the GPUs that this process sees; an empty text if it sees fewer."""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return str(index) if seen is None else "".join(seen.split(",")[index : index + 1])
 
 
 class Site(Protocol):

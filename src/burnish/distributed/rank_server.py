@@ -12,12 +12,12 @@ from typing import Any
 
 from burnish.config.torchrun import TorchrunRank
 from burnish.distributed.channel import Channel
-from burnish.distributed.launching import gpu_number
 from burnish.distributed.network import send_beats
 from burnish.distributed.pulse import Pulse
 from burnish.distributed.rank_store import RankStore
 from burnish.distributed.server import MemoryGate, serve
 from burnish.errors import BurnishError
+from burnish.machine.gpus import gpu_number
 from burnish.outside.supervise import end_own_group, ignore_stop_signals
 
 

@@ -28,6 +28,7 @@ from burnish.config.schema import RunConfig
 from burnish.config.yaml_text import dump_yaml
 from burnish.errors import BurnishError, CheckpointError, ConfigError
 from burnish.experiments.settings import OUTPUT, Setting, settings_of
+from burnish.machine.gpus import gpu_shares, visible_gpus
 from burnish.observability.atomic import disk_remedy
 from burnish.observability.console import duration
 from burnish.observability.ending import read_ending
@@ -183,13 +184,15 @@ def train_all(runs: Sequence[SweptRun], file: str, *, jobs: int, say: Say) -> No
     skipped = len(runs) - len(waiting)
     say(f"{len(runs)} runs" + (f", {skipped} of them finished already" if skipped else ""))
     running: list[_Training] = []
+    free = gpu_shares(jobs, visible_gpus() if jobs > 1 else 0)
     with graceful_stop(say) as stop:
         try:
             while (waiting and not stop) or running:
-                while waiting and len(running) < jobs and not stop:
-                    running.append(_Training.begin(waiting.pop(0), file, say))
+                while waiting and free and not stop:
+                    running.append(_Training.begin(waiting.pop(0), file, say, free.pop(0)))
                 for training in running:
                     training.look(stop)
+                free += [training.gpus for training in running if training.run.state != "running"]
                 running = [training for training in running if training.run.state == "running"]
                 time.sleep(_LOOK_SECONDS if running else 0)
         finally:
@@ -199,30 +202,32 @@ def train_all(runs: Sequence[SweptRun], file: str, *, jobs: int, say: Say) -> No
 
 @dataclass(slots=True)
 class _Training:
-    """The process of a run that is under way."""
+    """The process of a run that is under way. `gpus`: its CUDA_VISIBLE_DEVICES, None for those of the sweep."""
 
     run: SweptRun
     child: Child
     say: Say
+    gpus: str | None
     log_start: int
     began: float
     told_to_stop: bool = False
 
     @staticmethod
-    def begin(run: SweptRun, file: str, say: Say) -> _Training:
+    def begin(run: SweptRun, file: str, say: Say, gpus: str | None) -> _Training:
         command = [sys.executable, "-m", "burnish", run.config.kind, file, *run.overrides, f"output={run.folder}"]
+        environment = None if gpus is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpus}
         try:
             run.folder.mkdir(parents=True, exist_ok=True)
             with run.log.open("ab") as log:
                 size = log.tell()
-                child = start(command, stdout=log, stderr=log, first=end_with_parent)
+                child = start(command, stdout=log, stderr=log, environment=environment, first=end_with_parent)
         except OSError as error:
             raise BurnishError(
                 f"cannot start {run.name}: {error.strerror}", remedy=disk_remedy(error, run.folder)
             ) from error
         run.state = "running"
-        say(f"started   {run.name}  ({run.log})")
-        return _Training(run, child, say, size, time.monotonic())
+        say(f"started   {run.name}  ({run.log})" + ("" if gpus is None else f" on GPU {gpus}"))
+        return _Training(run, child, say, gpus, size, time.monotonic())
 
     def look(self, stop: StopRequest) -> None:
         """Pass a request to stop on, once, and note how the process has ended, if it has."""

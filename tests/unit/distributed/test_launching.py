@@ -22,7 +22,7 @@ import burnish
 from burnish.config.loading import load_run_data
 from burnish.config.schema_cluster import ClusterConfig
 from burnish.distributed import peers
-from burnish.distributed.launching import Crew, LocalLauncher, ThisMachine, gpu_number, start_all
+from burnish.distributed.launching import Crew, LocalLauncher, ThisMachine, start_all
 from burnish.distributed.peers import ProcessSpec, RoleLostError
 from burnish.errors import ConfigError
 from burnish.trainers import cluster
@@ -100,13 +100,6 @@ def test_each_process_of_a_machine_with_gpus_sees_its_own(
         assert launcher.threads == 5
         found = [launcher._environment(name) for kind in names for name in kind]
     assert [environment.get("CUDA_VISIBLE_DEVICES") for environment in found] == seen
-
-
-def test_a_gpu_is_named_as_this_process_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    assert [gpu_number(index) for index in range(3)] == ["4", "6", ""]
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert gpu_number(2) == "2"
 
 
 def waits_for_ever() -> None:

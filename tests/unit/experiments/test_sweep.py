@@ -26,11 +26,11 @@ from burnish.observability.ending import RunEnding, write_ending
 from burnish.outside.supervise import Child, start
 
 PROGRAM = """
-import json, signal, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 folder = Path(sys.argv[-1].partition("=")[2])
 seed = int(next(word for word in sys.argv if word.startswith("seed=")).partition("=")[2])
-print("begin", seed, flush=True)
+print("begin", seed, *filter(None, [os.environ.get("CUDA_VISIBLE_DEVICES")]), flush=True)
 if seed == 1:
     sys.exit("error: seed 1 is bad\\n  -> take another")
 if seed == 9:
@@ -69,6 +69,18 @@ def test_a_failed_run_does_not_end_the_others_and_says_why(swept: Callable[..., 
     assert said[0] == "3 runs"
     assert runs[0].log.read_text() == "begin 0\n"
     assert runs[1].folder.name == "seed=1"
+
+
+def test_runs_that_train_at_a_time_divide_the_gpus(
+    swept: Callable[..., list[SweptRun]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.setattr(sweeping, "visible_gpus", lambda: 4)
+    runs, said = swept("seed=0,2,3"), list[str]()
+    train_all(runs, "run.yaml", jobs=2, say=said.append)
+    assert {run.log.read_text().split()[2] for run in runs[:2]} == {"4,5", "6,7"}
+    assert runs[2].log.read_text() in ("begin 3 4,5\n", "begin 3 6,7\n")
+    assert said[1].endswith("console.log) on GPU 4,5")
 
 
 def test_what_is_finished_is_skipped_only_if_it_is_the_same_run(swept: Callable[..., list[SweptRun]]) -> None:
