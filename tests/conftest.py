@@ -38,8 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def mark_cases(items: list[pytest.Item]) -> None:
-    """`slow_cases("ID", ...)` marks these cases of a parametrized test as slow, `matrix_cases` as slow and matrix.
-    Guards stay in the default run."""
+    """`slow_cases("ID", ...)` marks these cases of a parametrized test as slow, `matrix_cases` as matrix. All cases of
+    the matrix are slow. Guards stay in the default run."""
     from timekeeping import read_guards  # not above: pytest rewrites the assertions of a plugin before its first import
 
     guards = read_guards()
@@ -47,11 +47,12 @@ def mark_cases(items: list[pytest.Item]) -> None:
         if item.nodeid in guards:
             item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
             continue
-        for name, marks in (("slow_cases", ("slow",)), ("matrix_cases", ("slow", "matrix"))):
+        for name, mark in (("slow_cases", "slow"), ("matrix_cases", "matrix")):
             marker = item.get_closest_marker(name)
             if marker is not None and item.callspec.id in marker.args:  # type: ignore[attr-defined]
-                for mark in marks:
-                    item.add_marker(mark)
+                item.add_marker(mark)
+        if item.get_closest_marker("matrix"):
+            item.add_marker("slow")
 
 
 def skip_without_compiler(items: list[pytest.Item]) -> None:

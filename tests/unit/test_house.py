@@ -17,7 +17,7 @@ from burnish.config.kinds import all_kinds
 
 MAX_ANY_PER_1000_LINES = 9.2
 """What is reached so far. Lower it whenever there is less; the aim is 6."""
-MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 62_455, 567, 57_280
+MAX_CODE_LINES, MAX_FILES, MAX_TEST_LINES = 62_470, 568, 57_321
 """Without blanks, comments and docstrings. Lines are what is reached so far; the aims are 48,000 and 45,000. Lower them
 whenever there are fewer. A change that adds a capability names its own allowance: of the lines, 1,200 replaced
 math-verify and SymPy in the reward `math`, 130 call rewards of other systems, and 2,150 (of the tests' lines 2,300)
@@ -26,7 +26,8 @@ plan for machines that are not here, decode and train on GPUs, and push to vLLM 
 files, are preferences, teachers and the losses of 2026, and supervised training as people expect it (330 more). 3,500
 are experiments: the board, sweeps and tables, replayed gradients, and what a newcomer meets first. 310 (215) fork role
 processes from a server, compare with a teacher over the vocabulary, and replay what teachers said. 200 (140), in two
-files, record and draw what each process of a run does when."""
+files, record and draw what each process of a run does when. 15 (29), in a file, divide GPUs between runs of a sweep.
+12 lines of the tests mark more cases as slow."""
 MAX_LONG_CLASSES, LONG_CLASS = 12, 150
 """More than `LONG_CLASS` lines, docstrings and blanks included. What is reached; the aim was 12."""
 MAX_LOOSE_FILES = 7
@@ -265,6 +266,7 @@ def test_twins_are_found(tmp_path: Path) -> None:
     assert found == ["a.py: tokens_per_microbatch = 16384, in run files ['2048']"]
 
 
+@pytest.mark.slow
 def test_few_files_know_a_kind_of_run_by_name() -> None:
     found = {}
     for path, tree in parse_folder(SOURCE).items():
@@ -304,6 +306,7 @@ def test_one_place_starts_and_ends_processes_and_one_packs_messages() -> None:
     assert packing == PACKS_LENGTHS
 
 
+@pytest.mark.slow
 def test_three_files_know_an_engine_by_name() -> None:
     """The schema has its section, one table says where its traits are, and one place builds it."""
     trees = {path.relative_to(SOURCE).as_posix(): tree for path, tree in parse_folder(SOURCE).items()}
@@ -312,6 +315,7 @@ def test_three_files_know_an_engine_by_name() -> None:
     assert outside == {"config/engines.py", "config/schema_rollout.py", "rollouts/registry.py"}
 
 
+@pytest.mark.slow
 def test_a_class_of_one_name_is_rarely_defined_twice() -> None:
     names = Counter(
         node.name for tree in parse_folder(SOURCE).values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
@@ -319,6 +323,7 @@ def test_a_class_of_one_name_is_rarely_defined_twice() -> None:
     assert len([name for name, count in names.items() if count > 1]) <= MAX_SHARED_CLASS_NAMES
 
 
+@pytest.mark.slow
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     found = [
         f"{path.relative_to(SOURCE)}: {text}"
@@ -330,6 +335,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_few_classes_are_long() -> None:
     """Longer than `LONG_CLASS` lines, docstrings and blanks included."""
     classes = (

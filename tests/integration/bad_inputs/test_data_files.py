@@ -140,7 +140,7 @@ FORMATS = [
     train("gzip with a damaged middle", "gzip", file="a.jsonl.gz",
           content=gzip.compress(os.urandom(9) + GOOD.encode() * 99)[:30] + b"\xff" * 20),
     train("empty gzip", "empty", file="a.jsonl.gz", content=b""),
-    train("more bytes than allowed, packed", "max_bytes (1,000,000 bytes)", file="a.jsonl.gz", content=bomb(1 << 28),
+    train("more bytes than allowed, packed", "max_bytes (1,000,000 bytes)", file="a.jsonl.gz", content=bomb(1 << 24),
           also=["data.train=[{path: a.jsonl.gz, max_bytes: 1000000}]"]),
     train("more bytes than allowed", "max_bytes (100 bytes)", content=GOOD * 99,
           also=["data.train.0.max_bytes=100"]),

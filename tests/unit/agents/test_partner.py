@@ -463,6 +463,7 @@ def test_calls_of_a_turn_run_at_the_same_time(tools: ConversationHost, tmp_path:
         assert results(answer) == ["1 met 2", "2 met 3", "3 met 1"]
 
 
+@pytest.mark.slow
 def test_hundreds_of_calls_in_one_turn(tools: ConversationHost) -> None:
     with talking(tools) as talker:
         (answer,) = talker.say("".join(call("add", a=i, b=0) for i in range(400)))

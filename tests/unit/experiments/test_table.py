@@ -103,6 +103,7 @@ def test_a_run_given_twice_is_refused(recorded: Recorded, two_by_three: list[Pat
         table([two_by_three[0], two_by_three[0]])
 
 
+@pytest.mark.slow
 def test_steps_and_tokens_to_a_threshold(two_by_three: list[Path]) -> None:
     """GRPO reaches .6 at 10, 5, 5; .8 is reached by two of its three runs."""
     reached = table(two_by_three, threshold=0.6).groups[0].reached

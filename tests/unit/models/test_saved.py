@@ -51,6 +51,7 @@ def test_the_ends_of_supervised_responses_are_the_control_tokens_that_end_them()
     assert response_ends(last, tokenizer) == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 def test_a_saved_policy_is_the_one_in_training(load, tmp_path, family, lora):

@@ -74,6 +74,7 @@ def test_the_knee_is_where_doubling_no_longer_pays() -> None:
     assert knee(replace(SETTINGS, max_staleness=2)).layout == at.layout
 
 
+@pytest.mark.slow
 def test_no_number_of_devices_beats_the_longest_response() -> None:
     assert least_step_seconds(SETTINGS) == pytest.approx(100 * 0.02 + 1)
     many = forecast(SETTINGS, Layout.together(4096))

@@ -51,6 +51,7 @@ def test_what_is_nested_deeply_costs_no_time() -> None:
     assert "<" not in clean("<|a" * 3000 + "|>" * 3000)
 
 
+@pytest.mark.slow
 @given(st.text(alphabet='<|>/s{}"score:[INST] <|im_end|>1\n', max_size=60))
 def test_cleaning_again_changes_nothing(text: str) -> None:
     once = clean(text)

@@ -233,6 +233,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraphs]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["fused", "masked"])
 def test_graphs_are_kept_by_shape_and_used_again(make: Any, llama: Any, attention: Any, graphs: Any) -> None:
     static(llama, attention)
