@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -92,16 +94,28 @@ def _section(path: str, section: type[BaseModel], refused: Collection[str] = ())
     """The section with its fields. refused: dotted paths of fields to leave out."""
     title = f"### `{path}`" if path else "### Top level"
     rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    meanings = _docstrings(section)
     rows += [
-        _row(name, annotation, section.model_fields[name])
+        _row(name, annotation, section.model_fields[name], meanings.get(name))
         for name, annotation in fields.field_annotations(section).items()
         if ".".join(filter(None, (path, name))) not in refused
     ]
     return "\n\n".join((title, inspect.cleandoc(section.__doc__ or ""), "\n".join(rows)))
 
 
-def _row(name: str, annotation: object, info: FieldInfo) -> str:
-    meaning = info.description
+def _docstrings(section: type[BaseModel]) -> dict[str, str]:
+    """The docstrings below the fields of a section, by field. Pydantic could read them too, but would do so in every
+    command that imports the class."""
+    found: dict[str, str] = {}
+    for base in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
+        for declared, below in pairwise(ast.walk(ast.parse(inspect.getsource(base)))):
+            match declared, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = text
+    return found
+
+
+def _row(name: str, annotation: object, info: FieldInfo, meaning: str | None) -> str:
     inner, _ = fields.inner_section(annotation)
     if meaning is None and inner is not None:
         meaning = inspect.cleandoc(inner.__doc__ or "").partition("\n")[0]

@@ -60,9 +60,10 @@ class NamedPlace(NamedTuple):
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values never change after loading, numbers are strict."""
+    """Base of all sections: unknown keys are errors, values never change after loading, numbers are strict. Validators
+    are built when a section is first validated: a command imports the sections of all kinds and reads a file of one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
     not_here: ClassVar[Mapping[str, str]] = {}
     """Fields that the section has in run files of another command, with the reason why not here."""
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class ModelRewardOptions(Section):
+class ModelRewardOptions(Section, defer_build=False):  # its signature lists the options
     """Options of a reward model in a run file."""
 
     device: str = "auto"

@@ -32,7 +32,7 @@ class Criterion:
     text: str
 
 
-class JudgeOptions(Section):
+class JudgeOptions(Section, defer_build=False):  # its signature lists the options
     """Options of a judge in a run file; docs/judge.md describes them. ConfigError if some exclude each other."""
 
     url: Annotated[str | None, "OpenAI-compatible endpoint, up to and with /v1 (this or model_path is required)"] = None
