@@ -7,12 +7,15 @@ an EOS at the end of a prompt. A chat template writes its own, so the tokenizer 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from burnish.data.rows import check_length, describe
 from burnish.data.template import ChatFormat, Template
 from burnish.errors import DataError
+from burnish.outside.reading import reading
 from burnish.types import Message, Prompt
 
 if TYPE_CHECKING:
@@ -32,15 +35,34 @@ def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: Chat
     generation prompt, the beginning of the assistant's turn. Raises DataError for a tokenizer without a template, a
     template that refuses the conversation, or a prompt of zero tokens.
     """
-    if uses_template(prompt, chat):
-        template = Template(tokenizer, chat.options, prompt.tools)
-        written = template.render(turns_of(prompt), where=f"prompt {prompt.id}", add_generation_prompt=True)
-        tokens = encode_bare(written, tokenizer)
-    else:
-        tokens = encode_text(plain_text(prompt), tokenizer)
+    text, by_template = _written(prompt, tokenizer, chat)
+    tokens = encode_bare(text, tokenizer) if by_template else encode_text(text, tokenizer)
     if not tokens:
         raise DataError(f"prompt {prompt.id}: the tokenizer turns it into zero tokens", remedy="remove the row")
     return tokens
+
+
+def encode_prompts(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, chat: ChatFormat = AUTO
+) -> list[Tokens] | None:
+    """Encode each as `encode_prompt` does, in one call of the tokenizer, which takes a fraction of the time. None if
+    one of them cannot be encoded: `encode_prompt` says which and why."""
+    with suppress(DataError), reading("encoding prompts together"):
+        written = [_written(prompt, tokenizer, chat) for prompt in prompts]
+        found: list[Tokens] = []
+        for by_template, some in groupby(written, key=lambda one: one[1]):
+            found += _encode_together([text for text, _ in some], tokenizer, bare=by_template)
+        if all(found):
+            return found
+    return None
+
+
+def _written(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat) -> tuple[str, bool]:
+    """The text of the prompt, and whether the chat template wrote it."""
+    if not uses_template(prompt, chat):
+        return plain_text(prompt), False
+    template = Template(tokenizer, chat.options, prompt.tools)
+    return template.render(turns_of(prompt), where=f"prompt {prompt.id}", add_generation_prompt=True), True
 
 
 def uses_template(prompt: Prompt, chat: ChatFormat) -> bool:
@@ -122,6 +144,16 @@ def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...
     while added > 0 and tokens and tokens[-1] == tokenizer.eos_token_id:
         tokens.pop()
     return tuple(tokens)
+
+
+def _encode_together(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, bare: bool) -> list[Tokens]:
+    """Tokens of each text, as `encode_bare` or `encode_text` gives them."""
+    for text in texts:
+        check_length(text)
+    found = tokenizer(texts, add_special_tokens=not bare, verbose=False)["input_ids"]
+    special = set() if bare else set(tokenizer.all_special_ids)
+    pairs = zip(texts, found, strict=True)
+    return [encode_text(text, tokenizer) if special.intersection(ids[-1:]) else tuple(ids) for text, ids in pairs]
 
 
 def encode_bare(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from burnish.config.domains import DomainSettings, Split
 from burnish.config.schema_data import DataSource, QueryConfig
 from burnish.config.schema_rl import RlFields
-from burnish.data.chat import AUTO, asked_prompt, cut_front, encode_prompt, turns_of, uses_template
+from burnish.data.chat import AUTO, asked_prompt, cut_front, encode_prompt, encode_prompts, turns_of, uses_template
 from burnish.data.conversations import prompt_of, tools_at, without_last_answer
 from burnish.data.loaded_sources import LoadedSource, OverLong, RowSet, Understanding, load_sources, require_rows
 from burnish.data.overlap import Asked
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _ANSWER_CUT = "conversations ended with the assistant's answer, which is not part of the prompt"
 _NOTHING_LEFT = "prompts of which truncation left only the text that the chat template adds after them"
 _COMMON_BEGINNING = "comparisons, where the prompt is what chosen and rejected both begin with"
+_ENCODED_AT_ONCE = 1_000
 
 
 ELSEWHERE = "rows of other domains"
@@ -139,23 +141,26 @@ def _source_prompts(
     kept: _Encoded = []
     skipped: Counter[str] = Counter()
     changed: Counter[str] = Counter()
-    for row_id, row in loaded.rows_with_ids():
-        prompt = _prompt(loaded, row_id, row, changed, chat)
-        if rows is not None:
-            named = rows.with_domain(prompt)
-            if named is None:
-                skipped[ELSEWHERE] += 1
-                continue
-            prompt = named
-        if cuts is not None:
-            cut = _cut_prompt(prompt, cuts, tokenizer, max_prompt_tokens, chat)
-            if cut is None:
-                skipped[_no_query_reason(cuts, max_prompt_tokens)] += 1
-                continue
-            prompt = cut
-        prompt = replace(prompt, tools=(*offered, *prompt.tools)) if offered else prompt
-        with reading_row(row.where):
-            whole = encode_prompt(prompt, tokenizer, chat)
+
+    def asked() -> Iterator[tuple[Row, Prompt]]:
+        """The rows that are of this domain and ask something, with what they ask."""
+        for row_id, row in loaded.rows_with_ids():
+            prompt = _prompt(loaded, row_id, row, changed, chat)
+            if rows is not None:
+                named = rows.with_domain(prompt)
+                if named is None:
+                    skipped[ELSEWHERE] += 1
+                    continue
+                prompt = named
+            if cuts is not None:
+                cut = _cut_prompt(prompt, cuts, tokenizer, max_prompt_tokens, chat)
+                if cut is None:
+                    skipped[_no_query_reason(cuts, max_prompt_tokens)] += 1
+                    continue
+                prompt = cut
+            yield row, replace(prompt, tools=(*offered, *prompt.tools)) if offered else prompt
+
+    for row, prompt, whole in _encoded(asked(), tokenizer, chat):
         tokens: tuple[int, ...] | None = whole
         if max_prompt_tokens is not None and len(whole) > max_prompt_tokens:
             tokens = _shorten(whole, max_prompt_tokens, over_long, row, tokenizer)
@@ -176,6 +181,18 @@ def _source_prompts(
     if rows is not None:
         understanding = replace(understanding, domain=rows.domain)
     return kept, understanding if cuts is None else replace(understanding, query=_cut_description(cuts))
+
+
+def _encoded(
+    asked: Iterator[tuple[Row, Prompt]], tokenizer: PreTrainedTokenizerBase, chat: ChatFormat
+) -> Iterator[tuple[Row, Prompt, tuple[int, ...]]]:
+    """The rows and prompts with their tokens. Only where encoding prompts together fails, they are encoded one by one,
+    so that the error names the row."""
+    while some := list(islice(asked, _ENCODED_AT_ONCE)):
+        tokens = encode_prompts([prompt for _, prompt in some], tokenizer, chat)
+        if tokens is None:
+            tokens = [reading_row(row.where)(encode_prompt)(prompt, tokenizer, chat) for row, prompt in some]
+        yield from ((row, prompt, own) for (row, prompt), own in zip(some, tokens, strict=True))
 
 
 def _cut_prompt(

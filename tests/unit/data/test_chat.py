@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from burnish.data.chat import encode_prompt, encode_response, encode_text
-from burnish.data.template import ChatFormat
+from burnish.data.chat import asked_prompt, encode_prompt, encode_prompts, encode_response, encode_text
+from burnish.data.template import Chat, ChatFormat
 from burnish.errors import DataError
 from burnish.types import Message, Prompt
 
@@ -33,6 +37,21 @@ def test_plain_text_gets_bos_but_never_eos(new_tokenizer) -> None:
             tokenizer = new_tokenizer(bos=bos, eos=eos)
             tokens = encode_text("Q", tokenizer)
             assert tokenizer.decode(tokens) == ("<s>Q" if bos else "Q")
+
+
+WORDS = st.lists(st.sampled_from(["Q", " é", "\n", "<s>", "</s>", "<|im_end|>", "\N{BELL}"]), min_size=1).map("".join)
+TALKS = st.lists(st.builds(Message, st.sampled_from(["system", "user", "assistant"]), WORDS), min_size=1).map(tuple)
+
+
+@settings(max_examples=40)
+@given(asked=st.lists(WORDS | TALKS), bos=st.booleans(), eos=st.booleans(), chat=st.sampled_from(get_args(Chat)))
+def test_prompts_have_the_same_tokens_together_as_alone(
+    new_tokenizer, chatml, asked: list[str | tuple[Message, ...]], bos: bool, eos: bool, chat: Chat
+) -> None:
+    tokenizer = new_tokenizer(bos=bos, eos=eos, template=chatml)
+    prompts = [asked_prompt(f"p:{n}", one) for n, one in enumerate(asked)]
+    alone = [encode_prompt(prompt, tokenizer, ChatFormat(chat)) for prompt in prompts]
+    assert encode_prompts(prompts, tokenizer, ChatFormat(chat)) == alone
 
 
 def test_an_eos_that_the_text_itself_has_stays(new_tokenizer) -> None:
