@@ -16,8 +16,9 @@ from burnish.forward.batch import Batch
 from burnish.models.optimizers import OptimizerSettings
 from burnish.models.policy import LocalPolicy
 from burnish.models.roles import Objective
+from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.objective import LikelihoodObjective
-from burnish.trainers.rl.setup.objective import objectives, resolve_algorithm
+from burnish.trainers.rl.setup.objective import objectives
 
 
 def open_policy(

@@ -18,7 +18,7 @@ from burnish.planning.processes import seats_of
 from burnish.planning.rl import plan_rl
 from burnish.planning.shortages import refuse_impossible, seat_warnings
 from burnish.trainers.cluster import train_rl
-from burnish.trainers.rl.setup.objective import resolve_algorithm
+from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.setup.preflight import check_settings
 
 ENGINE = """

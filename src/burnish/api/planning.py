@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burnish.api.inputs import Inputs, write_inputs
-from burnish.api.preparing import Given, kind_of, next_folder, output_of, prepare
 from burnish.config.kinds import find_kind, load
 from burnish.config.loading import LoadedConfig
 from burnish.config.schema import RunConfig
@@ -22,6 +20,7 @@ from burnish.planning.timing import RunTime
 from burnish.simulation.gantt import seconds_in_words
 
 if TYPE_CHECKING:
+    from burnish.api.preparing import Given
     from burnish.planning.model_facts import ModelFacts, RewardFacts
 
 
@@ -79,6 +78,8 @@ def plan(config: Given, **fields: object) -> RunPlan:
     It writes nothing, loads no weights and downloads nothing. What the run would refuse before loading its model is
     refused here too (BurnishError).
     """
+    from burnish.api.inputs import Inputs, write_inputs
+    from burnish.api.preparing import kind_of, next_folder, output_of, prepare
     from burnish.rewards.in_memory import functions_at_hand
 
     kind = kind_of(config, fields)

@@ -29,6 +29,7 @@ from burnish.forward.router_loss import RouterLoss
 from burnish.kernels.decoding import decode_kernels
 from burnish.kernels.products import product_kernels
 from burnish.machine.allocator import use_large_pages
+from burnish.machine.device import resolve_device
 from burnish.models.folders import (
     check_model_folder,
     check_number_types,
@@ -263,29 +264,6 @@ def _check_router_loss(model: PreTrainedModel, head: Head) -> None:
             remedy="set model.router_aux_coef: 0",
         )
     RouterLoss(model)
-
-
-def resolve_device(name: str) -> torch.device:
-    """`auto` is the first CUDA GPU if there is one, else the CPU. ModelError for a device that does not exist."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    remedy = "use auto, cpu, cuda, cuda:N or mps"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ModelError(f"model.device {name!r} is not a device", remedy=remedy) from error
-    if device.type not in ("cpu", "cuda", "mps") or (device.type != "cuda" and device.index is not None):
-        raise ModelError(f"model.device is {name!r}, which Burnish does not support", remedy=remedy)
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ModelError(
-            "model.device is 'mps', but torch sees no GPU of Apple's", remedy="set model.device to auto or cpu"
-        )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ModelError(
-            f"model.device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices",
-            remedy="set model.device to auto or cpu, or install a CUDA build of torch",
-        )
-    return device
 
 
 def prepare_for_training(model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> None:

@@ -25,8 +25,6 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
     Raises ModelError if there is none or it is of an unknown kind.
     """
-    from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
-
     path = config.tokenizer or config.path
     field = "model.tokenizer" if config.tokenizer else "model.path"
     source = resolve_source(path, field=field)
@@ -34,8 +32,12 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     try:
         with uncollected():
             if kind is not None and _stands_in_its_file(Path(source)):
+                from transformers import PreTrainedTokenizerFast
+
                 tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
             else:
+                from transformers import AutoTokenizer, PreTrainedConfig  # much slower to import
+
                 tokenizer = AutoTokenizer.from_pretrained(
                     source,
                     revision=None if config.tokenizer else config.revision,

@@ -6,10 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from burnish.models.weights import Weights
 from burnish.types import Metric, Rollout, RolloutRequest
+
+if TYPE_CHECKING:
+    from burnish.models.weights import Weights
 
 Requests = Sequence[RolloutRequest]
 OnFinished = Callable[[Sequence[Rollout]], None]

@@ -37,6 +37,7 @@ from burnish.outside.reading import reading
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.trainers.chaining import pinned
 from burnish.trainers.outer_loop import Progress
+from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.batching import build_batch, padded, scored
 from burnish.trainers.rl.collection import penalised, why_left_out
 from burnish.trainers.rl.credit import credit_rows
@@ -44,7 +45,6 @@ from burnish.trainers.rl.credit.by_domain import DomainCredit, Row
 from burnish.trainers.rl.lessons import Lesson, teacher_weights
 from burnish.trainers.rl.setup.domains import Domains, build_domains
 from burnish.trainers.rl.setup.feeds import load_prompt_set
-from burnish.trainers.rl.setup.objective import resolve_algorithm
 from burnish.trainers.rl.setup.parts import open_scorer
 from burnish.trainers.rl.setup.preflight import check_estimator
 from burnish.trainers.rl.setup.teachers import read_lessons

@@ -32,10 +32,11 @@ from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.placement import threads_of
 from burnish.trainers.replay import ReplayedStep, Replayer
 from burnish.trainers.result import WEIGHTS_FOLDER
+from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.batching import epoch_rows
 from burnish.trainers.rl.credit import whiten_minibatch
 from burnish.trainers.rl.loop import ranked, with_gradient, with_left_out, with_selection
-from burnish.trainers.rl.setup.objective import objectives, resolve_algorithm
+from burnish.trainers.rl.setup.objective import objectives
 from burnish.trainers.rl.setup.opened_models import open_model
 from burnish.trainers.rl.setup.roles import build_policy
 from burnish.trainers.run_folder import recorded_paths

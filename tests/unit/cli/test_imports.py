@@ -31,6 +31,7 @@ update: {fixed_seconds: 0.1, divided_seconds: 4}
 SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 16}
 HEAVY = {"torch._dynamo", "torch.distributed.tensor", "sympy", "datasets", "pandas", "pyarrow"}
 LIGHT = {"torch", "transformers", *HEAVY}
+COMPUTING = {*HEAVY, "transformers.models", "burnish.models.loading", "burnish.forward.batch", "burnish.api.inputs"}
 FORBIDDEN = {
     "--help": {*LIGHT, "pydantic", "numpy", "yaml", "burnish.config.schema"},
     "algorithms": {*LIGHT, "numpy", "yaml"},
@@ -40,8 +41,8 @@ FORBIDDEN = {
     "report run": {*LIGHT, "numpy"},
     "table run": {*LIGHT, "numpy", "matplotlib"},
     "sweep run.yaml seed=0,1": LIGHT,
-    "plan run.yaml": HEAVY,  # torch knows how many threads and GPUs a run has, and transformers the tokenizer
-    "plan run.yaml --on 8xH100-80GB": HEAVY,
+    "plan run.yaml": COMPUTING,  # torch knows how many threads and GPUs a run has, and transformers the tokenizer
+    "plan run.yaml --on 8xH100-80GB": COMPUTING,
     "plan run.yaml --simulate --numbers numbers.yaml --devices 1": LIGHT,
 }
 """Command -> modules."""

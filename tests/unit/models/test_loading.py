@@ -10,9 +10,10 @@ from transformers import AutoTokenizer
 
 from burnish.config.schema_data import ModelConfig
 from burnish.errors import ModelError
+from burnish.machine.device import resolve_device
 from burnish.models import loading
 from burnish.models.characters import character_tokenizer, tiny_llama
-from burnish.models.loading import align_weights, load_model, resolve_device
+from burnish.models.loading import align_weights, load_model
 from burnish.models.tokenizers import chat_template_for, choose_pad_token_id, eos_token_ids, load_tokenizer
 from burnish.models.weight_checks import check_declared_sizes, check_quantization
 from burnish.planning.model_facts import facts_of

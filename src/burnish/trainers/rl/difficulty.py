@@ -12,7 +12,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from burnish.checkpointing.chaining import is_run
 from burnish.checkpointing.run import RunDirectory
@@ -22,8 +22,10 @@ from burnish.errors import ConfigError
 from burnish.observability.recorder import recorded_files, recorded_rollout
 from burnish.outside.reading import reading
 from burnish.rewards.success import Success
-from burnish.trainers.outer_loop import Progress
 from burnish.types import Rollout, RolloutGroup
+
+if TYPE_CHECKING:
+    from burnish.trainers.outer_loop import Progress
 
 Key = tuple[str, str]
 """Domain and prompt id."""

@@ -14,9 +14,9 @@ from burnish.config import names
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.errors import ConfigError
 from burnish.forward.batch import Batch
+from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.batching import BatchRewards
 from burnish.trainers.rl.credit import assign_advantages, whiten_minibatch
-from burnish.trainers.rl.setup.objective import resolve_algorithm
 from burnish.trainers.rl.setup.preflight import check_estimator
 
 

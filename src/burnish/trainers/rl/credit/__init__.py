@@ -19,18 +19,12 @@ from burnish.errors import ConfigError
 from burnish.forward.batch import Batch, present
 from burnish.forward.scoring import response_mask
 from burnish.outside.plugins import calling_outside, is_outside
+from burnish.trainers.rl.algorithm import estimator_numbers
 from burnish.trainers.rl.batching import BatchRewards, build_rewards, with_states
 from burnish.trainers.rl.credit.by_domain import DomainCredit, Row
 from burnish.trainers.rl.credit.user_functions import checked_advantages
 from burnish.trainers.telemetry.moments import describe_advantages, describe_values
 from burnish.types import Metric, Reduction
-
-
-def estimator_numbers(estimator: Estimator, algorithm: AlgorithmConfig) -> dict[str, object]:
-    """Keyword numbers of the estimator: the fields of the run file that it takes, then `estimator_options`."""
-    shared = {"gamma": algorithm.gamma, "lam": algorithm.lam, "allow_single": True}
-    known = {name: value for name, value in shared.items() if name in estimator.option_names}
-    return known | algorithm.estimator_options
 
 
 def assign_advantages(
@@ -116,12 +110,6 @@ def whiten_minibatch(
         minibatch = minibatch.replace(token_rewards=rewards_BT, advantages=advantages_BT, returns=returns_BT)
     minibatch, advantage_metrics = _shape(minibatch, algorithm)
     return minibatch, metrics | advantage_metrics | describe_values(minibatch)
-
-
-def reads_responses_alone(estimator: Estimator) -> bool:
-    """Return whether the advantages of a response depend only on its own token rewards and values."""
-    own = {"token_rewards_BT", "values_BT", "mask_BT", "turn_index_BT"}
-    return estimator.token_level and set(estimator.inputs) <= own
 
 
 def _shape(batch: Batch, algorithm: AlgorithmConfig) -> tuple[Batch, dict[str, Metric]]:

@@ -14,13 +14,12 @@ from burnish.data.overlap import Asked
 from burnish.data.prompts import PromptSet
 from burnish.data.shares import Shares
 from burnish.data.template import ChatFormat
-from burnish.errors import ConfigError
 from burnish.models.loading import LoadedModel
 from burnish.rewards.scorer import ProcessRewardScorer
-from burnish.rewards.success import success_of_domain, why_not_measured
+from burnish.rewards.success import success_of_domain
 from burnish.rollouts.engine import Sampling
 from burnish.trainers.outer_loop import Progress
-from burnish.trainers.rl.difficulty import Filter, PassRates, recorded_files_of, recorded_outcomes
+from burnish.trainers.rl.difficulty import Filter, PassRates, recorded_outcomes
 from burnish.trainers.rl.setup.conversations import Conversations
 from burnish.trainers.rl.setup.feeds import load_prompt_set
 from burnish.types import Prompt, RolloutGroup
@@ -92,21 +91,6 @@ def prompts_of(sets: Mapping[str, PromptSet]) -> list[Prompt]:
 
 def asked_by(sets: Mapping[str, PromptSet]) -> list[Asked]:
     return [asked for prompts in sets.values() for asked in prompts.asked()]
-
-
-def check_difficulty(settings: Sequence[DomainSettings], answer_labels: Sequence[str], *, begins: bool) -> None:
-    """Raise ConfigError for a trained domain that needs to know when a response is solved and has nothing to tell it,
-    and for a missing run in `difficulty.recorded`. `begins`: a resumed run does not read it."""
-    for domain in (domain for domain in settings if domain.is_trained):
-        asking = domain.asks_what_is_solved
-        if asking and success_of_domain(domain, answer_labels) is None:
-            raise ConfigError(
-                f"domains.{domain.name}.{asking[0]} is set, but nothing says when a response is solved: "
-                f"{why_not_measured(domain.evaluation)}",
-                remedy=f"set domains.{domain.name}.evaluation.success to the reward that decides",
-            )
-        if begins and domain.difficulty is not None and domain.difficulty.recorded is not None:
-            recorded_files_of(domain.difficulty.recorded, f"domains.{domain.name}.difficulty.recorded")
 
 
 def build_domains(

@@ -1,46 +1,25 @@
-"""From a run file to its algorithm: estimator, loss, and what an optimizer step of the policy minimises."""
+"""From a run file to what an optimizer step of the policy minimises."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
-from burnish.algorithms.advantages import Estimator, resolve_estimator
+from burnish.algorithms.advantages import resolve_estimator
 from burnish.algorithms.mismatch import correction_weights
-from burnish.algorithms.policy_losses import PolicyLossSpec, resolve_policy_loss
+from burnish.algorithms.policy_losses import PolicyLossSpec
 from burnish.config.schema import AlgorithmConfig, RlConfig
 from burnish.forward.batch import Batch, TokenScores
 from burnish.models.roles import Denominators, Objective, ObjectiveValue
 from burnish.outside.plugins import is_outside
-from burnish.trainers.rl.credit import estimator_numbers
+from burnish.trainers.rl.algorithm import AlgorithmParts, resolve_algorithm
 from burnish.trainers.rl.credit.user_functions import CheckedLoss
 from burnish.trainers.rl.objective import ActorCriticObjective, PolicyObjective, TeacherObjective
 from burnish.trainers.rl.setup.critic import with_value_loss
-
-
-class AlgorithmParts(NamedTuple):
-    """The functions behind `algorithm` in a run file. `loss_numbers` are keyword arguments of the loss."""
-
-    estimator: Estimator
-    loss: PolicyLossSpec
-    loss_numbers: dict[str, Any]
-
-
-def resolve_algorithm(algorithm: AlgorithmConfig) -> AlgorithmParts:
-    """Find the functions by their names. ConfigError for an unknown name or option, and a number out of its range."""
-    estimator = resolve_estimator(algorithm.estimator)
-    estimator.check_options(estimator_numbers(estimator, algorithm))
-    loss = resolve_policy_loss(algorithm.loss)
-    clips = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
-    numbers = {name: value for name, value in clips.items() if name in loss.option_names and value is not None}
-    numbers |= algorithm.loss_options
-    loss.check_options(numbers)
-    loss.check_numbers(numbers)
-    return AlgorithmParts(estimator, loss, numbers)
 
 
 def objectives(config: RlConfig, parts: AlgorithmParts) -> Callable[[float], Objective]:

@@ -26,6 +26,7 @@ from burnish.rollouts.outages import Patience
 from burnish.trainers.chaining import pinned
 from burnish.trainers.microbatch import settle_microbatch
 from burnish.trainers.outer_loop import Progress, restore
+from burnish.trainers.rl.algorithm import resolve_algorithm
 from burnish.trainers.rl.collection import Collector, Overlaps
 from burnish.trainers.rl.credit.by_domain import DomainCredit
 from burnish.trainers.rl.evaluation import build_evaluator
@@ -33,10 +34,10 @@ from burnish.trainers.rl.lessons import Lessons
 from burnish.trainers.rl.loop import RlRun
 from burnish.trainers.rl.setup.conversations import open_conversations
 from burnish.trainers.rl.setup.critic import build_value_objective
-from burnish.trainers.rl.setup.domains import asked_by, build_domains, check_difficulty, load_domains, prompts_of
-from burnish.trainers.rl.setup.objective import objectives, resolve_algorithm
+from burnish.trainers.rl.setup.domains import asked_by, build_domains, load_domains, prompts_of
+from burnish.trainers.rl.setup.objective import objectives
 from burnish.trainers.rl.setup.opened_models import OpenPlayers, longest_text, open_model, open_outline, open_players
-from burnish.trainers.rl.setup.preflight import check_settings, precision_lines, timing_lines
+from burnish.trainers.rl.setup.preflight import check_difficulty, check_settings, precision_lines, timing_lines
 from burnish.trainers.rl.setup.teachers import check_teacher_prompts, check_teachers, read_lessons
 from burnish.trainers.rl.supply import Supply, SupplyAhead
 from burnish.trainers.rl.supply.threaded import AsideEngine, SupplyAside, SupplyPartial

@@ -1,4 +1,7 @@
-"""Checks of `burnish rl` before it loads a model. `burnish plan` makes the same ones, so it never promises more."""
+"""Checks of `burnish rl` before it loads a model. `burnish plan` makes the same ones, so it never promises more.
+
+What only runs with teachers or reward models need is imported for them, because it imports everything that computes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from burnish.checkpointing.run import RunDirectory
 from burnish.checkpointing.sources import path_of, read_places
 from burnish.checkpointing.store import CheckpointStore
 from burnish.config.checks_rl import check_engine
-from burnish.config.domains import Split, domain_settings, sources_of, used_domains
+from burnish.config.domains import DomainSettings, Split, domain_settings, sources_of, used_domains
 from burnish.config.engines import FALLBACK
 from burnish.config.names import MODEL_REWARD
 from burnish.config.problems import named, raise_problems
@@ -25,8 +28,8 @@ from burnish.data.overlap import Asked, find_overlap
 from burnish.data.prompts import DomainRows, PromptSet, check_bound_rewards, read_prompts
 from burnish.data.sources import needs_download
 from burnish.errors import CheckpointError, ConfigError, ModelError
+from burnish.machine.device import resolve_device
 from burnish.models.folders import check_model_folder, resolve_source
-from burnish.models.loading import resolve_device
 from burnish.models.tokenizers import load_tokenizer
 from burnish.models.weight_checks import check_token_ids
 from burnish.observability.sinks import find_sinks
@@ -35,16 +38,13 @@ from burnish.planning.model_facts import ModelFacts
 from burnish.planning.plan import Preview
 from burnish.planning.rl import teacher_facts
 from burnish.rewards.loading import RewardSpec
-from burnish.rewards.model_reward import check_model_reward
 from burnish.rewards.scorer import ProcessRewardScorer
 from burnish.rewards.specs import spec_of
-from burnish.rewards.success import success_of_domain
+from burnish.rewards.success import success_of_domain, why_not_measured
 from burnish.rollouts.registry import can_stop
-from burnish.trainers.rl.credit import reads_responses_alone
-from burnish.trainers.rl.setup.domains import check_difficulty
+from burnish.trainers.rl.algorithm import AlgorithmParts, reads_responses_alone, resolve_algorithm
+from burnish.trainers.rl.difficulty import recorded_files_of
 from burnish.trainers.rl.setup.feeds import load_prompt_set
-from burnish.trainers.rl.setup.objective import AlgorithmParts, resolve_algorithm
-from burnish.trainers.rl.setup.teachers import check_contexts, check_teacher_prompts, check_vocabulary, teacher_model
 from burnish.types import Prompt
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ def preview(config: RlConfig, facts: ModelFacts | None) -> Preview:
     check_settings(config, resolve_algorithm(config.algorithm))
     check_model_source(config.model)
     tokenizer = local_tokenizer(config)
-    _check_teachers(config, tokenizer)
+    if config.named_teachers:
+        _check_teachers(config, tokenizer)
     train, heldout = _local_splits(config, tokenizer, facts)
     prompts = [[prompt for some in found for prompt in _prompts_of(some)] for found in (train, heldout)]
     _check_rewards(config, prompts)
@@ -180,6 +181,10 @@ def _local_splits(
     """Prompts of both splits (`local_prompts`), tried on the teachers' templates and contexts."""
     context = None if facts is None else facts.context_tokens
     train, heldout = (local_prompts(config, split, tokenizer, context) for split in SPLITS)
+    if not config.named_teachers:
+        return train, heldout
+    from burnish.trainers.rl.setup.teachers import check_contexts, check_teacher_prompts
+
     contexts: dict[str, int | None] = dict.fromkeys(config.teacher_paths)
     if facts is not None:
         known = zip(config.teacher_paths, teacher_facts(config, facts), strict=True)
@@ -309,6 +314,8 @@ def check_model_source(model: ModelConfig, *, field: str = "model.path") -> None
 
 def _check_teachers(config: RlConfig, ours: PreTrainedTokenizerBase | None) -> None:
     """Check the folder of each teacher, and its vocabulary where neither has to be downloaded."""
+    from burnish.trainers.rl.setup.teachers import check_vocabulary, teacher_model
+
     for field, teacher in config.named_teachers.items():
         if teacher.path == OWN_POLICY:
             continue
@@ -355,6 +362,8 @@ def _check_rewards(config: RlConfig, prompt_sets: Sequence[Sequence[Prompt]]) ->
     functions = [reward for reward in config.all_rewards if not reward.name.startswith(MODEL_REWARD)]
     for reward in config.all_rewards:
         if reward not in functions:
+            from burnish.rewards.model_reward import check_model_reward
+
             check_model_reward(RewardSpec(reward.name, reward.label or "model", reward.options))
     settings, begins = domain_settings(config), not CheckpointStore(Path(config.output)).steps()
     if not functions:
@@ -366,6 +375,21 @@ def _check_rewards(config: RlConfig, prompt_sets: Sequence[Sequence[Prompt]]) ->
             success_of_domain(domain, scorer.answer_labels)
         check_difficulty(settings, scorer.answer_labels, begins=begins)
     return None
+
+
+def check_difficulty(settings: Sequence[DomainSettings], answer_labels: Sequence[str], *, begins: bool) -> None:
+    """Raise ConfigError for a trained domain that needs to know when a response is solved and has nothing to tell it,
+    and for a missing run in `difficulty.recorded`. `begins`: a resumed run does not read it."""
+    for domain in (domain for domain in settings if domain.is_trained):
+        asking = domain.asks_what_is_solved
+        if asking and success_of_domain(domain, answer_labels) is None:
+            raise ConfigError(
+                f"domains.{domain.name}.{asking[0]} is set, but nothing says when a response is solved: "
+                f"{why_not_measured(domain.evaluation)}",
+                remedy=f"set domains.{domain.name}.evaluation.success to the reward that decides",
+            )
+        if begins and domain.difficulty is not None and domain.difficulty.recorded is not None:
+            recorded_files_of(domain.difficulty.recorded, f"domains.{domain.name}.difficulty.recorded")
 
 
 def notes_on(config: RunConfig) -> list[str]:
