@@ -1,6 +1,6 @@
 """Rewards: plain functions with named parameters, run in killable processes. No torch, because workers import this.
 
-`burnish.rewards.exact()`, `burnish.rewards.length(maximum=64)` and so on write a built-in reward down in Python.
+`burnish.rewards.exact()`, `burnish.rewards.length(maximum=64)` and so on configure a built-in reward in Python.
 """
 
 from burnish.rewards.constructors import (

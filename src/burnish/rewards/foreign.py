@@ -22,7 +22,7 @@ from burnish.types import Score
 @dataclass(frozen=True, slots=True)
 class System:
     """Calling convention of another system. marks: parameters that all of its rewards have. row_values: our row values
-    that such a reward needs. provided: parameters that the system itself supplies."""
+    that its rewards need. provided: parameters that the system itself supplies."""
 
     name: str
     marks: frozenset[str]

@@ -1,6 +1,6 @@
 """The reward `model:PATH`: a trained reward model that scores a whole step in micro-batches, on a chosen device.
 
-It runs in the training process, or in one of its own (`cluster.own_process`), not in a worker: it holds weights, cannot
+It runs in the training process, or in a separate one (`cluster.own_process`), not in a worker: it holds weights, cannot
 hang like user code, and needs the policy's token ids. This module loads torch, so it is only imported if a run has such
 a reward.
 """
@@ -99,7 +99,7 @@ class ModelReward:
                 f"reward {self.spec.label!r}: its reward model could not score {len(pairs)} responses: "
                 f"{describe_failure(error)}",
                 remedy="if memory ran out, lower its option tokens_per_microbatch, or give it another device or a "
-                "process of its own (cluster.own_process: [reward_model])",
+                "process to itself (cluster.own_process: [reward_model])",
             ) from error
 
     def _read(self, prompt: Prompt, rollout: Rollout) -> PromptResponse | Outcome:

@@ -188,7 +188,7 @@ class WorkerPool:
         return queue.take_joined(min(share, self._room(queue.reward), MAX_CONCURRENT))
 
     def _num_tasks(self, queue: TaskQueue) -> int:
-        """Into how many tasks, for a worker each, what waits may be divided now."""
+        """Count the tasks, one per worker, that the waiting responses may be divided into now."""
         tasks = queue.responses if self._awaits(queue.reward) else len(queue)
         return min(tasks, self._room(queue.reward))
 
@@ -230,7 +230,7 @@ class WorkerPool:
             worker.process.flush()
             self._drain(worker)
         now = time.monotonic()
-        for worker in list(self._workers):  # a copy, because workers are removed on the way
+        for worker in list(self._workers):  # a copy, because workers are removed meanwhile
             if worker.deadline is not None and now > worker.deadline:
                 self._drain(worker)  # an answer that arrived in time still counts
                 if worker in self._workers and worker.deadline is not None and now > worker.deadline:

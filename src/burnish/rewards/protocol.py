@@ -31,7 +31,7 @@ class RewardScorer(Protocol):
 
 
 class ScoringModels(Protocol):
-    """The reward models of a run (`model:PATH`), in this process or in one of their own."""
+    """The reward models of a run (`model:PATH`), in this process or in a separate one."""
 
     def begin(self, label: str, items: Sequence[tuple[Prompt, Rollout]]) -> Callable[[], list[Outcome]]:
         """Start scoring the responses with the model of the reward of this label. The returned function waits for the

@@ -77,7 +77,7 @@ BUILT_INS: dict[str, BuiltIn] = {
     ),
     "length": BuiltIn(
         f"{_HERE}.text:Length",
-        "closeness to a target length (1 at it, 0 at zero or twice of it), or 1 up to a maximum, else 0",
+        "closeness to a target length (1 at the target, 0 at zero or twice the target), or 1 up to a maximum, else 0",
         runs="inline",
     ),
     "overlong": BuiltIn(

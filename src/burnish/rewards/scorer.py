@@ -43,8 +43,8 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
     User code and built-ins that could hang run in killable worker processes. Cheap built-ins and reward models
     (`model:PATH`) run in this process, except with `models_elsewhere`: then `ask_models` says where the models are,
     before anything is scored. Judges are asked from a thread of this process; `open_model` loads judges that are models
-    of this process, and without it they are only checked. `sandbox` is where programs run, for rewards that do not say
-    it in their options. `say` is told what a user should know and no metric shows. Rewards are loaded in the
+    of this process, and without it they are only checked. `sandbox` is where programs run, unless a reward's options
+    name another place. `say` is told what a user should know but no metric shows. Rewards are loaded in the
     constructor, so a wrong name or option raises RewardError or ConfigError before anything is sampled, and so does a
     parameter that `columns` does not provide.
     """
@@ -82,7 +82,7 @@ class ProcessRewardScorer(AbstractContextManager["ProcessRewardScorer"]):
         ]
         for signature in (reward.signature for reward in self._rewards):
             if signature.system and say is not None:
-                say(f"reward {signature.label!r} has the parameters of {signature.system}, and is called as there")
+                say(f"reward {signature.label!r} is called as in {signature.system}, whose parameters it has")
         self._in_workers = WorkerRewards([one for one in self._rewards if one.spec.runs_in_worker], self._pool)
         self._caller = RewardCaller()
         self._asking_for_answers: set[str] = set()  # labels
@@ -331,7 +331,7 @@ def check_failures(items: Sequence[Item], scored: Sequence[Rollout], most: float
     reason, _, traceback = first.status_detail.partition("\n")
     fix = f"fix the reward{' (--debug shows the whole traceback)' if traceback else ''}"
     if lost:
-        fix = "mend or restart the environment, then give the same command again, which goes on"
+        fix = "fix or restart the environment, then give the same command again to continue"
     raise (OutageError if lost else RewardError)(
         f"{len(failed)} of {len(ends)} responses could not be scored (by domain: {counts}), more than"
         f" scoring.max_failure_fraction {most:g} allows."

@@ -108,7 +108,7 @@ def success_of(
         judged = full_marks(rewards, answer_labels)
         if judged is None and least is not None and not shared:
             raise ConfigError(
-                f"{path('success_score')} is {least:g}, but no reward compares with the answer, to reach it",
+                f"{path('success_score')} is {least:g}, but no reward compares with the answer and could reach it",
                 remedy=f"set {path('success')} to the reward that decides, or remove it",
             )
         if judged is None or least is None:

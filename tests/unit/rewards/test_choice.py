@@ -152,8 +152,8 @@ def test_rows_without_options_or_answer_have_no_score() -> None:
     ("columns", "answer", "why"),
     [
         ({"choices": ["x", "y"]}, 2, "2 is not a position among the 2 options"),
-        ({"choices": ["x", "y"]}, "z", "no label is, and no option reads so; the labels are A, B"),
-        ({"choices": ["x", "x"]}, "x", "several options read so"),
+        ({"choices": ["x", "y"]}, "z", "no option has this label or text; the labels are A, B"),
+        ({"choices": ["x", "x"]}, "x", "several options have this text"),
         ({"choices": ["x"]}, 0, "needs two or more options"),
         ({"choices": {"text": ["x", "y"], "label": ["A"]}}, "A", "each with its own label"),
         ({"options": "[1"}, "A", "column 'options' is not valid JSON"),

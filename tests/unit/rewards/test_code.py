@@ -74,7 +74,7 @@ def test_layouts_are_recognised() -> None:
         ({"input_output": "{"}, "column 'input_output' is not valid JSON"),
         ({"input_output": {"inputs": ["1"], "outputs": []}}, "as many outputs as inputs"),
         ({"private_test_cases": "eJxrYJ0"}, "column 'private_test_cases' is not valid JSON"),
-        ({"test_cases": [{"name": "x"}]}, "an object has name, and neither"),
+        ({"test_cases": [{"name": "x"}]}, "an object has name, but neither"),
         ({"test_cases": {"a": 1}}, "must be a list of objects"),
         ({"test_list": [1]}, "test_list must be a text or a list of texts"),
     ],

@@ -54,7 +54,7 @@ def test_is_called_as_in_its_own_system(
 ) -> None:
     lines: list[str] = []
     assert [r.reward for r in make_scorer(f"{file}:{name}", say=lines.append).score(items)] == rewards
-    assert lines == [f"reward '{name}' has the parameters of {system}, and is called as there"]
+    assert lines == [f"reward '{name}' is called as in {system}, whose parameters it has"]
 
 
 def test_further_parameters_are_options(file: Path, items: Any, make_scorer: Any) -> None:

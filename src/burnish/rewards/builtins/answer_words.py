@@ -1,7 +1,7 @@
-"""Words with which a response states its answer, and with which it denies it, bounds it or leaves it open.
+"""Words that state an answer in a response, or deny it, bound it or leave it open.
 
-Arabic, Chinese, English, French, German, Hindi, Italian, Japanese, Korean, Portuguese, Russian, Spanish, Turkish and
-Vietnamese. The text between two commas is a phrase, which may hold a pattern.
+In Arabic, Chinese, English, French, German, Hindi, Italian, Japanese, Korean, Portuguese, Russian, Spanish, Turkish and
+Vietnamese; a few are Dutch, Indonesian or Thai. Each text between commas is a phrase, which may hold a pattern.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def any_of(phrases: str) -> str:
 
 
 def pattern(phrases: str, behind: str = "") -> re.Pattern[str]:
-    """Any of the phrases, and what else the pattern has behind them."""
+    """Compile a pattern for any of the phrases, followed by the pattern `behind`."""
     return re.compile(f"(?:{any_of(phrases)}){behind}", re.IGNORECASE)
 
 

@@ -78,7 +78,8 @@ class Choice:
 
 
 def stated_option(response: str, question: Question) -> int | None:
-    """Position of the option that the response states last, after its thoughts; None for none, or for several at once.
+    """Position of the option that the response states last, after its thoughts; None if it states none, or several at
+    once.
 
     A statement is `answer is ...`, `I choose ...`, `B is correct`, `####`, `\\boxed{}` or `<answer>`. In a response
     without any, it is a last line that holds nothing but an option.
@@ -170,7 +171,7 @@ class _Reader:
 
     def _positions(self, name: str) -> set[int]:
         """Find the option with this label, else the options with this text: exactly, or else regardless of case. Empty
-        for letters that regular expressions take for equal and Unicode's case folding does not: `Parıs`."""
+        if the letters are equal only to regular expressions, not in Unicode's case folding: `Parıs`."""
         labels, texts = self._question.labels, self._question.texts
         if name in labels:
             return {labels.index(name)}

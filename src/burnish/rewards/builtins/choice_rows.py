@@ -93,6 +93,6 @@ def _position(answer: Any, labels: tuple[str, ...], texts: tuple[str, ...]) -> i
         return labels.index(bare[1].upper())
     found = [index for index, option in enumerate(texts) if option == text]
     if len(found) != 1:
-        many = "several options read" if found else "no label is, and no option reads"
-        raise NoScoreError(f"the answer is {text!r:.200}, but {many} so; the labels are {', '.join(labels)}")
+        many = "several options have this text" if found else "no option has this label or text"
+        raise NoScoreError(f"the answer is {text!r:.200}, but {many}; the labels are {', '.join(labels)}")
     return found[0]

@@ -1,4 +1,4 @@
-"""Programs of the model against the tests of their row, in the sandbox."""
+"""Run the model's programs against the tests of their rows, in the sandbox."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Code:
         try:
             verdict = self._sandbox.run(self._job(task, program(response, task)))
         except SandboxError as error:
-            raise NoScoreError(str(error)) from error  # of this response alone: the run goes on, and counts it
+            raise NoScoreError(str(error)) from error  # only this response fails: the run counts it and goes on
         value = verdict.fraction if self._fraction else float(verdict.status == "passed")
         return Score(value, {"shared": float(verdict.grade == "shared")}) if self._names_grade else value
 
@@ -102,9 +102,9 @@ def _open(tier: str, url: str | None, token_variable: str | None, grade: Grade, 
 
 def program(response: str, task: CodeTask) -> str:
     """Extract the program of a response, after its thoughts: its last block marked as Python that defines what the
-    tests call, else its last such block, else the same of blocks that are not marked, else the whole response. Code
-    that does not define it continues the row's beginning of a program: as it is written or, if that does not compile,
-    indented as the body of the last function there."""
+    tests call, else its last such block, else the same among unmarked blocks, else the whole response. Code that does
+    not define it continues the row's beginning of a program: as it is written or, if that does not compile, indented as
+    the body of the last function there."""
     text = after_thoughts(response)
     blocks = blocks_in(text, _PYTHON)
     defining = [block for block in blocks if task.is_defined_in(dedent(block))]

@@ -155,8 +155,8 @@ def _first_whole(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _whole_keys(value: Any) -> Any:
-    """Turn keys of a dictionary back into whole numbers, which JSON made texts. APPS does so for the first argument,
-    the result, and the first element of a result."""
+    """Turn the keys of a dictionary, which JSON made texts, back into whole numbers. APPS does so for the first
+    argument, the result, and the first element of a result."""
     try:
         return {int(key): one for key, one in value.items()} if isinstance(value, dict) else value
     except ValueError:
@@ -209,7 +209,7 @@ def _listed(rows: Any, column: str) -> CodeTask:
         expected = next((row[name] for name in ("expected_stdout", "expected_output", "output") if name in row), None)
         if given is None or expected is None:
             raise NoScoreError(
-                f"{column}: an object has {', '.join(row)}, and neither assert_code nor input and output"
+                f"{column}: an object has {', '.join(row)}, but neither assert_code nor input and output"
             )
         pairs.append((_text(given), _text(expected)))
     return CodeTask(lambda code: ProgramTests(code, tuple(pairs)))

@@ -25,8 +25,8 @@ _SAID = 500
 
 class Command:
     """The verdict of a program on a response: 1 if it exits with status 0, 0 with one of `wrong` (by default 1). With
-    `score: stdout` its last line of standard output is the score, at most 1, and its status must be 0. Any other end
-    is an error and no score: another status, a signal, no number.
+    `score: stdout` its last line of standard output is the score, at most 1, and its status must be 0. Any other end is
+    an error without a score: another status, a signal, no number.
 
     argv: the program and its arguments, run without a shell. It gets the response as standard input, or in a file whose
     path replaces `{file}`. `{row}` is the path of a JSON file with `response`, `answer`, `prompt` and `columns`,

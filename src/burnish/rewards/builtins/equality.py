@@ -61,7 +61,7 @@ class Equation:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """`left < right` or `left <= right` in a chain that is no interval."""
+    """`left < right` or `left <= right` in a chain that is not an interval."""
 
     sides: tuple[Value, ...]
     signs: tuple[str, ...]
@@ -69,7 +69,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Values of which the order does not count: `1, 2`, `{1, 2}` (braces), `1 or 2`, a union of intervals (union)."""
+    """Values whose order does not count: `1, 2`, `{1, 2}` (braces), `1 or 2`, a union of intervals (union)."""
 
     values: tuple[Value, ...]
     kind: str
@@ -98,12 +98,12 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """`3:2`, which is not reduced; `17:00` may also be a time of the day."""
+    """`3:2`, which is not reduced; `17:00` may also be a time of day."""
 
     parts: tuple[str, ...]
 
     def as_clock(self) -> Clock | None:
-        """The time of the day in hours and minutes; None if it is none."""
+        """The time of day in hours and minutes; None if it is not one."""
         hour, minute = (*self.parts, "", "")[:2]
         if len(self.parts) != 2 or len(minute) != 2 or int(hour) > 23 or int(minute) > 59:
             return None
@@ -188,7 +188,7 @@ def _in_digits(text: str) -> str:
 
 
 def _short(text: str) -> Clock | Ratio | None:
-    """A time of the day or a ratio; None for anything else."""
+    """A time of day or a ratio; None for anything else."""
     clock = _CLOCK.match(text)
     if clock is not None:
         return Clock(int(clock[1]) % 12 * 60 + int(clock[2] or 0), clock[3].lower())
@@ -411,7 +411,7 @@ def _split(text: str, separator: re.Pattern[str]) -> list[str]:
 
 
 def _is_thousands(text: str, comma: int) -> bool:
-    """Return whether a comma stands in `1,000`, with no space behind it and groups of three digits."""
+    """Return whether a comma separates thousands, as in `1,000`: no space behind it, and groups of three digits."""
     if text[comma] != ",":
         return False
     before = re.search(r"(?<![\d.,])\d{1,3}(?:,\d{3})*$", text[:comma])
@@ -508,7 +508,7 @@ def _all_same(gold: Sequence[Value], answer: Sequence[Value]) -> bool:
 
 
 def _same_ratio(fraction: Quantity, ratio: Ratio) -> bool:
-    """Return whether a fraction is a ratio in lowest terms, which may not be a time of the day."""
+    """Return whether a fraction is a ratio in lowest terms, and not a time of day."""
     if len(ratio.parts) != 2 or ratio.as_clock() is not None or fraction.unit or fraction.expression.rounded:
         return False
     top, bottom = map(int, ratio.parts)

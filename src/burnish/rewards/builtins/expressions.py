@@ -68,7 +68,7 @@ def same(gold: Expression, other: Expression) -> bool:
         except (ArithmeticError, ValueError):
             continue
         if names and not imaginary and not _is_real(expected):
-            continue  # a root of a negative number: outside of where the letters live
+            continue  # a root of a negative number: outside the domain of the letters
         try:
             found = other.evaluate(values)
         except (ArithmeticError, ValueError):
@@ -96,8 +96,8 @@ def proportional(first: Expression, second: Expression) -> bool:
 
 
 def close(gold: Number, other: Number, *, rounded: bool) -> bool:
-    """Equality of two values: exact for fractions; with 40 digits for others; to six digits if one is a decimal for
-    what no decimal is equal to."""
+    """Equality of two values: exact for fractions; with 40 digits for others; to six digits if one is a decimal and the
+    other equals no decimal."""
     if isinstance(gold, Fraction) and isinstance(other, Fraction):
         if gold == other:
             return True
@@ -310,7 +310,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|"}
 
 
 def read_expression(text: str) -> Expression:
-    """The formula in a tidy text (`burnish.rewards.builtins.typography`). UnreadableError if it is none."""
+    """The formula in a tidy text (`burnish.rewards.builtins.typography`). UnreadableError if it is not one."""
     return _Reader(text).read()
 
 
@@ -551,7 +551,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise UnreadableError(f"{text[position : position + 10]!r} is no part of a formula")
+            raise UnreadableError(f"{text[position : position + 10]!r} is not part of a formula")
         kind = match.lastgroup or ""
         if kind in ("number", "exponent"):
             kind, sign = "number", match["number"] + (match["exponent"] or "")
@@ -589,7 +589,7 @@ def _constant(node: Node) -> Number:
 
 
 def _application(name: str, base: Node | None, power: Node | None, argument: Node) -> Node:
-    """A function, or a power of it; `base` is that of a logarithm."""
+    """A function, or a power of it; `base` is the base of a logarithm."""
     inverse = _INVERSES.get(name) if power is not None and _constant(power) == -1 else None
     if inverse is not None:  # the inverse function is written like a power of -1
         return _unary(inverse, argument)
@@ -608,7 +608,7 @@ def _unary(function: Callable[[Number], Number], argument: Node) -> Node:
 
 
 def _folded(operation: Callable[[Number, Number], Number], nodes: Sequence[Node]) -> Node:
-    """One after the other, without a call in a call for each."""
+    """Apply the operation to all nodes from left to right, in one call rather than nested ones."""
     if len(nodes) == 1:
         return nodes[0]
     return lambda values: functools.reduce(operation, (node(values) for node in nodes))

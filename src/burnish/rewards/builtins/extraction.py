@@ -2,8 +2,8 @@
 
 Places are tried in this order: the last `\\boxed{}`, the last `####`, the last sentence such as "the answer is ...",
 the whole response if it is only an answer, the last formula or number. The first place that says anything decides,
-right or wrong, so that a response cannot hedge with several answers. A sentence that denies, bounds or leaves open what
-the answer is has none.
+right or wrong, so that a response cannot hedge with several answers. A sentence that denies or bounds the answer, or
+leaves it open, states none.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def _values(text: str, limit: int) -> tuple[str, int]:
 
 
 def _sentence(rest: str) -> str:
-    """Up to the end of the sentence, which is not inside of a formula."""
+    """The text up to the end of its sentence, which is never inside a formula."""
     position = 0
     while True:
         end = _SENTENCE_END.search(rest, position)
@@ -384,8 +384,8 @@ def last(text: str) -> Statement | None:
 
 
 def _telling(text: str) -> re.Match[str] | None:
-    """Find the number that a text ends with, or what somebody has in front of it: `has $18 left after buying 3 books`.
-    None without any number."""
+    """Find the number that a text ends with, or the one before it if the text says what is left: `has $18 left after
+    buying 3 books`. None without any number."""
     numbers = list(_NUMBER_IN_TEXT.finditer(text))
     if len(numbers) < 2:
         return numbers[0] if numbers else None

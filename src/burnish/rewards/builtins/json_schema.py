@@ -29,7 +29,7 @@ class JsonSchema:
 
     def __init__(
         self,
-        schema: Annotated[Any, "for rows without one of their own: an object, or JSON text"] = None,
+        schema: Annotated[Any, "for rows without their own: an object, or JSON text"] = None,
         column: Annotated[str | None, "the column with the schema (default json_schema, else schema)"] = None,
         whole: Annotated[bool, "the whole response must be JSON, without a block or a word around it"] = False,
     ) -> None:

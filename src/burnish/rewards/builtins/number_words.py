@@ -35,7 +35,7 @@ _POWERS = {"十": 10, "百": 100, "千": 1000}
 _IN_CHINESE = re.compile(rf"[{''.join([*_DIGITS, *_POWERS])}万]+")
 _SIGN = re.compile(rf"(?:{MINUS})\s", re.IGNORECASE)
 _SPELT = re.compile(rf"\b(?=[a-z]){_IN_ENGLISH.pattern}", re.IGNORECASE)
-# `one` is no number in `no one`, `the one`, `one must`.
+# `one` is not a number in `no one`, `the one`, `one must`.
 _PRONOUN = re.compile(
     r"\b(?:(?:no|the|this|that|any|every|each|which|another|some)\sone|one\s(?:of|another|by|way|day|can|could|may|must"
     r"|should|would|who|that|has|needs|gets|finds))\b",

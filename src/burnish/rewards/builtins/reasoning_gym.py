@@ -31,7 +31,7 @@ class ReasoningGym:
         ] = "auto",
         allow: Annotated[
             Sequence[str],
-            "names of tasks whose scores are unsound, and that are to be used all the same (default none)",
+            "names of tasks to use although their scores are unsound (default none)",
         ] = (),
     ) -> None:
         if isinstance(allow, str):
@@ -69,7 +69,7 @@ class ReasoningGym:
 
 
 def answer_of(response: str, extract: str) -> str | None:
-    """Extract the answer of a response: after its thoughts, the content of its last `<answer>` tags, or all of it. None
+    """Extract the answer of a response after its thoughts: the content of its last `<answer>` tags, or all of it. None
     if it has not ended its thoughts, lacks tags that are required, or is blank."""
     said = after_thoughts(response)
     found = _TAGS.findall(said) if extract != "all" else []

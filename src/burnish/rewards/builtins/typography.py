@@ -64,7 +64,7 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 def tidy(text: str) -> str:
     """The answer in one spelling, still as LaTeX."""
     text = _from_unicode(without_delimiters(text))
-    if len(re.findall(r"(?<!\\)\$", text)) % 2 == 0:  # formulas inside of a text; a single one is money
+    if len(re.findall(r"(?<!\\)\$", text)) % 2 == 0:  # formulas inside a text; a single one is money
         text = re.sub(r"(?<!\\)\$", " ", text)
     text = without_points(_THOUSANDS.sub("", text))
     text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text)  # how LaTeX sets a decimal comma
@@ -110,7 +110,7 @@ def without_delimiters(text: str) -> str:
 
 
 def spelling(text: str) -> str:
-    """Letters and signs of a tidy text without spaces, quotes and needless braces; words in small letters."""
+    """Letters and signs of a tidy text without spaces, quotes and needless braces; words in lower case."""
     text = re.sub(r"\{([^{}]|\\[a-z]+)\}(?!\{)", r"\1", text) if "\\frac" not in text else text
     bare = re.sub(r'(?<!\d)[\s"]+|[\s"]+(?!\d)', "", text).rstrip(".")  # `3 1/4` is not `31/4`
     is_words = re.fullmatch(r"[^\W\d_]{3,}", bare) is not None or '"' in text

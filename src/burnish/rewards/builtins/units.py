@@ -1,7 +1,7 @@
 """Units behind a value: `5 cm^2`, `3 m/s`, `$18`, `90^\\circ`, `3 million dollars`, `72 clips`.
 
 A unit is real if its words are in the table here: then two values with units are compared in the same unit. Any other
-word behind a number counts things, and is left out. Letters without a space are no unit: `6xy` is a product.
+word behind a number counts things, and is left out. Letters without a space are not a unit: `6xy` is a product.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class RetryPatience:
 
 @dataclass(frozen=True, slots=True)
 class _Trouble:
-    """Reason why a request has no answer, and the endpoint's wish for a pause before the next one, in seconds."""
+    """The reason why a request has no answer, and the pause in seconds that the endpoint wants before the next one."""
 
     reason: str
     wait: float = 0.0
@@ -215,7 +215,7 @@ class ChatClient:
         tokens = len(text.encode(errors="replace")) // BYTES_PER_TOKEN + self._options.max_tokens
         allowed = self._options.tokens_per_minute
         if allowed is not None and tokens > allowed:
-            raise NoVerdictError(f"a request of about {tokens:,} tokens is over tokens_per_minute {allowed:,}")
+            raise NoVerdictError(f"a request of about {tokens:,} tokens exceeds tokens_per_minute {allowed:,}")
         return tokens
 
     def _hidden(self, text: str) -> str:
@@ -247,8 +247,8 @@ def read_key(options: JudgeOptions) -> str | None:
 def cut_off(options: JudgeOptions) -> str:
     """Message for an answer without a verdict because it reached its limit of tokens, with the remedy."""
     return (
-        f"its answer was cut off at its most tokens (max_tokens is {options.max_tokens:,}); raise the option "
-        "max_tokens, or the field of extra that stands for it, or have it reason less"
+        f"its answer was cut off at its token limit (max_tokens is {options.max_tokens:,}); raise the option "
+        "max_tokens, or the field of extra that replaces it, or have it reason less"
     )
 
 

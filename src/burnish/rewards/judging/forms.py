@@ -66,7 +66,7 @@ class Judge:
         shown = {name: arguments[name] for name in self.writer.values_read()}
         for name, value in shown.items():
             if value is None:
-                raise NoVerdictError(f"the row has no {name}, which the judge is shown", RewardStatus.MISSING)
+                raise NoVerdictError(f"the row has no {name}, which the judge's prompt shows", RewardStatus.MISSING)
         return shown
 
     def cleaned(self, text: str) -> str:
@@ -130,7 +130,7 @@ class Judge:
         start = item[1].last_start  # of the turn whose text was judged
         tokens = item[1].response_tokens[start:]
         if not tokens:
-            raise NoVerdictError("the response has no token that a step's score could be placed on")
+            raise NoVerdictError("the response has no token on which a step's score could be placed")
         rewards = [0.0] * (start + len(tokens))
         for position, score in zip(last_tokens(tokens, [end for _, end in spans], self.tokenizer), scores, strict=True):
             rewards[start + position] += score / len(scores)

@@ -140,13 +140,13 @@ class JudgeOptions(Section, defer_build=False):  # its signature lists the optio
             )
         for name in self.extra or ():
             if name in ("model", "messages", "stream", "n"):
-                raise _wrong("extra", name, "leave it out: a judge sets it, or needs exactly one answer as a whole")
+                raise _wrong("extra", name, "leave it out: the judge sets it itself, or needs exactly one whole answer")
         try:
             json.dumps(self.extra)
         except (TypeError, ValueError):
-            raise _wrong("extra", self.extra, "use values that JSON has") from None
+            raise _wrong("extra", self.extra, "use values that JSON can hold") from None
         if self.form == "pairwise" and self.labels is not None:
-            raise _wrong("labels", self.labels, "remove it: a human's score of one response says nothing of a pair")
+            raise _wrong("labels", self.labels, "remove it: a human's score of one response says nothing about a pair")
         several = self.form == "steps" or (self.form == "rubric" and self.one_call)
         if several and self.answer_format == "last_line":
             raise _wrong("answer_format", self.answer_format, "use json or tag, which can hold several scores")

@@ -101,7 +101,7 @@ async def win_rates(judge: Judge, group: Sequence[Item], asker: Asker) -> list[F
 def _mean(results: Sequence[float], problem: NoVerdictError | None) -> Found:
     if results:
         return Score(sum(results) / len(results))
-    reason = "it met nobody" if problem is None else problem.detail
+    reason = "it was compared with no other response" if problem is None else problem.detail
     status = RewardStatus.MISSING if problem is None else problem.status
     return NoVerdictError(f"none of its comparisons has a result: {reason}", status)
 

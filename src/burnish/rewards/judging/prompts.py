@@ -98,7 +98,7 @@ class PromptWriter:
 
     @staticmethod
     def of(form: str, template: str | None, system: str | None, *, reference: bool) -> PromptWriter:
-        """Make a writer; None stands for the default of the form. ConfigError for a template that does not show the
+        """Make a writer; None means the default of the form. ConfigError for a template that does not show the
         response, or has a placeholder of another form."""
         template = DEFAULTS[form] if template is None else template
         writer = PromptWriter(form, template, DEFAULT_SYSTEM if system is None else system, reference)

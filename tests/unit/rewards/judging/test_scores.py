@@ -316,7 +316,7 @@ def test_an_answer_that_was_cut_off_is_named_and_not_repaired(endpoint: Any, ask
     stub.finish_reason = "length"
     (scored,) = ask(stub, ["abc"], max_tokens=50)
     assert scored.reward is None
-    assert "cut off at its most tokens (max_tokens is 50); raise the option max_tokens" in scored.status_detail
+    assert "cut off at its token limit (max_tokens is 50); raise the option max_tokens" in scored.status_detail
     assert stub.requests == 1
 
 
@@ -496,7 +496,7 @@ def test_a_rubric_with_a_call_for_each_criterion(stub_judge: Any, make_scorer: A
         ({"form": "steps", "answer_format": "last_line"}, "answer_format"),
         ({"form": "steps", "step_pattern": "("}, "regular expression"),
         ({"extra": ["x"]}, "extra"),
-        ({"extra": {"stream": True}}, "exactly one answer"),
+        ({"extra": {"stream": True}}, "exactly one whole answer"),
     ],
 )
 def test_wrong_options_are_told_before_anything_is_sampled(
