@@ -191,8 +191,8 @@ class Conversation:
     """One conversation. Turns alternate; the policy has the first and the last one.
 
     version: of the weights that sample. num_spoken: turns that the policy has had. most_tokens: limit after the prompt.
-    earlier: the finished rows from before the history was last rewritten, each with the turns since the rewrite before.
-    history: their messages. reason: why the conversation ended. failed: what was wrong with its environment.
+    earlier: the finished rows from before the history was last rewritten, each with the turns since the previous
+    rewrite. history: their messages. reason: why the conversation ended. failed: what was wrong with its environment.
     """
 
     request: RolloutRequest
@@ -253,7 +253,7 @@ class Conversation:
         self.most_tokens = min(self.most_tokens, self.context_length - prompt_tokens)
         if self.most_tokens <= 0:
             self.reason = FinishReason.FAILED
-            self.failed = f"the prompt has {prompt_tokens:,} tokens, the whole context only {self.context_length:,}"
+            self.failed = f"the prompt has {prompt_tokens:,} tokens, but the context only {self.context_length:,}"
 
     def _hear(self, answer: Answer, talk: Talk) -> None:
         """Record the parsed turn, and append the answer if there is room for it and for another turn."""
@@ -370,8 +370,8 @@ class TalkingEngine(RestingEngine, Generic[T]):
 class ConversingEngine(TalkingEngine[Talk]):
     """An engine whose responses are conversations, for the prompts that hold them; others go to the engine itself.
 
-    A conversation is one row, unless its history was rewritten (`Answer.is_whole`): then it has one more row for each
-    time, except for greedy responses and in evaluations, which keep only the last row.
+    A conversation is one row, unless its history was rewritten (`Answer.is_whole`): then it has one more row per
+    rewrite, except for greedy responses and in evaluations, which keep only the last row.
     """
 
     def __init__(

@@ -3,7 +3,7 @@ appended as tokens.
 
 Nobody waits for anybody: an environment has a process for its conversation (`burnish.agents.environments`), calls of
 tools have their own (`burnish.agents.tool_calls`), and what they say comes back as events. Whatever goes wrong in a
-tool is told to the model and counted; an environment that is of no use any more ends its conversation, and is counted.
+tool is told to the model and counted; an environment that can no longer be used ends its conversation, and is counted.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ MAX_SEED = 2**31 - 1
 _SEED_STRIDE = 1_000_003
 """Between the seeds of the calls of a turn."""
 _UNREADABLE = "unreadable"
-"""Stands for the name of a tool in a call of none that there is, where a template wants one."""
+"""The name in a call of a tool that does not exist, for templates that need one."""
 _CANNOT_BE_SHOWN = "Error: the result has characters that cannot be shown"
 _OPENING_PAUSES = 0.2, 0.8
-"""Before an environment that has failed to open is opened again."""
+"""Seconds before each new attempt to open an environment."""
 _QUICK_SECONDS = 5.0
-"""An environment that took longer to fail has been patient itself."""
+"""An environment that took longer to fail has waited itself, and is not opened again."""
 _MAX_POLL_SECONDS = 1.0
 _GRACE_SECONDS = 0.01
 
@@ -51,9 +51,9 @@ _GRACE_SECONDS = 0.01
 @dataclass(frozen=True, slots=True)
 class PartnerLimits:
     """open_seconds: for an environment to start, and to say what it pays. call_seconds: for a call of a tool without
-    limits of its own, or for a step of the environment. result_characters: of one result. prompt_tokens: of a prompt
-    with what an environment adds to it. same_start: the environments of a group start alike. turns: of the policy, at
-    most. failed_fraction: of the conversations of a call, may have called a tool that never worked."""
+    its own limits, or for a step of the environment. result_characters: of one result. prompt_tokens: of a prompt with
+    what an environment adds to it. same_start: the environments of a group start alike. turns: of the policy, at most.
+    failed_fraction: of the conversations of a call, may have called a tool that never worked."""
 
     open_seconds: float = 60.0
     call_seconds: float = 30.0
@@ -69,8 +69,8 @@ class ToolsAndEnvironment:
     """`Partner`: the tools and the environment of one domain.
 
     host: of functions and of the environment, if there are any. served: the other tools. parser: how calls are written;
-    None without tools. rewriting: by which roles of messages the chat template is led to write earlier turns anew.
-    where: the section of the run file, for messages. tool_limits: of the calls of a tool, by its name.
+    None without tools. rewriting: roles of messages after which the chat template rewrites earlier turns. where: the
+    section of the run file, for messages. tool_limits: of the calls of a tool, by its name.
     """
 
     host: ConversationHost | None
@@ -194,7 +194,7 @@ class ToolRecord:
     first: str = ""
 
     def note(self, key: ConversationKey, result: ToolResult) -> None:
-        """A tool that says itself what is wrong with a call works."""
+        """Note a result. A tool that itself says what is wrong with a call works."""
         if not result.failed or result.told:
             self.has_worked = True
         else:
@@ -286,7 +286,7 @@ class _Answers:
                     f"{self._partner.where}: the tool {name} has failed each time, in {len(record.failed_in)} of "
                     f"{self._begun} conversations, more than scoring.max_failure_fraction allows. The first time: "
                     f"{record.first}",
-                    remedy="mend the tool, then give the same command again, which goes on; if its calls are wrong, "
+                    remedy="fix the tool, then give the same command again to continue; if its calls are wrong, "
                     "let it raise burnish.agents.tools.calls.ToolError, or raise scoring.max_failure_fraction",
                 )
 
@@ -570,7 +570,7 @@ class _Answers:
         return True
 
     def _lose(self, line: _Line, why: str) -> None:
-        """The conversation's environment is of no use any more."""
+        """End a conversation whose environment can no longer be used."""
         self._partner.count(lost=1)
         self._release(line)
         failed = f"the environment failed: {why}"

@@ -248,7 +248,7 @@ def test_a_prompt_that_fills_the_context_ends_its_conversation_with_a_reason(len
     assert fine.finish_reason is FinishReason.STOP
     assert full.finish_reason is FinishReason.FAILED
     assert full.status is RewardStatus.ERROR
-    assert full.status_detail == f"the prompt has {length} tokens, the whole context only 12"
+    assert full.status_detail == f"the prompt has {length} tokens, but the context only 12"
     assert full.response_tokens == ()
     assert all(one.sample_indices == (0,) for seen in script.seen for one in seen)
     assert len(echo.said("finish")) == 2  # its environment is let go of, too

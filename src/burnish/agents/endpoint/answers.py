@@ -176,7 +176,7 @@ def _name_of(token: int) -> str:
 
 
 def _entry(token: str, logprob: float) -> Body:
-    # A token that is a part of a character has no text, from which its bytes could be told.
+    # A token that is part of a character has no text that would give its bytes.
     known = None if _NO_CHARACTER in token else list(token.encode(errors="replace"))
     return {"token": token, "logprob": logprob, "bytes": known, "top_logprobs": []}
 

@@ -118,7 +118,7 @@ class Speech:
         try:
             return form.tokens(_named((said, *messages))[1:], calls, last_token, where=_WHERE)
         except DataError:
-            return None  # written as a whole it may do; if not, that is where the reason is given
+            return None  # the whole history may still be encodable; if not, encoding it gives the reason
 
     def encode_text(self, text: str, *, begins: bool) -> tuple[int, ...]:
         """A text without template: a prompt (`begins`), or an addition to one."""
@@ -151,7 +151,7 @@ class Speech:
 
     @cached_property
     def text(self) -> Callable[[int], str]:
-        """The text of one token inside of a text."""
+        """The text of one token inside a text."""
         return text_of_tokens(self.tokenizer)
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
@@ -188,7 +188,7 @@ class Speech:
         names = [(one.role, one.extra, one.reasoning_content, one.tool_calls) for one in others]
         for param, value in (("messages", names), ("tools", tools)):
             if any(map(self._is_special, texts_in(value))):
-                raise wrong(param, f"{param} hold a special token besides their contents")
+                raise wrong(param, f"{param} hold a special token outside their contents")
 
     def _is_heard(self, message: Message) -> bool:
         """Return whether a content is encoded separately from the template's text."""

@@ -195,7 +195,7 @@ class Trajectory:
 
     def _number_of_turn(self, branch: Branch) -> int:
         """The number for the ids of calls, which must differ within a history: a client may bring one from another
-        trajectory, also without its beginning."""
+        trajectory, even without its beginning."""
         told = {str(call.get("id")) for message in branch.messages or () for call in message.tool_calls}
         used = {one[: len(id_of_calls(0))] for one in told}
         first = self.num_spoken + 1

@@ -77,10 +77,10 @@ def _words_of(command: str, wanted: str) -> list[str]:
     except ValueError as error:
         raise ConfigError(f"{wanted}, whose words cannot be told apart: {error}", remedy="close the quotes") from error
     if not words:
-        raise ConfigError(f"{wanted}, which names no command", remedy="write the command behind `command:`")
+        raise ConfigError(f"{wanted}, which names no command", remedy="write the command after `command:`")
     if shutil.which(words[0]) is None:
         raise ConfigError(
-            f"{wanted}, but no program {words[0]!r} is found",
+            f"{wanted}, but the program {words[0]!r} was not found",
             remedy="check the spelling and the PATH, or write its path",
         )
     return words

@@ -11,8 +11,8 @@ from collections.abc import Awaitable
 class OwnLoop:
     """A loop in its own thread, which starts when it is first needed.
 
-    Clients for HTTP and databases belong to the loop in which they were first used. All that an environment or the
-    tools of a process await runs in this one, whatever loop its caller has, or whether it has one.
+    Clients for HTTP and databases belong to the loop in which they were first used. Everything that an environment or
+    the tools of a process await runs in this one, whether or not the caller has its own loop.
     """
 
     def __init__(self) -> None:
@@ -20,8 +20,7 @@ class OwnLoop:
         self._starting = threading.Lock()
 
     def settle(self, value: object) -> object:
-        """The value, or what it turns out to be if it is awaitable. Waits as long as that takes: the process
-        has a time limit."""
+        """The value, or its result if it is awaitable. Waits as long as that takes: the process has a time limit."""
         if not inspect.isawaitable(value):
             return value
         return asyncio.run_coroutine_threadsafe(_awaited(value), self._started()).result()

@@ -82,7 +82,7 @@ class Instance:
 
     @contextlib.contextmanager
     def closed_if_it_fails(self) -> Iterator[None]:
-        """Close what cannot begin. Why it cannot is told, not what `close` says of it."""
+        """Close an object that fails to begin, and report that failure rather than one of `close`."""
         try:
             yield
         except BaseException:
@@ -91,7 +91,7 @@ class Instance:
             raise
 
     def _asked(self, what: str, function: Callable[..., object], /, *given: object, **arguments: object) -> Any:
-        """Call the object, and await its answer if need be. Whatever it raises becomes an error that names the line."""
+        """Call the object, and await its answer if needed. Whatever it raises becomes an error that names the line."""
         with calling_outside(f"{what} of the environment {self._name}", EnvironmentFailedError):
             return self._loop.settle(function(*given, **arguments))
 
@@ -124,7 +124,7 @@ def reset_arguments(
     for parameter in named.values():
         if parameter.default is parameter.empty and parameter.name not in offered:
             raise EnvironmentFailedError(
-                f"{what} {name} wants {parameter.name!r}, which the row does not have",
+                f"{what} {name} needs {parameter.name!r}, which the row does not have",
                 remedy=did_you_mean(parameter.name, row, f"columns of the row: {', '.join(row) or 'none'}"),
             )
     return {column: value for column, value in offered.items() if takes_all or column in named}

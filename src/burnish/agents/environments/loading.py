@@ -38,13 +38,12 @@ def find_environment(
     """The environment that a run file names, ready to start.
 
     name: `path/to/file.py:Class` or `package.module:Class` (or a function that makes the objects), `gym:ID`, or
-    `openenv:URL`. What a class is, `burnish.agents.environments.games.is_game` says. options: keyword arguments of the
-    class, the function or `gymnasium.make`; of OpenEnv's, `timeout_seconds`. where: the field of the run file, for
-    messages.
+    `openenv:URL`. `burnish.agents.environments.games.is_game` tells games from classes of tools. options: keyword
+    arguments of the class, the function or `gymnasium.make`; of OpenEnv's, `timeout_seconds`. where: the field of the
+    run file, for messages.
 
-    Nothing is started, except that a function is called once, to know what it makes, and that an OpenEnv server is
-    asked for its schemas. Raises ConfigError for what cannot be used, EnvironmentFailedError if a server does not
-    answer.
+    Nothing is started, except that a function is called once, to learn what it makes, and an OpenEnv server is asked
+    for its schemas. Raises ConfigError for what cannot be used, EnvironmentFailedError if a server does not answer.
     """
     kind, _, rest = name.partition(":")
     wanted = f"{where} is {name!r}"

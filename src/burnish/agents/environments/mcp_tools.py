@@ -1,7 +1,7 @@
 """Tools of MCP servers (Model Context Protocol, https://modelcontextprotocol.io), by its SDK, which is optional.
 
-One event loop on one thread talks to all servers. Each has one session, which all conversations share: what a server
-keeps from one call to the next, every conversation sees.
+One event loop on one thread talks to all servers. Each has one session, which all conversations share: every
+conversation sees what a server keeps from one call to the next.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class McpServer:
 
     def __post_init__(self) -> None:
         if bool(self.command) == (self.url is not None):
-            raise ConfigError("an entry mcp of the tools needs either command or url")
+            raise ConfigError("an mcp entry of the tools needs either command or url")
         if self.url is not None and (urlsplit(self.url).scheme not in ("http", "https") or "@" in self.url):
             raise ConfigError(
                 f"the address of an MCP server is {self.url.rpartition('@')[2]!r}",
@@ -155,7 +155,7 @@ class McpTools:
             other = self._owners.setdefault(str(name), connection)
             if other is not connection:
                 raise ConfigError(
-                    f"two MCP servers have a tool that is called {name!r}: {other.name} and {connection.name}",
+                    f"two MCP servers have a tool named {name!r}: {other.name} and {connection.name}",
                     remedy="leave one of them out: a model calls tools by this name alone",
                 )
         self.schemas += tuple(schemas)

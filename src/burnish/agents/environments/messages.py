@@ -2,7 +2,7 @@
 
 To a process: `open`, `call`, `calls`, `step`, `reward` (see `session.py`), each with a `number` that its answers
 repeat. They are plain values, which are checked here before anything uses them. `failed` in an answer means that the
-environment is of no use any more.
+environment can no longer be used.
 """
 
 from __future__ import annotations

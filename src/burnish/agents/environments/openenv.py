@@ -3,8 +3,8 @@
 A session is a WebSocket: `reset`, `step` and `close`, and the tools of environments that are MCP servers. Imported when
 a run file names such a server, because it needs the package websockets.
 
-OpenEnv's own client is not used: importing it needs FastAPI and FastMCP, it asks for no schemas, its errors have lost
-which field was refused, and after an answer that came too late it goes on in another episode without a word.
+OpenEnv's own client is not used: importing it needs FastAPI and FastMCP, it asks for no schemas, its errors do not say
+which field was refused, and after a late answer it silently goes on in another episode.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ def begin(server: ServerAddress, first: Callable[[OpenEnvSession], Any]) -> tupl
 
 
 def error_text(error: Any) -> str:
-    """Return the reason for which a server refuses a message: the fields of the action, and what is wrong with each."""
+    """Return the server's reason for refusing a message: the fields of the action, and what is wrong with each."""
     if not isinstance(error, Mapping):
         return str(error)
     parts = [(".".join(map(str, one.get("loc", ()))), str(one.get("msg", ""))) for one in error.get("errors") or ()]

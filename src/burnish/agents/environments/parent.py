@@ -39,12 +39,12 @@ from burnish.outside.supervise import (
 )
 
 WORD_BYTES = 16
-"""Of what the training process says: + (with a socket) or -, and the number of a conversation."""
+"""Length of a word of the training process: + (with a socket) or -, and the number of a conversation."""
 _LOOK_SECONDS = 5.0
 
 
 def main(control: int) -> None:
-    """Serve the socket `control` until its other end is closed. What it says first are the names of tools and
+    """Serve the socket `control` until its other end is closed. Its first message has the names of tools and
     environment."""
     trainer = os.getppid()
     ignore_stop_signals()

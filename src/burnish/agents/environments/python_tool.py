@@ -28,7 +28,7 @@ _STATES = ("fresh", "kept")
 _NAME = "python"
 _FRESH_PROCESSOR = 2.0
 _KEPT_PROCESSOR = 20.0
-"""Processor time of a process, in times of the seconds of a call: a kept one has many calls."""
+"""Processor time of a process, as a multiple of the seconds of a call: a kept process serves many calls."""
 _LOSS = "What was defined in it is gone."
 _PROGRAM = """\
 import sys, types
@@ -40,7 +40,7 @@ sys.exit(cells.main({code!r}, {shown}))
 
 @dataclass(frozen=True, slots=True)
 class PythonToolOptions:
-    """state: `fresh` runs each call in a process of its own; `kept` has one for each conversation, so that functions,
+    """state: `fresh` runs each call in a new process; `kept` has one for each conversation, so that functions,
     variables and imports stay. seconds: of each call. memory_mb: of a process, beyond Python's own. output_bytes: of
     what a call prints and the model is shown. Raises ConfigError for values that are not possible."""
 
@@ -228,13 +228,13 @@ def _remote(options: PythonToolOptions, tier: str, url: str, token: str | None) 
 
 
 def _left(deadline: float) -> float:
-    """Seconds, at least a few of their thousandths: what has no time left is to find out by itself."""
+    """Seconds left, at least a few milliseconds: a call without time left finds that out by itself."""
     return max(deadline - time.monotonic(), 0.005)
 
 
 def _told(output: CellOutput, *, was_cut: bool, loss: str = "") -> str:
-    """Text for the model. What runs without any output has a result as well. was_cut: the code had less than the
-    tool's time, because its call had; TimeoutError if that was too little. loss: what ends with the process."""
+    """Text for the model. Code without output has a result, too. was_cut: the code had less than the tool's time,
+    because its call had; TimeoutError if that was too little. loss: what ends with the process."""
     if output.stopped and was_cut:
         raise TimeoutError(
             f"the process was stopped after {output.seconds:.1f} s, when the time of its call was up.{loss}"

@@ -92,7 +92,7 @@ class Session:
             send({"failed": _whole(why)})
 
     def _close_failed(self) -> None:
-        with contextlib.suppress(BaseException):  # boundary: it is of no use any more, and why is known already
+        with contextlib.suppress(BaseException):  # boundary: it can no longer be used, and the reason is known already
             self._close()
 
     def _open(self, row: Mapping[str, Json], seed: int) -> Json:
@@ -108,7 +108,7 @@ class Session:
 
     def _call_all(self, calls: Sequence[Any], limit: int, send: Send) -> None:
         """Call tools of the environment one after the other, in the order of the turn, because they change its state.
-        Each result is sent as soon as it is there, the last one with what came of it all."""
+        Each result is sent as soon as it is there, the last one together with the end and the reward."""
         assert self.environment is not None
         steps: list[Step] = []
         last: list[dict[str, Any]] = []
@@ -128,7 +128,7 @@ class Session:
             return error_of(error, limit)
 
     def _call_environment(self, name: str, arguments: Mapping[str, Json], limit: int) -> tuple[Step | None, ToolResult]:
-        """Call a tool of the environment. Raises EnvironmentFailedError if the environment is of no use any more."""
+        """Call a tool of the environment. Raises EnvironmentFailedError if the environment can no longer be used."""
         assert self.environment is not None
         try:
             value = self._loop.settle(self.environment.call(name, arguments))

@@ -30,10 +30,10 @@ from burnish.types import Json
 
 _END_SECONDS = 15.0
 _CONTROL_SECONDS = 30.0
-"""For the warm parent to take a word."""
+"""Time limit for the warm parent to take a word."""
 _SHORT_LIFE_SECONDS = 60.0
 _MOST_SHORT_LIVES = 5
-"""A parent that ends so often in a row, soon after its start, would always do so."""
+"""A parent that ends so many times in a row, soon after its start, would always do so."""
 
 
 @dataclass(frozen=True, slots=True)

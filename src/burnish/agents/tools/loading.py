@@ -38,7 +38,7 @@ def load_tools(names: Sequence[str], *, where: str = "tools") -> tuple[LoadedToo
         tool = _load(entry, where)
         if tool.name in loaded:
             raise ConfigError(
-                f"{where} has two tools that are called {tool.name!r}: {loaded[tool.name][0]!r} and {entry!r}",
+                f"{where} has two tools named {tool.name!r}: {loaded[tool.name][0]!r} and {entry!r}",
                 remedy="remove or rename one of them: a model calls tools by this name alone",
             )
         loaded[tool.name] = (entry, tool)

@@ -87,7 +87,7 @@ def _check_parameter(parameter: inspect.Parameter, name: str) -> None:
     if parameter.annotation is parameter.empty:
         remedy = f"write {parameter.name}: TYPE, where TYPE may be {_SUPPORTED}"
         if parameter.name in ("self", "cls"):
-            remedy = "use the method of an object, not that of its class"
+            remedy = "use a method of an object, not of its class"
         raise ConfigError(f"{what} has no type hint", remedy=remedy)
 
 
@@ -175,7 +175,7 @@ def _entries(block: str, name: str) -> Iterator[tuple[str, str]]:
         read = _ENTRY.match(entry)
         if read is None:
             raise ConfigError(
-                f"the docstring of the tool {name!r} has under 'Args:' the line {_one_line(entry)!r}",
+                f"the docstring of the tool {name!r} has the line {_one_line(entry)!r} under 'Args:'",
                 remedy="write 'parameter: what it means', and indent the lines that go on",
             )
         yield read[1], _one_line(read[2])

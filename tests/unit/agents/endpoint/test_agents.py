@@ -319,7 +319,7 @@ def test_an_engine_that_fails_ends_the_call(hold: Any) -> None:
 @pytest.mark.slow
 def test_a_row_without_what_the_agent_wants_fails_with_its_name(hold: Any) -> None:
     (row,) = ask(hold("needs")[0], (0,))
-    assert "wants 'colour', which the row does not have" in row.status_detail
+    assert "needs 'colour', which the row does not have" in row.status_detail
 
 
 @pytest.mark.slow_cases("needs-options2-cannot be called with the options")
@@ -331,7 +331,7 @@ def test_a_row_without_what_the_agent_wants_fails_with_its_name(hold: Any) -> No
         ("needs", {"size": 1}, "cannot be called with the options"),
         ("command:", {}, "names no command"),
         ("command: node 'x", {}, "cannot be told apart: No closing quotation"),
-        ("command: no-such-program --fast", {}, "no program 'no-such-program' is found"),
+        ("command: no-such-program --fast", {}, "the program 'no-such-program' was not found"),
     ],
 )
 def test_agents_that_cannot_be_used_are_refused_at_the_start(

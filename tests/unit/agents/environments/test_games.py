@@ -152,7 +152,7 @@ def test_no_rewards_are_not_a_zero(place: str) -> None:
 
 def test_games_that_do_not_start_and_steps_that_fail(place: str) -> None:
     with pytest.raises(
-        EnvironmentFailedError, match=r"reset of the environment .*:OfRow wants 'number', which the row"
+        EnvironmentFailedError, match=r"reset of the environment .*:OfRow needs 'number', which the row"
     ):
         started(place, "OfRow")
     with pytest.raises(EnvironmentFailedError, match=r":Raises failed: KeyError: 'go' \(.*my_games.py:\d+\)") as raised:

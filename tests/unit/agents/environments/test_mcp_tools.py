@@ -157,7 +157,7 @@ def test_two_servers(command: Callable[..., tuple[str, ...]], monkeypatch: pytes
     monkeypatch.setenv("BURNISH_TEST_SHOWN", "shown")
     monkeypatch.setenv("BURNISH_TEST_HIDDEN", "hidden")
     first, second = command(), command("subtract")
-    with pytest.raises(ConfigError, match="two MCP servers have a tool that is called 'fail'") as caught:
+    with pytest.raises(ConfigError, match="two MCP servers have a tool named 'fail'") as caught:
         McpTools([McpServer(first), McpServer(second)])
     assert first[1][:40] in str(caught.value)
     opened = McpTools([McpServer(second, environment=("BURNISH_TEST_SHOWN",))])

@@ -354,7 +354,7 @@ def test_classes_that_are_refused_when_they_are_found(place: str, name: str, mes
         ("Leaves", "reset of the environment .*:Leaves failed: SystemExit: 3"),
         (
             "Wants",
-            "wants 'anwser', which the row does not have\n  -> did you mean 'answer'\\? columns of the row: answer",
+            "needs 'anwser', which the row does not have\n  -> did you mean 'answer'\\? columns of the row: answer",
         ),
     ],
 )

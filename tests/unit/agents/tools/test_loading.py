@@ -87,5 +87,5 @@ def test_errors_say_what_to_do(place: str, entry: str, message: str) -> None:
 
 
 def test_two_tools_of_one_name(place: str) -> None:
-    with pytest.raises(ConfigError, match=r"domains\.x\.tools has two tools that are called 'calculator'"):
+    with pytest.raises(ConfigError, match=r"domains\.x\.tools has two tools named 'calculator'"):
         load_tools(["calculator", f"{place}:calculator"], where="domains.x.tools")

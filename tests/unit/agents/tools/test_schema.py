@@ -224,7 +224,7 @@ def unknown(a: Absent) -> None:  # type: ignore[name-defined]  # noqa: F821
         (stars, r"the parameter 'numbers' of the tool 'stars' cannot be given by name \(\*numbers"),
         (positional, r"the parameter 'a' of the tool 'positional' cannot be given by name"),
         (misspelt, r"describes 'numbr', which is not one of its parameters\n  -> did you mean 'number'\?"),
-        (prose, r"the tool 'prose' has under 'Args:' the line 'the number to use'"),
+        (prose, r"the tool 'prose' has the line 'the number to use' under 'Args:'"),
         (a_set, r"'a' of the tool 'a_set' has the type hint set\[int\](.|\n)*use list"),
         (a_tuple, r"tuple\[int, \.\.\.\](.|\n)*use list for any number"),
         (keys, r"dict\[int, str\](.|\n)*keys are always texts"),

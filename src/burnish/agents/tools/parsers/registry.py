@@ -114,7 +114,7 @@ def recognise(render: Render) -> str:
                 return name
     raise ConfigError(
         f"no parser of tool calls ({', '.join(BUILT_INS)}) reads what the chat template writes: {turn[:200]!r}",
-        remedy=f"set {FIELD}, to path/to/file.py:Class if the form is one of your own; "
+        remedy=f"set {FIELD} (to path/to/file.py:Class for your own format); "
         "if the call is not in this text, the template does not render tool_calls: set model.chat_template",
     )
 
