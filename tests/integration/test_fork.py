@@ -111,7 +111,7 @@ def test_no_fork_of_another_kind_or_of_nothing(
     assert main(["sft", run_file(tiny_sft("steps=2", f"output={tmp_path / 'sft'}"))]) == 0
     file = run_file(tiny_run())
     for place, message in (
-        (tmp_path / "sft", "whose training `burnish rl` cannot go on with"),
+        (tmp_path / "sft", "which `burnish rl` cannot continue"),
         (tmp_path / "none", "which is not the folder of a run"),
         (f"{tmp_path / 'sft'}@9", "no checkpoint of step 9"),
     ):

@@ -53,7 +53,7 @@ def test_examples_that_end_as_no_response_of_the_model_does_are_told(tiny_model:
         loaded: Any = SimpleNamespace(tokenizer=tokenizer, eos_token_ids=ends)
         lines = unheard_end(examples.last_tokens(), loaded)
         assert bool(lines) == is_told
-        assert all("(id 5), behind which the model would go on" in line for line in lines)
+        assert all("(id 5), after which the model would go on" in line for line in lines)
 
 
 @pytest.mark.slow

@@ -49,8 +49,8 @@ def pinned(config: Config) -> tuple[Config, list[str]]:
 
 
 def _weights(chosen: Chosen, role: str | None) -> Path:
-    """The folder in a checkpoint that stands for it in this role: for `critic.init` the separate critic of the run, if
-    there is one."""
+    """The folder of a checkpoint that serves in this role: for `critic.init` the separate critic of the run, if there
+    is one."""
     own = chosen.checkpoint.folder / CRITIC_FOLDER
     return own if role == "critic" and own.is_dir() else chosen.checkpoint.folder / WEIGHTS_FOLDER
 

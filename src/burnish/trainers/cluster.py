@@ -65,8 +65,8 @@ def train_rl(config: RlConfig, *, console: Console, accept_changes: bool = False
 
     The first Ctrl-C finishes the step and saves. `accept_changes`: continue even if files or versions that the run
     depends on have changed. When a trainer is lost, all of them are started again from the newest checkpoint,
-    `cluster.restarts` times at most: the steps since then are made again, with the same numbers. Raises BurnishError
-    for everything that a user can fix.
+    `cluster.restarts` times at most: the steps since then are repeated, with the same numbers. Raises BurnishError for
+    everything that a user can fix.
     """
     with shared_work(config, console) as site:
         opener = partial(open_processes, site) if config.cluster.uses_processes else open_players
@@ -94,8 +94,8 @@ def shared_work(config: RunConfig, console: Console) -> Iterator[Site]:
     """Open the place for the other processes of a run. This process, too, gets the threads that the run file sets, or
     an equal share of this machine's.
 
-    ConfigError for several processes on a system on which they cannot work or a machine that cannot have them, for Ray
-    where it is not installed, and for another number of processes than torchrun has started.
+    ConfigError for several processes on a system or machine that cannot run them, for Ray where it is not installed,
+    and if torchrun has started another number of processes.
     """
     rank = TorchrunRank.here()
     check_world(config.cluster, rank)
@@ -225,7 +225,7 @@ def crew_of(
 @contextmanager
 def trainer_seat(open_roles: OpenRoles, config: RunConfig, meeting: Rendezvous) -> Iterator[Mapping[str, object]]:
     """The roles of one trainer. The first trainer chooses the fast paths, and the others take the same. A single
-    trainer adds up gradients like the command's own process, without an exchange, which would take several copies."""
+    trainer adds up gradients like the command's own process, without an exchange, which would need several copies."""
     on_gpu = torch.cuda.is_available() and config.model.device != "cpu"
     with joined(meeting, on_gpu=on_gpu) if meeting.size > 1 else nullcontext() as team:
         # With `full`, too: before weights are cut, none has more masters than it will have.

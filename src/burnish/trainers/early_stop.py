@@ -12,8 +12,8 @@ from burnish.errors import ConfigError
 from burnish.words import suggestion
 
 _LINES_TO_COME = 10
-"""Steps within which a metric of the steps has to come. Some are not measured in every step; a metric of evaluations
-has to be in the first."""
+"""Steps within which a metric of the steps has to be measured; some are not measured in every step. A metric of
+evaluations has to be in the first."""
 
 
 _STATE = ("step", "latest", "best", "since_best", "lines_without", "ended")
@@ -35,7 +35,8 @@ class EarlyStop:
     lines_without: int = 0
     """Lines before the first measurement that could have had the metric."""
     ended: bool = False
-    """The last step was made the run's last. If only another rule says so, one more step is made, which then is."""
+    """The last step ended the run. If only another rule says so, the run makes one more step, which then is its last.
+    """
 
     def ends_with(self, step: int, row: Mapping[str, float]) -> bool:
         """Take note of a step's metrics, and return whether it is the run's last."""
@@ -73,13 +74,13 @@ class EarlyStop:
         return ""
 
     def check_measured(self, row: Mapping[str, float]) -> None:
-        """Raise ConfigError if the metric should have come by now. `row`: what was measured last."""
+        """Raise ConfigError if the metric should have been measured by now. `row`: the newest measurements."""
         rule = self.rule
         if rule is not None and self.lines_without >= (1 if rule.metric.startswith("eval/") else _LINES_TO_COME):
             alike = [name for name in row if name.startswith("eval/") == rule.metric.startswith("eval/")]
             raise ConfigError(
-                f"stop_when.metric is {rule.metric!r}, which this run has not measured until step {self.step}",
-                remedy=f"{suggestion(rule.metric, alike)}; start again with another one, and the run goes on",
+                f"stop_when.metric is {rule.metric!r}, which this run has not measured by step {self.step}",
+                remedy=f"{suggestion(rule.metric, alike)}; set another metric and start again, and the run goes on",
             )
 
     def state_dict(self) -> dict[str, object]:

@@ -32,11 +32,11 @@ from burnish.types import Json
 
 
 def fork_run(config: RunConfig, place: str, console: Console) -> None:
-    """Let the folder of a run begin at the checkpoint of another one that `place` names (`runs/first@300`).
+    """Begin a run's folder at the checkpoint of another run that `place` names (`runs/first@300`).
 
-    Any field may differ; what does is reported. A folder that was forked from there already is left alone once it has a
-    later checkpoint, so the same command continues the run. Raises CheckpointError for a folder that holds another run,
-    ConfigError for a place that is no run of this kind.
+    Any field may differ; differences are reported. A folder that was forked from there already is left alone once it
+    has a later checkpoint, so the same command continues the run. Raises CheckpointError for a folder that holds
+    another run, ConfigError for a place that is not a run of this kind.
     """
     chosen = _chosen(config, place)
     config, _ = pinned(config)
@@ -55,7 +55,7 @@ def fork_run(config: RunConfig, place: str, console: Console) -> None:
         now = Fingerprints.of(config)
         say(console, [f"{path} is forked from the {chosen}", *(f"  {line}" for line in _changes(config, chosen, now))])
         _copy(config, chosen, now)
-        run.begin_fork(config, origin)  # last: without a configuration the folder is no run yet
+        run.begin_fork(config, origin)  # last: without a configuration the folder is not a run yet
 
 
 def _chosen(config: RunConfig, place: str) -> Chosen:
@@ -68,7 +68,7 @@ def _chosen(config: RunConfig, place: str) -> Chosen:
     kind = kind_of_data(RunDirectory(chosen.run).read_config())
     if kind != config.kind:
         raise ConfigError(
-            f"--fork is {place!r}, a run of `burnish {kind}`, whose training `burnish {config.kind}` cannot go on with",
+            f"--fork is {place!r}, a run of `burnish {kind}`, which `burnish {config.kind}` cannot continue",
             remedy=f"begin with its weights instead: model={place}",
         )
     return chosen
@@ -82,7 +82,7 @@ def _changes(config: RunConfig, chosen: Chosen, now: Fingerprints) -> list[str]:
 
 
 def _copy(config: RunConfig, chosen: Chosen, now: Fingerprints) -> None:
-    """Copy the checkpoint with the fingerprints of now, the metrics up to it, and the fast paths."""
+    """Copy the checkpoint with the present fingerprints, the metrics up to it, and the fast paths."""
     source, path, folder = chosen.run, Path(config.output), chosen.checkpoint.folder
     written = chosen.checkpoint.step - (read_pending(folder) is not None)
 

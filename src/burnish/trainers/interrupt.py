@@ -67,7 +67,7 @@ this soon after the first is therefore taken for the same one. Not SIGINT: every
 @contextmanager
 def graceful_stop(notify: Callable[[str], None]) -> Iterator[StopRequest]:
     """Within this context the first signal only asks to stop; a second one raises KeyboardInterrupt at once. SIGHUP
-    (the terminal is gone) counts, unless it is ignored as under `nohup`.
+    (the terminal is gone) counts, unless it is ignored, as under `nohup`.
 
     Python can install handlers only in the main thread; in any other, signals are left alone. If the program that
     trains has its own stop request (`watching`), that one is used.

@@ -43,7 +43,7 @@ def train_on_data(
     """Train one model with as many trainers as the run file asks for. open_run: opens the run with a learner, which
     `open_here` opens in this process, or in each trainer behind a `handle`.
 
-    Lost trainers are started again as in `burnish.trainers.cluster.train_rl`.
+    Lost trainers are restarted as in `burnish.trainers.cluster.train_rl`.
     """
     with shared_work(config, console) as site:
         elsewhere = partial(_open_elsewhere, site, open_here, handle)

@@ -1,5 +1,4 @@
-"""Find the tokens of a micro-batch for which a GPU has memory, at the start of a run (`tokens_per_microbatch:
-auto`)."""
+"""Find how many tokens per micro-batch fit into a GPU's memory when a run starts (`tokens_per_microbatch: auto`)."""
 
 from __future__ import annotations
 
@@ -33,14 +32,14 @@ _TOKENS = " tokens at a time"
 
 def settle_microbatch(config: ConfigT, paths: FastPaths, loaded: LoadedModel | None = None) -> ConfigT:
     """The run file with a number of tokens for `auto`: the one that the run began with, else the one planned for this
-    machine, and tried with the `loaded` model. Unchanged without a model, if this process is to load one."""
+    machine and tried with the `loaded` model. Unchanged without a model, if this process will load one."""
     if config.optimization.tokens_per_microbatch != "auto" or (loaded is None and config.cluster.trains_here):
         return config
     found = paths.settled(PATH, PLACE, lambda: f"{_tokens(config, loaded):,}{_TOKENS}")
     digits = found.removesuffix(_TOKENS).replace(",", "")
     if not (digits.isascii() and digits.isdigit() and int(digits)):
         raise CheckpointError(
-            f"paths.json in the run's folder says {PATH!r} are of {found!r}, which is no number of tokens",
+            f"paths.json in the run's folder says {PATH!r} are of {found!r}, which is not a number of tokens",
             remedy="set optimization.tokens_per_microbatch to a number",
         )
     return with_microbatch(config, int(digits))

@@ -46,7 +46,7 @@ STATE_NAME = "training_state"
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of a run. Everything random follows from the seed and these numbers."""
+    """Progress of a run. All randomness follows from the seed and these numbers."""
 
     step: int = 0
     """The last step whose updates are done."""

@@ -58,7 +58,8 @@ def preview_of_data(
 ) -> Preview:
     """Raise what a run that trains on given data would raise about its settings, model folders and local data
     (BurnishError); for another machine (not `here`) only what it would raise there. Loads no weights and downloads
-    nothing. facts: of the model, if known. rows: what those are. models, sources: further ones, models by field."""
+    nothing. facts: of the model, if known. rows: what the rows are called. models, sources: further ones, models by
+    field."""
     counting = partial(count, config, None if facts is None else facts.context_tokens)
     if not here:
         return preview_elsewhere(config, counting)

@@ -2,7 +2,7 @@
 
 The trials come from `burnish.forward.probe` (a forward and backward pass through the first layers) and
 `burnish.rollouts.local.kernel_trial` (a step of some rows with the first layers and the head). Their best rounds are
-kept (`burnish.forward.verdicts`), so rates hold for a machine that is otherwise idle.
+kept (`burnish.forward.verdicts`), so the rates hold for an otherwise idle machine.
 """
 
 from __future__ import annotations

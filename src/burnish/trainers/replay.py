@@ -1,4 +1,4 @@
-"""Recorded steps once more, without sampling: other rewards score the same responses, or an estimator credits them.
+"""Replays of recorded steps, without sampling: other rewards score the same responses, or an estimator credits them.
 
 Everything between the responses and the update is done as in the run: rewards, filters, penalties, normalisation,
 advantages. Results of models (log-probabilities, values) are taken from the recording.
@@ -53,7 +53,7 @@ from burnish.trainers.telemetry.rollout_notes import notes_of
 from burnish.types import FinishReason, Prompt, RewardStatus, Rollout, RolloutGroup, RowKey
 
 _DATA = "replay with the data that the run was trained on"
-_NOT_RECORDED = "left out when it was recorded, so that what its credit needs of the models is unknown"
+_NOT_RECORDED = "left out when it was recorded, so the models' numbers that its credit needs are unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ReplayedResponse:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A recorded response: as the step had it, and as it is now."""
+    """A recorded response, as the step had it and as it is now."""
 
     step: int
     prompt_id: str
@@ -207,7 +207,7 @@ class Replayer:
     def _creditable(
         self, groups: Sequence[RolloutGroup], lines: Mapping[RowKey, RecordedLine]
     ) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
-        """The groups of which everything is known, and the others. Nothing is recorded of what was left out."""
+        """The groups of which everything is known, and the others. Of groups that were left out nothing is recorded."""
         known: list[RolloutGroup] = []
         unknown: list[RolloutGroup] = []
         for group in groups:
@@ -217,7 +217,7 @@ class Replayer:
             raise ConfigError(
                 f"algorithm.estimator {self.estimator.name!r} with kl_in {self.config.algorithm.kl_in!r} needs "
                 f"{' and '.join(self._needed)}, which this step did not record",
-                remedy="replay with an algorithm that needs no other models than the run had, or kl_in=none",
+                remedy="replay with an algorithm that needs no models besides the run's own, or kl_in=none",
             )
         return known, unknown
 
@@ -283,8 +283,8 @@ def check_same_teachers(recorded: RlConfig, config: RlConfig) -> None:
         own, before = domain.teacher, known.get(domain.key)
         if own is not None and (before is None or (own.path, own.prompt) != (before.path, before.prompt)):
             raise ConfigError(
-                f"{domain.place('teacher')} is not the teacher that the run was recorded with, and log-probabilities "
-                "of another one were not recorded",
+                f"{domain.place('teacher')} is not the teacher that the run was recorded with, and no "
+                "log-probabilities of another one were recorded",
                 remedy=f"change {domain.place('teacher')}.weight alone, or replay without a teacher",
             )
 
@@ -300,11 +300,11 @@ def _kl_coefs(config: RlConfig) -> dict[int, float]:
 def _notes(config: RlConfig) -> Iterator[str]:
     running = [one.key for one in domain_settings(config) if one.own.normalize == "running"]
     if running:
-        yield f"domains {', '.join(running)}: normalize is `running`, which begins anew with each step of a replay"
+        yield f"domains {', '.join(running)}: normalize is `running`, which starts over with each step of a replay"
 
 
 def _unscored(rollout: Rollout) -> Rollout:
-    """Before any reward has seen it."""
+    """The response before any reward has seen it."""
     return replace(
         rollout, reward=None, reward_parts={}, token_rewards=None, status=RewardStatus.PENDING, status_detail=""
     )

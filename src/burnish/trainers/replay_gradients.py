@@ -70,7 +70,7 @@ def open_policy(config: RlConfig, console: Console) -> Iterator[LocalPolicy]:
     needs_values = resolve_algorithm(config.algorithm).estimator.needs_values
     if needs_values and config.critic.kind == "shared":
         raise ConfigError(
-            f"{config.output} has a critic on the policy's backbone: what it adds was not recorded",
+            f"{config.output} has a critic on the policy's backbone, whose part of the gradient was not recorded",
             remedy="replay without --gradients",
         )
     if config.compares_vocabulary:
@@ -111,8 +111,8 @@ def load_weights_before(policy: LocalPolicy, run: Path, step: int) -> None:
 
 
 def replay_gradients(file: Path, policy: LocalPolicy, replayers: Mapping[str, Replayer]) -> list[ReplayedGradient]:
-    """The gradient of a recorded step for each algorithm by its name, the run's own first. The policy has the weights
-    that the step began with, and keeps them.
+    """The gradient of a recorded step for each algorithm by its name, the run's own first. The policy must have the
+    weights that the step began with, and keeps them.
 
     Raises like `Replayer.credited`, and ConfigError for an algorithm that needs what was not recorded.
     """
@@ -157,7 +157,7 @@ def _minibatch(name: str, replayer: Replayer, recorded: ReplayedStep, policy: Lo
         raise ConfigError(f"{name}: no response of step {recorded.step} is trained on", remedy="choose another step")
     if config.algorithm.kl_in == "loss" and batch.ref_logprobs is None:
         raise ConfigError(
-            f"{name}: algorithm.kl_in is loss, which needs ref_logprobs, which step {recorded.step} did not record",
+            f"{name}: algorithm.kl_in is loss and needs ref_logprobs, which step {recorded.step} did not record",
             remedy="compare without the KL: algorithm.kl_in=none",
         )
     if config.old_logprobs_of_sampler:

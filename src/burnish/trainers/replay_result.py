@@ -1,4 +1,4 @@
-"""Changes that a replay has made: in a few numbers, and response by response in files."""
+"""Results of a replay: its changes in a few numbers, and response by response in files."""
 
 from __future__ import annotations
 

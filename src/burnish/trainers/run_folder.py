@@ -62,7 +62,7 @@ class Workplace:
 
     def check(self) -> None:
         """Raise CheckpointError if the folder is not the one that was locked. To be called before writing. Removed
-        files that can be written again are, and this is reported."""
+        files that can be written again are rewritten, and this is reported."""
         self.lock.check()
         for line in RunDirectory(self.path).restore(self.config):
             self.say(line)
@@ -155,7 +155,7 @@ def recorded_ways(folder: Path) -> dict[str, str]:
         content = read_json(file)
         ways: dict[str, str] = content["ways"]
         if not all(isinstance(text, str) for entry in ways.items() for text in entry):
-            raise TypeError("its ways are not texts")
+            raise TypeError("its fast paths are not texts")
     except (UnreadableError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"cannot read {file}, which holds the fast paths of this run: {reason_of(error)}",

@@ -302,7 +302,7 @@ def unheard_end(last: Counter[int], loaded: LoadedModel) -> list[str]:
     ((token, _),) = last.most_common(1)
     return [
         f"no example ends with a token that ends a response of this model ({tokenizer.decode([*ends])!r}): most end "
-        f"with {tokenizer.decode([token])!r} (id {token}), behind which the model would go on; if it ends a turn, add "
+        f"with {tokenizer.decode([token])!r} (id {token}), after which the model would go on; if it ends a turn, add "
         "that id to eos_token_id in the model's generation_config.json"
     ]
 

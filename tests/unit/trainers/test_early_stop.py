@@ -61,7 +61,7 @@ def test_a_metric_that_never_comes_is_an_error_with_its_neighbours() -> None:
     seen.check_measured({"policy/loss": 0.0})  # a step without an evaluation
     seen.observe(5, row)
     with pytest.raises(
-        ConfigError, match=r"'eval/acuracy', which this run has not measured until step 5\n.*eval/accuracy"
+        ConfigError, match=r"'eval/acuracy', which this run has not measured by step 5\n.*eval/accuracy"
     ):
         seen.check_measured(row)
     seen = EarlyStop(StopConfig(metric="reward/domain/b", above=0.9))
@@ -69,7 +69,7 @@ def test_a_metric_that_never_comes_is_an_error_with_its_neighbours() -> None:
         seen.observe(step, row)
         seen.check_measured(row)
     seen.observe(10, row)
-    with pytest.raises(ConfigError, match="until step 10"):
+    with pytest.raises(ConfigError, match="by step 10"):
         seen.check_measured(row)
 
 

@@ -131,7 +131,7 @@ def test_a_resumed_run_has_what_it_began_with(tmp_path, monkeypatch) -> None:
         record_paths(tmp_path, paths)
     ways = json.loads((tmp_path / "paths.json").read_text())
     paths = FastPaths({entry: "many" for entry in ways["ways"]})
-    with pytest.raises(CheckpointError, match="'many', which is no number of tokens"):
+    with pytest.raises(CheckpointError, match="'many', which is not a number of tokens"):
         settle_microbatch(config, paths)
 
 

@@ -196,8 +196,8 @@ def other_reference(
     open_learner: OpenLearner[PreferConfig, Policy],
     texts: Sequence[Text],
 ) -> KeptReference:
-    """The log-probabilities of the model that `reference` names. It is opened as the policy will be, and only if they
-    are not kept yet, and is gone before the policy gets its optimizer."""
+    """The log-probabilities of the model that `reference` names. If they are not kept yet, the model is opened as the
+    policy will be, and closed before the policy gets its optimizer."""
     config = begun.config
     model = with_weights(config.model, config.reference)
     with ExitStack() as stack:
@@ -217,7 +217,7 @@ def other_reference(
 def kept_reference(
     begun: Beginning[PreferConfig, Policy], texts: Sequence[Text], model: Callable[[], Policy]
 ) -> KeptReference:
-    """The log-probabilities of the texts under a frozen model, which is asked for if they are not kept yet."""
+    """The log-probabilities of the texts under a frozen model, which is requested only if they are not kept yet."""
     config, pad = begun.config, begun.opened.loaded.pad_token_id
     opened = cache(model)
 

@@ -61,7 +61,7 @@ class Responses:
 class PreferenceObjective:
     """Mean loss over the comparisons of the step (or its rated responses); each micro-batch adds its share of it.
 
-    scale, per_token: what makes a response's reward of its log-probability, for metrics alone. count: comparisons of
+    scale, per_token: what turns a response's log-probability into its reward, for metrics alone. count: comparisons of
     the step; kl: nats by which the policy is above the reference on responses to other prompts (`kto`).
     """
 
@@ -75,7 +75,7 @@ class PreferenceObjective:
 
     @property
     def sorts(self) -> PairLoss | None:
-        """The loss that makes the pairs of the whole step anew, if there is one."""
+        """The loss that forms new pairs from the whole step, if there is one."""
         rows = (resolve_pair_loss(term.name) for term in self.terms)
         return next((row for row in rows if row.order), None)
 
@@ -149,8 +149,8 @@ def as_pairs(better: Responses, worse: Responses) -> Pairs:
 
 
 def matched(batch: Batch, logprobs_BT: Tensor, loss: PairLoss) -> Batch:
-    """The whole step with its pairs made anew as a loss that sorts them asks for: each chosen response with another
-    rejected one, or (`aot`) each pair with the reference of another one."""
+    """The whole step in new pairs, as a loss that sorts them needs: each chosen response with another rejected one, or
+    (`aot`) each pair with the reference of another one."""
     assert loss.order is not None
     responses, (better, worse) = Responses.of(logprobs_BT, batch), pair_rows(batch)
     order = loss.order(as_pairs(responses.select(better), responses.select(worse)))
@@ -169,7 +169,7 @@ def objective_of(
 ) -> PreferenceObjective:
     """The objective for losses of these names, weights and options. `shared`: options for each loss that has them.
 
-    Raises ConfigError for options that a loss does not have, and for shared ones that none has.
+    Raises ConfigError for options that a loss does not have, and for shared options that no loss has.
     """
     rows = [resolve_pair_loss(name) for name, _, _ in losses]
     terms, used = [], set[str]()

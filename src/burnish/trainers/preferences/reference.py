@@ -76,7 +76,7 @@ def _computed(texts: Sequence[Text], score: ScoreTexts) -> Tensor:
 
 
 def _kept(path: Path, mark: str) -> Tensor | None:
-    """The numbers in the file, if it is whole and of these texts and this reference."""
+    """The numbers in the file, if it is complete and belongs to these texts and this reference."""
     try:
         with safe_open(path, framework="pt") as file:
             return file.get_tensor(mark) if mark in file.keys() else None  # noqa: SIM118  no mapping

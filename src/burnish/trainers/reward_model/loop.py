@@ -142,7 +142,7 @@ class RmRun(Training):
         return due
 
     def normalise(self, measure: Measure) -> None:
-        """Shift (and with `gain_bias` scale) the scores by the scores of the pairs that the run file names."""
+        """Shift (and with `gain_bias` scale) the scores as measured on the pairs that the run file names."""
         measured = self.learner.score(measure.pairs())
         self.learner.normalise(measured, scale=measure.settings.kind == "gain_bias", measured_on=measure.name)
 

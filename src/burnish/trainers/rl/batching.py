@@ -124,8 +124,8 @@ def build_rewards(rows: Sequence[tuple[RolloutGroup, Rollout]], weights: Mapping
 
 def _counted(rollouts: Sequence[Rollout]) -> Tensor:
     """For each row the first one of the same sample. A conversation that was sampled once must not count several times
-    in the mean of its group because it is several rows. Branches of an agent may differ in their scores; branches
-    with the same score count once."""
+    in its group's mean because it has several rows. Branches of an agent may differ in their scores; branches with the
+    same score count once."""
     first: dict[tuple[tuple[int, int], float | None], int] = {}
     forked = {r.sample for r in rollouts if r.ends_in is not None}
     keys = [(r.sample, None if r.sample in forked else r.reward) for r in rollouts]

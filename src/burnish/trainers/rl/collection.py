@@ -67,7 +67,7 @@ class Collector:
         asked: Counter[str] = Counter()
         for _ in range(1 + self.config.algorithm.max_refills):
             drawn, positions = self.domains.draw(lacking, positions, step)
-            if not drawn:  # no prompt is of the difficulty that is asked for
+            if not drawn:  # no prompt has the requested difficulty
                 break
             groups = self._sample(drawn, step, first_id=len(sampled), asked=asked, stopwatch=stopwatch)
             sampled.extend(groups)

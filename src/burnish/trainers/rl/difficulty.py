@@ -88,7 +88,7 @@ class PassRates:
         self._now, self._ahead = dict(self._trained), []
 
     def _settle(self) -> None:
-        """Keep for good what the steps that were trained on have shown."""
+        """Make permanent what the steps that were trained on have shown."""
         trained = [entry for entry in self._ahead if entry[0] <= self._progress.step]
         for entry in trained:
             self._add(self._trained, *entry)
@@ -197,8 +197,8 @@ def recorded_outcomes(
             found += [] if solved is None else [(rollout.prompt_id, solved)]
     if not found:
         raise ConfigError(
-            f"{field} is {folder!r}, which has recorded no response to a training prompt of the domain {domain!r} "
-            f"that could be judged ({success})",
+            f"{field} is {folder!r}, which has recorded no response that could be judged to a training prompt of the "
+            f"domain {domain!r} ({success})",
             remedy="name a run of the same data and rewards, whose domains have the same names, or remove it",
         )
     return found

@@ -292,7 +292,8 @@ def build_held_out(
 
 
 def votes_of(rewards: Sequence[RewardConfig]) -> Votes:
-    """Votes by what the reward `math` reads and holds to be equal, if it is one of the rewards; else by the text."""
+    """Votes by the answers that the reward `math` reads and considers equal, if it is one of the rewards; else by the
+    text."""
     chosen = next((reward for reward in rewards if reward.name == "math"), None)
     if chosen is None:
         return BY_TEXT

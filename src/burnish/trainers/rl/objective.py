@@ -82,7 +82,8 @@ class PolicyObjective:
             if self.entropy_coef > 0:
                 loss = loss - self.entropy_coef * self._aggregate(scores.entropy_BT, batch, denominators)
         metrics["loss"] = share(loss, mask, denominators)
-        # Relative to the policy when the step began the ratio should begin at 1; to a sampler of earlier weights, not.
+        # Relative to the policy at the beginning of the step, the ratio should begin at 1; relative to a sampler of
+        # earlier weights, it need not.
         begins_at_1 = batch.old_logprobs is not None and not self.old_logprobs_of_sampler
         signals = Signals(
             ratio_deviation=ratio_deviation(logprobs, old, mask) if begins_at_1 else None,

@@ -182,7 +182,7 @@ def test_of_a_recorded_run_with_domains_only_this_one_counts(tmp_path: Path) -> 
     both = ("math", "a", 1.0, False), ("code", "a", 0.0, False)
     assert outcomes(record(tmp_path / "with", "domains: {math: {}, code: {}}\n", *both)) == [("a", True)]
     assert outcomes(record(tmp_path / "without", "steps: 1\n", *both)) == [("a", True), ("a", False)]
-    with pytest.raises(ConfigError, match="no response to a training prompt of the domain 'chat'"):
+    with pytest.raises(ConfigError, match="no response that could be judged to a training prompt of the domain 'chat'"):
         outcomes(tmp_path / "with", domain="chat")
 
 

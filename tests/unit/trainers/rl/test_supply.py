@@ -170,7 +170,7 @@ def test_missing_batches_of_a_checkpoint_are_told() -> None:
     supply = supply_of("inline", FakeCollector(staleness=2), Progress(step=2, position=4, positions={ALL: 4}))
     supply.load_state_dict({})
     assert supply.lines() == (
-        "max_staleness: the checkpoint has no batch of steps 3 to 4: sampled with the weights of step 2",
+        "max_staleness: the checkpoint has no batch of steps 3 to 4; the weights of step 2 sample instead",
     )
 
 

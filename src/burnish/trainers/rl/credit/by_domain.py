@@ -92,7 +92,7 @@ class DomainCredit:
         return batch.replace(advantages=present(batch.advantages, "advantages") * torch.tensor(weights)[:, None])
 
     def commit(self) -> None:
-        """The step that was normalised last has been trained on."""
+        """Keep the statistics of the step that was normalised last, because it has been trained on."""
         self.seen, self._newest = {**self.seen, **self._newest}, {}
 
     def state_dict(self) -> dict[str, object]:

@@ -39,7 +39,7 @@ class Agents:
             taken = [name for name in GIVEN if name in prompt.columns and name != "messages"]
             if taken:
                 raise ConfigError(
-                    f"prompt {prompt.id} has a column {taken[0]!r}, which is what an agent is given of the endpoint",
+                    f"prompt {prompt.id} has a column {taken[0]!r}, which clashes with an argument of agents",
                     remedy="rename the column",
                 )
             known = self.talks.get(prompt.id)
@@ -98,7 +98,7 @@ def _open_talk(config: RlConfig, domain: DomainSettings, loaded: LoadedModel, st
     return AgentTalk(
         host,
         speech,
-        # What agents may repeat of the run's settings. Evaluations sample otherwise, which no agent has to know.
+        # Settings of the run that agents may repeat. Evaluations sample with others, which no agent has to know.
         Sampling(0, temperature=rollout.temperature, top_k=rollout.top_k, top_p=rollout.top_p, min_p=rollout.min_p),
         turns=conversation.max_turns,
         turn_tokens=conversation.max_turn_tokens,

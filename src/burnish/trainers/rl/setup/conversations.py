@@ -201,7 +201,7 @@ def _check_names(schemas: Schemas, where: str) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(
-            f"{where} has two tools that are called {twice!r}",
+            f"{where} has two tools named {twice!r}",
             remedy="rename one of them, or leave one out: a model calls tools by name",
         )
 
@@ -215,11 +215,11 @@ def _rewriting(
     if not rewriting or conversation.trajectory == "fork":
         return rewriting
     observer = min(rewriting)
-    remedy = f"set {where}.trajectory: fork, which gives each history a row of its own"
+    remedy = f"set {where}.trajectory: fork, which gives each history its own row"
     if _is_mended_by_keeping_thinking(template, observers):
         remedy = (
-            f"set model.chat_template: {KEEP_THINKING}, which is the same template without what leaves out thinking, "
-            f"or {where}.trajectory: fork, which gives each history a row of its own"
+            f"set model.chat_template: {KEEP_THINKING}, the same template without the part that leaves out thinking, "
+            f"or {where}.trajectory: fork, which gives each history its own row"
         )
     raise ConfigError(
         f"{where}: the chat template writes {found[observer]} differently from what the policy was given and wrote, "
@@ -232,7 +232,7 @@ def _is_mended_by_keeping_thinking(template: Template, observers: Sequence[Obser
     changed = replace(template, tokenizer=with_template(template.tokenizer, KEEP_THINKING))
     try:
         return not any(rewrites(changed, one, where=KEEP_THINKING) for one in observers)
-    except DataError:  # the changed template refuses what the template takes
+    except DataError:  # the changed template refuses what the original takes
         return False
 
 
@@ -262,13 +262,13 @@ def _lines(
     lines = [f"{where}: {', '.join((*partner, *tools))}; at most {conversation.max_turns} turns"]
     if not conversation.in_rounds:
         lines.append(
-            f"{where}: whoever has an answer goes on, so log-probabilities may differ in rounding from run to run "
-            f"({where}.in_rounds: true makes them equal)"
+            f"{where}: conversations go on as soon as they have an answer, so log-probabilities may differ in rounding "
+            f"from run to run ({where}.in_rounds: true makes them equal)"
         )
     if rewriting:
         lines.append(
-            f"{where}: after messages of the role {' or '.join(sorted(rewriting))} the chat template writes earlier "
-            "turns anew; each of them begins a row of its own, which has the score of the conversation"
+            f"{where}: after messages of the role {' or '.join(sorted(rewriting))} the chat template rewrites earlier "
+            "turns; each rewrite begins a new row, which gets the score of the conversation"
         )
     return lines
 

@@ -55,7 +55,7 @@ class Domains:
         return self.of(group.prompt).filter.why_left_out(group, step)
 
     def lacking(self, wanted: Mapping[str, int], kept: Sequence[RolloutGroup]) -> dict[str, int]:
-        """Groups still to be sampled, in the domains that replace a group which teaches nothing."""
+        """Groups still to be sampled, in the domains that replace groups which teach nothing."""
         found = [self.of(group.prompt).settings.key for group in kept]
         refilled = {name: domain.settings.refills for name, domain in self.by_name.items()}
         return {name: count - found.count(name) if refilled[name] else 0 for name, count in wanted.items()}

@@ -1,4 +1,5 @@
-"""Checks of `burnish rl` before it loads a model. `burnish plan` makes the same ones, so it never promises more.
+"""Checks of `burnish rl` before it loads a model. `burnish plan` makes the same ones, so it promises no more than the
+run.
 
 What only runs with teachers or reward models need is imported for them, because it imports everything that computes.
 """
@@ -69,7 +70,7 @@ def check_settings(config: RlConfig, parts: AlgorithmParts, *, here: bool = True
         )
     name = config.rollout.engine
     stops = can_stop(name)  # refuses what is no engine
-    if is_outside(name):  # the others were looked at when the run file was read
+    if is_outside(name):  # the others were checked when the run file was read
         raise_problems(named(check_engine(config)), source=f"rollout.engine {name!r}")
     if config.partial and not stops:
         raise ConfigError(
@@ -237,7 +238,7 @@ def no_overlap_lines(config: RlConfig) -> tuple[str, ...]:
     """Note that sampling ahead saves no time in the processes that train."""
     if config.max_staleness == 0 or config.cluster.rollout_workers:
         return ()
-    value, because = config.max_staleness, "what trains also samples, in turn"
+    value, because = config.max_staleness, "the same processes train and sample, in turn"
     return (f"max_staleness is {value}, which saves no time without cluster.rollout_workers: {because}",)
 
 

@@ -36,13 +36,13 @@ class Beside:
     threads: ThreadPoolExecutor | None = None
 
     def begin(self, model: str, call: Callable[[], Result]) -> Callable[[], Result]:
-        """Return a function that waits for the result of a call to this model. The call is made now if the model has a
-        process of its own, and else when the result is asked for, since its process is busy until then."""
+        """Return a function that waits for the result of a call to this model. The call is made now if the model has
+        its own process, else when the result is requested, since its process is busy until then."""
         return call if self.threads is None or model not in self.models else self.threads.submit(call).result
 
 
 ALONE = Beside()
-"""No model has a process of its own."""
+"""No model has its own process."""
 
 
 @dataclass(frozen=True, slots=True)

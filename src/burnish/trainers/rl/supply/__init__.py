@@ -70,7 +70,7 @@ class Supply:
         with stopwatch.phase("sync"):
             self._load(weights)
         attempt = partial(self.collector.collect, step, positions, stopwatch)
-        # What fails from the first step on is no outage.
+        # A failure from the first step on is not an outage.
         return attempt() if step == 1 else self.collector.patience.through(attempt)
 
 
@@ -137,7 +137,7 @@ class SupplyAhead(Supply):
             return ()
         steps = f"step {first}" if first + 1 == end else f"steps {first} to {end - 1}"
         now = self._progress.step
-        return (f"max_staleness: the checkpoint has no batch of {steps}: sampled with the weights of step {now}",)
+        return (f"max_staleness: the checkpoint has no batch of {steps}; the weights of step {now} sample instead",)
 
     def _due(self, step: int) -> range:
         """The batches that the newest weights sample, as `step` begins."""

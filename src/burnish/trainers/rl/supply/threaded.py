@@ -129,7 +129,7 @@ class SupplyPartial(SupplyAside):
         """Everything is sampled with these weights from now on, which the policy has after this step."""
         kept = self._aside.keep(weights)
         with self._renewing:
-            # Of older versions there is nothing left: the batches that they began are trained.
+            # Nothing of older versions is left: the batches that they began have been trained on.
             oldest = step - self._max_staleness - 1
             self._steps = {v: s for v, s in self._steps.items() if s >= oldest} | {kept.version: step}
             self._newest, self._newest_step = kept, step

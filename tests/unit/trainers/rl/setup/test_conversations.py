@@ -167,7 +167,7 @@ def test_a_game_needs_no_parser(opened: Callable[..., Any]) -> None:
         ({"tools": "calculator", "parser": "{here}/partners.py:None"}, PYTHONIC, ConfigError, "has no None"),
         ({"tools": "calculater"}, PYTHONIC, ConfigError, "did you mean 'calculator'"),
         ({"environment": "{here}/partners.py:Unfinished"}, PYTHONIC, ConfigError, "no method reset"),
-        ({**TOOL, "environment": "{here}/partners.py:Desk"}, PYTHONIC, ConfigError, "two tools that are called 'look'"),
+        ({**TOOL, "environment": "{here}/partners.py:Desk"}, PYTHONIC, ConfigError, "two tools named 'look'"),
         ({"environment": "{here}/nowhere.py:Game"}, PYTHONIC, ConfigError, "there is no file"),
         ({"environment": "{here}/partners.py:Game", "environment_options": {"x": 1}}, PYTHONIC, ConfigError, "options"),
     ],
@@ -190,13 +190,13 @@ FORGETS = PYTHONIC.replace(
 KNOWN = FORGETS.replace("not loop.last and ", "")
 
 
-@pytest.mark.slow_cases("template2-set conversation.trajectory: fork, which gives each history a row of its own")
+@pytest.mark.slow_cases("template2-set conversation.trajectory: fork, which gives each history its own row")
 @pytest.mark.parametrize(
     ("template", "remedy"),
     [
-        (KNOWN, "set model.chat_template: keep_thinking, which is the same template"),
-        (FORGETS, "set conversation.trajectory: fork, which gives each history a row of its own"),
-        (REWRITES, "set conversation.trajectory: fork, which gives each history a row of its own"),
+        (KNOWN, "set model.chat_template: keep_thinking, the same template"),
+        (FORGETS, "set conversation.trajectory: fork, which gives each history its own row"),
+        (REWRITES, "set conversation.trajectory: fork, which gives each history its own row"),
     ],
 )
 def test_what_can_be_done_about_a_template_that_forgets(opened: Callable[..., Any], template: str, remedy: str) -> None:
@@ -217,7 +217,7 @@ def test_a_template_that_forgets_can_be_used_with_forks(opened: Callable[..., An
     game = {"environment": "{here}/partners.py:Game", "trajectory": "fork"}
     conversations, said = opened(game, template)
     assert partner(conversations).rewriting == {"user"}
-    assert "after messages of the role user the chat template writes earlier turns anew" in said
+    assert "after messages of the role user the chat template rewrites earlier turns" in said
 
 
 @pytest.mark.slow
