@@ -39,7 +39,8 @@ def serve(source: str, pipe: Link) -> None:
 
 
 def load(source: str, name: str) -> tuple[Answers | None, dict[str, Any]]:
-    """Run the code as a module of this name; what answers for it (None if it raised), and what to tell the tests."""
+    """Run the code as a module of this name. Returns what answers for it (None if it raised), and the message to the
+    tests."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     try:
@@ -76,7 +77,7 @@ def run(source: str) -> int:
 
 
 def _flushes() -> Iterator[Callable[[], object]]:
-    """Of what the program wrote to: the present standard output, if it still can be, and the one that it began with."""
+    """Yield the flush methods of the present standard output, if it still has one, and of the first one."""
     first: Any = sys.__stdout__
     for stream in {id(one): one for one in (sys.stdout, first)}.values():
         if isinstance(stream, io.IOBase) and not stream.closed:

@@ -95,7 +95,7 @@ class _Screen(io.RawIOBase):
 
 def _run(source: str, name: str, space: dict[str, Any]) -> tuple[bool, str]:
     """Run a cell. Returns whether it ended without an exception, and what is to be shown below its output."""
-    lines = [f"{line}\n" for line in source.split("\n")]  # with its end each, or carets below it are misplaced
+    lines = [f"{line}\n" for line in source.split("\n")]  # each with its line end, or carets below it are misplaced
     linecache.cache[name] = (len(source), None, lines, name)  # tracebacks show them
     try:
         value = _value(source, name, space)

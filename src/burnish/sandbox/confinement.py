@@ -28,13 +28,13 @@ _DEVICES = ("/dev/null", "/dev/urandom", "/dev/zero")
 _UNPRIVILEGED = kernel.MS_NOSUID | kernel.MS_NODEV
 _LOOK_SECONDS = 30.0
 _SPARE_USERS = 1_500_000_000
-"""Numbers from here on, one for each warm parent, belong to no user of a usual system."""
+"""User ids from here on, one for each warm parent, belong to nobody on a usual system."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
     """Preparations of a warm parent. user: the id that its candidates get; None for the parent's own. alone: whether no
-    other process counts to the same limit of processes."""
+    other process counts towards the same limit of processes."""
 
     tier: Tier
     user: int | None
@@ -52,7 +52,7 @@ def prepare(tier: Tier) -> Confinement:
         _leave_the_machine(is_root)
         return Confinement(tier, _spare_user() if is_root else None, True, own_memory)
     if tier == "landlock" and kernel.landlock_version() < kernel.COVERS_TRUNCATION:
-        raise OSError("it needs Landlock as Linux has it from 6.2 on, turned on")
+        raise OSError("it needs the Landlock of Linux 6.2 or newer, turned on")
     user = _spare_user() if is_root and _can_read_python(_spare_user()) else None
     return Confinement(tier, user, user is not None, own_memory)
 
@@ -60,7 +60,7 @@ def prepare(tier: Tier) -> Confinement:
 def confine(confinement: Confinement, limits: Limits, parent: int) -> None:
     """Confine this process of the sandbox before it reads the code, in this order: later steps need what earlier ones
     allow. It has its descriptors already. Returns in another process in a tier with namespaces. From now on it ends
-    when the process `parent` does, which has forked it, however that ends."""
+    when its parent, the process `parent`, does, however that ends."""
     end_with(parent)
     shadow = _enter_own_namespaces(limits) if confinement.tier == "namespaces" else None
     os.chdir("/" if shadow is None else "/tmp")
@@ -108,7 +108,7 @@ def _limit(confinement: Confinement, limits: Limits) -> None:
 
 
 def _tasks_of_this_user() -> int:
-    """Threads that count to this user's limit already."""
+    """Number of threads that already count towards this user's limit."""
     own, count = os.getuid(), 0
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -190,7 +190,7 @@ def _end_with(shadow: int) -> None:
 
 
 def _enter_own_namespaces(limits: Limits) -> int:
-    """Process ids and a /tmp of this candidate's own. What returns is a child; the parent becomes its shadow, which
+    """Give this candidate its own process ids and /tmp. What returns is a child; the parent becomes its shadow, which
     ends as the child ends. Returns the end of a pipe that the shadow holds as long as it lives."""
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC)
     kernel.mount("tmp", "/tmp", "tmpfs", _UNPRIVILEGED, f"mode=1777,nr_inodes=256,size={4 * limits.output_bytes}")

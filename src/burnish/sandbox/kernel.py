@@ -35,7 +35,7 @@ _CLOSE_RANGE = 436  # on all machines
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 COVERS_TRUNCATION = 3
-"""The first version that keeps a file which may be read from being emptied."""
+"""The first version that can keep a readable file from being emptied."""
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same on every machine
 _ASK_VERSION = 1
 _PATH_BENEATH = 1

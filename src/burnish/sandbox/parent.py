@@ -60,7 +60,7 @@ class Parent:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         with pair(socket.SOCK_SEQPACKET) as (self._channel, theirs):
             self._process = start(
-                # Not -I, which overlooks PYTHONHASHSEED: the environment and the folder are given anyway.
+                # Not -I, which ignores PYTHONHASHSEED: the environment and the folder are given anyway.
                 [sys.executable, "-s", "-P", "-c", _BOOT, str(_ROOT), module, str(theirs.fileno()), tier],
                 descriptors=(theirs.fileno(),),
                 stdout=NOWHERE,

@@ -95,7 +95,7 @@ class RemoteSandbox:
             return judge_programs(self.output, job, limits)
         if self._grade != "shared":
             raise SandboxError(
-                f"{self.url} only runs programs, so that functions and assertions would be tested in the candidate's "
+                f"{self.url} only runs programs, so functions and assertions would be tested in the candidate's "
                 "process, where it can cheat",
                 remedy="use `burnish sandbox serve`, or accept that with sandbox.grade: shared",
             )

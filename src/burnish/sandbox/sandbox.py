@@ -23,8 +23,7 @@ _OUT_OF_MEMORY = "MemoryError"
 _SOME_OUTPUT = 1 << 16
 _DETAIL = 300
 START_SHARE, LEAST_START_SECONDS = 0.5, 2.0
-"""Programs are started, too: of the seconds of a job so much more time may pass until all have run, and these seconds
-at least."""
+"""Time for starting programs, beyond the seconds of a job: this share of those seconds, and at least so many."""
 
 
 class Sandbox:
@@ -209,7 +208,7 @@ def verdict_of_lines(lines: list[dict[str, Any]], ended: dict[str, Any], *, as_t
         return Verdict("ended", passed, max(total, passed + 1), seconds, clean(last["ended"]))
     if "broken" in last or not planned:
         why = clean(last.get("broken", f"their process has ended with status {ended['code']}"))
-        raise SandboxError(f"the tests gave no verdict: {why}", remedy="mend the tests, or leave the row out")
+        raise SandboxError(f"the tests gave no verdict: {why}", remedy="fix the tests, or leave the row out")
     if "end" not in last:  # what the code returned was too much for them
         return Verdict("ended", passed, max(total, passed + 1), seconds, "the tests' process has ended")
     if total == 0:

@@ -1,7 +1,7 @@
 """System calls that a candidate may make: as many as Python and NumPy need to compute. All others fail with EPERM.
 
-What files may be opened is Landlock's matter. What is not here at all: starting programs or processes, sockets,
-signals to others, changing limits, mounts, tracing, asynchronous I/O.
+Landlock decides which files may be opened. Not allowed at all: starting programs or processes, sockets, signals to
+others, changing limits, mounts, tracing, asynchronous I/O.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def application(sandbox: Served, service: SandboxService) -> Starlette:
 
 
 def check_address(host: str, token: str | None) -> None:
-    """SandboxError for another address than this machine's own without a token."""
+    """SandboxError for an address that other machines reach, without a token."""
     if host not in LOOPBACK and token is None:
         raise SandboxError(
             f"a sandbox on {host} would run programs for everyone who can reach this machine",

@@ -29,7 +29,7 @@ _DESCRIPTORS = 3
 _LOOK_SECONDS = 1.0
 """Between looks for processes that no session has named."""
 _MOST_PROCESS_IDS = 1 << 22
-"""Of Linux. Users of sessions are so far apart, because the first one depends on the parent's process id."""
+"""Linux's limit. The users of sessions are so far apart because the first one depends on the parent's process id."""
 
 
 def main(control: int, tier: str) -> None:
@@ -109,8 +109,8 @@ class _Sessions:
             self._selector.register(watched, selectors.EVENT_READ, child.pid)
 
     def _of_slot(self, slot: int, limits: Limits, most: int) -> tuple[Confinement, Limits]:
-        """With a user of its own, whose threads are counted apart; without one, sessions share the sum of their limits
-        of threads."""
+        """Give a session its own user, whose threads are counted apart; without users, sessions share the sum of their
+        limits of threads."""
         if self._confinement.user is None:
             return self._confinement, replace(limits, processes=limits.processes * most)
         return replace(self._confinement, user=self._confinement.user + slot * _MOST_PROCESS_IDS), limits
@@ -123,7 +123,7 @@ class _Sessions:
             self._forget(ended)
 
     def _forget(self, ended: Mapping[int, int]) -> None:
-        """Tell of the sessions among these processes, by their exit statuses."""
+        """Report the exit statuses of the sessions among these processes."""
         for pid in self._sessions.keys() & ended.keys():
             session = self._sessions.pop(pid)
             with contextlib.suppress(OSError):  # nobody may want to know

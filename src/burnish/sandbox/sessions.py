@@ -54,8 +54,8 @@ class Sessions:
     """Opens sessions in one tier of confinement. A context manager, which ends them all.
 
     most: sessions at a time, up to 512. limits: of each one. `processor_seconds` and `memory_mb` are for the whole of
-    it; `seconds` is not used, because each cell has a time of its own. shown_bytes: of what a cell prints. Several
-    threads may open sessions. Raises TierRefusedError where the machine does not allow the tier.
+    it; `seconds` is not used, because each cell has its own time. shown_bytes: of what a cell prints. Several threads
+    may open sessions. Raises TierRefusedError where the machine does not allow the tier.
     """
 
     def __init__(

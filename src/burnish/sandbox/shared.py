@@ -60,7 +60,7 @@ def verdict(output: Output, nonce: str) -> Verdict:
     try:
         lines = [] if output.timed_out else _lines(rest.partition("\n")[0])
     except (ValueError, RecursionError):  # the candidate has found the nonce, and no more
-        return Verdict("ended", 0, 1, output.seconds, "it wrote a verdict of its own", "shared")
+        return Verdict("ended", 0, 1, output.seconds, "it wrote its own verdict", "shared")
     ended = {"timed_out": output.timed_out, "seconds": output.seconds, "code": output.code}
     return replace(verdict_of_lines(lines, ended, as_they_come=False), grade="shared")
 

@@ -118,8 +118,8 @@ class Function:
 
 
 class Remote:
-    """An object of the code that is no plain value, such as an instance of a class of its own, or a generator. Equal
-    to nothing but itself."""
+    """An object of the code that is not a plain value, such as an instance of its own class, or a generator. Equal to
+    nothing but itself."""
 
     def __init__(self, candidate: Candidate, number: int) -> None:
         self.__dict__["_candidate"] = candidate

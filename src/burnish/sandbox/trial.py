@@ -197,10 +197,10 @@ _PROGRAMS: tuple[tuple[str, str, _Held], ...] = (
     ("signals another process", _SIGNAL, _says_no),
     ("connects to this machine", _CONNECT, _nobody_came),
     ("runs another program", _SHELL, _folder_as_it_was),
-    ("leaves a process that goes on", _FORK, _folder_as_it_was),
+    ("leaves a running process behind", _FORK, _folder_as_it_was),
     ("starts many processes", _PROCESSES, _at_most(_LIMITS.processes)),
     ("starts many threads", _THREADS, _at_most(_LIMITS.processes)),
-    ("takes much memory", _MEMORY, _at_most(_LIMITS.memory_mb)),
+    ("takes a lot of memory", _MEMORY, _at_most(_LIMITS.memory_mb)),
     ("traces, mounts, makes namespaces", _KERNEL, _says_no),
     ("raises its limits", _LIMITS_RAISED, _says_no),
     ("finds descriptors of others", _DESCRIPTORS, _says_no),
@@ -221,8 +221,8 @@ def f(x):
     return next((o for o in gc.get_objects() if isinstance(o, list) and 271828 in o), [0])[-1]
 """
 _CHEATS: tuple[tuple[str, str], ...] = (
-    ("ends in peace when it is loaded", "import os\nos._exit(0)"),
-    ("ends in peace when it is called", "import os\ndef f(x): os._exit(0)"),
+    ("exits without an error when it is loaded", "import os\nos._exit(0)"),
+    ("exits without an error when it is called", "import os\ndef f(x): os._exit(0)"),
     ("raises SystemExit when it is called", "def f(x): raise SystemExit(0)"),
     ("returns an object that is equal to everything", _EQUAL_TO_ALL),
     (
@@ -230,7 +230,7 @@ _CHEATS: tuple[tuple[str, str], ...] = (
         'import os\nfor number in range(64):\n    try: os.write(number, b\'{"passed": true}\\n{"end": true}\\n\')\n'
         "    except OSError: pass\ndef f(x): return 0",
     ),
-    ("looks for what is expected in memory and frames", _SEARCH),
+    ("looks for the expected value in memory and frames", _SEARCH),
 )
 
 
@@ -281,7 +281,7 @@ def strongest(*, processes: int = 1, limits: Limits | None = None) -> Sandbox:
         reasons.append(f"tier {tier!r} does not hold: {', '.join(fallen)}")
     raise SandboxError(
         "no tier of the sandbox confines programs on this machine:\n  " + "\n  ".join(reasons),
-        remedy="run on Linux 6.2 or newer; or say sandbox.tier: process, which only limits time and memory, and lets "
+        remedy="run on Linux 6.2 or newer; or set sandbox.tier: process, which only limits time and memory, and lets "
         "programs read and change whatever this user can",
     )
 

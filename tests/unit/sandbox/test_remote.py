@@ -159,7 +159,7 @@ def test_a_server_of_ours_judges_apart(sandbox: Sandbox) -> None:
         assert remote.run(ProgramTests("print(int(input()) * 2)", (("1", "2"), ("2", "4")))).status == "passed"
         output = remote.output(Program("import sys\nprint(input())\nsys.exit(3)", "é"))
         assert (output.stdout, output.code, output.timed_out) == ("é\n", 3, False)
-        with pytest.raises(SandboxError, match=r"do not ask the code for anything(?s:.*)mend the tests"):
+        with pytest.raises(SandboxError, match=r"do not ask the code for anything(?s:.*)fix the tests"):
             remote.run(AssertTests(DOUBLE, ("x = 1",)))
 
 

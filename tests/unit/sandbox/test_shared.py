@@ -195,7 +195,7 @@ FORGED = {
 
 @pytest.mark.parametrize("name", FORGED)
 def test_a_nonce_with_another_text_is_no_verdict(name: str) -> None:
-    assert said(FORGED[name]) == Verdict("ended", 0, 1, 0.1, "it wrote a verdict of its own", "shared")
+    assert said(FORGED[name]) == Verdict("ended", 0, 1, 0.1, "it wrote its own verdict", "shared")
 
 
 def test_only_the_first_reason_is_written_because_servers_cut_outputs() -> None:
