@@ -72,8 +72,8 @@ class RolloutEngine(Protocol):
 
 
 class RestingEngine(RolloutEngine, ABC):
-    """An engine that can give up memory while it does nothing (`cluster.offload: [rollout_engine]`). Being derived from
-    this class is how an engine says so."""
+    """An engine that can give up memory while it does nothing (`cluster.offload: [rollout_engine]`). An engine says so
+    by deriving from this class."""
 
     @abstractmethod
     def rest(self) -> None:
@@ -87,7 +87,7 @@ def let_rest(engine: RolloutEngine) -> None:
 
 
 class NotingEngine(RolloutEngine, ABC):
-    """An engine with something to tell the user once it is made. Being derived from this class is how it says so."""
+    """An engine with something to tell the user once it is made. It says so by deriving from this class."""
 
     notes: tuple[str, ...] = ()
     """Sentences."""
@@ -99,8 +99,8 @@ def notes_of(engine: RolloutEngine) -> tuple[str, ...]:
 
 
 class StoppableEngine(RolloutEngine, ABC):
-    """An engine that can stop in the middle of responses and go on with them later, which `partial` needs. Being
-    derived from this class is how an engine says so.
+    """An engine that can stop in the middle of responses and go on with them later, which `partial` needs. An engine
+    says so by deriving from this class.
 
     Its `generate` goes on with what `RolloutRequest.begun` holds: a response that was stopped and goes on with the same
     weights has the same tokens as one that was not. Nothing of it is sampled or reported twice.
@@ -122,13 +122,13 @@ class StoppableEngine(RolloutEngine, ABC):
 
 
 class KeepingEngine(RolloutEngine, ABC):
-    """An engine that can keep what it has computed of finished rows, so that a conversation's next turn costs only
-    what is new. Being derived from this class is how an engine says so."""
+    """An engine that can keep what it has computed of finished rows, so that a conversation's next turn costs only what
+    is new. An engine says so by deriving from this class."""
 
     @abstractmethod
     def keeping(self) -> AbstractContextManager[None]:
         """Inside, rows of later calls may go on from rows that have finished: a prompt that begins with such a row's
-        prompt and response is read from there on. It is recognised by its tokens, nobody has to announce it.
+        prompt and response is read from there on. It is recognised by its tokens, so nobody has to announce it.
 
         Nothing else changes: the same tokens, and log-probabilities that differ by rounding. How much is kept is
         bounded; what is not kept is read again. `sync` forgets everything, and so does leaving."""

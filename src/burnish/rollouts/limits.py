@@ -56,7 +56,7 @@ def check_rotation(config: PreTrainedConfig, reach: int) -> None:
     if limit is not None and reach > limit:
         raise RolloutError(
             f"this run's sequences have up to {reach} tokens, but this {config.model_type} model rotates all positions "
-            f"by other angles once a sequence is longer than {limit} tokens (its rope_parameters), so the "
+            f"by different angles once a sequence is longer than {limit} tokens (its rope_parameters), so the "
             "log-probabilities of tokens sampled before that would differ from those in training",
             remedy=f"keep rollout.max_prompt_tokens + rollout.max_response_tokens at or below {limit}",
         )

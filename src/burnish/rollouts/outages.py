@@ -46,5 +46,5 @@ def check_scores(sampled: Sequence[RolloutGroup], step: int) -> None:
         raise OutageError(
             f"step {step}: none of {len(responses)} responses has a score. The first one: prompt {first.prompt_id!r}, "
             f"{first.status.value}: {first.status_detail}",
-            remedy="mend what has failed, then give the same command again, which goes on",
+            remedy="fix what has failed, then give the same command again to continue",
         )

@@ -2,7 +2,7 @@
 
 Its steps are in `static_steps`. The cache is `shared_rows`, with each prompt once, for models that take packed rows,
 and otherwise the cache of `ModelDecoder`, with masks, so that models with windows can use it, too. It reads the model's
-own weights: after an update nothing is to be done, as long as their addresses stay the same.
+own weights: after an update nothing has to be done, as long as their addresses stay the same.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class StaticSteps:
         if found != expected:
             differing = sum(one != other for one, other in zip(found, expected, strict=True))
             raise RolloutError(
-                f"a captured decoding step draws {differing} of {rows} tokens otherwise than the same step by itself",
+                f"a captured decoding step draws {differing} of {rows} tokens differently from the same step by itself",
                 remedy="set BURNISH_WITHOUT=static_decoder",
             )
         return replay

@@ -6,8 +6,8 @@ version, and every call names the version that it wants. A worker that dies or h
 the same weights: calls are made between `sync` and the next update, so the policy still has them.
 
 A worker that rests between calls is asleep in vLLM's words (level 1): its weights are in the host's memory, its keys
-and values are nowhere. It wakes in two parts, weights before they are pushed, and keys and values only before it
-samples, so that a push does not need the memory of both.
+and values are gone. It wakes in two parts, weights before they are pushed, and keys and values only before it samples,
+so that a push does not need the memory of both.
 """
 
 from __future__ import annotations
@@ -383,7 +383,7 @@ def check_filters(sampling: Sampling) -> None:
     if sampling.top_p < 1.0 and sampling.min_p > 0.0 and not sampling.greedy:
         raise RolloutError(
             f"sampling.top_p {sampling.top_p:g} and min_p {sampling.min_p:g} are both set: vLLM applies min_p first, "
-            "which keeps other tokens than top_p first",
+            "which keeps different tokens from top_p first",
             remedy="use one of the two, or rollout.engine: local",
         )
 
