@@ -162,7 +162,7 @@ class Batch:
         return replaced if fields.keys() & _ON_HOST else replaced._with_host(self.host)
 
     def with_noise(self, keys_B: Tensor) -> Batch:
-        """A batch whose rows have noise of their own, so that no two of them share a prompt."""
+        """A batch whose rows have their own noise, so that no two of them share a prompt."""
         own = dataclasses.replace(self.host, prompts=np.arange(len(self)))
         return dataclasses.replace(self, noise_keys=keys_B)._with_host(own)
 

@@ -74,7 +74,7 @@ class CopiedPrompts:
     def _mask(self, in_prompt_NK: Bools, width: int) -> Tensor:
         """(N or 1, 1, width, K + width), added to the scores: the prompt, then the response so far."""
         if in_prompt_NK.all():
-            in_prompt_NK = in_prompt_NK[:1]  # prompts of one length need no mask of their own
+            in_prompt_NK = in_prompt_NK[:1]  # prompts of one length need no separate mask
         in_prompt = upload(in_prompt_NK, self.device)[:, None, None, :]
         causal = torch.ones(width, width, dtype=torch.bool, device=self.device).tril()
         visible = torch.cat([in_prompt.expand(-1, -1, width, -1), causal.expand(len(in_prompt), 1, -1, -1)], dim=3)

@@ -92,7 +92,7 @@ def _rest_as_one(log_p: Tensor, kept: Tensor) -> Tensor:
 class HeadInput:
     """Hidden states (N, H), and the head that makes logits of them; or logits (N, V) themselves, without a `weight_VH`.
 
-    Logits from the id `vocabulary` on (None: of no id) are of no token and left out.
+    Logits from the id `vocabulary` on belong to no token and are left out (None: all are kept).
     """
 
     hidden_NH: Tensor

@@ -69,8 +69,8 @@ class NoisyTrunkRunner(TrunkRunner):
             handle.remove()
         if seen != [True]:
             raise ModelError(
-                f"this {self._model.config.model_type} model does not look up its input once in one embedding, so it "
-                "can have no noise on it",
+                f"this {self._model.config.model_type} model does not look up its input once in one embedding, so "
+                "noise cannot be added to it",
                 remedy="remove neftune_alpha",
             )
 

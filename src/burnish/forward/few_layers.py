@@ -76,7 +76,7 @@ def _has_known_code(model: PreTrainedModel) -> bool:
 
 
 def _kind(layer: nn.Module) -> Hashable:
-    """Equal for two layers only if they are built alike: modules, shapes, settings; no hooks of their own."""
+    """Equal for two layers only if they are built alike: modules, shapes, settings; no hooks."""
     return tuple((name, type(module), _settings(module)) for name, module in layer.named_modules())
 
 

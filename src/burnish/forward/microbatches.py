@@ -14,7 +14,7 @@ FULL_SPEED_TOKENS = 1024
 def microbatches_by_tokens(lengths: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
     """Row numbers of each micro-batch, longest rows first; rows x longest row stays within the budget.
 
-    A single row above the budget gets a micro-batch of its own. Deterministic: equal lengths keep their order.
+    A single row above the budget gets its own micro-batch. Deterministic: equal lengths keep their order.
     """
     microbatches: list[list[int]] = []
     width = 0
@@ -42,8 +42,8 @@ def microbatches_by_groups(
 
     A micro-batch with several groups is filled only to half the budget (or `shared_tokens`, if that is more): filling
     it further would take memory and save no time. For the same reason it has at most `shared_responses` tokens of
-    responses. A single group may use all of the budget, because a group that is split reads its prompt again.
-    A single row above the budget gets a micro-batch of its own, with `whole` a single group, because none is split.
+    responses. A single group may use all of the budget, because a group that is split reads its prompt again. A single
+    row above the budget gets its own micro-batch, with `whole` a single group, because none is split.
     """
     microbatches: list[list[int]] = [[]]
     used = answered = 0

@@ -63,7 +63,7 @@ class RowRules:
         if self.stretch is not None and longest > self.stretch:
             raise ModelError(
                 f"a row has {longest} tokens, but beyond {self.stretch} this model's rotations ('dynamic') depend on "
-                "the rows that it read before, so that a row has no numbers of its own",
+                "the rows that it read before, so a row's numbers are not determined by the row",
                 remedy=f"limit prompt and response to {self.stretch} tokens together, or use another kind of rotation",
             )
         groups: dict[Hashable, list[int]] = {}
@@ -193,8 +193,8 @@ def _states_alone(trunk: PreTrainedModel, text: Tensor) -> Tensor:
 def _check_reads_forwards(trunk: PreTrainedModel, text: Tensor, states: Tensor) -> None:
     if not is_near(_states_alone(trunk, text), states):
         raise ModelError(
-            f"this {trunk.config.model_type} model gives other numbers each time it reads the same text",
-            remedy="use a model without randomness of its own",
+            f"this {trunk.config.model_type} model gives different numbers each time it reads the same text",
+            remedy="use a model that is deterministic in evaluation mode",
         )
     other = torch.cat([text[:-1], text[:1]])
     if not is_near(_states_alone(trunk, other)[:-1], states[:-1]):

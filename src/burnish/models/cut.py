@@ -1,4 +1,4 @@
-"""A model of whose weights each process of a team has a slice only (`cluster.sharding: full`)."""
+"""A model of which each process of a team has only a slice of the weights (`cluster.sharding: full`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Cut = Callable[..., nn.Module]
-"""Cuts a model, and heads that are no part of it, in place (`burnish.distributed.fully.fully_sharded`). Returns the
+"""Cuts a model, and heads that are not part of it, in place (`burnish.distributed.fully.fully_sharded`). Returns the
 module that brings the weights together for what it is called with."""
 
 
@@ -34,7 +34,7 @@ class CutModel:
     """
 
     def __init__(self, model: PreTrainedModel, lanes: Lanes, cut: Cut, heads: Sequence[nn.Module] = ()) -> None:
-        """heads: modules with parameters of their own that are used in the model's passes. For the lanes of a team."""
+        """heads: further modules with parameters, used in the model's passes. For the lanes of a team."""
         assert lanes.team is not None
         self.model = model
         own_types = {name: parameter.dtype for name, parameter in model.named_parameters()}

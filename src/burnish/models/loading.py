@@ -306,7 +306,7 @@ def _saved_model(source: str, config: ModelConfig, head: Head) -> tuple[PreTrain
     if missing:
         raise ModelError(
             f"model {config.path!r} lacks weights for {len(missing)} parameters, for example {missing[0]!r}",
-            remedy="the weights are for another architecture than config.json describes; use matching files",
+            remedy="the weights do not belong to the architecture that config.json describes; use matching files",
         )
     unused = sorted(info["unexpected_keys"])
     return model, f"{len(unused)} weights in the files are not used, for example {unused[0]}" if unused else None

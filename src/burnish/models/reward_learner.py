@@ -198,7 +198,7 @@ class RewardLearner:
         apart = self._apart()
         if set(apart) != set(state.get("apart", {})):
             raise CheckpointError(
-                "the checkpoint was made with another normalization.trainable than this run's",
+                "the checkpoint was made with a different normalization.trainable from this run's",
                 remedy="resume with the run file that it was made with",
             )
         if apart:

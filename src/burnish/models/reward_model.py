@@ -162,7 +162,7 @@ class RewardModel:
             if len(self._companies(part)) > 1:
                 raise ModelError(
                     f"rows of different lengths change each other's numbers in a {type(self.loaded.model).__name__}, "
-                    "so they need passes of their own, which cluster.sharding: full cannot make",
+                    "so they need separate passes, which cluster.sharding: full cannot make",
                     remedy="set cluster.sharding: optimizer",
                 )
 
@@ -373,11 +373,11 @@ def find_reward_file(source: str, revision: str | None) -> Path | None:
         return Path(hf_hub_download(source, REWARD_FILE, revision=revision))
     except RemoteEntryNotFoundError:
         return None
-    except OSError as error:  # as which all that can go wrong on the way to the hub is raised
+    except OSError as error:  # the class of every error on the way to the hub
         if try_to_load_from_cache(source, REWARD_FILE, revision=revision) is _CACHED_NO_EXIST:
             return None
         raise ModelError(
-            f"whether the reward model {source!r} has a {REWARD_FILE}, which shifts its scores, cannot be found out: "
+            f"it is unknown whether the reward model {source!r} has a {REWARD_FILE}, which shifts its scores: "
             f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
             remedy="start once with a connection to the hub, which is remembered, or name the model's folder",
         ) from error

@@ -98,8 +98,8 @@ class SavedPolicy:
             return None
         return (
             f"warning: AutoTokenizer reads the tokenizer of {folder} as {type(found).__name__}, because of the type of "
-            "its model, and makes other tokens of a text. Burnish reads it as it was saved; with other programs, use "
-            "PreTrainedTokenizerFast.from_pretrained"
+            "its model, and splits a text into other tokens. Burnish reads it as it was saved; with other programs, "
+            "use PreTrainedTokenizerFast.from_pretrained"
         )
 
     def _batch(self) -> Batch | None:

@@ -168,8 +168,8 @@ def require_same_tokens(
         difference = f"it has {len(theirs):,} tokens instead of {len(ours):,}"
     if difference is not None:
         raise ModelError(
-            f"{field} {path!r} has another vocabulary than the trained model, so the two cannot be compared token by "
-            f"token: {difference}",
+            f"{field} {path!r} has a different vocabulary from the trained model, so the two cannot be compared token "
+            f"by token: {difference}",
             remedy=remedy,
         )
 

@@ -104,7 +104,7 @@ def test_resuming_is_exact_and_needs_the_same_setting(folder: Path, tmp_path: Pa
         assert torch.equal(ours, theirs), name
     assert first.model.normalization == second.model.normalization
     other = learner(fresh(folder, apart=False))
-    with pytest.raises(CheckpointError, match=r"another normalization\.trainable"):
+    with pytest.raises(CheckpointError, match=r"different normalization\.trainable"):
         other.load_training_state(state)
 
 
