@@ -124,7 +124,7 @@ def common_steps(first: Path, second: Path) -> list[int]:
         ranges = (f"steps {min(of):,} to {max(of):,}" if of else "no steps" for of in rows)
         raise DataError(
             f"{first} and {second} have no step in common: their metrics.jsonl have {' and '.join(ranges)}",
-            remedy="compare runs of which both have made the same steps",
+            remedy="compare runs that have made the same steps",
         )
     return found
 
@@ -206,7 +206,7 @@ def _rollout_pairs(first: Path, second: Path, step: int) -> Iterator[ComparedVal
 
 
 def _leaves(quantity: str, place: str, first: Json, second: Json) -> Iterator[ComparedValue]:
-    """The values inside of two values, pair by pair."""
+    """The values inside two values, pair by pair."""
     if isinstance(first, list) and isinstance(second, list):
         yield ComparedValue(quantity, f"length of {place}", len(first), len(second))
         for index, (one, other) in enumerate(zip(first, second, strict=False)):

@@ -56,7 +56,7 @@ class Channel:
         return bool(readable((self._socket,), 0))
 
     def send_descriptor(self, descriptor: int, *, seconds: float | None) -> None:
-        """Give the other end a descriptor of its own of the same file or memory."""
+        """Give the other end its own descriptor of the same file or memory."""
         self._socket.settimeout(seconds)
         try:
             socket.send_fds(self._socket, [b"d"], [descriptor])

@@ -83,7 +83,7 @@ class Host:
             return file.read()
 
     def ping(self) -> None:
-        """Answered as long as there is somebody."""
+        """Do nothing: the answer shows that this process lives."""
 
     def receive(self, layout: TensorLayout) -> SealedWeights:
         """See `Gate`."""

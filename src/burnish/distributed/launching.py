@@ -24,8 +24,8 @@ from burnish.models.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """The processes of a run, by their names, and what they need: trainers, models with a process of their own, and
-    rollout workers.
+    """The processes of a run, by their names, and what they need: trainers, models with their own process, and rollout
+    workers.
 
     on_gpu: whether they use GPUs where there are any. output: the run's folder, which trainers and models read and
     write, and rollout workers if `workers_log`. stacks: the folder in which a process that stalls says where its

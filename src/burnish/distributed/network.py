@@ -47,7 +47,7 @@ def listen(address: str) -> socket.socket:
 def listen_here() -> socket.socket:
     """A socket for processes of this machine, with a name that nobody else has. It leaves no file behind."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"\0burnish-{secrets.token_hex(16)}")  # a name that begins with a zero is none of the file system
+    listener.bind(f"\0burnish-{secrets.token_hex(16)}")  # a name that begins with a zero byte is not in the file system
     listener.listen()
     return listener
 

@@ -93,7 +93,7 @@ def problems_here(expected: Expected) -> list[str]:
         except ConfigError as error:
             found.append(error.message)
     if expected["marked"] is not None and not _is_marked(*expected["marked"]):
-        found.append(f"the run's folder {expected['marked'][0]} cannot be seen or not be written to")
+        found.append(f"the run's folder {expected['marked'][0]} cannot be seen or written to")
     return found
 
 
@@ -189,8 +189,8 @@ def check_address(address: str) -> None:
     """ConfigError for an address at which nobody listens. Ray itself would try for a minute, and end the process."""
     if "://" in address:
         raise ConfigError(
-            f"RAY_ADDRESS is {address}, which leads a program outside of the cluster to it",
-            remedy="the controller has to run inside, and then it is host:port: "
+            f"RAY_ADDRESS is {address}, an address for programs outside the cluster",
+            remedy="the controller has to run inside, where the address is host:port: "
             "ray job submit --working-dir . -- burnish rl FILE",
         )
     host, colon, port = address.rpartition(":")

@@ -158,7 +158,7 @@ class Peer(ABC):
 
     @abstractmethod
     def _epitaph(self) -> str:
-        """Say how a process that has closed its connection came to its end: `ended (killed by SIGKILL)`."""
+        """Say how a process that has closed its connection ended: `ended (killed by SIGKILL)`."""
 
     @abstractmethod
     def _write_stacks(self) -> None:
@@ -272,7 +272,7 @@ class Peer(ABC):
             raise self.lose(what, f"did not answer within {seconds:g} seconds", remedy=_BUSY)
 
     def lose(self, what: str, why: str, *, remedy: str | None = None) -> RoleLostError:
-        """Kill a process that is of no more use; the error that says so."""
+        """Kill a process that can no longer be used. Returns the error that says so."""
         self._write_stacks()
         self.kill()
         self._lost = f"{why} and was killed"
@@ -411,7 +411,7 @@ def _taking_turns(processes: Sequence[Peer]) -> Iterator[None]:
 
 
 def _raise_first(answers: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise the error of the first process that has one of its own, rather than one about another process."""
+    """Raise the first error that is a process's own rather than about another process."""
     raised = [(name, *rest) for name, (kind, *rest) in answers.items() if kind == "raised"]
     for name, error, text in sorted(raised, key=lambda entry: isinstance(entry[1], PeerFailedError)):
         raise error from TracebackElsewhereError(f"in process {name!r}:\n{text}")

@@ -216,7 +216,7 @@ class RolloutPool(RestingEngine):
         return in_order(requests, rollouts)
 
     def processes(self) -> list[Worker]:
-        """The workers with a process of their own."""
+        """The workers with their own process."""
         return [worker for worker in self._workers if worker.policy is None]
 
     def _present(self) -> list[Worker]:
@@ -294,7 +294,7 @@ class RolloutPool(RestingEngine):
             limit = f"{self._restarts} restarts an hour is the limit (cluster.restarts)"
             self._say(f"{lost.message}; it is not started again: {limit}")
         else:
-            then = "what it was asked for goes to another worker, and it is started again: nothing to do"
+            then = "its requests go to another worker, and it is started again: nothing to do"
             self._say(f"{lost.message}; {then}")
         with self._changed:
             worker.gone, worker.tried = True, time.monotonic()
@@ -402,7 +402,7 @@ class _Call:
         self.end()
 
     def end(self) -> None:
-        """Let every thread come to its end: nothing more is sampled."""
+        """Let every thread finish: nothing more is sampled."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()

@@ -22,7 +22,7 @@ from burnish.outside.supervise import end_own_group, ignore_stop_signals
 
 
 class RankChannel(Channel):
-    """Remembers how it came to its end: `dismissed` by the other end, or lost."""
+    """Remembers how it ended: `dismissed` by the other end, or lost."""
 
     dismissed = False
     open = True

@@ -230,7 +230,7 @@ def _handles_a_loss() -> bool:
 
 def _orphaned() -> RoleLostError:
     return RoleLostError(
-        "the run ends: torchrun has ended, which has started it and would end the other processes",
+        "the run ends: torchrun has ended; it started this run and would end the other processes",
         remedy="start the same torchrun again: the run goes on from its newest checkpoint",
     )
 
@@ -326,7 +326,7 @@ class RankSite:
 
 
 def refuse_other_versions(others: Mapping[int, RankReply]) -> None:
-    """ConfigError with a line for each rank that runs other versions than this one."""
+    """ConfigError with a line for each rank that runs different versions from this one."""
     here = versions_here()
     found = [
         f"rank {rank} on {there['host']}: {name} is {version}, and {here.get(name, 'missing')} at rank 0"

@@ -56,7 +56,7 @@ _STACKS_SECONDS = 2.0
 _CAUSE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 _REASON_CHARACTERS = 600
-"""Of an error of Ray's: a mismatch names the versions of both sides in lines of their own."""
+"""Of an error of Ray's: a mismatch names the versions of both sides on separate lines."""
 
 Reference = Any
 """Of an object in Ray's store, or of an answer to come."""
@@ -435,7 +435,7 @@ def _await_places(group: PlacementGroup, what: str, each: Mapping[str, float], s
         return
     free = ray.available_resources()
     raise ConfigError(
-        f"no place for {what} within {PLACE_SECONDS:g} seconds: {each['CPU']:g} CPU and {each['GPU']:g} GPU are asked "
+        f"no place for {what} within {PLACE_SECONDS:g} seconds: {each['CPU']:g} CPU and {each['GPU']:g} GPU are needed "
         f"for each, and {free.get('CPU', 0.0):g} CPU and {free.get('GPU', 0.0):g} GPU are free in the Ray cluster",
         remedy="wait for other programs in the cluster to end, ask for less, or add nodes",
     )

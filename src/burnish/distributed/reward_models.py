@@ -1,4 +1,4 @@
-"""The reward models of a run in a process of their own, behind the protocol through which the scorer asks them."""
+"""The reward models of a run in a separate process, behind the protocol through which the scorer asks them."""
 
 from __future__ import annotations
 

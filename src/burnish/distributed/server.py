@@ -1,7 +1,7 @@
 """The other end of `burnish.distributed.peers`: holds roles and answers requests to them.
 
-On one machine it is a process of its own; on Ray a thread of an actor (`burnish.distributed.ray_workers`); under
-torchrun one of its processes (`burnish.distributed.ranks`).
+On one machine it is a separate process; on Ray a thread of an actor (`burnish.distributed.ray_workers`); under torchrun
+one of its processes (`burnish.distributed.ranks`).
 
 Messages are tuples, one at a time:
 

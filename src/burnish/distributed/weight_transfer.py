@@ -61,7 +61,7 @@ class SealedWeights(ABC):
 
     @abstractmethod
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors. RolloutError when the seal does not fit: the writer did not come to its end."""
+        """Names and tensors. RolloutError when the seal does not fit: the writer did not finish."""
 
     @abstractmethod
     def close(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 LENGTH = struct.Struct(">Q")
 MAX_BYTES = (1 << 32) - 1
-"""Longest message for callers that set no limit of their own."""
+"""Longest message for callers that set no limit."""
 _PIECE_BYTES = 1 << 18
 _SHOWN_BYTES = 60
 

@@ -24,7 +24,7 @@ UVICORN: Mapping[str, Any] = {
     "ws": "none",
     "proxy_headers": False,
     "access_log": False,
-    "log_level": "error",  # odd requests of strangers are no news
+    "log_level": "error",  # odd requests from strangers are not worth reporting
     "timeout_graceful_shutdown": 5,
 }
 """Settings of all servers."""
@@ -153,16 +153,16 @@ def _why_foreign(scope: Mapping[str, Any]) -> str:
     ours += [_bracketed(name) for name in LOOPBACK if port == 80]
     hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
     if len(hosts) != 1 or hosts[0] not in [name.encode() for name in ours]:
-        reason = f"the header Host has to be {' or '.join(ours)}, and to come once"
+        reason = f"the header Host has to be {' or '.join(ours)}, and appear once"
     elif origins and (len(origins) > 1 or origins[0] not in [f"http://{name}".encode() for name in ours]):
-        reason = "pages of other origins are not answered"
+        reason = "requests from pages of other origins are refused"
     elif any(site not in (b"same-origin", b"none") for site in _values(scope, b"sec-fetch-site")):
-        reason = "what pages of other sites ask for is not answered"
+        reason = "requests from pages of other sites are refused"
     elif not scope["path"].startswith("/"):
         reason = "the target of a request has to be a path"
     else:
         return ""
-    return f"this server asks for no key, so it answers this machine alone: {reason}"
+    return f"this server asks for no key, so it answers only this machine: {reason}"
 
 
 def _values(scope: Mapping[str, Any], name: bytes) -> list[bytes]:

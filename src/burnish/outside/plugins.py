@@ -84,7 +84,7 @@ def import_place(place: str, wanted: str) -> ModuleType:
     is run only once per process. Raises ConfigError, beginning with `wanted`, if it does not exist or fails to import.
     """
     if not place.endswith(".py"):
-        if ":" in place:  # importing `file.py:name` would run file.py, and only then find that it is no package
+        if ":" in place:  # importing `file.py:name` would run file.py, and only then find that it is not a package
             raise ConfigError(
                 f"{wanted}, but {place!r} is neither a module nor a file",
                 remedy="write path/to/file.py:name or package.module:name, with one colon before the name",

@@ -25,7 +25,7 @@ INDEX = "model.safetensors.index.json"
 """Names the files of a model's folder that hold its weights, where these are several."""
 
 _FORESEEABLE = (OSError, UnicodeError, json.JSONDecodeError, RecursionError)
-"""A file that may not be read, that is no text or no JSON, or nested too deeply: the message says all there is."""
+"""A file that may not be read, that is not text or JSON, or nested too deeply: the message says all there is."""
 _MAX_REASON_CHARACTERS = 300
 _KINDS = (
     (stat.S_ISDIR, "folder"),

@@ -1,6 +1,6 @@
 """Errors of a machine that has run out of memory, open files, threads or processes.
 
-Every library has an exception of its own for it. All of them become one line that says what to lower or to raise.
+Every library has its own exception for it. All of them become one line that says what to lower or to raise.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Forked:
 
 
 class Child:
-    """A process that was started here, in a session of its own, and is collected here."""
+    """A process that was started here, in its own session, and is collected here."""
 
     def __init__(self, process: subprocess.Popen[bytes] | Forked) -> None:
         self._process = process
@@ -127,7 +127,7 @@ class Child:
                     self.status(patience)
             finally:  # also when that is interrupted
                 end_group(self.pid)
-                self.tell(signal.SIGKILL)  # a fork may not have a group of its own yet
+                self.tell(signal.SIGKILL)  # a fork may not have its own group yet
                 self._is_over = self.status(_END_SECONDS) is not None
         return self.status()
 

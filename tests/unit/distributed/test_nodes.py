@@ -94,7 +94,7 @@ def test_an_address_at_which_nobody_listens() -> None:
         ConfigError, match=rf"no Ray cluster answers at RAY_ADDRESS=127.0.0.1:{port}: Connection refused"
     ):
         check_address(f"127.0.0.1:{port}")
-    with pytest.raises(ConfigError, match="RAY_ADDRESS is ray://somewhere:10001, which leads a program outside"):
+    with pytest.raises(ConfigError, match="RAY_ADDRESS is ray://somewhere:10001, an address for programs outside"):
         check_address("ray://somewhere:10001")
     check_address("auto")
 
