@@ -89,7 +89,7 @@ def test_the_first_weights_as_teacher_are_at_distance_0(taught: BuildRl) -> None
 
 def test_a_teacher_with_another_vocabulary_is_refused(taught: BuildRl, save_tiny_llama: Callable[..., Path]) -> None:
     other = save_tiny_llama("9876543210+=", hidden_size=32, intermediate_size=64)
-    with pytest.raises(ModelError, match="another vocabulary than the trained model"):
+    with pytest.raises(ModelError, match="a different vocabulary from the trained model"):
         train(taught(teacher=str(other)))
 
 
@@ -159,7 +159,7 @@ def test_a_plan_tries_teachers_on_the_rows_and_counts_their_memory(taught: Build
             preview_rl(config, short, here=here)
         with pytest.raises(ConfigError, match=r"teacher.path .* has a context of 9 tokens"):
             preview_rl(taught(teacher=template), short, here=here)
-    assert "unknown sizes" in " ".join(plan_rl(config, facts=replace(facts, teachers=(None,))).warnings)
+    assert "the sizes of teacher" in " ".join(plan_rl(config, facts=replace(facts, teachers=(None,))).warnings)
     assert facts.teacher.num_parameters > facts.num_parameters
     whole = taught(teacher=template | {"prompt": None, "compare": "vocabulary"})
     table = RlTable(whole, facts)

@@ -15,13 +15,13 @@ from burnish.planning.timing import PhaseTime
 
 
 def plan_distill(config: DistillConfig, data: Preview = NOTHING_KNOWN, facts: ModelFacts | None = None) -> Plan:
-    """The plan of `burnish distill`: that of `burnish sft`, with the teacher."""
+    """The plan of `burnish distill`: the plan of `burnish sft` with the teacher added."""
     plan = plan_sft(config, data, facts)
     because = f"{config.teacher.path}, frozen: reads what the student reads, for divergence {config.divergence}"
     share = PlanLine("whole run", "steps whose responses are sampled", f"{config.sampled_share:.0%}", "sampled_share")
     lines = (*plan.lines, share) if config.sampled_share else plan.lines
     unknown = facts is not None and facts.teacher is None
-    message = f"teacher.path {config.teacher.path!r} is of unknown sizes, so its memory is not counted"
+    message = f"the sizes of teacher.path {config.teacher.path!r} are unknown, so its memory is not counted"
     warnings = (*plan.warnings, message) if unknown else plan.warnings
     return replace(plan, models=(*plan.models, ModelRole("teacher", because)), lines=lines, warnings=warnings)
 

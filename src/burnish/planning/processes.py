@@ -122,7 +122,7 @@ class Processes:
         return self.seat("controller", ("the loop", "data", *self.holds()), host, model)
 
     def trainers(self) -> Iterator[PlannedProcess]:
-        """Yield the trainers that have a process of their own."""
+        """Yield the trainers that have their own process."""
         table, cluster = self.table, self.config.cluster
         for rank in range(0 if cluster.trains_here else cluster.trainers):
             first = rank == 0  # the one whose state is saved
@@ -204,7 +204,7 @@ def _process_of(seat: PlannedProcess) -> str:
 
 def _as_ranks(seats: Sequence[PlannedProcess]) -> tuple[PlannedProcess, ...]:
     """The seats with the rank of torchrun's that has each. Trainer 0 is next to the controller, in rank 0, like the
-    small processes; every other one is a rank of its own."""
+    small processes; every other one is a separate rank."""
     others = dict.fromkeys(_process_of(seat) for seat in seats if _is_started(seat) and seat.name != "trainer 0")
     ranks = {name: rank for rank, name in enumerate(others, 1)}
     return tuple(replace(seat, name=f"rank {ranks.get(_process_of(seat), 0)}: {seat.name}") for seat in seats)

@@ -229,7 +229,7 @@ def _warnings(config: RlConfig, num_prompts: int | None, facts: ModelFacts | Non
     yield from _slow_critic(config, facts)
     for path, one in zip(config.teacher_paths, () if facts is None else teacher_facts(config, facts), strict=False):
         if one is None:
-            yield f"teacher {path!r} is of unknown sizes, so its memory is not counted"
+            yield f"the sizes of teacher {path!r} are unknown, so its memory is not counted"
     if rollout.group_size == 1 and config.algorithm.estimator == "raw" and config.algorithm.kl_in == "none":
         yield "plain REINFORCE without a baseline or KL learns slowly and may drift"
 

@@ -68,7 +68,7 @@ class RlTable(RoleMemory):
         return ("update", "critic update") if self.config.has_separate_critic else ("update",)
 
     def beside(self) -> Iterator[MemoryItem]:
-        """Reference, teachers and critic, unless they have processes of their own."""
+        """Reference, teachers and critic, unless they have their own processes."""
         own = self.config.cluster.own_process
         yield from () if "reference" in own else self.reference()
         yield from () if "teacher" in own else self.teachers()
@@ -111,7 +111,7 @@ class RlTable(RoleMemory):
             yield replace(self.activations(own), name="critic activations", phases=("critic update",))
 
     def alone(self, model: str) -> Iterator[MemoryItem]:
-        """Memory of the whole `reference`, `teacher` or `critic` in a process of its own."""
+        """Memory of the whole `reference`, `teacher` or `critic` in its own process."""
         if model != "critic":
             yield from self.teachers() if model == "teacher" else [self.weights("reference weights")]
             yield from self.logprobs()
@@ -244,7 +244,7 @@ def _scored_tokens(config: RlConfig, budget: int) -> int:
 
 
 class RlProcesses(Processes):
-    """Besides controller and trainers: models with a process of their own, rollout workers, and the small processes of
+    """Besides controller and trainers: models with their own process, rollout workers, and the small processes of
     rewards, tools and environments."""
 
     config: RlConfig
@@ -276,7 +276,7 @@ class RlProcesses(Processes):
         return tuple(found)
 
     def _own_models(self) -> Iterator[PlannedProcess]:
-        """Models with a process of their own."""
+        """Models with their own process."""
         cluster = self.config.cluster
         for model, name in zip(cluster.own_process, cluster.own_names, strict=True):
             if model == "reward_model":

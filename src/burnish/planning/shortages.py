@@ -66,7 +66,7 @@ def _refuse_numbered_gpu(config: RunConfig) -> None:
     device = config.model.device
     if device.startswith("cuda:") and config.cluster.num_processes > 1:
         raise ConfigError(
-            f"model.device is {device}, but with several processes each of them has a GPU of its own",
+            f"model.device is {device}, but with several processes each has its own GPU",
             remedy="set model.device: cuda (trainers get the first GPUs), and choose among GPUs with "
             "CUDA_VISIBLE_DEVICES",
         )
