@@ -174,7 +174,7 @@ def _asked(given: str | None, option: str, question: str, default: str | None = 
     if given is not None:
         return given
     if not sys.stdin.isatty():
-        raise ConfigError(f"{option} is not given, and the input is no terminal", remedy=f"add {option}")
+        raise ConfigError(f"{option} is not given, and the input is not a terminal", remedy=f"add {option}")
     return str(typer.prompt(question, default=default))
 
 

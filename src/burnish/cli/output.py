@@ -50,7 +50,8 @@ class LastingOutput:
 
 
 class LastingErrors(io.TextIOWrapper):
-    """Standard error that survives write errors in the same way, silently, as there is nowhere left to report them."""
+    """Standard error that survives write errors in the same way, silently, because there is nowhere left to report
+    them."""
 
     def write(self, text: str, /) -> int:
         try:

@@ -113,7 +113,7 @@ def show_gradients(
             for name, config in variants.items()
         }
         rows = []
-        for file in sorted(files):  # the first step's weights are those that the policy is opened with
+        for file in sorted(files):  # the policy is opened with the first step's weights
             load_weights_before(policy, folder, step_of(file))
             rows += replay_gradients(file, policy, replayers)
     recorded = {int(row["step"]): row for row in read_rows(folder / "metrics.jsonl")}

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def load_any_run_file(file: str, overrides: Sequence[str]) -> LoadedConfig:
     """Load a run file of any kind.
 
-    Its keys decide which. If they fit several, it is another than the plainest if the training data are rows of that
-    one alone, or if only that one can use its values.
+    Its keys decide which. If they fit several kinds, the plainest is chosen, unless the training data are rows of
+    another one alone, or only another one can use the values.
     """
     from burnish.config.kinds import PLAINEST, all_kinds, find_kind
     from burnish.config.loading import kind_of_file, load_run_file

@@ -114,7 +114,7 @@ def _standing(
     context = context or loaded.context_length
     if context > loaded.context_length:
         raise RolloutError(
-            f"the model has a context of {loaded.context_length:,} tokens, and {context:,} are asked for",
+            f"the model has a context of {loaded.context_length:,} tokens, but {context:,} are requested",
             remedy="lower --context, or leave it out",
         )
     engine = engine_of(loaded, context_length=context, max_batch_rows=rows)

@@ -41,14 +41,14 @@ class SimulationOptions:
         given = [f"--{word}" for word in words if getattr(self, word) is not None]
         given += ["--from"] if self.recorded else []
         if given:
-            raise ConfigError(f"{', '.join(given)} only means something with --simulate", remedy="add --simulate")
+            raise ConfigError(f"{', '.join(given)} has no effect without --simulate", remedy="add --simulate")
 
 
 def refuse_beside(option: str, others: Mapping[str, object]) -> None:
     """Raise ConfigError if one of the words that mean nothing beside this option was given."""
     given = [word for word, value in others.items() if value]
     if given:
-        raise ConfigError(f"{', '.join(given)} means nothing with {option}", remedy="leave out one of them")
+        raise ConfigError(f"{', '.join(given)} has no effect with {option}", remedy="leave out one of them")
 
 
 def show_simulation(loaded: LoadedConfig, options: SimulationOptions, console: Console) -> None:
@@ -131,8 +131,8 @@ def _show_sources(
     show_table(console, ("what", "value"), rows, title="simulated from")
     if recordings and not (decoding.base_seconds and decoding.row_seconds):
         console.print(
-            "[yellow]note[/] the recorded steps are too much alike to tell the cost of a pass from that of its rows; "
-            "record a second run with another rollout.prompts_per_step and give both with --from",
+            "[yellow]note[/] the recorded steps are too much alike to tell the cost of a pass from the cost of its "
+            "rows; record a second run with another rollout.prompts_per_step and give both with --from",
             soft_wrap=True,
         )
 

@@ -142,7 +142,7 @@ def _config_of_run(name: str, offered: list[Json]) -> RlConfig | None:
         return config
     if any(domain.place("conversation") != "conversation" for domain in domain_settings(config)):
         raise BurnishError(
-            f"{chosen.run} has domains with tools or environments of their own, which --tools does not replace",
+            f"{chosen.run} has domains with their own tools or environments, which --tools does not replace",
             remedy="name one of them with --domain instead",
         )
     words = [f"conversation.tools={json.dumps(offered)}", "conversation.environment=null"]

@@ -61,7 +61,7 @@ def test_nothing_is_overwritten(folder: Path, name: str, capsys: pytest.CaptureF
     [
         (("--data", "q.csv"), "--column=prompt=COLUMN"),
         (("--data", "q.csv", "--column", "Question"), "write ROLE=COLUMN"),
-        (ANSWERS, "--reward is not given, and the input is no terminal"),
+        (ANSWERS, "--reward is not given, and the input is not a terminal"),
         ((*ANSWERS, "--reward", "exakt"), "did you mean 'exact'?"),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_plan_for_another_machine_of_data_that_are_not_here(folder: Path, run:
     ("words", "message"),
     [
         (["--on", "8xH1000"], "the card 'H1000' is not known"),
-        (["--on", "H100", "--simulate"], "--on means nothing with --simulate"),
+        (["--on", "H100", "--simulate"], "--on has no effect with --simulate"),
         (["--on", "H100", "rollout.prompts_per_step=0"], "prompts_per_step"),
         (["--on", "H100", "rollout.max_response_tokens=40000"], "which leaves no room for a prompt"),
         (["--on", "H100", "rollout.group_size=1"], "rollout.group_size is 1"),

@@ -45,9 +45,9 @@ def test_numbers_of_the_run_itself_are_found(folder: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--devices", "8"], "--devices only means something with --simulate"),
-        (["--from", "x", "--mtbf", "1"], "--mtbf, --from only means something with --simulate"),
-        (["--simulate", "--json"], "--json means nothing with --simulate"),
+        (["--devices", "8"], "--devices has no effect without --simulate"),
+        (["--from", "x", "--mtbf", "1"], "--mtbf, --from has no effect without --simulate"),
+        (["--simulate", "--json"], "--json has no effect with --simulate"),
         (["--simulate", "--devices", "8,many"], "'many' is not a number of devices"),
         (["--simulate", "--devices", "0"], "'0' is not a number of devices"),
         (["--simulate", "--from", "nowhere"], "nowhere has no step"),

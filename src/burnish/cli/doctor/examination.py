@@ -133,7 +133,7 @@ def of_packages(versions: Mapping[str, str | None], failures: Mapping[str, str])
         if version is not None:
             yield name, failures.get(name, version)
             if name in failures:
-                remedy = f"install {name} anew, in an environment of its own; for PyTorch take this machine's build"
+                remedy = f"reinstall {name} in a separate environment; for PyTorch take this machine's build"
                 yield MachineProblem(f"broken-{name}", "fatal", f"{name} cannot be imported: {failures[name]}", remedy)
         elif name in NEEDED:
             remedy = f"pip install {name} (docs/install.md says which build of PyTorch to take)"
@@ -168,7 +168,7 @@ def of_settings(*, has_gpu: bool) -> Iterator[Finding]:
         processor.times_paths()
     except ConfigError as error:
         what = hidden(f"{error.message}: {error.remedy}")
-        yield MachineProblem("setting", "problem", what, "every run is refused like this until it is mended")
+        yield MachineProblem("setting", "problem", what, "every run is refused like this until it is fixed")
         return
     off = {name: value for name, value in values.items() if name in TURN_OFF and value != "on"}
     if off:

@@ -57,7 +57,7 @@ def of_paths(about: RunConfig | Path | None) -> Iterator[Finding]:
             yield from list(_tried(config, paths))
         except Exception as error:  # noqa: BLE001 boundary: what a trial raises on this machine belongs into the report
             said = hidden(str(error) if isinstance(error, BurnishError) else failure(error))
-            remedy = "mend what it names; burnish plan FILE checks the rest of a run file"
+            remedy = "fix what it names; burnish plan FILE checks the rest of a run file"
             yield MachineProblem("model", "problem", f"{name} cannot be tried: {said}", remedy)
         finally:
             torch.set_num_threads(before)
