@@ -185,7 +185,7 @@ class Board:
     def request(self, body: Mapping[str, Json]) -> object:
         """Ask a run for something, or take it back (`on: false`)."""
         if not self.control:
-            raise RefusedError(403, "this board only looks; start it with --control to ask runs for something")
+            raise RefusedError(403, "this board only reads; start it with --control to send requests to runs")
         run = self._find(body.get("run"))
         for request in REQUESTS:
             if request == body.get("request"):

@@ -151,7 +151,7 @@ def _size_and_time(path: Path, run_dir: Path) -> tuple[int, int] | None:
 
 
 def own_folder(folder: Path) -> None:
-    """Make the board's folder in that of a run. OSError if it cannot be made, or is a link to another place."""
+    """Make the board's folder in a run's folder. OSError if it cannot be made, or is a link to another place."""
     folder.mkdir(exist_ok=True)
     if folder.is_symlink():
         raise OSError(errno.ELOOP, "the folder of the board is a link", str(folder))

@@ -58,7 +58,7 @@ class GroupSummary(TypedDict):
 
 
 class StepPage(TypedDict):
-    """Groups of a step, those of the largest spread first, and the values that its responses can be filtered by."""
+    """Groups of a step, the largest spread first, and the values that its responses can be filtered by."""
 
     kind: Kind
     step: int

@@ -198,7 +198,7 @@ class Runs:
 
     @staticmethod
     def below(folders: Sequence[str]) -> Runs:
-        """Find the runs below these folders. ConfigError if one of them is no folder."""
+        """Find the runs below these folders. ConfigError if one of them is not a folder."""
         for folder in folders:
             problem = file_problem(Path(folder))
             if problem != "is a folder, not a file":
@@ -222,8 +222,8 @@ class Runs:
         return [run for run in newest if run.refresh(until)]
 
     def _named(self) -> Iterator[tuple[str, Path]]:
-        """Each run's folder with a name of its own: the path below its root, after the root's name if there are
-        several roots."""
+        """Each run's folder with its unique name: the path below its root, after the root's name if there are several
+        roots."""
         taken: set[str] = set()
         for root in self.roots:
             for folder in _run_folders(root, _DEPTH):

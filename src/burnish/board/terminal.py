@@ -151,7 +151,7 @@ class RunCurves(Level):
 
 
 class StepGroups(Level):
-    """The groups of a step, those of the largest spread first; the arrows walk the steps."""
+    """The groups of a step, the largest spread first; the arrows walk the steps."""
 
     COLUMNS = ("prompt", "mean", "spread", "kept", "rewards", "question")
     BINDINGS: ClassVar = [Binding("left", "walk(-1)", "earlier"), Binding("right", "walk(1)", "later")]

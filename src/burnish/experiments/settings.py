@@ -43,7 +43,7 @@ def settings_of(
     """The settings of all runs: every combination of the values that `words` (`key=value,value`) name, or with
     `together` the first values of all, the second ones, and so on. Each of `listed` is combined with all of these.
 
-    ConfigError for words that are no overrides, values that do not go together, and a sweep without a choice.
+    ConfigError for words that are not overrides, values that do not go together, and a sweep without a choice.
     """
     given: dict[str, list[str]] = {}
     for word in words:

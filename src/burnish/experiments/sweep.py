@@ -1,4 +1,4 @@
-"""Many runs that differ in a few settings, each an ordinary `burnish` command in a process of its own.
+"""Many runs that differ in a few settings, each an ordinary `burnish` command in its own process.
 
 All run files are checked before the first run starts. A run that fails does not end the others. The folder of a run is
 named after its settings, so the same sweep again skips what is finished and continues the rest.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Reached:
     """The first step of each run at which a metric passes a threshold, as far as it does, and the tokens until then.
-    Without all of the runs there is no mean: it would be one of the fast runs alone."""
+    Without all of the runs there is no mean: it would be the mean of the fast runs alone."""
 
     runs: int
     of: int
@@ -74,8 +74,8 @@ class RunGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupDifference:
-    """The metric of a group less that of the baseline: over the runs that have a partner there (None without any), and
-    as if the two groups had nothing in common."""
+    """The metric of a group minus the baseline's: over the runs that have a partner there (None without any), and as if
+    the two groups had nothing in common."""
 
     group: RunGroup
     paired: Interval | None
@@ -149,7 +149,7 @@ def table(
     default all in which the runs differ except the seed. `threshold`: also the steps and tokens until the metric first
     reaches it. `baseline`: the group, by its label, that the others are compared with (the first).
 
-    Raises DataError for folders that are no runs, and for runs that cannot be compared.
+    Raises DataError for folders that are not runs, and for runs that cannot be compared.
     """
     notes: list[str] = []
     found = read_runs([Path(run) for run in runs], notes)
@@ -166,7 +166,7 @@ def table(
     groups = [_group(some, shown, metric, step, threshold) for some in split_by(found, shown).values()]
     mixed = [name for name in rest if name != SEED and any(len(split_by(g.runs, [name])) > 1 for g in groups)]
     if mixed:
-        notes.append(f"runs of one group differ in {', '.join(mixed)}: their spread is not that of seeds alone")
+        notes.append(f"runs of one group differ in {', '.join(mixed)}: their spread does not come from seeds alone")
     first = _baseline(groups, baseline)
     ordered = [first, *(group for group in groups if group is not first)]
     partners = _by_rest(first, rest)
@@ -304,7 +304,7 @@ def blocks(table: ResultsTable) -> list[Block]:
     found = [Block(f"{table.metric} of {count} run{'s' * (count > 1)}", tuple(lines))]
     if table.differences:
         caption = (
-            f"{table.metric} less that of {table.groups[0].label}, run by run. Runs that agree in all else share "
+            f"{table.metric} compared with {table.groups[0].label}, run by run. Runs that agree in all else share "
             "prompts and noise; the last column says how many times as wide the interval would be unpaired."
         )
         headings = [heading, "pairs", "difference", "95 % interval", "unpaired"]

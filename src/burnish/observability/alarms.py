@@ -110,7 +110,7 @@ DETECTORS: tuple[Detector, ...] = (
         trips=lambda fraction, start, row: fraction > 0.9,
         message="in {value:.0%} of the groups all responses scored the same (reward/mean "
         "{row[reward/mean]:.4g}): such groups carry no gradient; the prompts are too easy or too hard",
-        knob="prompts of another difficulty, rollout.group_size up, or algorithm.dynamic_sampling: true",
+        knob="prompts of a different difficulty, rollout.group_size up, or algorithm.dynamic_sampling: true",
         patience=3,
     ),
     Detector(
@@ -192,7 +192,7 @@ DETECTORS: tuple[Detector, ...] = (
         message="{value:.0%} of the environments failed, and more than 10% in three steps in a row: their responses "
         "have no score, and what is left may be the easy part; the run stops past scoring.max_failure_fraction",
         knob="status_detail in the recorded rollouts says why; conversation.call_timeout_seconds and "
-        "open_timeout_seconds for those that are slow, conversation.max_open where memory or a server is short",
+        "open_timeout_seconds for slow ones, conversation.max_open where memory or a server is short",
         patience=3,
     ),
     Detector(
@@ -200,8 +200,8 @@ DETECTORS: tuple[Detector, ...] = (
         metric="tool/malformed_fraction",
         trips=lambda fraction, start, row: fraction + row.get("tool/invalid_fraction", 0.0) > 0.5,
         message="for ten steps in a row most calls could not be made; now {value:.0%} cannot be read, and "
-        "{row[tool/invalid_fraction]:.0%} are of no such tool or have other arguments",
-        knob="conversation.parser, if the policy writes calls in another form; some supervised examples of calls "
+        "{row[tool/invalid_fraction]:.0%} name no such tool or have wrong arguments",
+        knob="conversation.parser, if the policy writes calls in a different form; some supervised examples of calls "
         "first (`burnish sft`); shorter schemas",
         patience=10,
     ),
@@ -249,8 +249,8 @@ DETECTORS: tuple[Detector, ...] = (
         ),
         message="the score goes with the length of the response (correlation {value:.2f}), and counting tokens "
         "alone is right in {row[eval/length_rule_accuracy]:.1%} of the held-out comparisons, the "
-        "model in {row[eval/accuracy]:.1%}: what is learned is a length",
-        knob="comparisons of responses of like length, more of them; `burnish prefer`: length_normalised: true or "
+        "model in {row[eval/accuracy]:.1%}: the model has learned length",
+        knob="more comparisons of responses of similar length; `burnish prefer`: length_normalised: true or "
         "losses: simpo; a reward model: a length reward beside it (rewards: [{name: model:PATH}, {name: length}])",
     ),
     Detector(
@@ -260,7 +260,7 @@ DETECTORS: tuple[Detector, ...] = (
             start is not None and logprob < start - max(5.0, 0.2 * abs(start)) and row.get("preference/margin", 0.0) > 0
         ),
         message="the log-probability of the better responses fell from {start:.4g} to {value:.4g} nats while the "
-        "margin grew: probability leaves both responses for texts that are in no row",
+        "margin grew: probability leaves both responses for texts outside the data",
         knob="losses: nca_pair or apo_zero, or {name: sft, weight: 0.1} beside this one; beta up, or "
         "optimization.learning_rate or optimization.epochs down",
         patience=5,
@@ -280,7 +280,7 @@ DETECTORS: tuple[Detector, ...] = (
         trips=lambda high, start, row: high < 0.5 and "eval/margin" in row,
         message="the held-out accuracy is below one half, with its whole interval (up to {value:.1%}): what is learned "
         "is the opposite of what the held-out rows prefer",
-        knob="look whether chosen and rejected are the wrong way round in one of the files (`burnish check`)",
+        knob="check whether chosen and rejected are the wrong way round in one of the files (`burnish check`)",
     ),
     Detector(
         name="gradient zero",
@@ -310,8 +310,8 @@ FAMILIES: tuple[Detector, ...] = (
         needs="domain/{word}/missing",
         trips=lambda prompts, start, row: prompts == 0,
         message="in five steps in a row that had places for the domain {word} no prompt of it was trained on: "
-        "its groups carry no signal, or none of its prompts is of the difficulty that is asked for",
-        knob="domains.{word}: prompts of another difficulty, wider bounds in difficulty.keep, a larger group_size, "
+        "its groups carry no signal, or none of its prompts has the requested difficulty",
+        knob="domains.{word}: prompts of a different difficulty, wider bounds in difficulty.keep, a larger group_size, "
         "a reward with partial credit; algorithm.max_refills up",
         patience=5,
     ),
@@ -321,7 +321,7 @@ FAMILIES: tuple[Detector, ...] = (
         trips=lambda fraction, start, row: fraction >= 0.999,
         message="in every group of the domain {word} all responses scored the same for five steps in a row: "
         "nothing is learned from it",
-        knob="domains.{word}: prompts of another difficulty, a reward with partial credit, a larger group_size",
+        knob="domains.{word}: prompts of a different difficulty, a reward with partial credit, a larger group_size",
         patience=5,
     ),
 )
@@ -331,7 +331,7 @@ PARTINGS: tuple[Parting, ...] = (
         name="domain falls",
         falls="reward/domain/{word}",
         rises="reward/mean",
-        message="the mean reward rises while that of the domain {word} fell from {start:.3g} to {value:.3g}",
+        message="the mean reward rises while in the domain {word} it fell from {start:.3g} to {value:.3g}",
         knob="a larger domains.NAME.share or loss_weight for it, or normalize: running if its rewards are smaller",
     ),
     Parting(
@@ -351,7 +351,7 @@ def _limits(row: Row) -> Iterator[str]:
     if cut_turn > 0:
         yield "conversation.max_turn_tokens"
     if cut > cut_turn:
-        yield "rollout.max_response_tokens (or that of the domain)"
+        yield "rollout.max_response_tokens (or the domain's)"
     if row.get(_OUT_OF_TURNS, 0.0) > 0:
         yield "conversation.max_turns"
 

@@ -34,7 +34,7 @@ def read_ending(run_dir: Path) -> RunEnding | None:
     except (UnreadableError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"cannot read {file}, which says that the run is finished: {error}",
-            remedy="remove it and start the run again: if nothing is left to do, it writes it anew",
+            remedy="remove it and start the run again: if nothing is left to do, the run writes it again",
         ) from error
 
 

@@ -42,7 +42,7 @@ def read_rows(path: Path) -> list[dict[str, float]]:
             raise DataError(f"{path}:{number} is not a row of metrics: {row}", remedy=_REMEDY)
         if rows and row["step"] <= rows[-1]["step"]:
             raise DataError(
-                f"{path}:{number} is the line of step {row['step']}, but follows that of step {rows[-1]['step']}: "
+                f"{path}:{number} is the line of step {row['step']}, but follows the line of step {rows[-1]['step']}: "
                 "a line is duplicated or out of order",
                 remedy=_REMEDY,
             )

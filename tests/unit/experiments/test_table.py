@@ -155,7 +155,7 @@ algorithm  runs  mean  95 % interval  steps to >= 0.6  tokens
 grpo          3  0.80   0.55 to 1.05            7 ± 7     667
 rloo          3  0.83   0.56 to 1.10            8 ± 7     833
 
-eval/accuracy less that of grpo, run by run. Runs that agree in all else share
+eval/accuracy compared with grpo, run by run. Runs that agree in all else share
 prompts and noise; the last column says how many times as wide the interval
 would be unpaired.
 

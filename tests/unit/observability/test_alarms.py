@@ -69,7 +69,7 @@ def test_values_at_the_edge_stay_quiet(metric: str, value: float) -> None:
 
 
 CUT, TURNS = "rollout/truncated_fraction", "conversation.max_turn_tokens"
-RESPONSES = "rollout.max_response_tokens (or that of the domain)"
+RESPONSES = "rollout.max_response_tokens (or the domain's)"
 
 
 @pytest.mark.parametrize(

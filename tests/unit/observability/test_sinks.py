@@ -133,8 +133,8 @@ ROWS = "".join(f'{{"step": {step}, "a": {step}.5}}\n' for step in range(5))
         ([0, 1, 3, 4], "lacks the line of step 2, although"),
         ([0, 1, 2, 3], "lacks the line of step 4, although"),
         ([0, 4], r"lacks the line of step 1 \(and 2 more\)"),
-        ([0, 1, 1, 2, 3, 4], r"metrics\.jsonl:3 is the line of step 1, but follows that of step 1"),
-        ([0, 2, 1, 3, 4], r"metrics\.jsonl:3 is the line of step 1, but follows that of step 2"),
+        ([0, 1, 1, 2, 3, 4], r"metrics\.jsonl:3 is the line of step 1, but follows the line of step 1"),
+        ([0, 2, 1, 3, 4], r"metrics\.jsonl:3 is the line of step 1, but follows the line of step 2"),
     ],
 )
 def test_a_line_lost_doubled_or_out_of_order_is_named(tmp_path: Path, lines: list[int], told: str) -> None:
