@@ -120,11 +120,11 @@ BUILT_INS: dict[str, BuiltIn] = {
     ),
     "command": BuiltIn(
         f"{_HERE}.command:Command",
-        "what a program of yours says of the response: 1 for exit status 0, 0 for others that you name",
+        "what a program of yours says about the response: 1 for exit status 0, 0 for others that you name",
     ),
     "judge": BuiltIn(
         "burnish.rewards.judging.options:JudgeOptions",
-        "what another language model says of the response, from 0 to 1 (docs/judge.md)",
+        "what another language model says about the response, from 0 to 1 (docs/judge.md)",
         runs="service",
     ),
 }

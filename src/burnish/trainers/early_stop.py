@@ -88,7 +88,7 @@ class EarlyStop:
         return state if self.rule is None else state | {"metric": self.rule.metric}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the measurements, unless they are of another metric than the one that decides now."""
+        """Restore the measurements, unless they are of a different metric from the one that decides now."""
         if self.rule is not None and state.get("metric") == self.rule.metric:
             for name in _STATE:
                 setattr(self, name, state[name])

@@ -276,7 +276,7 @@ def open_replay(config: RlConfig, console: Console, *, keep_scores: bool = False
 
 
 def check_same_teachers(recorded: RlConfig, config: RlConfig) -> None:
-    """Raise ConfigError if a domain has another teacher than when its responses were recorded, because only the
+    """Raise ConfigError if a domain has a different teacher from when its responses were recorded, because only the
     recorded teacher's log-probabilities are known. Weights of teachers may differ."""
     known = {domain.key: domain.teacher for domain in domain_settings(recorded)}
     for domain in domain_settings(config):

@@ -303,7 +303,7 @@ class _Hall:
             else:
                 self._talk.host.give_back(agent.process)
             if not failed and not trajectory.num_spoken:
-                failed = "the agent failed: it has asked for no turn"
+                failed = "the agent failed: it requested no turn"
             self._counts.update(ended=1, failed=bool(failed), branches=len(trajectory.branches))
             rows = trajectory.rollouts(failed=failed, version=self._call.version, only_last=self._call.only_last)
             self._call.on_finished(rows)

@@ -206,7 +206,7 @@ class Trajectory:
         spoken = [branch for branch in self.branches if branch.num_spoken]
         if not spoken:
             spoken = [Branch(number=0, prompt_tokens=self.request.prompt_tokens)]
-            failed = failed or "the agent asked for nothing"
+            failed = failed or "the agent requested nothing"
         if only_last:
             last = self._last if self._last in spoken else spoken[-1]
             return [replace(self._row(last, failed, version), branch=0)]

@@ -62,7 +62,7 @@ class PythonToolOptions:
 class PythonTool(ABC):
     """Serves the tool `python` to all conversations of a run (`burnish.agents.tools.calls.ServedTools`).
 
-    A call whose code raises, never ends, or ends its process is no failure of the tool: its result says so.
+    A call whose code raises, never ends, or ends its process is not a failure of the tool: its result says so.
     """
 
     def __init__(self, options: PythonToolOptions) -> None:

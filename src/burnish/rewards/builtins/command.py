@@ -78,7 +78,7 @@ class Command:
 
     def __call__(self, response: str, answer: Any = None, prompt: str | None = None, **columns: Any) -> float:
         row = {"response": response, "answer": answer, "prompt": prompt, "columns": columns}
-        # Processes that left the group may still be writing there, which is no error.
+        # Processes that left the group may still be writing there, which is not an error.
         with tempfile.TemporaryDirectory(prefix="burnish-command-", ignore_cleanup_errors=True) as own:
             status = self._run(Path(own), row)
             if status is None and self._slow_is_wrong:

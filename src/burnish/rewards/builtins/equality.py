@@ -389,7 +389,7 @@ def _read_all(items: Sequence[str]) -> tuple[Value, ...]:
 
 
 def _split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """The parts between separators that are in no bracket. Thousands (`1,000`) are no separators at the top."""
+    """The parts between separators outside brackets. Thousands (`1,000`) are no separators at the top."""
     parts, depth, start, position = [], 0, 0, 0
     while position < len(text):
         letter = text[position]

@@ -146,7 +146,7 @@ class _UnitReader:
         self._sign = self._next_power = 1
 
     def take(self, match: re.Match[str]) -> bool:
-        """Read the next word. False if it is no part of a unit."""
+        """Read the next word. False if it is not part of a unit."""
         if match["per"] in ("/", "per"):
             self._sign = -1
         word = ((match["word"] or "").replace("\\Omega", "Ω") or (f"°{match['of']}" if match["of"] else "deg")).rstrip(

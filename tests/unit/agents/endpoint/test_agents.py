@@ -266,7 +266,7 @@ def test_an_agent_that_asks_for_nothing_has_failed(hold: Any) -> None:
     engine, _ = hold("silent")
     (row,) = ask(engine, (0,))
     assert (row.finish_reason, row.response_tokens) == (FinishReason.FAILED, ())
-    assert "asked for no turn" in row.status_detail
+    assert "requested no turn" in row.status_detail
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def check_settings(config: RlConfig, parts: AlgorithmParts, *, here: bool = True
             remedy="set it to false, or choose another algorithm.loss",
         )
     name = config.rollout.engine
-    stops = can_stop(name)  # refuses what is no engine
+    stops = can_stop(name)  # refuses what is not an engine
     if is_outside(name):  # the others were checked when the run file was read
         raise_problems(named(check_engine(config)), source=f"rollout.engine {name!r}")
     if config.partial and not stops:
@@ -209,7 +209,7 @@ def timing_lines(config: RlConfig) -> tuple[str, ...]:
         return ()
     return (
         "partial: responses go on with new weights as soon as there are any, so the curve depends on timing, and the "
-        "same run file gives other numbers each time",
+        "same run file gives different numbers each time",
     )
 
 
