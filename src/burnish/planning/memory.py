@@ -67,7 +67,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 Where = Literal["plain", "gpu", "cpu"]
 """Where, or with which plain operations, log-probabilities are computed."""
 Sharding = Literal["whole", "optimizer", "full"]
-"""Parts of a trained model that each of several trainers keeps; see `ParameterBytes.kept`."""
+"""Parts of a trained model that each of several trainers keeps; see `ParameterBytes.of`."""
 
 _CHUNK_LOGITS, _KEPT_LOGITS, _BLOCK_LOGITS = 1 << 22, 1 << 26, 1 << 19  # as in burnish.forward.logprobs
 _DEVICE_LOGITS, _DEVICE_BLOCK_LOGITS = 1 << 27, 1 << 25  # as there

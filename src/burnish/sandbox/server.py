@@ -1,5 +1,5 @@
 """A sandbox for other machines: SandboxFusion's schema for programs, and `/judge` for whole jobs, whose tests are held
-apart from the candidate. The only file that imports starlette and uvicorn.
+apart from the candidate. The only file of this room that imports starlette and uvicorn.
 
 What comes in is not trusted: the size of a request, the time for it, the number of waiting requests and all limits
 are bounded. Only `application/json` is read, and without a token only under a name of this machine, so that a page in a

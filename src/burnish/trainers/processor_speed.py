@@ -70,7 +70,7 @@ def _operations_of_pass(facts: ModelFacts) -> float:
 
 
 def _operations_of_step(facts: ModelFacts) -> float:
-    """Operations of a decoding step, as in `decoding_ways`."""
+    """Operations of a decoding step, as in `burnish.rollouts.local.kernel_trial.TimedStep`."""
     layer, head = facts.body / facts.num_layers, facts.vocabulary_size * facts.hidden_size
     layers = max(2, min(facts.num_layers, -(-head // layer)))
     width = facts.num_attention_heads * facts.head_size

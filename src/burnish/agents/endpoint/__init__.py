@@ -23,6 +23,6 @@ run's and names the ignored ones in the header `x-burnish-ignored`; a server tha
 
 From the bottom up: `answer_constraints.py` checks answers against what requests demand, `requests.py` reads requests,
 `chat_tokens.py` turns messages into tokens and back, `trajectory.py` keeps branches, `answers.py` writes answers,
-`responses.py` reads and writes OpenAI's newer form, `server.py` speaks HTTP (the only file that imports starlette and
-uvicorn), `agents.py` runs agents for a training run, `serving.py` serves a model on its own.
+`responses.py` reads and writes OpenAI's newer form, `server.py` speaks HTTP (the only file of this room that imports
+starlette and uvicorn), `agents.py` runs agents for a training run, `serving.py` serves a model on its own.
 """

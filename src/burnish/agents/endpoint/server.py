@@ -1,4 +1,4 @@
-"""The endpoint over HTTP. The only file here that imports starlette and uvicorn.
+"""The endpoint over HTTP. The only file of this room that imports starlette and uvicorn.
 
 Clients are not trusted: the size of a request, the time for it and the number of waiting requests are bounded. Only
 `application/json` is read and, without a key, only under a name of this machine, so that a page in a browser cannot
